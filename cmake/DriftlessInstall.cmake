@@ -1,0 +1,23 @@
+# install(): libraries, headers, the command, and a package for find_package(driftless).
+include(CMakePackageConfigHelpers)
+
+get_property(driftless_rooms GLOBAL PROPERTY DRIFTLESS_ROOMS)
+foreach(room ${driftless_rooms})
+  install(TARGETS driftless_${room} EXPORT driftlessTargets
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(DIRECTORY ${CMAKE_SOURCE_DIR}/${room}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless FILES_MATCHING PATTERN "*.h")
+endforeach()
+if(TARGET driftless)
+  install(TARGETS driftless RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(EXPORT driftlessTargets NAMESPACE driftless::
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/driftlessConfig.cmake.in
+  ${CMAKE_BINARY_DIR}/driftlessConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/driftlessConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/driftlessConfig.cmake
+              ${CMAKE_BINARY_DIR}/driftlessConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)

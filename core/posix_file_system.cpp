@@ -1,0 +1,254 @@
+// posix_file_system(): FileSystem over system calls.
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <thread>
+
+#include "core/file_system.h"
+
+namespace driftless {
+namespace {
+
+// Linux moves at most this much in one call.
+constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+class PosixFile final : public File {
+ public:
+  PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
+      const ssize_t written = ::pwrite(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return errno_status(errno, concat("writing ", path_, " at ", offset));
+      if (written == 0) {
+        return error(StatusCode::kIo, "writing ", path_, " at ", offset, ": nothing was written");
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+      offset += static_cast<std::uint64_t>(written);
+    }
+    return {};
+  }
+
+  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
+      const ssize_t got = ::pread(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return errno_status(errno, concat("reading ", path_, " at ", offset));
+      if (got == 0) {
+        return error(StatusCode::kCorrupt, path_, ": ends at byte ", offset, ", ", bytes.size(),
+                     " more were expected");
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(got));
+      offset += static_cast<std::uint64_t>(got);
+    }
+    return {};
+  }
+
+  Status sync() override {
+    if (::fsync(fd_.get()) != 0) return errno_status(errno, concat("syncing ", path_));
+    return {};
+  }
+
+  const std::string& path() const override { return path_; }
+
+ private:
+  Descriptor fd_;
+  std::string path_;
+};
+
+class PosixLock final : public FileLock {
+ public:
+  explicit PosixLock(int fd) : fd_(fd) {}
+
+ private:
+  Descriptor fd_;  // closing it releases the lock
+};
+
+FileKind kind_of(mode_t mode) {
+  if (S_ISREG(mode)) return FileKind::kFile;
+  if (S_ISDIR(mode)) return FileKind::kDirectory;
+  if (S_ISLNK(mode)) return FileKind::kSymlink;
+  return FileKind::kOther;
+}
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  Result<std::unique_ptr<File>> create(const std::string& path) override {
+    return open_file(path, O_RDWR | O_CREAT | O_EXCL, "creating ");
+  }
+
+  Result<std::unique_ptr<File>> open(const std::string& path) override {
+    return open_file(path, O_RDWR, "opening ");
+  }
+
+  Result<FileInfo> info(const std::string& path) override {
+    struct stat status{};
+    if (::lstat(path.c_str(), &status) != 0) return errno_status(errno, path);
+    return FileInfo{kind_of(status.st_mode), static_cast<std::uint64_t>(status.st_size),
+                    static_cast<std::uint64_t>(status.st_nlink)};
+  }
+
+  Result<std::vector<std::string>> list(const std::string& directory) override {
+    DIR* handle = ::opendir(directory.c_str());
+    if (handle == nullptr) return errno_status(errno, directory);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(handle)) {  // NOLINT(concurrency-mt-unsafe): own handle
+      const std::string_view name(entry->d_name);
+      if (name != "." && name != "..") names.emplace_back(name);
+    }
+    const int failure = errno;
+    ::closedir(handle);
+    if (failure != 0) return errno_status(failure, concat("listing ", directory));
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  Status make_directory(const std::string& path) override {
+    if (::mkdir(path.c_str(), 0777) != 0) return errno_status(errno, concat("creating ", path));
+    return {};
+  }
+
+  Status rename_file(const std::string& from, const std::string& to) override {
+    if (std::rename(from.c_str(), to.c_str()) == 0) return {};
+    return errno_status(errno, concat("renaming ", from, " to ", to));
+  }
+
+  Status rename_directory(const std::string& from, const std::string& to) override {
+    // renameat2() has no wrapper in every C library; some network file systems lack the flag.
+    if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) ==
+        0) {
+      return {};
+    }
+    if (errno == EINVAL || errno == ENOSYS) {
+      if (exists(*this, to)) return errno_status(EEXIST, to);
+      return rename_file(from, to);
+    }
+    return errno_status(errno, concat("renaming ", from, " to ", to));
+  }
+
+  Status remove_file(const std::string& path) override {
+    if (::unlink(path.c_str()) != 0) return errno_status(errno, concat("removing ", path));
+    return {};
+  }
+
+  Status remove_directory(const std::string& path) override {
+    if (::rmdir(path.c_str()) != 0) return errno_status(errno, concat("removing ", path));
+    return {};
+  }
+
+  Status sync_directory(const std::string& path) override {
+    const Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd.valid()) return errno_status(errno, path);
+    if (::fsync(fd.get()) != 0 && errno != EINVAL) {  // some file systems cannot sync a directory
+      return errno_status(errno, concat("syncing ", path));
+    }
+    return {};
+  }
+
+  Result<MappedFile> map(const std::string& path) override {
+    const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.valid()) return errno_status(errno, path);
+    struct stat status{};
+    if (::fstat(fd.get(), &status) != 0) return errno_status(errno, path);
+    if (!S_ISREG(status.st_mode)) {
+      return error(StatusCode::kInvalidArgument, path, ": not a regular file");
+    }
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size == 0) return MappedFile(path, nullptr, 0);
+    void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+    if (data == MAP_FAILED) return errno_status(errno, concat("mapping ", path));
+    return MappedFile(path, static_cast<const std::byte*>(data), size);
+  }
+
+  Result<std::unique_ptr<FileLock>> lock(const std::string& path,
+                                         std::chrono::milliseconds wait) override {
+    constexpr std::chrono::milliseconds kPoll(20);
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return errno_status(errno, concat("opening the lock ", path));
+    auto lock = std::make_unique<PosixLock>(fd);
+    const auto deadline = std::chrono::steady_clock::now() + wait;
+    while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR) {
+        return errno_status(errno, concat("locking ", path));
+      }
+      if (std::chrono::steady_clock::now() >= deadline) {
+        return error(StatusCode::kBusy, path, ": another process holds the lock (waited ",
+                     wait.count(), " ms); try again when it has finished");
+      }
+      std::this_thread::sleep_for(kPoll);
+    }
+    return std::unique_ptr<FileLock>(std::move(lock));
+  }
+
+ private:
+  static Result<std::unique_ptr<File>> open_file(const std::string& path, int flags,
+                                                 std::string_view verb) {
+    const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return errno_status(errno, concat(verb, path));
+    return std::unique_ptr<File>(std::make_unique<PosixFile>(fd, path));
+  }
+};
+
+}  // namespace
+
+FileSystem& posix_file_system() {
+  static PosixFileSystem file_system;
+  return file_system;
+}
+
+MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t size)
+    : path_(std::move(path)), data_(data), size_(size) {}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::forget(std::uint64_t offset, std::uint64_t size) const {
+  constexpr std::uint64_t kPage = 65536;  // a multiple of every page size in use
+  const std::uint64_t begin = (offset + kPage - 1) / kPage * kPage;
+  const std::uint64_t end = std::min(offset + size, size_) / kPage * kPage;
+  if (data_ == nullptr || begin >= end) return;
+  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
+}  // namespace driftless

@@ -1,0 +1,90 @@
+// A bucket: the encoded deltas of several tensors of one dtype, as two streams, positions and
+// values, and a table that says whose they are. Frames (frame.h) and flush files (flush_file.h) are
+// two containers of the same bucket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/delta_view.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/encoding.h"
+
+namespace driftless {
+
+// Positions of a tensor in a bucket ascend strictly. kIndices: absolute positions, int32, or int64
+// where the tensor has more than 2^31 units. kDeltas: gaps p[k] - p[k-1] - 1 with p[-1] = -1,
+// uint16, or uint32 where one gap of the entry needs it, or uint64 likewise.
+struct BucketEntry {
+  std::uint32_t tensor = 0;                            // index in the layout
+  unsigned position_bytes = 4;                         // 2, 4 or 8
+  std::uint64_t position_begin = 0, position_end = 0;  // bytes of the positions stream
+  std::uint64_t value_begin = 0, value_end = 0;        // units of the values stream
+
+  [[nodiscard]] std::uint64_t count() const { return value_end - value_begin; }
+};
+
+struct BucketView {
+  Encoding coding = Encoding::kIndices;  // kIndices or kDeltas
+  DType dtype = DType::kU8;
+  std::span<const BucketEntry> entries;
+  std::span<const std::byte> positions;
+  std::span<const std::byte> values;
+};
+
+// Collects deltas until the owner thinks the bucket large enough. Memory is kept between buckets.
+class BucketBuilder {
+ public:
+  // `encoding` is kIndices, kDeltas or kDeltasZstd (which codes like kDeltas).
+  BucketBuilder(const WeightLayout& layout, Encoding encoding);
+
+  [[nodiscard]] bool empty() const { return entries_.empty(); }
+  [[nodiscard]] std::uint64_t size_bytes() const { return positions_.size() + values_.size(); }
+  // Whether this delta may join: the bucket is empty or holds the same dtype.
+  [[nodiscard]] bool accepts(const DeltaView& delta) const;
+  // Appends; where the last entry is of the same tensor, extends it (positions must ascend).
+  [[nodiscard]] Status add(const DeltaView& delta);
+  [[nodiscard]] BucketView view() const;
+  void clear();
+
+ private:
+  void append_indices(const DeltaView& delta, BucketEntry& entry);
+  void append_gaps(const DeltaView& delta, BucketEntry& entry);
+  void widen(BucketEntry& entry, unsigned position_bytes);
+
+  const WeightLayout* layout_;
+  Encoding coding_;
+  DType dtype_ = DType::kU8;
+  std::vector<BucketEntry> entries_;
+  std::vector<std::byte> positions_;
+  std::vector<std::byte> values_;
+  std::uint64_t next_position_ = 0;  // one past the last position of the last entry
+};
+
+// Checks a bucket that came from outside against the layout: tensors exist and have the bucket's
+// dtype, no tensor is there twice, ranges are contiguous, in order, without overlap and within the
+// streams, widths are allowed, counts agree. Positions themselves are checked by EntryCursor.
+[[nodiscard]] Status check_bucket(const WeightLayout& layout, const BucketView& bucket);
+
+// Decodes one entry of a checked bucket, piece by piece. Refuses (kCorrupt) positions that do not
+// ascend or lie past the tensor's end. The bucket and the layout must outlive it.
+class EntryCursor {
+ public:
+  EntryCursor(const WeightLayout& layout, const BucketView& bucket, const BucketEntry& entry);
+
+  // The next piece, of up to 16384 positions; empty at the end. Valid until the next call.
+  [[nodiscard]] Result<DeltaView> next();
+
+ private:
+  const WeightLayout* layout_;
+  BucketView bucket_;
+  BucketEntry entry_;
+  std::uint64_t done_ = 0;           // positions decoded
+  std::uint64_t next_position_ = 0;  // the least that may come next
+  std::vector<std::uint32_t> offsets_;
+};
+
+}  // namespace driftless

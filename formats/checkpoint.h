@@ -1,0 +1,52 @@
+// A Hugging Face checkpoint: a directory of safetensors files, read through mappings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/file_system.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/safetensors.h"
+
+namespace driftless {
+
+// Where a tensor's bytes are.
+struct TensorLocation {
+  std::uint32_t file = 0;         // index into Checkpoint::files()
+  std::uint64_t file_offset = 0;  // of its first byte
+};
+
+// `path` is a directory with model.safetensors.index.json and the files that it names, a directory
+// with one *.safetensors file, or such a file itself. The index and the files must agree on every
+// tensor. File names must be plain, and no file may be a symbolic link that leads out of the
+// directory. Immutable; safe to share between threads.
+class Checkpoint {
+ public:
+  [[nodiscard]] static Result<Checkpoint> open(FileSystem& fs, const std::string& path);
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const WeightLayout& layout() const { return layout_; }
+  [[nodiscard]] const std::vector<SafetensorsFile>& files() const { return files_; }
+  [[nodiscard]] const TensorLocation& location(std::size_t tensor) const {
+    return locations_[tensor];
+  }
+  [[nodiscard]] TensorView tensor(std::size_t index) const {
+    const TensorLocation& at = locations_[index];
+    return {&layout_[index], files_[at.file].file().bytes().data() + at.file_offset};
+  }
+  // MappedFile::forget() for a range of a tensor.
+  void forget(std::size_t tensor, std::uint64_t byte_offset, std::uint64_t size_bytes) const;
+
+ private:
+  std::string path_;
+  WeightLayout layout_;
+  std::vector<SafetensorsFile> files_;
+  std::vector<TensorLocation> locations_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,39 @@
+// Checksums of a tensor's bytes as other tools write them: xxh3-128, blake3, adler32.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace driftless {
+
+enum class ChecksumKind : unsigned char { kXxh3_128, kBlake3, kAdler32 };
+
+[[nodiscard]] std::string_view to_string(ChecksumKind kind);  // "xxh3-128", "blake3", "adler32"
+[[nodiscard]] Result<ChecksumKind> parse_checksum_kind(std::string_view name);
+
+// One running checksum, fed in pieces. Used by one thread at a time.
+class Checksum {
+ public:
+  explicit Checksum(ChecksumKind kind);
+  ~Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+
+  void update(std::span<const std::byte> bytes);
+  // Lowercase hexadecimal of all bytes so far: 32, 64 or 8 digits.
+  [[nodiscard]] std::string hex() const;
+
+  class Algorithm;  // the seam: one implementation per kind, in checksum.cpp
+
+ private:
+  std::unique_ptr<Algorithm> algorithm_;
+};
+
+[[nodiscard]] std::string checksum_hex(ChecksumKind kind, std::span<const std::byte> bytes);
+
+}  // namespace driftless

@@ -1,0 +1,77 @@
+// The native frame: one bucket as it travels over a road, or lies in a journal. docs/frame.md gives
+// the bytes; tests/golden holds examples. All little-endian:
+//
+//   header (128 bytes, fixed) | body: entry table, positions stream, values stream | xxh3-128 of
+//   all before
+//
+// With `deltas_zstd` the body is one zstd frame. Everything in the header is checked before
+// anything is allocated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "core/version.h"
+#include "formats/bucket.h"
+#include "formats/encoding.h"
+
+namespace driftless {
+
+inline constexpr std::size_t kFrameHeaderBytes = 128;
+inline constexpr std::size_t kFrameTrailerBytes = 16;
+
+// Which version a frame belongs to.
+struct FrameContext {
+  VersionId id;
+  std::uint64_t base_version = 0;
+  Hash128 layout;  // signature
+  Encoding encoding = Encoding::kIndices;
+  std::uint32_t rank = 0;   // of the publisher
+  std::uint32_t index = 0;  // of the frame among the rank's frames of the version
+
+  friend bool operator==(const FrameContext&, const FrameContext&) = default;
+};
+
+// Appends the frame to `out`. The bucket's coding must be the encoding's.
+[[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
+                                  std::vector<std::byte>& out);
+
+// What the first kFrameHeaderBytes say; kCorrupt where they are damaged (the header has a hash of
+// its own), kUnsupported for a newer version of the format.
+struct FrameInfo {
+  FrameContext context;
+  DType dtype = DType::kU8;
+  std::uint64_t frame_bytes = 0;  // all of it
+  std::uint64_t body_bytes = 0;   // after decompression
+  std::uint32_t entries = 0;
+};
+[[nodiscard]] Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
+
+// A decoded frame. Views point into the frame's bytes, or into memory of its own where the body was
+// compressed; the frame must outlive it.
+class Frame {
+ public:
+  // Checks hash, header, table (check_bucket) and the layout's signature. `max_body_bytes` bounds
+  // what is allocated for a compressed body.
+  [[nodiscard]] static Result<Frame> decode(std::span<const std::byte> frame,
+                                            const WeightLayout& layout,
+                                            std::uint64_t max_body_bytes);
+
+  [[nodiscard]] const FrameInfo& info() const { return info_; }
+  [[nodiscard]] BucketView bucket() const;
+
+ private:
+  FrameInfo info_;
+  std::vector<std::byte> inflated_;
+  std::vector<BucketEntry> entries_;
+  Encoding coding_ = Encoding::kIndices;
+  std::span<const std::byte> positions_;
+  std::span<const std::byte> values_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,93 @@
+// safetensors: u64 header length | JSON header | data. Reader over a mapping, streaming writer.
+//
+// Both hold the format's rules: a header of at most 100 MB that is a UTF-8 JSON object without
+// duplicate keys; offsets contiguous from 0 to the end of the file, without holes or overlaps;
+// sizes that agree with dtype and shape; string metadata.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/file_system.h"
+#include "core/layout.h"
+#include "core/status.h"
+
+namespace driftless {
+
+inline constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+
+struct SafetensorsEntry {
+  TensorSpec spec;
+  std::uint64_t file_offset = 0;  // of the tensor's first byte
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> tensors;  // ascending by file_offset
+  std::map<std::string, std::string> metadata;
+  std::uint64_t data_offset = 0;
+};
+
+// `file` is the whole file, or at least its header; `file_bytes` its true size. `what` names it.
+[[nodiscard]] Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> file,
+                                                                 std::uint64_t file_bytes,
+                                                                 std::string_view what);
+
+class SafetensorsFile {
+ public:
+  [[nodiscard]] static Result<SafetensorsFile> open(FileSystem& fs, const std::string& path);
+
+  [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
+  [[nodiscard]] const MappedFile& file() const { return file_; }
+  [[nodiscard]] std::span<const std::byte> bytes(const SafetensorsEntry& entry) const {
+    return file_.bytes().subspan(entry.file_offset, entry.spec.size_bytes);
+  }
+  // Null where there is no such tensor.
+  [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const;
+
+ private:
+  MappedFile file_;
+  SafetensorsHeader header_;
+  std::map<std::string, std::size_t, std::less<>> index_;
+};
+
+// Writes a new file front to back. Data goes out as it comes; the header, whose place is reserved
+// at the beginning, is written by finish(). The file is complete and synced once finish() returned
+// ok; before that it has no valid header. One thread at a time.
+class SafetensorsWriter {
+ public:
+  // `header_bytes` is the room reserved for the header; finish() fails with kInternal where it is
+  // too small (header_bytes_for() gives a bound), and fills what is left over with spaces.
+  [[nodiscard]] static Result<SafetensorsWriter> create(FileSystem& fs, const std::string& path,
+                                                        std::uint64_t header_bytes);
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
+  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
+  ~SafetensorsWriter();
+
+  // The tensor's bytes follow through append(); end_tensor() takes the shape, which must agree with
+  // them. Names must differ.
+  [[nodiscard]] Status begin_tensor(std::string name, DType dtype);
+  [[nodiscard]] Status append(std::span<const std::byte> bytes);
+  [[nodiscard]] Status end_tensor(std::vector<std::uint64_t> shape);
+  [[nodiscard]] Status add_metadata(std::string key, std::string value);
+  // Writes the header and syncs. Returns the size of the file.
+  [[nodiscard]] Result<std::uint64_t> finish();
+
+  // An upper bound for the header of tensors with these names (offsets and extents below 2^63, at
+  // most `dimensions` extents each), with this metadata.
+  [[nodiscard]] static std::uint64_t header_bytes_for(
+      std::span<const std::string> names, std::size_t dimensions,
+      const std::map<std::string, std::string>& metadata);
+
+ private:
+  struct State;
+  explicit SafetensorsWriter(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace driftless

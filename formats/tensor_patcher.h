@@ -1,0 +1,79 @@
+// TensorPatcher: turns the old bytes of one tensor into the new ones, chunk by chunk, whatever the
+// encoding of its delta. And the hf_delta payloads: what makes them, and what reads them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/delta_view.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/bucket.h"
+#include "formats/zstd_stream.h"
+
+namespace driftless {
+
+// Call patch() with ascending, adjoining chunks that together are the whole tensor, then finish().
+// Nothing is known to be right before finish() returned ok. Memory does not depend on the tensor's
+// size. One thread at a time.
+class TensorPatcher {
+ public:
+  virtual ~TensorPatcher() = default;
+  // `chunk` holds the old bytes that start at `byte_offset`, and gets the new ones. Its length is a
+  // multiple of 8, except for the last chunk.
+  [[nodiscard]] virtual Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) = 0;
+  // Ok only where the delta was used up exactly.
+  [[nodiscard]] virtual Status finish() = 0;
+};
+
+// `payload`: one zstd frame of new ^ old, exactly the tensor's size. It must outlive the patcher.
+[[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_xor_patcher(
+    const TensorSpec& tensor, std::span<const std::byte> payload);
+
+// `payload`: one zstd frame of u32 count, u32 byte positions[count] ascending, u8 values[count].
+[[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_overwrite_patcher(
+    const TensorSpec& tensor, std::span<const std::byte> payload);
+
+// The new bytes themselves.
+[[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_full_patcher(
+    const TensorSpec& tensor, std::span<const std::byte> new_bytes);
+
+// Pieces of one tensor in several buckets, in ascending order of their positions.
+struct BucketPiece {
+  BucketView bucket;
+  BucketEntry entry;
+};
+[[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(
+    const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces);
+
+// Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame.
+[[nodiscard]] Status encode_xor(std::span<const std::byte> old_bytes,
+                                std::span<const std::byte> new_bytes, unsigned workers,
+                                const ByteSink& sink);
+
+// Writes the `overwrite` payload in three passes, so that memory stays bounded: the number of
+// changed bytes is known from the start, then positions, then values are fed.
+class OverwriteEncoder {
+ public:
+  // kUnsupported, naming the tensor, where it is larger than 4 GiB.
+  [[nodiscard]] static Result<OverwriteEncoder> create(const TensorSpec& tensor,
+                                                       std::uint64_t changed_bytes,
+                                                       unsigned workers, ByteSink sink);
+  // Deltas of unit_bytes 1, ascending: all of them once through add_positions(), then all of them
+  // again through add_values().
+  [[nodiscard]] Status add_positions(const DeltaView& delta);
+  [[nodiscard]] Status add_values(const DeltaView& delta);
+  [[nodiscard]] Status finish();
+
+ private:
+  explicit OverwriteEncoder(ZstdWriter writer, std::uint64_t count)
+      : writer_(std::move(writer)), count_(count) {}
+  ZstdWriter writer_;
+  std::uint64_t count_;
+  std::uint64_t positions_ = 0, values_ = 0;  // fed so far
+};
+
+}  // namespace driftless

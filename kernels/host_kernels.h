@@ -1,0 +1,56 @@
+// The operations on elements in host memory, and the list of their implementations.
+//
+// Every implementation gives the same results, bit for bit; reference/ is the specification. Units
+// (core/dtype.h) are 1, 2, 4 or 8 bytes wide and are compared, moved and summed as integers: -0
+// differs from +0, NaN payloads count. No pointer needs any alignment. Nothing here allocates,
+// fails or starts a thread; calls on disjoint outputs may run at the same time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "core/digest.h"
+
+namespace driftless {
+
+// diff() may write up to this many units past its last result, so outputs need that much room.
+inline constexpr std::uint32_t kDiffSlackUnits = 64;
+// The most units that one call of diff() compares.
+inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
+
+struct HostKernels {
+  std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2", ...
+
+  // Writes the ascending offsets of the units that differ and the new bits at them; returns how
+  // many. `count` <= kMaxDiffUnits; both outputs have room for count + kDiffSlackUnits.
+  std::uint32_t (*diff)(const void* old_units, const void* new_units, std::uint32_t count,
+                        unsigned unit_bytes, std::uint32_t* offsets, void* values);
+  // values[k] = units[offsets[k]]
+  void (*gather)(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
+                 std::uint64_t count, void* values);
+  // units[offsets[k]] = values[k]; offsets ascend strictly.
+  void (*scatter)(void* units, unsigned unit_bytes, const std::uint32_t* offsets,
+                  std::uint64_t count, const void* values);
+  // target[i] = source[i] wherever source[i] != sentinel; returns how many were written (the same
+  // bits count as written). Only the low 8 * unit_bytes bits of `sentinel` are looked at.
+  std::uint64_t (*masked_overwrite)(void* target, const void* source, std::uint64_t count,
+                                    unsigned unit_bytes, std::uint64_t sentinel);
+  // The part of the tensor's digest that `bytes`, lying at `byte_offset` of the tensor,
+  // contributes. Any offset, any length.
+  Digest (*digest)(const DigestTensorKey& tensor, std::uint64_t byte_offset,
+                   std::span<const std::byte> bytes);
+  // digest(after) - digest(before) where units origin + offsets[k] go from old_values to
+  // new_values.
+  Digest (*digest_change)(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                          const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                          const void* new_values);
+};
+
+// All that this processor can run: reference first, the fastest last.
+[[nodiscard]] std::span<const HostKernels> all_host_kernels();
+// The fastest.
+[[nodiscard]] const HostKernels& host_kernels();
+
+}  // namespace driftless

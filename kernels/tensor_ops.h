@@ -1,0 +1,56 @@
+// The host kernels over whole tensors: cut into pieces that fit a core's cache, spread over
+// threads, with results in order. Any number of units, more than 2^32 included.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "core/delta_view.h"
+#include "core/digest.h"
+#include "core/status.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+
+struct TensorPair {
+  std::uint32_t tensor = 0;  // copied into the views
+  unsigned unit_bytes = 1;
+  std::uint64_t units = 0;
+  const std::byte* old_data = nullptr;
+  const std::byte* new_data = nullptr;
+};
+
+// One compared piece: units [origin, origin + units) of `pair`, and what changed there
+// (delta.origin is the piece's origin; delta may be empty).
+struct DiffPiece {
+  const TensorPair* pair = nullptr;
+  std::uint64_t origin = 0;
+  std::uint64_t units = 0;
+  DeltaView delta;
+};
+
+struct DiffOptions {
+  unsigned threads = 1;
+  std::uint64_t piece_bytes = std::uint64_t{1} << 20;  // of one side; bounds the memory per thread
+};
+
+// Compares every pair. `in_parallel` (may be empty) sees every piece on the thread that compared
+// it, while its bytes are still in the cache, in no particular order. `in_order` sees every piece
+// that changed, one at a time, ascending by position in `pairs` and by origin. Views die with the
+// call that they are passed to. Memory: (threads + 2) * (4 + unit_bytes) * piece units, and slack.
+[[nodiscard]] Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
+                                  const DiffOptions& options,
+                                  const std::function<Status(const DiffPiece&)>& in_parallel,
+                                  const std::function<Status(const DiffPiece&)>& in_order);
+
+// Writes `delta` into the tensor that starts at `tensor_data` (delta.origin is added).
+void scatter_delta(const HostKernels& kernels, std::byte* tensor_data, const DeltaView& delta,
+                   unsigned threads);
+
+// The tensor's digest, all of it.
+[[nodiscard]] Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
+                                   std::span<const std::byte> bytes, unsigned threads);
+
+}  // namespace driftless
