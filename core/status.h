@@ -118,15 +118,17 @@ template <typename... Parts>
 #define DRIFTLESS_CONCAT_INNER(a, b) a##b
 #define DRIFTLESS_CONCAT(a, b) DRIFTLESS_CONCAT_INNER(a, b)
 
-#define DRIFTLESS_RETURN_IF_ERROR(expr)                                          \
-  do {                                                                           \
-    if (::driftless::Status driftless_status = (expr); !driftless_status.ok()) { \
-      return driftless_status;                                                   \
-    }                                                                            \
+// __COUNTER__ and not __LINE__: one may stand in a lambda that is an argument of the other.
+#define DRIFTLESS_RETURN_IF_ERROR(expr) \
+  DRIFTLESS_RETURN_IF_ERROR_IMPL(DRIFTLESS_CONCAT(driftless_status_, __COUNTER__), expr)
+
+#define DRIFTLESS_RETURN_IF_ERROR_IMPL(status, expr)                      \
+  do {                                                                    \
+    if (::driftless::Status status = (expr); !status.ok()) return status; \
   } while (false)
 
 #define DRIFTLESS_ASSIGN_OR_RETURN(lhs, expr) \
-  DRIFTLESS_ASSIGN_OR_RETURN_IMPL(DRIFTLESS_CONCAT(driftless_result_, __LINE__), lhs, expr)
+  DRIFTLESS_ASSIGN_OR_RETURN_IMPL(DRIFTLESS_CONCAT(driftless_result_, __COUNTER__), lhs, expr)
 
 #define DRIFTLESS_ASSIGN_OR_RETURN_IMPL(result, lhs, expr) \
   auto result = (expr);                                    \

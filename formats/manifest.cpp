@@ -1,0 +1,199 @@
+#include "formats/manifest.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/file_system.h"
+#include "core/layout.h"
+#include "formats/strict_json.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kFormatName = "driftless-manifest";
+
+Result<Hash128> hash_member(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
+  Result<Hash128> hash = hash128_from_hex(text);
+  if (!hash.ok()) return hash.status().with_context(concat(what, ": '", key, "'"));
+  return hash;
+}
+
+Result<Digest> digest_member(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
+  Result<Digest> digest = digest_from_hex(text);
+  if (!digest.ok()) return digest.status().with_context(concat(what, ": '", key, "'"));
+  return digest;
+}
+
+Result<const Json*> array_member(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* array, json_member(object, key, what));
+  if (!array->is_array()) {
+    return error(StatusCode::kCorrupt, what, ": '", key, "' is not a list");
+  }
+  return array;
+}
+
+Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, array_member(json, "files", what));
+  for (const Json& item : *files) {
+    ManifestFile file;
+    DRIFTLESS_ASSIGN_OR_RETURN(file.name, json_string(item, "name", what));
+    if (Status status = check_file_name(file.name); !status.ok()) return status.with_context(what);
+    DRIFTLESS_ASSIGN_OR_RETURN(file.size_bytes, json_u64(item, "size_bytes", what));
+    DRIFTLESS_ASSIGN_OR_RETURN(file.hash, hash_member(item, "xxh3_128", what));
+    if (!manifest.files.empty() && manifest.files.back().name >= file.name) {
+      return error(StatusCode::kCorrupt, what, ": the files are not sorted, or '", file.name,
+                   "' is there twice");
+    }
+    manifest.files.push_back(std::move(file));
+  }
+  return {};
+}
+
+Status read_tensors(const Json& json, std::string_view what, Manifest& manifest) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, array_member(json, "tensors", what));
+  for (const Json& item : *tensors) {
+    ManifestTensor tensor;
+    DRIFTLESS_ASSIGN_OR_RETURN(tensor.name, json_string(item, "name", what));
+    if (Status status = check_tensor_name(tensor.name); !status.ok()) {
+      return status.with_context(what);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(tensor.checksum, json_string(item, "checksum", what));
+    if (!manifest.tensors.empty() && manifest.tensors.back().name >= tensor.name) {
+      return error(StatusCode::kCorrupt, what, ": the tensors are not sorted, or '", tensor.name,
+                   "' is there twice");
+    }
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  return {};
+}
+
+Status read_identity(const Json& json, std::string_view what, Manifest& manifest) {
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, hash_member(json, "run", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.version, json_u64(json, "version", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_version, json_u64(json, "base_version", what));
+  if (manifest.id.run.is_zero() || manifest.base_version >= manifest.id.version) {
+    return error(StatusCode::kCorrupt, what, ": run ", to_hex(manifest.id.run), ", version ",
+                 manifest.id.version, ", base ", manifest.base_version,
+                 ": the run must not be zero and the base must be below the version");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.layout, hash_member(json, "weight_layout", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_digest, digest_member(json, "base_digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.digest, digest_member(json, "digest", what));
+  return {};
+}
+
+Status read_kinds(const Json& json, std::string_view what, Manifest& manifest) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string layout, json_string(json, "layout", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string encoding, json_string(json, "encoding", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string checksum, json_string(json, "checksum", what));
+  const Result<DirectoryLayout> parsed_layout = parse_directory_layout(layout);
+  const Result<Encoding> parsed_encoding = parse_encoding(encoding);
+  const Result<ChecksumKind> parsed_checksum = parse_checksum_kind(checksum);
+  for (const Status& status :
+       {parsed_layout.status(), parsed_encoding.status(), parsed_checksum.status()}) {
+    if (!status.ok()) return error(StatusCode::kUnsupported, what, ": ", status.message());
+  }
+  manifest.directory_layout = *parsed_layout;
+  manifest.encoding = *parsed_encoding;
+  manifest.checksum = *parsed_checksum;
+  return {};
+}
+
+Status read_counts(const Json& json, std::string_view what, Manifest& manifest) {
+  const std::pair<std::string_view, std::uint64_t*> counts[] = {
+      {"changed_tensors", &manifest.changed_tensors}, {"changed_units", &manifest.changed_units},
+      {"total_units", &manifest.total_units},         {"full_bytes", &manifest.full_bytes},
+      {"payload_bytes", &manifest.payload_bytes},
+  };
+  for (const auto& [key, count] : counts) {
+    DRIFTLESS_ASSIGN_OR_RETURN(*count, json_u64(json, key, what));
+  }
+  if (manifest.changed_units > manifest.total_units) {
+    return error(StatusCode::kCorrupt, what, ": ", manifest.changed_units, " changed of ",
+                 manifest.total_units, " units");
+  }
+  return {};
+}
+
+void read_informative(const Json& json, Manifest& manifest) {
+  if (const auto created = json.find("created"); created != json.end() && created->is_string()) {
+    manifest.created = created->get<std::string>();
+  }
+  const auto timings = json.find("timings_ms");
+  if (timings == json.end() || !timings->is_object()) return;
+  for (const auto& [key, value] : timings->items()) {
+    if (value.is_number()) manifest.timings_ms[key] = value.get<double>();
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(DirectoryLayout layout) {
+  return layout == DirectoryLayout::kHfDelta ? "hf_delta" : "flush";
+}
+
+Result<DirectoryLayout> parse_directory_layout(std::string_view name) {
+  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush}) {
+    if (to_string(layout) == name) return layout;
+  }
+  return error(StatusCode::kInvalidArgument, "unknown layout '", name,
+               "'; known are hf_delta and flush");
+}
+
+std::string manifest_to_json(const Manifest& manifest) {
+  nlohmann::ordered_json json;
+  json["format"] = kFormatName;
+  json["format_version"] = kManifestFormat;
+  json["run"] = to_hex(manifest.id.run);
+  json["version"] = manifest.id.version;
+  json["base_version"] = manifest.base_version;
+  json["layout"] = to_string(manifest.directory_layout);
+  json["encoding"] = info(manifest.encoding).name;
+  json["checksum"] = to_string(manifest.checksum);
+  json["weight_layout"] = to_hex(manifest.layout);
+  json["base_digest"] = to_hex(manifest.base_digest);
+  json["digest"] = to_hex(manifest.digest);
+  json["changed_tensors"] = manifest.changed_tensors;
+  json["changed_units"] = manifest.changed_units;
+  json["total_units"] = manifest.total_units;
+  json["full_bytes"] = manifest.full_bytes;
+  json["payload_bytes"] = manifest.payload_bytes;
+  json["files"] = nlohmann::ordered_json::array();
+  for (const ManifestFile& file : manifest.files) {
+    json["files"].push_back(
+        {{"name", file.name}, {"size_bytes", file.size_bytes}, {"xxh3_128", to_hex(file.hash)}});
+  }
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    json["tensors"].push_back({{"name", tensor.name}, {"checksum", tensor.checksum}});
+  }
+  json["timings_ms"] = manifest.timings_ms;
+  json["created"] = manifest.created;
+  return json.dump() + "\n";
+}
+
+Result<Manifest> parse_manifest(std::string_view text, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
+  if (format != kFormatName) {
+    return error(StatusCode::kCorrupt, what, ": 'format' is '", format, "', expected '",
+                 kFormatName, "'");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, json_u64(json, "format_version", what));
+  if (number != kManifestFormat) {
+    return error(StatusCode::kUnsupported, what, ": format version ", number, ", this build reads ",
+                 kManifestFormat, "; use a newer driftless");
+  }
+  Manifest manifest;
+  DRIFTLESS_RETURN_IF_ERROR(read_identity(json, what, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(read_kinds(json, what, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(read_counts(json, what, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(read_files(json, what, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(read_tensors(json, what, manifest));
+  read_informative(json, manifest);
+  return manifest;
+}
+
+}  // namespace driftless

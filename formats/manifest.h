@@ -1,0 +1,70 @@
+// The manifest of a version: what it is, what it takes, and what must hold after it. Written as
+// manifest.json beside the payload; the DONE marker beside it holds its xxh3-128.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/hash128.h"
+#include "core/status.h"
+#include "core/version.h"
+#include "formats/checksum.h"
+#include "formats/encoding.h"
+
+namespace driftless {
+
+inline constexpr std::uint64_t kManifestFormat = 1;
+inline constexpr std::uint64_t kMaxManifestBytes = 256ULL << 20;
+
+enum class DirectoryLayout : unsigned char { kHfDelta, kFlush };
+[[nodiscard]] std::string_view to_string(DirectoryLayout layout);  // "hf_delta", "flush"
+[[nodiscard]] Result<DirectoryLayout> parse_directory_layout(std::string_view name);
+
+struct ManifestFile {
+  std::string name;
+  std::uint64_t size_bytes = 0;
+  Hash128 hash;  // xxh3-128 of the file
+
+  friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
+};
+
+// A changed tensor and the checksum of all of its new bytes (in hf_delta the shards have these).
+struct ManifestTensor {
+  std::string name;
+  std::string checksum;
+
+  friend bool operator==(const ManifestTensor&, const ManifestTensor&) = default;
+};
+
+struct Manifest {
+  VersionId id;
+  std::uint64_t base_version = 0;
+  DirectoryLayout directory_layout = DirectoryLayout::kHfDelta;
+  Encoding encoding = Encoding::kXor;
+  ChecksumKind checksum = ChecksumKind::kXxh3_128;
+  Hash128 layout;      // signature of the weight layout
+  Digest base_digest;  // of all weights before
+  Digest digest;       // and after
+  std::uint64_t changed_tensors = 0;
+  std::uint64_t changed_units = 0;
+  std::uint64_t total_units = 0;
+  std::uint64_t full_bytes = 0;         // of all weights
+  std::uint64_t payload_bytes = 0;      // of the encoded delta, without container
+  std::vector<ManifestFile> files;      // every file but manifest.json and DONE, sorted by name
+  std::vector<ManifestTensor> tensors;  // sorted by name
+  std::map<std::string, double> timings_ms;  // informative
+  std::string created;                       // informative: UTC, ISO 8601
+
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+[[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
+// Checks every field; keys that it does not know are passed over. kUnsupported for a newer format.
+[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, std::string_view what);
+
+}  // namespace driftless

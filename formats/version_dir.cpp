@@ -1,0 +1,208 @@
+#include "formats/version_dir.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "core/parallel.h"
+#include "formats/flush_file.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kMaxIndexBytes = 256ULL << 20;
+constexpr std::uint64_t kMaxDoneBytes = 4096;
+
+bool is_safetensors(std::string_view name) { return name.ends_with(".safetensors"); }
+
+Status incomplete(const std::string& path, std::string_view missing) {
+  return error(StatusCode::kIncomplete, path, ": ", missing,
+               " is not there (yet); wait until the version is whole, then try again");
+}
+
+// The manifest, once DONE says that it is the one that was published.
+Result<Manifest> read_manifest(FileSystem& fs, const std::string& path, std::uint64_t version) {
+  if (!exists(fs, join_path(path, kDoneName))) return incomplete(path, kDoneName);
+  const std::string manifest_path = join_path(path, kManifestName);
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kManifestName)));
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kDoneName)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
+                             read_text(fs, manifest_path, kMaxManifestBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string done,
+                             read_text(fs, join_path(path, kDoneName), kMaxDoneBytes));
+  const std::string found = to_hex(xxh3_128(text));
+  if (done != found + "\n") {
+    return error(StatusCode::kCorrupt, manifest_path, ": its xxh3-128 is ", found,
+                 ", but DONE says otherwise; fetch the version again");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, manifest_path));
+  if (manifest.id.version != version) {
+    return error(StatusCode::kCorrupt, manifest_path, ": says version ", manifest.id.version,
+                 ", but lies in the directory of version ", version);
+  }
+  return manifest;
+}
+
+// Sizes and names against the manifest. Files that are no payload do not matter.
+Status check_files(FileSystem& fs, const VersionDirectory& version) {
+  std::set<std::string_view> expected;
+  for (const ManifestFile& file : version.manifest->files) {
+    expected.insert(file.name);
+    const std::string path = join_path(version.path, file.name);
+    if (!exists(fs, path)) return incomplete(version.path, file.name);
+    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, file.name));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile mapped, fs.map(path));
+    if (mapped.bytes().size() != file.size_bytes) {
+      return error(StatusCode::kCorrupt, path, ": has ", mapped.bytes().size(),
+                   " bytes, the manifest says ", file.size_bytes, "; fetch the version again");
+    }
+  }
+  for (const std::string& name : version.payload_files) {
+    if (!expected.contains(name)) {
+      return error(StatusCode::kCorrupt, join_path(version.path, name),
+                   ": not one of the files that the manifest names");
+    }
+  }
+  return {};
+}
+
+// "model-00000-of-00003.safetensors": all T files must be there.
+Status check_shard_count(const VersionDirectory& version) {
+  for (const std::string& name : version.payload_files) {
+    const std::size_t of = name.rfind("-of-");
+    unsigned total = 0;
+    if (of == std::string::npos || !name.starts_with("model-")) continue;
+    const char* const begin = name.data() + of + 4;
+    const auto parsed = std::from_chars(begin, name.data() + name.size(), total);
+    if (parsed.ec == std::errc() && std::string_view(parsed.ptr) == ".safetensors" &&
+        total != version.payload_files.size()) {
+      return error(StatusCode::kIncomplete, version.path, ": ", name, " is one of ", total,
+                   " files, but ", version.payload_files.size(),
+                   " are there; wait until the version is whole, then try again");
+    }
+  }
+  return {};
+}
+
+Status open_hf_delta(FileSystem& fs, VersionDirectory& version) {
+  const std::string index_path = join_path(version.path, kIndexName);
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, std::string(kIndexName)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, index_path, kMaxIndexBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(HfDeltaIndex index, parse_index(text, version.version, index_path));
+  if (index.ours && !version.manifest) return incomplete(version.path, kManifestName);
+  version.directory_layout = DirectoryLayout::kHfDelta;
+  version.encoding = index.encoding.value_or(Encoding::kFull);
+  version.checksum = index.checksum;
+  version.base_version = index.base_version;
+  version.weight_map = std::move(index.weight_map);
+  for (const auto& [tensor, file] : version.weight_map) {
+    if (!std::binary_search(version.payload_files.begin(), version.payload_files.end(), file)) {
+      return incomplete(version.path, concat(file, " (which holds tensor '", tensor, "')"));
+    }
+  }
+  return check_shard_count(version);
+}
+
+// Flush files have no index: every rank's must be numbered from 0 without a gap.
+Status check_flush_numbers(const VersionDirectory& version) {
+  std::uint32_t rank = 0;
+  std::uint32_t flush = 0;
+  for (const std::string& name : version.payload_files) {
+    unsigned found_rank = 0;
+    unsigned found_flush = 0;
+    if (std::sscanf(name.c_str(), "rank%u_flush%u.safetensors", &found_rank, &found_flush) != 2 ||
+        flush_file_name(found_rank, found_flush) != name) {
+      return error(StatusCode::kCorrupt, join_path(version.path, name),
+                   ": not a name of a flush file");
+    }
+    flush = found_rank == rank ? flush : 0;
+    rank = found_rank;
+    if (found_flush != flush) return incomplete(version.path, flush_file_name(rank, flush));
+    ++flush;
+  }
+  return {};
+}
+
+Status open_flush(VersionDirectory& version) {
+  version.directory_layout = DirectoryLayout::kFlush;
+  if (!version.manifest) {
+    if (version.payload_files.empty()) return incomplete(version.path, "any payload file");
+    // The files do not say what they build on: by their generation's rule, on the version before.
+    version.base_version = version.version - 1;
+    version.encoding = Encoding::kIndices;  // each file names its own
+  }
+  return check_flush_numbers(version);
+}
+
+// The manifest binds; what the index says must agree with it.
+Status adopt_manifest(VersionDirectory& version) {
+  const Manifest& manifest = *version.manifest;
+  if (version.directory_layout == DirectoryLayout::kHfDelta &&
+      (version.encoding != manifest.encoding || version.checksum != manifest.checksum ||
+       version.base_version != manifest.base_version)) {
+    return error(StatusCode::kCorrupt, version.path,
+                 ": the index and the manifest contradict each other");
+  }
+  version.base_version = manifest.base_version;
+  version.encoding = manifest.encoding;
+  version.checksum = manifest.checksum;
+  return {};
+}
+
+}  // namespace
+
+Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directory,
+                                      std::uint64_t number) {
+  VersionDirectory version;
+  version.path = join_path(directory, version_directory_name(number));
+  version.version = number;
+  if (number == 0) {
+    return error(StatusCode::kInvalidArgument, version.path,
+                 ": version 0 is the base checkpoint and is never published");
+  }
+  if (!exists(fs, version.path)) {
+    return error(StatusCode::kNotFound, version.path, ": there is no version ", number);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, directory, version_directory_name(number)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(version.path));
+  const auto has = [&names](std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (const std::string& name : names) {
+    if (!is_safetensors(name)) continue;
+    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, name));
+    version.payload_files.push_back(name);
+  }
+  if (has(kManifestName) || has(kDoneName)) {
+    if (!has(kManifestName)) return incomplete(version.path, kManifestName);
+    DRIFTLESS_ASSIGN_OR_RETURN(version.manifest, read_manifest(fs, version.path, number));
+    DRIFTLESS_RETURN_IF_ERROR(check_files(fs, version));
+  }
+  const bool flush = version.manifest
+                         ? version.manifest->directory_layout == DirectoryLayout::kFlush
+                         : !version.payload_files.empty() &&
+                               version.payload_files.front().find("_flush") != std::string::npos;
+  if (flush) {
+    DRIFTLESS_RETURN_IF_ERROR(open_flush(version));
+  } else {
+    if (!has(kIndexName)) return incomplete(version.path, kIndexName);
+    DRIFTLESS_RETURN_IF_ERROR(open_hf_delta(fs, version));
+  }
+  if (version.manifest) DRIFTLESS_RETURN_IF_ERROR(adopt_manifest(version));
+  return version;
+}
+
+Status check_file_hashes(FileSystem& fs, const VersionDirectory& version, unsigned threads) {
+  if (!version.manifest) return {};
+  const std::vector<ManifestFile>& files = version.manifest->files;
+  return parallel_for(files.size(), threads, [&](std::size_t i, unsigned) -> Status {
+    const std::string path = join_path(version.path, files[i].name);
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(path));
+    const Hash128 found = xxh3_128(file.bytes());
+    if (found == files[i].hash) return {};
+    return error(StatusCode::kCorrupt, path, ": its xxh3-128 is ", to_hex(found),
+                 ", the manifest says ", to_hex(files[i].hash), "; fetch the version again");
+  });
+}
+
+}  // namespace driftless

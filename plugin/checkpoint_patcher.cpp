@@ -1,0 +1,232 @@
+#include "plugin/checkpoint_patcher.h"
+
+#include "kernels/tensor_ops.h"
+#include "plugin/checkpoint_digest.h"
+#include "plugin/journal.h"
+#include "plugin/journal_replay.h"
+#include "plugin/stopwatch.h"
+#include "plugin/version_source.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kLockName = "lock";
+
+constexpr std::string_view kResync =
+    "restore the base checkpoint of this run (and remove its .weight_sync directory), then apply "
+    "again";
+
+}  // namespace
+
+Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& fs,
+                                                                   const std::string& path,
+                                                                   const ApplyOptions& options) {
+  std::unique_ptr<CheckpointPatcher> patcher(new CheckpointPatcher(fs, path, options));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
+  if (info.kind == FileKind::kFile) {
+    return error(StatusCode::kInvalidArgument, path,
+                 ": a checkpoint to patch is a directory, not a file");
+  }
+  // Opened once before anything is made in it: what is no checkpoint stays as it is.
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint probe, Checkpoint::open(fs, path));
+  const std::string sync_directory = join_path(path, kSyncDirectory);
+  if (Status made = fs.make_directory(sync_directory);
+      !made.ok() && made.code() != StatusCode::kAlreadyExists) {
+    return made;
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kSyncDirectory)));
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,
+                             fs.lock(sync_path(path, kLockName), options.lock_wait));
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->checkpoint_, Checkpoint::open(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));
+  const Hash128& signature = patcher->checkpoint_->layout().signature();
+  if (!patcher->state_.layout.is_zero() && patcher->state_.layout != signature) {
+    return error(StatusCode::kWrongLayout, path, ": the state was written for weight layout ",
+                 to_hex(patcher->state_.layout), ", but the files have ", to_hex(signature),
+                 ": the checkpoint was replaced; ", kResync);
+  }
+  return patcher;
+}
+
+Status CheckpointPatcher::recover() {
+  const std::string journal_path = sync_path(path_, kJournalName);
+  if (const std::string temporary = journal_path + ".tmp"; exists(*fs_, temporary)) {
+    DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(temporary));  // never acted on
+  }
+  if (!exists(*fs_, journal_path)) return {};
+  recovered_ = true;
+  return write_out(journal_path);
+}
+
+// From a whole journal to the new version. The order of the syncs is what makes it safe: the
+// weights, then the state, and only then the journal goes.
+Status CheckpointPatcher::write_out(const std::string& journal_path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
+  if (journal.after().layout != checkpoint_->layout().signature()) {
+    return error(StatusCode::kWrongLayout, journal_path,
+                 ": belongs to a checkpoint with other tensors; ", kResync);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  DRIFTLESS_RETURN_IF_ERROR(replay_journal(*fs_, journal, *checkpoint_, options_.threads));
+  const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
+  if (full && sweep() != *journal.after().digest) {
+    return error(StatusCode::kMismatch, path_, ": after writing version ", journal.after().version,
+                 " the weights do not have its digest ", to_hex(*journal.after().digest),
+                 ": the storage returned other bytes than were written, or a tensor that no delta "
+                 "touches was damaged; ",
+                 kResync);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(save_state(*fs_, path_, journal.after()));
+  state_ = journal.after();
+  digest_proven_ = full;
+  DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(journal_path));
+  return fs_->sync_directory(join_path(path_, kSyncDirectory));
+}
+
+Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version) const {
+  if (!version.manifest) return {};
+  const Manifest& manifest = *version.manifest;
+  if (!state_.run.is_zero() && state_.run != manifest.id.run) {
+    return error(StatusCode::kWrongRun, version.path, ": belongs to run ", to_hex(manifest.id.run),
+                 ", but ", path_, " is at version ", state_.version, " of run ", to_hex(state_.run),
+                 "; ", kResync);
+  }
+  if (manifest.layout != checkpoint_->layout().signature()) {
+    return error(StatusCode::kWrongLayout, version.path, ": made for weight layout ",
+                 to_hex(manifest.layout), ", but ", path_, " has ",
+                 to_hex(checkpoint_->layout().signature()),
+                 "; use the checkpoint that this run started from");
+  }
+  return {};
+}
+
+// Whether the checkpoint holds what the version builds on, as far as that can be said before
+// staging.
+Status CheckpointPatcher::check_base(const VersionDirectory& version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+  if (version.version <= state_.version) {
+    return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
+                 " already, which is not below ", version.version);
+  }
+  if (!version.full() && version.base_version != state_.version) {
+    return error(StatusCode::kWrongBase, version.path, ": builds on version ", version.base_version,
+                 ", but ", path_, " is at version ", state_.version);
+  }
+  if (options_.verify == VerifyMode::kFull) DRIFTLESS_RETURN_IF_ERROR(check_full());
+  if (version.full() || !version.manifest) return {};
+  // A state that others wrote does not say which run it belongs to: then the weights must prove it.
+  const bool unknown_run = state_.run.is_zero() && state_.version > 0;
+  if (!state_.digest && unknown_run) state_.digest = sweep();
+  const Digest& expected = version.manifest->base_digest;
+  if (!state_.digest || *state_.digest == expected) return {};
+  return error(StatusCode::kMismatch, path_, ": the weights have digest ", to_hex(*state_.digest),
+               ", but version ", version.version, " builds on ", to_hex(expected),
+               ": they are not version ", version.base_version, " of run ",
+               to_hex(version.manifest->id.run), ", or a tensor was damaged. Nothing was changed; ",
+               kResync);
+}
+
+Digest CheckpointPatcher::sweep() const {
+  return digest_checkpoint(*checkpoint_, options_.threads);
+}
+
+// The state after the version, once what was staged agrees with what the manifest says.
+Result<CheckpointState> CheckpointPatcher::state_after(const VersionDirectory& version,
+                                                       const StagedVersion& staged) const {
+  CheckpointState after;
+  after.version = version.version;
+  after.layout = checkpoint_->layout().signature();
+  if (state_.digest) after.digest = *state_.digest + staged.digest_change;
+  if (!version.manifest) return after;
+  const Manifest& manifest = *version.manifest;
+  const Digest reached = manifest.base_digest + staged.digest_change;
+  if (!version.full() &&
+      (reached != manifest.digest || staged.changed_units != manifest.changed_units)) {
+    return error(StatusCode::kMismatch, version.path, ": applying it changes ",
+                 staged.changed_units, " units and gives digest ", to_hex(reached),
+                 ", the manifest says ", manifest.changed_units, " and ", to_hex(manifest.digest),
+                 ": ", path_, " does not hold version ", version.base_version,
+                 ", or the delta is damaged. Nothing was changed; ", kResync);
+  }
+  after.run = manifest.id.run;
+  after.digest = manifest.digest;
+  return after;
+}
+
+Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_base(version));
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  Stopwatch watch;
+  DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const VersionSource source,
+      VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
+  const std::string journal_path = sync_path(path_, kJournalName);
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<JournalWriter> journal,
+                             JournalWriter::create(*fs_, journal_path));
+  StageOptions stage_options;
+  stage_options.threads = options_.threads;
+  stage_options.progress = options_.progress;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const StagedVersion staged,
+      stage_version(*checkpoint_, version, source, stage_options,
+                    [&](std::span<const std::byte> frame) { return journal->append(frame); }));
+  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState after, state_after(version, staged));
+  DRIFTLESS_RETURN_IF_ERROR(journal->commit(state_, after));
+  AppliedVersion applied;
+  applied.version = version.version;
+  applied.base_version = version.base_version;
+  applied.encoding = info(version.encoding).name;
+  applied.changed_tensors = staged.changed_tensors;
+  applied.changed_units = staged.changed_units;
+  applied.touched_bytes = staged.touched_bytes;
+  applied.payload_bytes = source.payload_bytes();
+  applied.stage_ms = watch.lap_ms();
+  Status written = write_out(journal_path);
+  if (!written.ok()) {
+    return written.with_context(concat("version ", version.version,
+                                       " is decided but not written out; repeat the command to "
+                                       "finish it"));
+  }
+  applied.commit_ms = watch.lap_ms();
+  return applied;
+}
+
+Status CheckpointPatcher::check_at(const VersionDirectory& version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+  if (version.manifest && state_.digest && *state_.digest != version.manifest->digest) {
+    return error(StatusCode::kMismatch, path_, ": the state says digest ", to_hex(*state_.digest),
+                 ", version ", version.version, " has ", to_hex(version.manifest->digest), "; ",
+                 kResync);
+  }
+  if (version.manifest && !state_.run.is_zero()) return {};
+  // Others' states prove nothing: hold the weights against the checksums that the version has.
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const VersionSource source,
+      VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
+  for (const TensorChange& change : source.changes()) {
+    const TensorView tensor = checkpoint_->tensor(change.tensor);
+    const std::string found = checksum_hex(version.checksum, tensor.bytes());
+    if (change.checksum.empty() || found == change.checksum) continue;
+    return error(StatusCode::kMismatch, path_, ": the state says version ", state_.version,
+                 ", but tensor '", tensor.spec->name, "' has ", to_string(version.checksum), " ",
+                 found, ", and ", version.path, " says ", change.checksum, "; ", kResync);
+  }
+  return {};
+}
+
+Status CheckpointPatcher::check_full() {
+  if (digest_proven_) return {};
+  const Digest found = sweep();
+  if (state_.digest && found != *state_.digest) {
+    return error(StatusCode::kMismatch, path_, ": the weights have digest ", to_hex(found),
+                 ", but version ", state_.version, " has ", to_hex(*state_.digest),
+                 ": a tensor was damaged since it was applied. Nothing was changed; ", kResync);
+  }
+  state_.digest = found;
+  digest_proven_ = true;
+  return {};
+}
+
+}  // namespace driftless

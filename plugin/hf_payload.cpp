@@ -1,0 +1,187 @@
+// write_hf_payload(): one shard of compressed tensors, or of whole ones, and the index.
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "core/parallel.h"
+#include "formats/safetensors.h"
+#include "formats/tensor_patcher.h"
+#include "kernels/host_kernels.h"
+#include "plugin/payload_writer.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kShardName = "model-00000-of-00001.safetensors";
+// Tensors up to this size are compressed side by side, each in memory; larger ones one after the
+// other, each by all threads, straight into the file.
+constexpr std::uint64_t kSmallTensorBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+
+using BytesDelta = std::function<Status(const DeltaView&)>;
+
+// The bytes that differ, chunk by chunk.
+Status for_changed_bytes(std::span<const std::byte> before, std::span<const std::byte> after,
+                         const BytesDelta& use) {
+  std::vector<std::uint32_t> offsets(kChunkBytes + kDiffSlackUnits);
+  std::vector<std::byte> values(kChunkBytes + kDiffSlackUnits);
+  for (std::uint64_t at = 0; at < after.size(); at += kChunkBytes) {
+    const auto size = static_cast<std::uint32_t>(std::min(kChunkBytes, after.size() - at));
+    const std::uint32_t count = host_kernels().diff(before.data() + at, after.data() + at, size, 1,
+                                                    offsets.data(), values.data());
+    if (count == 0) continue;
+    DRIFTLESS_RETURN_IF_ERROR(use({0, 1, at, {offsets.data(), count}, values.data()}));
+  }
+  return {};
+}
+
+Status encode_overwrite(const TensorSpec& tensor, std::span<const std::byte> before,
+                        std::span<const std::byte> after, unsigned workers, const ByteSink& sink) {
+  std::uint64_t count = 0;
+  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(before, after, [&](const DeltaView& delta) {
+    count += delta.count();
+    return Status();
+  }));
+  DRIFTLESS_ASSIGN_OR_RETURN(OverwriteEncoder encoder,
+                             OverwriteEncoder::create(tensor, count, workers, sink));
+  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(
+      before, after, [&](const DeltaView& delta) { return encoder.add_positions(delta); }));
+  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(
+      before, after, [&](const DeltaView& delta) { return encoder.add_values(delta); }));
+  return encoder.finish();
+}
+
+class ShardWriter {
+ public:
+  ShardWriter(FileSystem& fs, const DeltaInput& input, DeltaFindings& findings)
+      : fs_(fs), input_(input), findings_(findings) {
+    const bool full = input.encoding == Encoding::kFull;
+    for (std::uint32_t tensor = 0; tensor < input.layout().size(); ++tensor) {
+      if (full || findings.changed_units[tensor] > 0) tensors_.push_back(tensor);
+    }
+  }
+
+  [[nodiscard]] const std::vector<std::uint32_t>& tensors() const { return tensors_; }
+
+  Status write(const std::string& path) {
+    DRIFTLESS_RETURN_IF_ERROR(sum_tensors(input_, tensors_, findings_));
+    std::vector<std::string> names;
+    std::map<std::string, std::string> metadata;
+    for (const std::uint32_t tensor : tensors_) {
+      names.push_back(input_.layout()[tensor].name);
+      if (input_.encoding != Encoding::kFull) {
+        metadata[names.back()] = findings_.checksums[tensor];
+      }
+    }
+    if (input_.encoding == Encoding::kFull) metadata["format"] = "pt";  // loaders ask for it
+    std::size_t dimensions = 1;
+    for (const std::uint32_t tensor : tensors_) {
+      dimensions = std::max(dimensions, input_.layout()[tensor].shape.size());
+    }
+    const std::uint64_t room = SafetensorsWriter::header_bytes_for(
+        names, input_.encoding == Encoding::kFull ? dimensions : 1, metadata);
+    DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                               SafetensorsWriter::create(fs_, path, room));
+    for (auto& [name, checksum] : metadata) {
+      DRIFTLESS_RETURN_IF_ERROR(writer.add_metadata(name, checksum));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(write_tensors(writer));
+    DRIFTLESS_ASSIGN_OR_RETURN(findings_.payload_bytes, writer.finish());
+    return {};
+  }
+
+ private:
+  Status write_tensors(SafetensorsWriter& writer) {
+    const unsigned threads = std::max(1U, input_.options->threads);
+    const std::size_t slots = threads + 1;
+    std::vector<std::vector<std::byte>> compressed(slots);
+    const auto produce = [&](std::size_t task, std::size_t slot) -> Status {
+      compressed[slot].clear();
+      if (!small(tensors_[task])) return {};
+      return encode(tensors_[task], 0, [&](std::span<const std::byte> bytes) {
+        compressed[slot].insert(compressed[slot].end(), bytes.begin(), bytes.end());
+        return Status();
+      });
+    };
+    const auto consume = [&](std::size_t task, std::size_t slot) -> Status {
+      return append(writer, tensors_[task], compressed[slot]);
+    };
+    return ordered_pipeline(tensors_.size(), threads, slots, produce, consume);
+  }
+
+  [[nodiscard]] bool small(std::uint32_t tensor) const {
+    return input_.encoding != Encoding::kFull &&
+           input_.layout()[tensor].size_bytes <= kSmallTensorBytes;
+  }
+
+  Status append(SafetensorsWriter& writer, std::uint32_t tensor,
+                std::span<const std::byte> compressed) {
+    const TensorSpec& spec = input_.layout()[tensor];
+    if (input_.encoding == Encoding::kFull) {
+      DRIFTLESS_RETURN_IF_ERROR(writer.begin_tensor(spec.name, spec.dtype));
+      DRIFTLESS_RETURN_IF_ERROR(writer.append(input_.after->tensor(tensor).bytes()));
+      return writer.end_tensor(spec.shape);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(writer.begin_tensor(spec.name, DType::kU8));
+    std::uint64_t size = compressed.size();
+    if (small(tensor)) {
+      DRIFTLESS_RETURN_IF_ERROR(writer.append(compressed));
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(encode(tensor, std::max(1U, input_.options->threads),
+                                       [&](std::span<const std::byte> bytes) {
+                                         size += bytes.size();
+                                         return writer.append(bytes);
+                                       }));
+    }
+    return writer.end_tensor({size});
+  }
+
+  Status encode(std::uint32_t tensor, unsigned workers, const ByteSink& sink) const {
+    const std::span<const std::byte> before = input_.before->tensor(tensor).bytes();
+    const std::span<const std::byte> after = input_.after->tensor(tensor).bytes();
+    if (input_.encoding == Encoding::kXor) return encode_xor(before, after, workers, sink);
+    return encode_overwrite(input_.layout()[tensor], before, after, workers, sink);
+  }
+
+  FileSystem& fs_;
+  const DeltaInput& input_;
+  DeltaFindings& findings_;
+  std::vector<std::uint32_t> tensors_;
+};
+
+// `overwrite` cannot address past 4 GiB: refused before anything is compared.
+Status check_sizes(const DeltaInput& input) {
+  if (input.encoding != Encoding::kOverwrite) return {};
+  for (const TensorSpec& tensor : input.layout().tensors()) {
+    if (tensor.size_bytes > (std::uint64_t{1} << 32)) {
+      return error(StatusCode::kUnsupported, "tensor '", tensor.name, "' has ", tensor.size_bytes,
+                   " bytes, and overwrite cannot address past 4 GiB; use --encoding xor");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
+                        DeltaFindings& findings) {
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(input));
+  DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(input, findings, {}));
+  findings.checksums.resize(input.layout().size());
+  ShardWriter shard(fs, input, findings);
+  HfDeltaIndex index;
+  index.ours = true;
+  index.version = input.version;
+  index.base_version = input.base_version;
+  if (input.encoding != Encoding::kFull) index.encoding = input.encoding;
+  index.checksum = input.options->checksum;
+  if (!shard.tensors().empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(shard.write(version.file_path(kShardName)));
+  }
+  for (const std::uint32_t tensor : shard.tensors()) {
+    index.weight_map[input.layout()[tensor].name] = kShardName;
+  }
+  return write_text(fs, version.file_path(kIndexName), index_to_json(index));
+}
+
+}  // namespace driftless
