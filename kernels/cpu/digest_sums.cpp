@@ -1,0 +1,59 @@
+// Compiled once per SIMD target: see operations.h before adding an include.
+#include DRIFTLESS_SIMD_HEADER
+
+#include "kernels/cpu/operations.h"
+
+namespace driftless::cpu::DRIFTLESS_SIMD_TARGET {
+namespace {
+
+// A 64-bit sum takes 16 products of 32 by 28 bits, and a vector of words gives two.
+constexpr unsigned kVectorsPerGroup = 8;
+constexpr unsigned kWordsPerVector = kVectorBytes / 4;
+constexpr unsigned kWordsPerGroup = kVectorsPerGroup * kWordsPerVector;
+
+inline const unsigned char* bytes_of(const std::uint32_t* words) {
+  return reinterpret_cast<const unsigned char*>(words);
+}
+
+void add_tail(const unsigned char* words, std::uint32_t from, std::uint32_t count,
+              const std::uint32_t* keys, WideSum& sum) {
+  for (std::uint32_t i = from; i < count; ++i) {
+    std::uint32_t word;
+    __builtin_memcpy(&word, words + std::uint64_t{i} * 4, 4);
+    const std::uint64_t product = std::uint64_t{word} * keys[i];
+    sum.low += product & 0xffffffffU;
+    sum.high += product >> 32;
+  }
+}
+
+}  // namespace
+
+void digest_sums(const void* words, std::uint32_t count,
+                 const std::uint32_t* const keys[kDigestKeyStreams],
+                 WideSum sums[kDigestKeyStreams]) {
+  const auto* in = static_cast<const unsigned char*>(words);
+  Vector low[kDigestKeyStreams], high[kDigestKeyStreams];
+  for (unsigned s = 0; s < kDigestKeyStreams; ++s) low[s] = high[s] = zero();
+  std::uint32_t i = 0;
+  for (; count - i >= kWordsPerGroup; i += kWordsPerGroup) {
+    Vector group[kDigestKeyStreams];
+    for (unsigned s = 0; s < kDigestKeyStreams; ++s) group[s] = zero();
+    for (unsigned v = 0; v < kVectorsPerGroup; ++v) {
+      const std::uint32_t at = i + v * kWordsPerVector;
+      const Vector piece = load(in + std::uint64_t{at} * 4);
+      for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
+        group[s] = multiply_add(group[s], piece, load(bytes_of(keys[s] + at)));
+      }
+    }
+    for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
+      low[s] = add_low_halves(low[s], group[s]);
+      high[s] = add_high_halves(high[s], group[s]);
+    }
+  }
+  for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
+    sums[s] = {sum_64(low[s]), sum_64(high[s])};
+    add_tail(in, i, count, keys[s], sums[s]);
+  }
+}
+
+}  // namespace driftless::cpu::DRIFTLESS_SIMD_TARGET

@@ -1,0 +1,100 @@
+// AVX2, which host_kernels.cpp asks the processor for. The shape is explained in simd_portable.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace driftless::cpu::avx2 {
+namespace {
+
+using Vector = __m256i;
+constexpr unsigned kVectorBytes = sizeof(Vector);
+
+inline Vector load(const unsigned char* at) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+inline void store(unsigned char* at, Vector v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), v);
+}
+
+template <unsigned kUnit>
+inline Vector broadcast(std::uint64_t value) {
+  if constexpr (kUnit == 1) return _mm256_set1_epi8(static_cast<char>(value));
+  if constexpr (kUnit == 2) return _mm256_set1_epi16(static_cast<short>(value));
+  if constexpr (kUnit == 4) return _mm256_set1_epi32(static_cast<int>(value));
+  return _mm256_set1_epi64x(static_cast<long long>(value));
+}
+
+template <unsigned kUnit>
+inline Vector equal(Vector a, Vector b) {
+  if constexpr (kUnit == 1) return _mm256_cmpeq_epi8(a, b);
+  if constexpr (kUnit == 2) return _mm256_cmpeq_epi16(a, b);
+  if constexpr (kUnit == 4) return _mm256_cmpeq_epi32(a, b);
+  return _mm256_cmpeq_epi64(a, b);
+}
+
+inline Vector select(Vector mask, Vector a, Vector b) { return _mm256_blendv_epi8(b, a, mask); }
+
+inline Vector count_bytes(Vector counts, Vector mask) { return _mm256_sub_epi8(counts, mask); }
+inline std::uint64_t sum_64(Vector v) {
+  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(two)) +
+         static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
+}
+inline std::uint64_t sum_bytes(Vector counts) {
+  return sum_64(_mm256_sad_epu8(counts, _mm256_setzero_si256()));
+}
+
+// One bit for each of the units that fit 32 bytes (two vectors of 2-byte units: 32 bits).
+template <unsigned kUnit>
+inline std::uint64_t equal_bits(const unsigned char* a, const unsigned char* b) {
+  const Vector mask = equal<kUnit>(load(a), load(b));
+  if constexpr (kUnit == 1) return static_cast<unsigned>(_mm256_movemask_epi8(mask));
+  if constexpr (kUnit == 2) {
+    const Vector second = equal<kUnit>(load(a + 32), load(b + 32));
+    // The pack works within halves; the permutation puts the quarters back in order.
+    const Vector bytes =
+        _mm256_permute4x64_epi64(_mm256_packs_epi16(mask, second), _MM_SHUFFLE(3, 1, 2, 0));
+    return static_cast<unsigned>(_mm256_movemask_epi8(bytes));
+  }
+  if constexpr (kUnit == 4) {
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+  }
+  return static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(mask)));
+}
+
+template <unsigned kUnit>
+inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b) {
+  constexpr unsigned kUnitsPerStep = kUnit <= 2 ? 32 : 32 / kUnit;
+  std::uint64_t bits = 0;
+  for (unsigned i = 0; i < 64; i += kUnitsPerStep) {
+    bits |= equal_bits<kUnit>(a + i * kUnit, b + i * kUnit) << i;
+  }
+  return ~bits;
+}
+
+inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
+  const Vector even = _mm256_mul_epu32(words, keys);
+  const Vector odd = _mm256_mul_epu32(_mm256_srli_epi64(words, 32), _mm256_srli_epi64(keys, 32));
+  return _mm256_add_epi64(sums, _mm256_add_epi64(even, odd));
+}
+inline Vector add_low_halves(Vector sums, Vector x) {
+  return _mm256_add_epi64(sums, _mm256_and_si256(x, _mm256_set1_epi64x(0xffffffff)));
+}
+inline Vector add_high_halves(Vector sums, Vector x) {
+  return _mm256_add_epi64(sums, _mm256_srli_epi64(x, 32));
+}
+inline Vector zero() { return _mm256_setzero_si256(); }
+
+inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
+  Vector v = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  for (unsigned i = 0; i < 64; i += 8) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + i), v);
+    v = _mm256_add_epi32(v, _mm256_set1_epi32(8));
+  }
+}
+
+}  // namespace
+}  // namespace driftless::cpu::avx2

@@ -1,0 +1,103 @@
+// Advanced SIMD, part of every aarch64 processor. The shape is explained in simd_portable.h.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+
+namespace driftless::cpu::neon {
+namespace {
+
+using Vector = uint8x16_t;
+constexpr unsigned kVectorBytes = sizeof(Vector);
+
+inline Vector load(const unsigned char* at) { return vld1q_u8(at); }
+inline void store(unsigned char* at, Vector v) { vst1q_u8(at, v); }
+
+template <unsigned kUnit>
+inline Vector broadcast(std::uint64_t value) {
+  if constexpr (kUnit == 1) return vdupq_n_u8(static_cast<std::uint8_t>(value));
+  if constexpr (kUnit == 2) {
+    return vreinterpretq_u8_u16(vdupq_n_u16(static_cast<std::uint16_t>(value)));
+  }
+  if constexpr (kUnit == 4) {
+    return vreinterpretq_u8_u32(vdupq_n_u32(static_cast<std::uint32_t>(value)));
+  }
+  return vreinterpretq_u8_u64(vdupq_n_u64(value));
+}
+
+template <unsigned kUnit>
+inline Vector equal(Vector a, Vector b) {
+  if constexpr (kUnit == 1) return vceqq_u8(a, b);
+  if constexpr (kUnit == 2) {
+    return vreinterpretq_u8_u16(vceqq_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+  }
+  if constexpr (kUnit == 4) {
+    return vreinterpretq_u8_u32(vceqq_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+  }
+  return vreinterpretq_u8_u64(vceqq_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+
+inline Vector select(Vector mask, Vector a, Vector b) { return vbslq_u8(mask, a, b); }
+
+inline Vector count_bytes(Vector counts, Vector mask) { return vsubq_u8(counts, mask); }
+inline std::uint64_t sum_bytes(Vector counts) { return vaddlvq_u8(counts); }
+
+// All ones in byte i where unit i of the 16 at a equals that at b.
+template <unsigned kUnit>
+inline Vector equal16(const unsigned char* a, const unsigned char* b) {
+  if constexpr (kUnit == 1) {
+    return vceqq_u8(load(a), load(b));
+  } else {
+    // Masks of two vectors become one of units half as wide, down to bytes.
+    Vector masks[kUnit];
+    for (unsigned i = 0; i < kUnit; ++i) {
+      masks[i] = equal<kUnit>(load(a + 16 * i), load(b + 16 * i));
+    }
+    for (unsigned n = kUnit / 2; n >= 1; n /= 2) {
+      for (unsigned i = 0; i < n; ++i) masks[i] = vuzp1q_u8(masks[2 * i], masks[2 * i + 1]);
+    }
+    return masks[0];
+  }
+}
+
+template <unsigned kUnit>
+inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b) {
+  const Vector weights =
+      vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ULL));  // 1, 2, 4, ... 128, 1, 2, ...
+  const auto weighted = [&](unsigned i) {
+    return vbicq_u8(weights, equal16<kUnit>(a + 16 * kUnit * i, b + 16 * kUnit * i));
+  };
+  const Vector first = vpaddq_u8(weighted(0), weighted(1));
+  const Vector second = vpaddq_u8(weighted(2), weighted(3));
+  const Vector all = vpaddq_u8(first, second);
+  return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(all, all)), 0);
+}
+
+inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
+  const uint32x4_t w = vreinterpretq_u32_u8(words), k = vreinterpretq_u32_u8(keys);
+  uint64x2_t s = vreinterpretq_u64_u8(sums);
+  s = vmlal_u32(s, vget_low_u32(w), vget_low_u32(k));
+  return vreinterpretq_u8_u64(vmlal_high_u32(s, w, k));
+}
+inline Vector add_low_halves(Vector sums, Vector x) {
+  const uint64x2_t low = vandq_u64(vreinterpretq_u64_u8(x), vdupq_n_u64(0xffffffffU));
+  return vreinterpretq_u8_u64(vaddq_u64(vreinterpretq_u64_u8(sums), low));
+}
+inline Vector add_high_halves(Vector sums, Vector x) {
+  return vreinterpretq_u8_u64(vsraq_n_u64(vreinterpretq_u64_u8(sums), vreinterpretq_u64_u8(x), 32));
+}
+inline Vector zero() { return vdupq_n_u8(0); }
+inline std::uint64_t sum_64(Vector v) { return vaddvq_u64(vreinterpretq_u64_u8(v)); }
+
+inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
+  const std::uint32_t steps[4] = {0, 1, 2, 3};
+  uint32x4_t v = vaddq_u32(vdupq_n_u32(first), vld1q_u32(steps));
+  for (unsigned i = 0; i < 64; i += 4) {
+    vst1q_u32(at + i, v);
+    v = vaddq_u32(v, vdupq_n_u32(4));
+  }
+}
+
+}  // namespace
+}  // namespace driftless::cpu::neon

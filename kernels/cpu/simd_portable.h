@@ -1,0 +1,98 @@
+// SIMD within a 64-bit register, for processors that no other target knows.
+//
+// All simd_*.h have the same shape: a Vector, loads and stores at any address, and the few
+// operations that diff.cpp, masked_overwrite.cpp and digest_sums.cpp are written in. `kUnit` is the
+// unit's width in bytes: 1, 2, 4 or 8.
+#pragma once
+
+#include <cstdint>
+
+namespace driftless::cpu::portable {
+namespace {
+
+using Vector = std::uint64_t;
+constexpr unsigned kVectorBytes = sizeof(Vector);
+
+inline Vector load(const unsigned char* at) {
+  Vector v;
+  __builtin_memcpy(&v, at, sizeof(v));
+  return v;
+}
+inline void store(unsigned char* at, Vector v) { __builtin_memcpy(at, &v, sizeof(v)); }
+
+// The lowest bit of every unit.
+template <unsigned kUnit>
+constexpr Vector lowest_bits() {
+  if constexpr (kUnit == 8) {
+    return 1;
+  } else {
+    return ~Vector{0} / ((Vector{1} << (8 * kUnit)) - 1);
+  }
+}
+
+// Every unit is a copy of the low bits of `value`.
+template <unsigned kUnit>
+inline Vector broadcast(std::uint64_t value) {
+  return (value & (~Vector{0} >> (64 - 8 * kUnit))) * lowest_bits<kUnit>();
+}
+
+// The highest bit of every unit in which a and b differ.
+template <unsigned kUnit>
+inline Vector differing_high_bits(Vector a, Vector b) {
+  constexpr Vector kHigh = lowest_bits<kUnit>() << (8 * kUnit - 1);
+  const Vector x = a ^ b;
+  return (((x & ~kHigh) + ~kHigh) | x) & kHigh;
+}
+
+// All bits of every unit in which a and b are equal.
+template <unsigned kUnit>
+inline Vector equal(Vector a, Vector b) {
+  const Vector lowest = differing_high_bits<kUnit>(a, b) >> (8 * kUnit - 1);
+  // Units of 1 become all ones; no borrow crosses a unit.
+  return ~((lowest << (8 * kUnit - 1)) | ((lowest << (8 * kUnit - 1)) - lowest));
+}
+
+// Bits of a where the mask is set, of b elsewhere.
+inline Vector select(Vector mask, Vector a, Vector b) { return b ^ ((a ^ b) & mask); }
+
+// Adds 1 to every byte of `counts` that is all ones in `mask`.
+inline Vector count_bytes(Vector counts, Vector mask) { return counts + (mask & lowest_bits<1>()); }
+inline std::uint64_t sum_bytes(Vector counts) {
+  constexpr Vector kEven = 0x00ff00ff00ff00ffULL;
+  const Vector pairs = (counts & kEven) + ((counts >> 8) & kEven);
+  return (pairs * 0x0001000100010001ULL) >> 48;
+}
+
+// Bit i of the result: unit i of the 64 at a differs from unit i at b.
+template <unsigned kUnit>
+inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b) {
+  constexpr unsigned kUnitsPerVector = 8 / kUnit;
+  std::uint64_t bits = 0;
+  for (unsigned v = 0; v < 64 / kUnitsPerVector; ++v) {
+    const Vector high = differing_high_bits<kUnit>(load(a + 8 * v), load(b + 8 * v));
+    // One multiplication brings the highest bit of unit i to bit 64 - kUnitsPerVector + i.
+    std::uint64_t few = high >> 63;
+    if constexpr (kUnit == 1) few = ((high >> 7) * 0x0102040810204080ULL) >> 56;
+    if constexpr (kUnit == 2) few = ((high >> 15) * 0x1000200040008000ULL) >> 60;
+    if constexpr (kUnit == 4) few = ((high >> 31) * 0x4000000080000000ULL) >> 62;
+    bits |= few << (v * kUnitsPerVector);
+  }
+  return bits;
+}
+
+// 64-bit sums: sums + both 32-bit halves' products.
+inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
+  return sums + (words & 0xffffffffU) * (keys & 0xffffffffU) + (words >> 32) * (keys >> 32);
+}
+inline Vector add_low_halves(Vector sums, Vector x) { return sums + (x & 0xffffffffU); }
+inline Vector add_high_halves(Vector sums, Vector x) { return sums + (x >> 32); }
+inline Vector zero() { return 0; }
+inline std::uint64_t sum_64(Vector v) { return v; }
+
+// first, first + 1, ... in 64 places.
+inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
+  for (std::uint32_t i = 0; i < 64; ++i) at[i] = first + i;
+}
+
+}  // namespace
+}  // namespace driftless::cpu::portable

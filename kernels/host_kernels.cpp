@@ -1,0 +1,52 @@
+#include "kernels/host_kernels.h"
+
+#include <vector>
+
+#include "kernels/cpu/digest.h"
+#include "kernels/cpu/operations.h"
+#include "kernels/reference/operations.h"
+
+namespace driftless {
+namespace {
+
+constexpr HostKernels kReference{"reference",
+                                 reference::diff,
+                                 reference::gather,
+                                 reference::scatter,
+                                 reference::masked_overwrite,
+                                 reference::digest,
+                                 reference::digest_change};
+
+template <cpu::DigestSums kSums>
+Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
+                  std::span<const std::byte> bytes) {
+  return cpu::digest(kSums, tensor, byte_offset, bytes);
+}
+
+#define DRIFTLESS_CPU_KERNELS(target)                                                            \
+  HostKernels {                                                                                  \
+    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
+        cpu_digest<cpu::target::digest_sums>, cpu::digest_change                                 \
+  }
+
+std::vector<HostKernels> make_list() {
+  std::vector<HostKernels> list{kReference, DRIFTLESS_CPU_KERNELS(portable)};
+#if defined(__aarch64__)
+  list.push_back(DRIFTLESS_CPU_KERNELS(neon));
+#elif defined(__x86_64__)
+  list.push_back(DRIFTLESS_CPU_KERNELS(sse2));
+  if (__builtin_cpu_supports("avx2")) list.push_back(DRIFTLESS_CPU_KERNELS(avx2));
+#endif
+  return list;
+}
+
+}  // namespace
+
+std::span<const HostKernels> all_host_kernels() {
+  static const std::vector<HostKernels> list = make_list();
+  return list;
+}
+
+const HostKernels& host_kernels() { return all_host_kernels().back(); }
+
+}  // namespace driftless

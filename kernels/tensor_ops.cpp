@@ -1,0 +1,178 @@
+#include "kernels/tensor_ops.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+
+namespace driftless {
+namespace {
+
+// A task compares one piece of a large pair, or several small pairs whole.
+struct DiffTask {
+  std::size_t first_pair = 0, pairs = 1;
+  std::uint64_t origin = 0, units = 0;  // of the piece; unused where pairs > 1
+};
+
+std::uint64_t bytes_of(const TensorPair& pair) { return pair.units * pair.unit_bytes; }
+
+std::uint64_t piece_units(const TensorPair& pair, const DiffOptions& options) {
+  return std::clamp<std::uint64_t>(options.piece_bytes / pair.unit_bytes, 1, kMaxDiffUnits);
+}
+
+std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions& options) {
+  std::vector<DiffTask> tasks;
+  std::uint64_t open_bytes = 0;  // in the last task, where it may take further pairs
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const TensorPair& pair = pairs[i];
+    const std::uint64_t step = piece_units(pair, options);
+    if (pair.units > step) {
+      for (std::uint64_t origin = 0; origin < pair.units; origin += step) {
+        tasks.push_back({i, 1, origin, std::min(step, pair.units - origin)});
+      }
+      open_bytes = 0;
+    } else if (open_bytes > 0 && open_bytes + bytes_of(pair) <= options.piece_bytes) {
+      ++tasks.back().pairs;
+      open_bytes += bytes_of(pair);
+    } else {
+      tasks.push_back({i, 1, 0, pair.units});
+      open_bytes = bytes_of(pair);
+    }
+  }
+  return tasks;
+}
+
+// What one task found: the results of its pieces one after the other. Memory is taken once, is not
+// cleared, and is touched by the system only as far as changes are found.
+class DiffSlot {
+ public:
+  void reserve(std::uint64_t units, std::uint64_t value_bytes) {
+    offsets_ = std::make_unique_for_overwrite<std::uint32_t[]>(units + kDiffSlackUnits);
+    values_ = std::make_unique_for_overwrite<std::byte[]>(value_bytes + kDiffSlackUnits * 8);
+  }
+  void clear() {
+    pieces_.clear();
+    count_ = value_bytes_ = 0;
+  }
+  DiffPiece compare(const HostKernels& kernels, const TensorPair& pair, std::uint64_t origin,
+                    std::uint64_t units) {
+    std::uint32_t* const offsets = offsets_.get() + count_;
+    std::byte* const values = values_.get() + value_bytes_;
+    const std::uint64_t at = origin * pair.unit_bytes;
+    const std::uint32_t found =
+        kernels.diff(pair.old_data + at, pair.new_data + at, static_cast<std::uint32_t>(units),
+                     pair.unit_bytes, offsets, values);
+    count_ += found;
+    value_bytes_ += std::uint64_t{found} * pair.unit_bytes;
+    return {&pair, origin, units,
+            DeltaView{pair.tensor, pair.unit_bytes, origin, std::span(offsets, found), values}};
+  }
+  void keep(const DiffPiece& piece) { pieces_.push_back(piece); }
+  [[nodiscard]] std::span<const DiffPiece> pieces() const { return pieces_; }
+
+ private:
+  std::unique_ptr<std::uint32_t[]> offsets_;
+  std::unique_ptr<std::byte[]> values_;
+  std::uint64_t count_ = 0, value_bytes_ = 0;
+  std::vector<DiffPiece> pieces_;
+};
+
+std::vector<DiffSlot> make_slots(std::span<const TensorPair> pairs, std::span<const DiffTask> tasks,
+                                 std::size_t count) {
+  std::uint64_t units = 0, value_bytes = 0;
+  for (const DiffTask& task : tasks) {
+    std::uint64_t task_units = 0, task_bytes = 0;
+    for (const TensorPair& pair : pairs.subspan(task.first_pair, task.pairs)) {
+      const std::uint64_t piece = task.pairs > 1 ? pair.units : task.units;
+      task_units += piece;
+      task_bytes += piece * pair.unit_bytes;
+    }
+    units = std::max(units, task_units);
+    value_bytes = std::max(value_bytes, task_bytes);
+  }
+  std::vector<DiffSlot> slots(std::min(count, tasks.size()));
+  for (DiffSlot& slot : slots) slot.reserve(units, value_bytes);
+  return slots;
+}
+
+Status check(std::span<const TensorPair> pairs) {
+  for (const TensorPair& pair : pairs) {
+    const unsigned width = pair.unit_bytes;
+    if (width != 1 && width != 2 && width != 4 && width != 8) {
+      return error(StatusCode::kInternal, "tensor ", pair.tensor, " has units of ", width,
+                   " bytes: expected 1, 2, 4 or 8");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
+                    const DiffOptions& options,
+                    const std::function<Status(const DiffPiece&)>& in_parallel,
+                    const std::function<Status(const DiffPiece&)>& in_order) {
+  DRIFTLESS_RETURN_IF_ERROR(check(pairs));
+  const std::vector<DiffTask> tasks = plan(pairs, options);
+  std::vector<DiffSlot> slots =
+      make_slots(pairs, tasks, std::size_t{std::max(1U, options.threads)} + 2);
+  if (tasks.empty()) return {};
+  const auto produce = [&](std::size_t index, std::size_t slot_index) -> Status {
+    const DiffTask& task = tasks[index];
+    DiffSlot& slot = slots[slot_index];
+    slot.clear();
+    for (const TensorPair& pair : pairs.subspan(task.first_pair, task.pairs)) {
+      const DiffPiece piece =
+          slot.compare(kernels, pair, task.origin, task.pairs > 1 ? pair.units : task.units);
+      if (in_parallel) DRIFTLESS_RETURN_IF_ERROR(in_parallel(piece));
+      if (piece.delta.count() > 0) slot.keep(piece);
+    }
+    return {};
+  };
+  const auto consume = [&](std::size_t, std::size_t slot_index) -> Status {
+    for (const DiffPiece& piece : slots[slot_index].pieces()) {
+      DRIFTLESS_RETURN_IF_ERROR(in_order(piece));
+    }
+    return {};
+  };
+  return ordered_pipeline(tasks.size(), options.threads, slots.size(), produce, consume);
+}
+
+void scatter_delta(const HostKernels& kernels, std::byte* tensor_data, const DeltaView& delta,
+                   unsigned threads) {
+  constexpr std::uint64_t kPart = std::uint64_t{1} << 16;  // worth waking a thread for
+  std::byte* const start = tensor_data + delta.origin * delta.unit_bytes;
+  const auto scatter = [&](std::uint64_t from, std::uint64_t count) {
+    kernels.scatter(start, delta.unit_bytes, delta.offsets.data() + from, count,
+                    delta.values + from * delta.unit_bytes);
+  };
+  const std::uint64_t parts = (delta.count() + kPart - 1) / kPart;
+  const Status done = parallel_for(parts, threads, [&](std::size_t part, unsigned) -> Status {
+    scatter(part * kPart, std::min(kPart, delta.count() - part * kPart));
+    return {};
+  });
+  static_cast<void>(done);  // the work cannot fail
+}
+
+Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
+                     std::span<const std::byte> bytes, unsigned threads) {
+  constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
+  struct alignas(64) Sum {  // a cache line each, so that threads do not share one
+    Digest digest;
+  };
+  std::vector<Sum> sums(std::max(1U, threads));
+  const std::uint64_t parts = (bytes.size() + kPart - 1) / kPart;
+  const Status done = parallel_for(parts, threads, [&](std::size_t part, unsigned worker) {
+    const std::uint64_t from = part * kPart;
+    const std::uint64_t size = std::min(kPart, bytes.size() - from);
+    sums[worker].digest += kernels.digest(key, from, bytes.subspan(from, size));
+    return Status{};
+  });
+  static_cast<void>(done);  // the work cannot fail
+  Digest total;
+  for (const Sum& sum : sums) total += sum.digest;
+  return total;
+}
+
+}  // namespace driftless
