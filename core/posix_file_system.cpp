@@ -76,7 +76,7 @@ class PosixFile final : public File {
     return {};
   }
 
-  const std::string& path() const override { return path_; }
+  [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
   Descriptor fd_;
