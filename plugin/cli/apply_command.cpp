@@ -1,0 +1,102 @@
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "plugin/checkpoint_patcher.h"
+#include "plugin/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+struct Options {
+  std::string directory;
+  std::string checkpoint;
+  std::optional<std::uint64_t> to_version;
+  std::string verify = "touched";
+  double wait_seconds = 10;
+};
+
+void print_report(const Common& common, const Options& options, const ApplyReport& done) {
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["checkpoint"] = options.checkpoint;
+    json["from_version"] = done.from_version;
+    json["version"] = done.to_version;
+    json["recovered"] = done.recovered;
+    json["verified"] = options.verify;
+    json["applied"] = nlohmann::ordered_json::array();
+    for (const AppliedVersion& version : done.applied) {
+      json["applied"].push_back({{"version", version.version},
+                                 {"base_version", version.base_version},
+                                 {"encoding", version.encoding},
+                                 {"changed_tensors", version.changed_tensors},
+                                 {"changed_units", version.changed_units},
+                                 {"touched_bytes", version.touched_bytes},
+                                 {"payload_bytes", version.payload_bytes},
+                                 {"stage_ms", version.stage_ms},
+                                 {"commit_ms", version.commit_ms}});
+    }
+    print_json(json);
+    return;
+  }
+  if (done.recovered) {
+    std::cout << "finished an interrupted apply: " << options.checkpoint << " is at version "
+              << done.from_version << "\n";
+  }
+  for (const AppliedVersion& version : done.applied) {
+    std::cout << "version " << version.version << ": " << version.changed_units << " units in "
+              << version.changed_tensors << " tensors, " << human_bytes(version.payload_bytes)
+              << ", checked in " << fixed(version.stage_ms, 0) << " ms, written in "
+              << fixed(version.commit_ms, 0) << " ms\n";
+  }
+  std::cout << options.checkpoint << (done.applied.empty() ? " is already" : " is now")
+            << " at version " << done.to_version << "\n";
+}
+
+int run(const Common& common, const Options& options) {
+  ProgressBar bar("applying");
+  ApplyOptions apply;
+  apply.threads = common.thread_count();
+  apply.verify = options.verify == "full" ? VerifyMode::kFull : VerifyMode::kTouched;
+  apply.lock_wait = std::chrono::milliseconds(static_cast<long>(options.wait_seconds * 1000));
+  apply.progress = bar.callback();
+  const Result<ApplyReport> done = apply_versions(posix_file_system(), options.directory,
+                                                  options.checkpoint, options.to_version, apply);
+  if (!done.ok()) return report(common, done.status());
+  if (options.verify == "full" && !done->digest_known) {
+    std::cerr << "driftless: note: these versions carry no digest, so only the tensors that they "
+                 "change could be checked\n";
+  }
+  print_report(common, options, *done);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_apply(CLI::App& app, const Common& common, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("apply", "Bring a checkpoint directory to a published version, in place");
+  command->add_option("DIR", options->directory, "Directory that holds weight_v*/")->required();
+  command->add_option("--to", options->checkpoint, "Checkpoint directory to patch")->required();
+  command->add_option("--to-version", options->to_version,
+                      "Version to bring it to (default: the newest in DIR)");
+  command
+      ->add_option(
+          "--verify", options->verify,
+          "touched: the checksum of every tensor that changes; full: also the digest of all "
+          "weights, before and after")
+      ->check(CLI::IsMember({"touched", "full"}))
+      ->capture_default_str();
+  command
+      ->add_option("--wait", options->wait_seconds,
+                   "Seconds to wait for another process that patches the same checkpoint")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->callback([&common, &action, options] {
+    action = [&common, options] { return run(common, *options); };
+  });
+}
+
+}  // namespace driftless::cli
