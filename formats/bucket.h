@@ -11,6 +11,7 @@
 #include "core/delta_view.h"
 #include "core/layout.h"
 #include "core/status.h"
+#include "formats/byte_buffer.h"
 #include "formats/encoding.h"
 
 namespace driftless {
@@ -36,6 +37,7 @@ struct BucketView {
 };
 
 // Collects deltas until the owner thinks the bucket large enough. Memory is kept between buckets.
+// The layout must outlive it. One thread at a time.
 class BucketBuilder {
  public:
   // `encoding` is kIndices, kDeltas or kDeltasZstd (which codes like kDeltas).
@@ -45,40 +47,61 @@ class BucketBuilder {
   [[nodiscard]] std::uint64_t size_bytes() const { return positions_.size() + values_.size(); }
   // Whether this delta may join: the bucket is empty or holds the same dtype.
   [[nodiscard]] bool accepts(const DeltaView& delta) const;
-  // Appends; where the last entry is of the same tensor, extends it (positions must ascend).
+  // Appends; where the last entry is of the same tensor, extends it (positions must ascend). An
+  // empty delta adds nothing. After a failure (kInvalidArgument for a delta that does not fit the
+  // layout, does not ascend, or comes back to a tensor that is not the last; kNoSpace without
+  // memory) the bucket is as it was.
   [[nodiscard]] Status add(const DeltaView& delta);
+  // Valid until the next add() or clear().
   [[nodiscard]] BucketView view() const;
   void clear();
 
  private:
-  void append_indices(const DeltaView& delta, BucketEntry& entry);
-  void append_gaps(const DeltaView& delta, BucketEntry& entry);
+  [[nodiscard]] Status check(const DeltaView& delta) const;
+  [[nodiscard]] bool extends_last(const DeltaView& delta) const;
+  [[nodiscard]] Status append_positions(const DeltaView& delta, BucketEntry& entry);
+  [[nodiscard]] Status append_gaps(const DeltaView& delta, BucketEntry& entry);
   void widen(BucketEntry& entry, unsigned position_bytes);
 
   const WeightLayout* layout_;
   Encoding coding_;
   DType dtype_ = DType::kU8;
   std::vector<BucketEntry> entries_;
-  std::vector<std::byte> positions_;
-  std::vector<std::byte> values_;
-  std::uint64_t next_position_ = 0;  // one past the last position of the last entry
+  ByteBuffer positions_;
+  ByteBuffer values_;
+  std::uint64_t next_position_ = 0;    // one past the last position of the last entry
+  std::vector<std::uint32_t> bucket_;  // per tensor: the number of the last bucket that held it
+  std::uint32_t bucket_number_ = 1;
 };
 
 // Checks a bucket that came from outside against the layout: tensors exist and have the bucket's
-// dtype, no tensor is there twice, ranges are contiguous, in order, without overlap and within the
-// streams, widths are allowed, counts agree. Positions themselves are checked by EntryCursor.
+// dtype, no tensor is there twice, no entry is empty, ranges follow each other from the beginning
+// of both streams to their ends, widths are allowed, counts agree. Positions themselves are checked
+// by EntryCursor.
 [[nodiscard]] Status check_bucket(const WeightLayout& layout, const BucketView& bucket);
+// One entry alone: tensor, dtype, width, and ranges within the streams. What EntryCursor relies on.
+[[nodiscard]] Status check_entry(const WeightLayout& layout, const BucketView& bucket,
+                                 const BucketEntry& entry);
 
-// Decodes one entry of a checked bucket, piece by piece. Refuses (kCorrupt) positions that do not
-// ascend or lie past the tensor's end. The bucket and the layout must outlive it.
+// Decodes one checked entry, piece by piece. Refuses (kCorrupt) positions that do not ascend or lie
+// past the tensor's end. The bucket's streams and the layout must outlive it.
 class EntryCursor {
  public:
   EntryCursor(const WeightLayout& layout, const BucketView& bucket, const BucketEntry& entry);
 
-  // The next piece, of up to 16384 positions; empty at the end. Valid until the next call.
+  // The next piece, of up to 16384 positions; empty at the end. Valid until the next call. After a
+  // failure every further call fails.
   [[nodiscard]] Result<DeltaView> next();
 
  private:
+  // Decodes up to `wanted` positions into offsets_, relative to `origin`. Returns how many: fewer
+  // where the next one is too far from the origin, none where they are not valid.
+  template <typename T>
+  [[nodiscard]] std::size_t decode_gaps(std::size_t wanted, std::uint64_t& origin);
+  template <typename T>
+  [[nodiscard]] std::size_t decode_indices(std::size_t wanted, std::uint64_t& origin);
+  [[nodiscard]] std::size_t decode(std::size_t wanted, std::uint64_t& origin);
+
   const WeightLayout* layout_;
   BucketView bucket_;
   BucketEntry entry_;

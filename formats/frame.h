@@ -5,7 +5,8 @@
 //   all before
 //
 // With `deltas_zstd` the body is one zstd frame. Everything in the header is checked before
-// anything is allocated.
+// anything is allocated, and what is not written in the one canonical way is refused: two frames
+// differ exactly where their bytes do (compressed bodies apart).
 #pragma once
 
 #include <cstddef>
@@ -18,12 +19,15 @@
 #include "core/status.h"
 #include "core/version.h"
 #include "formats/bucket.h"
+#include "formats/byte_buffer.h"
 #include "formats/encoding.h"
 
 namespace driftless {
 
 inline constexpr std::size_t kFrameHeaderBytes = 128;
 inline constexpr std::size_t kFrameTrailerBytes = 16;
+inline constexpr std::size_t kFrameEntryBytes = 16;  // of the table, each
+inline constexpr std::uint16_t kFrameFormat = 1;
 
 // Which version a frame belongs to.
 struct FrameContext {
@@ -37,7 +41,8 @@ struct FrameContext {
   friend bool operator==(const FrameContext&, const FrameContext&) = default;
 };
 
-// Appends the frame to `out`. The bucket's coding must be the encoding's.
+// Appends the frame to `out`. The bucket's coding must be the encoding's, and its entries must
+// tile both streams in order, as a BucketBuilder leaves them. After a failure `out` is as it was.
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
 
@@ -46,8 +51,10 @@ struct FrameContext {
 struct FrameInfo {
   FrameContext context;
   DType dtype = DType::kU8;
-  std::uint64_t frame_bytes = 0;  // all of it
-  std::uint64_t body_bytes = 0;   // after decompression
+  std::uint64_t frame_bytes = 0;                        // all of it
+  std::uint64_t body_bytes = 0;                         // after decompression
+  std::uint64_t stored_bytes = 0;                       // of the body, as it lies in the frame
+  std::uint64_t positions_bytes = 0, values_bytes = 0;  // of the streams, without padding
   std::uint32_t entries = 0;
 };
 [[nodiscard]] Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
@@ -56,8 +63,9 @@ struct FrameInfo {
 // compressed; the frame must outlive it.
 class Frame {
  public:
-  // Checks hash, header, table (check_bucket) and the layout's signature. `max_body_bytes` bounds
-  // what is allocated for a compressed body.
+  // `frame` is exactly one frame. Checks hash, header, table (check_bucket) and the layout's
+  // signature (kWrongLayout). `max_body_bytes` bounds the body, and so what is allocated. Positions
+  // are left to EntryCursor.
   [[nodiscard]] static Result<Frame> decode(std::span<const std::byte> frame,
                                             const WeightLayout& layout,
                                             std::uint64_t max_body_bytes);
@@ -66,10 +74,12 @@ class Frame {
   [[nodiscard]] BucketView bucket() const;
 
  private:
+  [[nodiscard]] Status inflate(std::span<const std::byte> stored);
+  [[nodiscard]] Status read_body(std::span<const std::byte> body);
+
   FrameInfo info_;
-  std::vector<std::byte> inflated_;
+  ByteBuffer inflated_;
   std::vector<BucketEntry> entries_;
-  Encoding coding_ = Encoding::kIndices;
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
 };

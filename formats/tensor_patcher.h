@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/delta_view.h"
@@ -23,7 +24,7 @@ class TensorPatcher {
  public:
   virtual ~TensorPatcher() = default;
   // `chunk` holds the old bytes that start at `byte_offset`, and gets the new ones. Its length is a
-  // multiple of 8, except for the last chunk.
+  // multiple of 8, except for the last chunk. After a failure the chunk's content is not defined.
   [[nodiscard]] virtual Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) = 0;
   // Ok only where the delta was used up exactly.
   [[nodiscard]] virtual Status finish() = 0;
@@ -41,7 +42,8 @@ class TensorPatcher {
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_full_patcher(
     const TensorSpec& tensor, std::span<const std::byte> new_bytes);
 
-// Pieces of one tensor in several buckets, in ascending order of their positions.
+// Pieces of one tensor in several buckets, in ascending order of their positions. What the buckets
+// and the layout point to must outlive the patcher.
 struct BucketPiece {
   BucketView bucket;
   BucketEntry entry;
@@ -49,13 +51,14 @@ struct BucketPiece {
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(
     const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces);
 
-// Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame.
+// Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame. Both
+// sides have the same size. `workers` as for ZstdWriter.
 [[nodiscard]] Status encode_xor(std::span<const std::byte> old_bytes,
                                 std::span<const std::byte> new_bytes, unsigned workers,
                                 const ByteSink& sink);
 
-// Writes the `overwrite` payload in three passes, so that memory stays bounded: the number of
-// changed bytes is known from the start, then positions, then values are fed.
+// Writes the `overwrite` payload front to back, so that memory stays bounded: the number of changed
+// bytes is known from the start, then all positions are fed, then all values. One thread at a time.
 class OverwriteEncoder {
  public:
   // kUnsupported, naming the tensor, where it is larger than 4 GiB.
@@ -63,17 +66,24 @@ class OverwriteEncoder {
                                                        std::uint64_t changed_bytes,
                                                        unsigned workers, ByteSink sink);
   // Deltas of unit_bytes 1, ascending: all of them once through add_positions(), then all of them
-  // again through add_values().
+  // again through add_values(). kInvalidArgument for anything else.
   [[nodiscard]] Status add_positions(const DeltaView& delta);
   [[nodiscard]] Status add_values(const DeltaView& delta);
   [[nodiscard]] Status finish();
 
  private:
-  explicit OverwriteEncoder(ZstdWriter writer, std::uint64_t count)
-      : writer_(std::move(writer)), count_(count) {}
-  ZstdWriter writer_;
+  OverwriteEncoder(std::string tensor, std::uint64_t tensor_bytes, std::uint64_t count,
+                   ZstdWriter writer)
+      : tensor_(std::move(tensor)),
+        tensor_bytes_(tensor_bytes),
+        count_(count),
+        writer_(std::move(writer)) {}
+  std::string tensor_;  // its name
+  std::uint64_t tensor_bytes_;
   std::uint64_t count_;
+  ZstdWriter writer_;
   std::uint64_t positions_ = 0, values_ = 0;  // fed so far
+  std::uint64_t next_position_ = 0;           // the least that may come next
 };
 
 }  // namespace driftless

@@ -1,0 +1,45 @@
+// Part of the patchers: makes sure that chunks adjoin and cover the tensor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/layout.h"
+#include "core/status.h"
+
+namespace driftless {
+
+class ChunkOrder {
+ public:
+  explicit ChunkOrder(const TensorSpec& tensor)
+      : name_(tensor.name), size_bytes_(tensor.size_bytes) {}
+
+  [[nodiscard]] Status advance(std::uint64_t byte_offset, std::uint64_t chunk_bytes) {
+    if (byte_offset != next_ || chunk_bytes > size_bytes_ - next_) {
+      return error(StatusCode::kInternal, "tensor '", name_, "': a chunk of ", chunk_bytes,
+                   " bytes at ", byte_offset, ", expected one at ", next_, " of ", size_bytes_);
+    }
+    if (chunk_bytes % 8 != 0 && byte_offset + chunk_bytes != size_bytes_) {
+      return error(StatusCode::kInternal, "tensor '", name_, "': a chunk of ", chunk_bytes,
+                   " bytes before the last one is not a multiple of 8");
+    }
+    next_ += chunk_bytes;
+    return {};
+  }
+
+  [[nodiscard]] Status finish() const {
+    if (next_ == size_bytes_) return {};
+    return error(StatusCode::kInternal, "tensor '", name_, "': only ", next_, " of ", size_bytes_,
+                 " bytes were patched");
+  }
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] std::string context() const { return "tensor '" + name_ + "'"; }
+
+ private:
+  std::string name_;
+  std::uint64_t size_bytes_;
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,382 @@
+#include "formats/frame.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "formats/zstd_stream.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::array<char, 8> kMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
+constexpr std::size_t kHeaderHashOffset = kFrameHeaderBytes - 8;
+constexpr std::size_t kAlignment = 8;
+// A body is memory; what is past this is damage, and sums of such sizes cannot overflow.
+constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 60;
+
+constexpr std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool compressed(Encoding encoding) { return encoding == Encoding::kDeltasZstd; }
+
+Encoding coding_of(Encoding encoding) {
+  return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+}
+
+// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
+class FieldWriter {
+ public:
+  explicit FieldWriter(std::byte* out) : out_(out) {}
+  template <typename T>
+  void put(T value) {
+    std::memcpy(out_, &value, sizeof(T));
+    out_ += sizeof(T);
+  }
+  void put(const Hash128& hash) {
+    put(__builtin_bswap64(hash.high));
+    put(__builtin_bswap64(hash.low));
+  }
+
+ private:
+  std::byte* out_;
+};
+
+class FieldReader {
+ public:
+  explicit FieldReader(const std::byte* from) : from_(from) {}
+  template <typename T>
+  T get() {
+    T value;
+    std::memcpy(&value, from_, sizeof(T));
+    from_ += sizeof(T);
+    return value;
+  }
+  Hash128 get_hash() {
+    const auto high = get<std::uint64_t>();
+    const auto low = get<std::uint64_t>();
+    return {__builtin_bswap64(high), __builtin_bswap64(low)};
+  }
+
+ private:
+  const std::byte* from_;
+};
+
+using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
+
+HeaderBytes make_header(const FrameInfo& info) {
+  HeaderBytes header{};
+  std::memcpy(header.data(), kMagic.data(), kMagic.size());
+  FieldWriter fields(header.data() + kMagic.size());
+  const FrameContext& context = info.context;
+  fields.put(kFrameFormat);
+  fields.put(static_cast<std::uint8_t>(context.encoding));
+  fields.put(static_cast<std::uint8_t>(info.dtype));
+  fields.put(info.entries);
+  fields.put(info.frame_bytes);
+  fields.put(info.body_bytes);
+  fields.put(info.stored_bytes);
+  fields.put(context.id.run);
+  fields.put(context.id.version);
+  fields.put(context.base_version);
+  fields.put(context.layout);
+  fields.put(context.rank);
+  fields.put(context.index);
+  fields.put(info.positions_bytes);
+  fields.put(info.values_bytes);
+  fields.put(std::uint64_t{0});
+  fields.put(std::uint64_t{XXH3_64bits(header.data(), kHeaderHashOffset)});
+  return header;
+}
+
+std::uint64_t body_bytes_of(const FrameInfo& info) {
+  return info.entries * std::uint64_t{kFrameEntryBytes} + aligned(info.positions_bytes) +
+         aligned(info.values_bytes);
+}
+
+// What encode_frame() leaves out of the table must follow from the rest of it.
+Status check_tiles(const BucketView& bucket) {
+  std::uint64_t position_end = 0, value_end = 0;
+  for (const BucketEntry& entry : bucket.entries) {
+    if (entry.position_begin != position_end || entry.value_begin != value_end ||
+        entry.position_end - entry.position_begin != entry.count() * entry.position_bytes) {
+      return error(StatusCode::kInvalidArgument, "the entries of a bucket do not tile its streams");
+    }
+    position_end = entry.position_end;
+    value_end = entry.value_end;
+  }
+  if (position_end != bucket.positions.size() ||
+      value_end * unit_bytes(bucket.dtype) != bucket.values.size()) {
+    return error(StatusCode::kInvalidArgument, "the entries of a bucket do not fill its streams");
+  }
+  return {};
+}
+
+std::vector<std::byte> make_table(std::span<const BucketEntry> entries) {
+  std::vector<std::byte> table(entries.size() * kFrameEntryBytes);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    FieldWriter fields(table.data() + i * kFrameEntryBytes);
+    fields.put(entries[i].tensor);
+    fields.put(static_cast<std::uint32_t>(entries[i].position_bytes));
+    fields.put(entries[i].count());
+  }
+  return table;
+}
+
+Status write_body(const BucketView& bucket, const ByteSink& sink) {
+  constexpr std::array<std::byte, kAlignment> kPadding{};
+  DRIFTLESS_RETURN_IF_ERROR(sink(make_table(bucket.entries)));
+  for (const std::span<const std::byte> stream : {bucket.positions, bucket.values}) {
+    DRIFTLESS_RETURN_IF_ERROR(sink(stream));
+    DRIFTLESS_RETURN_IF_ERROR(
+        sink(std::span(kPadding).first(aligned(stream.size()) - stream.size())));
+  }
+  return {};
+}
+
+Status append_body(const FrameInfo& info, const BucketView& bucket, std::vector<std::byte>& out) {
+  const ByteSink append = [&out](std::span<const std::byte> bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+    return Status();
+  };
+  if (!compressed(info.context.encoding)) return write_body(bucket, append);
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(info.body_bytes, 0, append));
+  DRIFTLESS_RETURN_IF_ERROR(
+      write_body(bucket, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
+  return zstd.finish();
+}
+
+Status check_sizes(const FrameInfo& info) {
+  if (info.positions_bytes > kMaxStreamBytes || info.values_bytes > kMaxStreamBytes ||
+      info.stored_bytes > kMaxStreamBytes) {
+    return error(StatusCode::kCorrupt, "frame header: a stream is larger than 2^60 bytes");
+  }
+  if (info.values_bytes % unit_bytes(info.dtype) != 0) {
+    return error(StatusCode::kCorrupt, "frame header: ", info.values_bytes,
+                 " bytes of values are not whole ", driftless::info(info.dtype).name);
+  }
+  if (info.body_bytes != body_bytes_of(info)) {
+    return error(StatusCode::kCorrupt, "frame header: a body of ", info.body_bytes,
+                 " bytes, expected ", body_bytes_of(info));
+  }
+  if (!compressed(info.context.encoding) && info.stored_bytes != info.body_bytes) {
+    return error(StatusCode::kCorrupt, "frame header: ", info.stored_bytes,
+                 " bytes are stored of a plain body of ", info.body_bytes);
+  }
+  if (info.frame_bytes != kFrameHeaderBytes + info.stored_bytes + kFrameTrailerBytes) {
+    return error(StatusCode::kCorrupt, "frame header: a frame of ", info.frame_bytes,
+                 " bytes, expected ", kFrameHeaderBytes + info.stored_bytes + kFrameTrailerBytes);
+  }
+  return {};
+}
+
+template <typename T>
+bool has_gap_above(std::span<const std::byte> gaps, std::uint64_t limit) {
+  for (std::size_t at = 0; at + sizeof(T) <= gaps.size(); at += sizeof(T)) {
+    T gap;
+    std::memcpy(&gap, gaps.data() + at, sizeof(T));
+    if (gap > limit) return true;
+  }
+  return false;
+}
+
+// A width above 2 is canonical only where a gap needs it. Costs nothing for entries of width 2.
+Status check_least_width(const WeightLayout& layout, const BucketView& bucket,
+                         const BucketEntry& entry) {
+  if (bucket.coding == Encoding::kIndices || entry.position_bytes == 2) return {};
+  const auto gaps =
+      bucket.positions.subspan(entry.position_begin, entry.position_end - entry.position_begin);
+  const bool needed =
+      entry.position_bytes == 4
+          ? has_gap_above<std::uint32_t>(gaps, std::numeric_limits<std::uint16_t>::max())
+          : has_gap_above<std::uint64_t>(gaps, std::numeric_limits<std::uint32_t>::max());
+  if (needed) return {};
+  return error(StatusCode::kCorrupt, "frame: tensor '", layout[entry.tensor].name, "' has gaps of ",
+               entry.position_bytes, " bytes where fewer are enough");
+}
+
+// The stream at the front of `rest`, which is moved past its padding.
+Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
+                                               std::uint64_t bytes) {
+  const auto stream = rest.first(bytes);
+  for (const std::byte padding : rest.subspan(bytes, aligned(bytes) - bytes)) {
+    if (padding != std::byte{0}) {
+      return error(StatusCode::kCorrupt, "frame: the padding of a stream is not zero");
+    }
+  }
+  rest = rest.subspan(aligned(bytes));
+  return stream;
+}
+
+}  // namespace
+
+Status encode_frame(const FrameContext& context, const BucketView& bucket,
+                    std::vector<std::byte>& out) {
+  if (!info(context.encoding).positional || bucket.coding != coding_of(context.encoding)) {
+    return error(StatusCode::kInvalidArgument, "a bucket of ", info(bucket.coding).name,
+                 " cannot go into a frame of ", info(context.encoding).name);
+  }
+  if (bucket.entries.size() > std::numeric_limits<std::uint32_t>::max()) {
+    return error(StatusCode::kInvalidArgument, "a bucket of 2^32 entries or more");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_tiles(bucket));
+  FrameInfo frame;
+  frame.context = context;
+  frame.dtype = bucket.dtype;
+  frame.entries = static_cast<std::uint32_t>(bucket.entries.size());
+  frame.positions_bytes = bucket.positions.size();
+  frame.values_bytes = bucket.values.size();
+  frame.body_bytes = body_bytes_of(frame);
+
+  const std::size_t begin = out.size();
+  if (!compressed(context.encoding)) {
+    out.reserve(begin + kFrameHeaderBytes + frame.body_bytes + kFrameTrailerBytes);
+  }
+  out.resize(begin + kFrameHeaderBytes);
+  if (Status status = append_body(frame, bucket, out); !status.ok()) {
+    out.resize(begin);
+    return status;
+  }
+  frame.stored_bytes = out.size() - begin - kFrameHeaderBytes;
+  frame.frame_bytes = out.size() - begin + kFrameTrailerBytes;
+  const HeaderBytes header = make_header(frame);
+  std::memcpy(out.data() + begin, header.data(), header.size());
+  const Hash128 hash = xxh3_128(std::span(out).subspan(begin));
+  out.resize(out.size() + kFrameTrailerBytes);
+  FieldWriter(out.data() + out.size() - kFrameTrailerBytes).put(hash);
+  return {};
+}
+
+Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
+  if (frame.size() < kFrameHeaderBytes) {
+    return error(StatusCode::kCorrupt, "frame header: ", frame.size(), " bytes, expected ",
+                 kFrameHeaderBytes);
+  }
+  if (std::memcmp(frame.data(), kMagic.data(), kMagic.size()) != 0) {
+    return error(StatusCode::kCorrupt, "frame header: it does not begin with DRIFTLSF");
+  }
+  if (FieldReader(frame.data() + kHeaderHashOffset).get<std::uint64_t>() !=
+      XXH3_64bits(frame.data(), kHeaderHashOffset)) {
+    return error(StatusCode::kCorrupt, "frame header: its hash does not match");
+  }
+  FieldReader fields(frame.data() + kMagic.size());
+  if (const auto format = fields.get<std::uint16_t>(); format != kFrameFormat) {
+    return error(StatusCode::kUnsupported, "frame header: format ", format, ", this build reads ",
+                 kFrameFormat, "; use the same release on both sides");
+  }
+  FrameInfo result;
+  FrameContext& context = result.context;
+  DRIFTLESS_ASSIGN_OR_RETURN(context.encoding, encoding_from_wire(fields.get<std::uint8_t>()));
+  if (!info(context.encoding).positional) {
+    return error(StatusCode::kCorrupt, "frame header: encoding ", info(context.encoding).name,
+                 " does not travel in frames");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(result.dtype, dtype_from_wire(fields.get<std::uint8_t>()));
+  result.entries = fields.get<std::uint32_t>();
+  result.frame_bytes = fields.get<std::uint64_t>();
+  result.body_bytes = fields.get<std::uint64_t>();
+  result.stored_bytes = fields.get<std::uint64_t>();
+  context.id.run = fields.get_hash();
+  context.id.version = fields.get<std::uint64_t>();
+  context.base_version = fields.get<std::uint64_t>();
+  context.layout = fields.get_hash();
+  context.rank = fields.get<std::uint32_t>();
+  context.index = fields.get<std::uint32_t>();
+  result.positions_bytes = fields.get<std::uint64_t>();
+  result.values_bytes = fields.get<std::uint64_t>();
+  if (fields.get<std::uint64_t>() != 0) {
+    return error(StatusCode::kCorrupt, "frame header: a reserved field is not zero");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(result));
+  return result;
+}
+
+Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout& layout,
+                            std::uint64_t max_body_bytes) {
+  Frame result;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.info_, read_frame_header(frame));
+  const FrameInfo& info = result.info_;
+  if (frame.size() != info.frame_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
+                 info.frame_bytes);
+  }
+  if (info.body_bytes > max_body_bytes) {
+    return error(StatusCode::kCorrupt, "frame: a body of ", info.body_bytes, " bytes, at most ",
+                 max_body_bytes, " are expected");
+  }
+  const auto hashed = frame.first(frame.size() - kFrameTrailerBytes);
+  if (FieldReader(hashed.data() + hashed.size()).get_hash() != xxh3_128(hashed)) {
+    return error(StatusCode::kCorrupt, "frame: its hash does not match");
+  }
+  if (info.context.layout != layout.signature()) {
+    return error(StatusCode::kWrongLayout, "frame: made for layout ", to_hex(info.context.layout),
+                 ", ours is ", to_hex(layout.signature()));
+  }
+  const auto stored = hashed.subspan(kFrameHeaderBytes);
+  if (compressed(info.context.encoding)) {
+    DRIFTLESS_RETURN_IF_ERROR(result.inflate(stored));
+    DRIFTLESS_RETURN_IF_ERROR(result.read_body(result.inflated_.bytes()));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(result.read_body(stored));
+  }
+  const BucketView bucket = result.bucket();
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
+  for (const BucketEntry& entry : bucket.entries) {
+    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, bucket, entry));
+  }
+  return result;
+}
+
+Status Frame::inflate(std::span<const std::byte> stored) {
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader zstd, ZstdReader::open(stored));
+  if (zstd.content_bytes() != info_.body_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", zstd.content_bytes(),
+                 " bytes under zstd, the header states a body of ", info_.body_bytes);
+  }
+  std::byte* const body = inflated_.extend(info_.body_bytes);
+  if (body == nullptr) {
+    return error(StatusCode::kNoSpace, "no memory for a frame's body of ", info_.body_bytes,
+                 " bytes");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(zstd.read({body, info_.body_bytes}));
+  return zstd.finish();
+}
+
+// `body` has the size that the header states, which is that of table and streams.
+Status Frame::read_body(std::span<const std::byte> body) {
+  const unsigned unit = unit_bytes(info_.dtype);
+  std::span<const std::byte> rest = body.subspan(info_.entries * std::size_t{kFrameEntryBytes});
+  DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, info_.positions_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, info_.values_bytes));
+  FieldReader fields(body.data());
+  std::uint64_t position_end = 0, value_end = 0;
+  entries_.reserve(info_.entries);
+  for (std::uint32_t i = 0; i < info_.entries; ++i) {
+    BucketEntry entry;
+    entry.tensor = fields.get<std::uint32_t>();
+    entry.position_bytes = fields.get<std::uint32_t>();
+    const auto count = fields.get<std::uint64_t>();
+    // Keeps both sums within the streams' sizes, so that they cannot overflow.
+    if (count > info_.values_bytes / unit - value_end || entry.position_bytes > 8) {
+      return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count, " positions of ",
+                   entry.position_bytes, " bytes, but the frame has only ",
+                   info_.values_bytes / unit, " values");
+    }
+    entry.position_begin = position_end;
+    entry.value_begin = value_end;
+    entry.position_end = position_end += count * entry.position_bytes;
+    entry.value_end = value_end += count;
+    entries_.push_back(entry);
+  }
+  return {};
+}
+
+BucketView Frame::bucket() const {
+  return {coding_of(info_.context.encoding), info_.dtype, entries_, positions_, values_};
+}
+
+}  // namespace driftless

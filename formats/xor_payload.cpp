@@ -1,0 +1,115 @@
+// The `xor` payload, and whole tensors.
+#include <algorithm>
+#include <cstring>
+
+#include "formats/chunk_order.h"
+#include "formats/tensor_patcher.h"
+
+namespace driftless {
+namespace {
+
+// Stays in the second-level cache between the XOR and the compressor.
+constexpr std::size_t kEncodeBytes = std::size_t{256} << 10;
+constexpr std::size_t kDecodeBytes = std::size_t{128} << 10;
+
+// out = a ^ b, eight bytes at a time; the compiler makes vectors of it. `out` may be `a`.
+void xor_bytes(std::byte* out, const std::byte* a, const std::byte* b, std::size_t count) {
+  std::size_t k = 0;
+  for (; k + 8 <= count; k += 8) {
+    std::uint64_t left, right;
+    std::memcpy(&left, a + k, 8);
+    std::memcpy(&right, b + k, 8);
+    left ^= right;
+    std::memcpy(out + k, &left, 8);
+  }
+  for (; k < count; ++k) out[k] = a[k] ^ b[k];
+}
+
+class XorPatcher final : public TensorPatcher {
+ public:
+  XorPatcher(const TensorSpec& tensor, ZstdReader reader)
+      : order_(tensor),
+        reader_(std::move(reader)),
+        buffer_(std::min<std::uint64_t>(kDecodeBytes, tensor.size_bytes)) {}
+
+  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+    while (!chunk.empty()) {
+      const auto mask = std::span(buffer_).first(std::min(chunk.size(), buffer_.size()));
+      DRIFTLESS_RETURN_IF_ERROR(reader_.read(mask).with_context(order_.context()));
+      xor_bytes(chunk.data(), chunk.data(), mask.data(), mask.size());
+      chunk = chunk.subspan(mask.size());
+    }
+    return {};
+  }
+
+  Status finish() override {
+    DRIFTLESS_RETURN_IF_ERROR(order_.finish());
+    return reader_.finish().with_context(order_.context());
+  }
+
+ private:
+  ChunkOrder order_;
+  ZstdReader reader_;
+  std::vector<std::byte> buffer_;
+};
+
+class FullPatcher final : public TensorPatcher {
+ public:
+  FullPatcher(const TensorSpec& tensor, std::span<const std::byte> new_bytes)
+      : order_(tensor), new_bytes_(new_bytes) {}
+
+  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+    if (!chunk.empty()) std::memcpy(chunk.data(), new_bytes_.data() + byte_offset, chunk.size());
+    return {};
+  }
+
+  Status finish() override { return order_.finish(); }
+
+ private:
+  ChunkOrder order_;
+  std::span<const std::byte> new_bytes_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<TensorPatcher>> make_xor_patcher(const TensorSpec& tensor,
+                                                        std::span<const std::byte> payload) {
+  Result<ZstdReader> reader = ZstdReader::open(payload);
+  if (!reader.ok()) return reader.status().with_context(concat("tensor '", tensor.name, "'"));
+  if (reader->content_bytes() != tensor.size_bytes) {
+    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': an xor payload of ",
+                 reader->content_bytes(), " bytes, expected ", tensor.size_bytes);
+  }
+  return std::unique_ptr<TensorPatcher>(
+      std::make_unique<XorPatcher>(tensor, std::move(reader.value())));
+}
+
+Result<std::unique_ptr<TensorPatcher>> make_full_patcher(const TensorSpec& tensor,
+                                                         std::span<const std::byte> new_bytes) {
+  if (new_bytes.size() != tensor.size_bytes) {
+    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': ", new_bytes.size(),
+                 " new bytes, expected ", tensor.size_bytes);
+  }
+  return std::unique_ptr<TensorPatcher>(std::make_unique<FullPatcher>(tensor, new_bytes));
+}
+
+Status encode_xor(std::span<const std::byte> old_bytes, std::span<const std::byte> new_bytes,
+                  unsigned workers, const ByteSink& sink) {
+  if (old_bytes.size() != new_bytes.size()) {
+    return error(StatusCode::kInvalidArgument, "xor of ", old_bytes.size(), " old and ",
+                 new_bytes.size(), " new bytes");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer,
+                             ZstdWriter::create(new_bytes.size(), workers, sink));
+  std::vector<std::byte> buffer(std::min(kEncodeBytes, new_bytes.size()));
+  for (std::size_t at = 0; at < new_bytes.size(); at += buffer.size()) {
+    const std::size_t count = std::min(buffer.size(), new_bytes.size() - at);
+    xor_bytes(buffer.data(), old_bytes.data() + at, new_bytes.data() + at, count);
+    DRIFTLESS_RETURN_IF_ERROR(writer.write(std::span(buffer).first(count)));
+  }
+  return writer.finish();
+}
+
+}  // namespace driftless
