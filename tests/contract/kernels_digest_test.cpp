@@ -135,7 +135,7 @@ TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
 
 INSTANTIATE_TEST_SUITE_P(All, KernelsDigest,
                          ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
-                         [](const auto& info) { return test_name(info.param.name); });
+                         [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace
 }  // namespace driftless

@@ -47,7 +47,7 @@ class GuardedBytes {
   [[nodiscard]] std::vector<std::byte> copy() const { return {data(), data() + size_}; }
 
  private:
-  static constexpr std::size_t kGuard = 128;
+  static constexpr std::size_t kGuard = 512;
   static constexpr std::byte kFill{0xa5};
   std::size_t size_;
   std::vector<std::byte> storage_;
