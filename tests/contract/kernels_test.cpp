@@ -1,0 +1,216 @@
+// Every implementation of the host kernels does what reference/ does, bit for bit, and touches
+// nothing else.
+#include "kernels/host_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "support/kernels_data.h"
+
+namespace driftless {
+namespace {
+
+using namespace driftless::testing;
+
+class Kernels : public ::testing::TestWithParam<HostKernels> {
+ protected:
+  const HostKernels& kernels() const { return GetParam(); }
+  const HostKernels& reference() const { return all_host_kernels().front(); }
+};
+
+struct Shifts {
+  std::size_t old_units, new_units, values;
+};
+
+void expect_same_diff(const HostKernels& kernels, const HostKernels& reference, unsigned width,
+                      std::uint32_t units, Pattern pattern, Shifts shifts) {
+  SCOPED_TRACE(::testing::Message() << "width " << width << ", units " << units << ", pattern "
+                                    << static_cast<int>(pattern));
+  Random random(units * 31 + width);
+  GuardedBytes before(std::size_t{units} * width, shifts.old_units);
+  GuardedBytes after(std::size_t{units} * width, shifts.new_units);
+  fill_units(random, width, before.data(), units);
+  std::copy_n(before.data(), before.size(), after.data());
+  change_units(random, pattern, width, after.data(), units);
+
+  const std::size_t room = units + kDiffSlackUnits;
+  std::vector<std::uint32_t> expected_offsets(room);
+  std::vector<std::byte> expected_values(room * width);
+  const std::uint32_t expected = reference.diff(before.data(), after.data(), units, width,
+                                                expected_offsets.data(), expected_values.data());
+  GuardedBytes offsets(room * sizeof(std::uint32_t));
+  GuardedBytes values(room * width, shifts.values);
+  const std::uint32_t found =
+      kernels.diff(before.data(), after.data(), units, width,
+                   reinterpret_cast<std::uint32_t*>(offsets.data()), values.data());
+
+  ASSERT_EQ(found, expected);
+  EXPECT_EQ(std::memcmp(offsets.data(), expected_offsets.data(), found * sizeof(std::uint32_t)), 0);
+  EXPECT_EQ(std::memcmp(values.data(), expected_values.data(), std::size_t{found} * width), 0);
+  EXPECT_TRUE(offsets.intact());
+  EXPECT_TRUE(values.intact());
+}
+
+TEST_P(Kernels, DiffFindsWhatReferenceFindsAtEveryShortLength) {
+  for (const unsigned width : kWidths) {
+    for (std::uint32_t units = 0; units <= 300; ++units) {
+      for (const Pattern pattern : kAllPatterns) {
+        const std::size_t turn = units + static_cast<std::size_t>(pattern);
+        expect_same_diff(kernels(), reference(), width, units, pattern,
+                         {turn % 17, turn * 7 % 19, turn * 5 % 13});
+      }
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Kernels, DiffFindsWhatReferenceFindsInLongArrays) {
+  for (const unsigned width : kWidths) {
+    for (const std::uint32_t units : {4096U, 10007U, 65537U}) {
+      for (const Pattern pattern : kAllPatterns) {
+        expect_same_diff(kernels(), reference(), width, units, pattern, {1, 3, 5});
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, DiffWritesNoFurtherThanTheSlackPastItsResults) {
+  for (const unsigned width : kWidths) {
+    const std::uint32_t units = 640;
+    std::vector<std::byte> before(units * width), after(units * width);
+    Random random(width);
+    change_units(random, Pattern::kAlternating, width, after.data(), units);
+    GuardedBytes offsets(units / 2 * sizeof(std::uint32_t)), values(units / 2 * width);
+    ASSERT_EQ(kernels().diff(before.data(), after.data(), units, width,
+                             reinterpret_cast<std::uint32_t*>(offsets.data()), values.data()),
+              units / 2);
+    EXPECT_TRUE(offsets.intact(kDiffSlackUnits * sizeof(std::uint32_t)));
+    EXPECT_TRUE(values.intact(std::size_t{kDiffSlackUnits} * width));
+  }
+}
+
+TEST_P(Kernels, DiffComparesBitsNotNumbers) {
+  const auto differs = [&](std::uint64_t a, std::uint64_t b, unsigned width) {
+    std::uint32_t offsets[1 + kDiffSlackUnits];
+    std::uint64_t values[1 + kDiffSlackUnits];
+    return kernels().diff(&a, &b, 1, width, offsets, values) == 1;
+  };
+  for (const unsigned width : {2U, 4U, 8U}) {
+    const std::uint64_t sign = std::uint64_t{1} << (8 * width - 1);
+    EXPECT_TRUE(differs(0, sign, width)) << "-0 is not +0";
+    EXPECT_TRUE(differs(sign - 1, sign - 2, width)) << "NaN payloads count";
+    EXPECT_FALSE(differs(sign - 1, sign - 1, width)) << "a NaN equals its own bits";
+    EXPECT_TRUE(differs(1, 2, width)) << "denormals are not flushed to zero";
+  }
+}
+
+std::vector<std::uint32_t> some_offsets(Random& random, std::uint32_t units, Pattern pattern) {
+  std::vector<std::uint32_t> offsets;
+  for (std::uint32_t i = 0; i < units; ++i) {
+    if (changes(random, pattern, i, units)) offsets.push_back(i);
+  }
+  return offsets;
+}
+
+TEST_P(Kernels, GatherAndScatterMoveWhatReferenceMoves) {
+  for (const unsigned width : kWidths) {
+    for (const std::uint32_t units : {1U, 2U, 47U, 48U, 49U, 50U, 300U, 10007U}) {
+      for (const Pattern pattern : kAllPatterns) {
+        Random random(units + width);
+        const std::vector<std::uint32_t> offsets = some_offsets(random, units, pattern);
+        GuardedBytes source(std::size_t{units} * width, 1), target(std::size_t{units} * width, 3);
+        fill_units(random, width, source.data(), units);
+        fill_units(random, width, target.data(), units);
+
+        GuardedBytes values(offsets.size() * width, 5), expected(offsets.size() * width);
+        kernels().gather(source.data(), width, offsets.data(), offsets.size(), values.data());
+        reference().gather(source.data(), width, offsets.data(), offsets.size(), expected.data());
+        EXPECT_EQ(values.copy(), expected.copy());
+        EXPECT_TRUE(values.intact());
+
+        GuardedBytes expected_target(target.size());
+        std::copy_n(target.data(), target.size(), expected_target.data());
+        kernels().scatter(target.data(), width, offsets.data(), offsets.size(), values.data());
+        reference().scatter(expected_target.data(), width, offsets.data(), offsets.size(),
+                            values.data());
+        EXPECT_EQ(target.copy(), expected_target.copy());
+        EXPECT_TRUE(target.intact());
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, ScatterOfADiffMakesTheNewArray) {
+  for (const unsigned width : kWidths) {
+    const std::uint32_t units = 20011;
+    Random random(width);
+    std::vector<std::byte> before(units * width);
+    fill_units(random, width, before.data(), units);
+    std::vector<std::byte> after = before;
+    change_units(random, Pattern::kOnePercent, width, after.data(), units);
+    std::vector<std::uint32_t> offsets(units + kDiffSlackUnits);
+    std::vector<std::byte> values(offsets.size() * width);
+    const std::uint32_t found =
+        kernels().diff(before.data(), after.data(), units, width, offsets.data(), values.data());
+    ASSERT_GT(found, 0U);
+    kernels().scatter(before.data(), width, offsets.data(), found, values.data());
+    EXPECT_EQ(before, after);
+  }
+}
+
+void expect_same_overwrite(const HostKernels& kernels, const HostKernels& reference, unsigned width,
+                           std::uint32_t units, Pattern pattern, std::size_t shift) {
+  SCOPED_TRACE(::testing::Message() << "width " << width << ", units " << units << ", pattern "
+                                    << static_cast<int>(pattern));
+  Random random(units * 3 + width);
+  // Bits above the unit's are to be ignored.
+  const std::uint64_t sentinel = 0xfedcba987654ffc1ULL;
+  GuardedBytes source(std::size_t{units} * width, shift);
+  GuardedBytes target(source.size(), shift * 3 % 16), expected(source.size());
+  fill_units(random, width, source.data(), units);
+  fill_units(random, width, target.data(), units);
+  for (std::size_t i = 0; i < units; ++i) {
+    if (changes(random, pattern, i, units)) {
+      std::memcpy(source.data() + i * width, &sentinel, width);
+    }
+  }
+  std::copy_n(target.data(), target.size(), expected.data());
+  const std::uint64_t written =
+      reference.masked_overwrite(expected.data(), source.data(), units, width, sentinel);
+  EXPECT_EQ(kernels.masked_overwrite(target.data(), source.data(), units, width, sentinel),
+            written);
+  EXPECT_EQ(target.copy(), expected.copy());
+  EXPECT_TRUE(target.intact());
+}
+
+TEST_P(Kernels, MaskedOverwriteWritesWhatReferenceWrites) {
+  for (const unsigned width : kWidths) {
+    for (std::uint32_t units = 0; units <= 300; ++units) {
+      for (const Pattern pattern : kAllPatterns) {
+        expect_same_overwrite(kernels(), reference(), width, units, pattern, units % 16);
+      }
+    }
+    for (const Pattern pattern : kAllPatterns) {
+      expect_same_overwrite(kernels(), reference(), width, 100003, pattern, 7);
+    }
+  }
+}
+
+TEST(HostKernelsList, StartsWithReferenceAndNamesEveryOneOnce) {
+  const auto all = all_host_kernels();
+  ASSERT_GE(all.size(), 2U);
+  EXPECT_EQ(all.front().name, "reference");
+  EXPECT_EQ(host_kernels().name, all.back().name);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(all[i].name, all[j].name);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Kernels,
+                         ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
+                         [](const auto& param) { return test_name(param.param.name); });
+
+}  // namespace
+}  // namespace driftless
