@@ -2,7 +2,8 @@
 //
 // Both hold the format's rules: a header of at most 100 MB that is a UTF-8 JSON object without
 // duplicate keys; offsets contiguous from 0 to the end of the file, without holes or overlaps;
-// sizes that agree with dtype and shape; string metadata.
+// sizes that agree with dtype and shape; string metadata. An error names the file, the tensor and
+// the offsets. Bytes of tensors are not looked at.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,9 @@
 namespace driftless {
 
 inline constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+inline constexpr std::uint64_t kMaxSafetensorsFileBytes = (std::uint64_t{1} << 63) - 1;
+// What a writer holds back at most, and the size of its writes where tensors come in small pieces.
+inline constexpr std::size_t kSafetensorsBufferBytes = std::size_t{1} << 20;
 
 struct SafetensorsEntry {
   TensorSpec spec;
@@ -61,8 +65,10 @@ class SafetensorsFile {
 // ok; before that it has no valid header. One thread at a time.
 class SafetensorsWriter {
  public:
-  // `header_bytes` is the room reserved for the header; finish() fails with kInternal where it is
-  // too small (header_bytes_for() gives a bound), and fills what is left over with spaces.
+  // `header_bytes` is the room reserved for the header, rounded up to a multiple of 8; finish()
+  // fails with kInternal where it is too small (header_bytes_for() gives a bound), and fills what
+  // is left over with spaces. A file whose data is below kSafetensorsBufferBytes gets a header of
+  // exactly the size that it needs.
   [[nodiscard]] static Result<SafetensorsWriter> create(FileSystem& fs, const std::string& path,
                                                         std::uint64_t header_bytes);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
@@ -70,19 +76,21 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
 
   // The tensor's bytes follow through append(); end_tensor() takes the shape, which must agree with
-  // them. Names must differ.
+  // them. Names must differ. What is not UTF-8, here or in metadata, is kInvalidArgument. After an
+  // error of the file system every further call repeats it.
   [[nodiscard]] Status begin_tensor(std::string name, DType dtype);
   [[nodiscard]] Status append(std::span<const std::byte> bytes);
   [[nodiscard]] Status end_tensor(std::vector<std::uint64_t> shape);
   [[nodiscard]] Status add_metadata(std::string key, std::string value);
-  // Writes the header and syncs. Returns the size of the file.
+  // Writes the header and syncs. Returns the size of the file. Nothing may be called afterwards.
   [[nodiscard]] Result<std::uint64_t> finish();
 
-  // An upper bound for the header of tensors with these names (offsets and extents below 2^63, at
-  // most `dimensions` extents each), with this metadata.
+  // An upper bound for the header of tensors with these names (no offset or extent above
+  // `max_number`, at most `dimensions` extents each), with this metadata.
   [[nodiscard]] static std::uint64_t header_bytes_for(
       std::span<const std::string> names, std::size_t dimensions,
-      const std::map<std::string, std::string>& metadata);
+      const std::map<std::string, std::string>& metadata,
+      std::uint64_t max_number = kMaxSafetensorsFileBytes);
 
  private:
   struct State;

@@ -1,7 +1,9 @@
-// JSON from outside, parsed strictly: UTF-8 only, no duplicate keys, at most 64 levels deep,
-// nothing after the value. nlohmann's exceptions do not leave strict_json.cpp.
+// JSON from outside, parsed strictly: UTF-8 without a byte order mark, no duplicate keys at any
+// level, at most 64 levels deep, nothing after the value. nlohmann's exceptions do not leave
+// strict_json.cpp. Include <nlohmann/json.hpp> in the .cpp file that looks into a Json.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -13,8 +15,16 @@ namespace driftless {
 
 using Json = nlohmann::json;
 
-// `what` names the source in errors: a path, or "header of x.safetensors".
+inline constexpr std::size_t kMaxJsonDepth = 64;
+
+// kCorrupt where the text is not such JSON. `what` names the source in errors: a path, or "header
+// of x.safetensors". Numbers that do not fit 64 bits become floating point, which json_u64()
+// refuses.
 [[nodiscard]] Result<Json> parse_json(std::string_view text, std::string_view what);
+
+// One line of JSON for a string, with its quotes; kInvalidArgument, naming `what`, where it is not
+// UTF-8.
+[[nodiscard]] Result<std::string> json_quote(std::string_view text, std::string_view what);
 
 // Members of an object; kCorrupt naming `what` and the key where it is missing or of another type.
 [[nodiscard]] Result<const Json*> json_member(const Json& object, std::string_view key,
@@ -23,5 +33,9 @@ using Json = nlohmann::json;
                                               std::string_view what);
 [[nodiscard]] Result<std::uint64_t> json_u64(const Json& object, std::string_view key,
                                              std::string_view what);
+
+// A string from outside as an error message may hold it: on one line, in single quotes, at most
+// `max_bytes` of it, without control characters or broken UTF-8.
+[[nodiscard]] std::string shown(std::string_view text, std::size_t max_bytes = 80);
 
 }  // namespace driftless

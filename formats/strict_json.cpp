@@ -1,0 +1,166 @@
+#include "formats/strict_json.h"
+
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+namespace driftless {
+namespace {
+
+// Builds the value while watching keys and depth. The parser itself does not recurse, so depth
+// costs no stack. The member names are nlohmann's.
+class StrictHandler {
+ public:
+  bool null() { return place(nullptr); }
+  bool boolean(bool value) { return place(value); }
+  bool number_integer(Json::number_integer_t value) { return place(value); }
+  bool number_unsigned(Json::number_unsigned_t value) { return place(value); }
+  bool number_float(Json::number_float_t value, const std::string&) { return place(value); }
+  bool string(std::string& value) { return place(std::move(value)); }
+  bool binary(Json::binary_t&) { return fail("holds binary data"); }
+  bool start_object(std::size_t) { return open(Json::object()); }
+  bool start_array(std::size_t) { return open(Json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+
+  bool key(std::string& name) {
+    auto& members = open_.back()->get_ref<Json::object_t&>();
+    const auto [at, added] = members.try_emplace(std::move(name));
+    if (!added) return fail(concat("has the key ", shown(at->first), " twice"));
+    member_ = &at->second;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const std::exception& reason) {
+    const std::string_view text(reason.what());
+    const std::size_t bracket = text.find("] ");  // after nlohmann's own code
+    return fail(
+        concat("is not valid JSON at byte ", position, ": ",
+               shown(bracket == std::string_view::npos ? text : text.substr(bracket + 2), 200)));
+  }
+
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+  [[nodiscard]] Json take() { return std::move(root_); }
+
+ private:
+  bool fail(std::string problem) {
+    problem_ = std::move(problem);
+    return false;
+  }
+
+  // Where the value goes: the root, the member just named, or the end of the open array.
+  Json* put(Json value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    if (open_.back()->is_array()) {
+      auto& elements = open_.back()->get_ref<Json::array_t&>();
+      return &elements.emplace_back(std::move(value));
+    }
+    *member_ = std::move(value);
+    return member_;
+  }
+
+  template <typename T>
+  bool place(T&& value) {
+    put(Json(std::forward<T>(value)));
+    return true;
+  }
+
+  bool open(Json container) {
+    if (open_.size() == kMaxJsonDepth) {
+      return fail(concat("is more than ", kMaxJsonDepth, " levels deep"));
+    }
+    open_.push_back(put(std::move(container)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  Json root_;
+  // The containers being filled, outermost first. An element that is open is the last of its
+  // array, so that no array grows while one of its elements is pointed to.
+  std::vector<Json*> open_;
+  Json* member_ = nullptr;
+  std::string problem_;
+};
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view what) {
+  // nlohmann takes a NUL for the end of the text and skips a byte order mark.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return error(StatusCode::kCorrupt, what, ": is not valid JSON: NUL at byte ", nul);
+  }
+  if (text.starts_with("\xef\xbb\xbf")) {
+    return error(StatusCode::kCorrupt, what, ": starts with a byte order mark");
+  }
+  try {
+    StrictHandler handler;
+    if (!Json::sax_parse(text.begin(), text.end(), &handler)) {
+      return error(StatusCode::kCorrupt, what, ": ", handler.problem());
+    }
+    return handler.take();
+  } catch (const std::exception& problem) {
+    return error(StatusCode::kInternal, what, ": parsing JSON: ", problem.what());
+  }
+}
+
+Result<std::string> json_quote(std::string_view text, std::string_view what) {
+  try {
+    return Json(text).dump();
+  } catch (const std::exception&) {
+    return error(StatusCode::kInvalidArgument, what, ": ", shown(text), " is not UTF-8");
+  }
+}
+
+Result<const Json*> json_member(const Json& object, std::string_view key, std::string_view what) {
+  if (!object.is_object()) {
+    return error(StatusCode::kCorrupt, what, ": expected an object with the key '", key,
+                 "', found ", object.type_name());
+  }
+  const auto at = object.find(key);
+  if (at == object.end()) {
+    return error(StatusCode::kCorrupt, what, ": the key '", key, "' is missing");
+  }
+  return &*at;
+}
+
+Result<std::string> json_string(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
+  if (!member->is_string()) {
+    return error(StatusCode::kCorrupt, what, ": '", key, "' must be a string, found ",
+                 member->type_name());
+  }
+  return member->get_ref<const std::string&>();
+}
+
+Result<std::uint64_t> json_u64(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
+  if (!member->is_number_unsigned()) {
+    return error(StatusCode::kCorrupt, what, ": '", key,
+                 "' must be an integer from 0 to 2^64-1, found ",
+                 member->is_number() ? member->dump() : std::string(member->type_name()));
+  }
+  return member->get<std::uint64_t>();
+}
+
+std::string shown(std::string_view text, std::size_t max_bytes) {
+  std::string out = "'";
+  try {
+    // Cutting may split a character: what is broken at the end is replaced like any broken byte.
+    const std::string quoted =
+        Json(text.substr(0, max_bytes)).dump(-1, ' ', false, Json::error_handler_t::replace);
+    out.append(quoted, 1, quoted.size() - 2);
+  } catch (const std::exception&) {
+    out += '?';
+  }
+  return out + (text.size() > max_bytes ? "...'" : "'");
+}
+
+}  // namespace driftless
