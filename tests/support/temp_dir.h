@@ -1,6 +1,8 @@
 // A directory for one test, removed at its end.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -9,9 +11,13 @@ namespace driftless::testing {
 
 class TempDir {
  public:
-  TempDir() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "driftless-test-XXXXXX").string();
+  // kMemory: on a file system in memory where there is one, for small files and many syncs.
+  enum class Where { kDisk, kMemory };
+  explicit TempDir(Where where = Where::kDisk) {
+    const bool memory = where == Where::kMemory && ::access("/dev/shm", W_OK) == 0;
+    const std::filesystem::path root =
+        memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();
+    std::string pattern = (root / "driftless-test-XXXXXX").string();
     path_ = ::mkdtemp(pattern.data());
   }
   TempDir(const TempDir&) = delete;

@@ -1,0 +1,86 @@
+// A file system that fails on demand, and that can lose whatever was not synced.
+//
+// It works on real files. Every call that changes something is numbered; the planned one fails.
+// After a "crash" every later call fails too, as for a process that is gone, and lose_unsynced()
+// plays the power cut: writes since a file's last sync are taken back (all, or a random part), and
+// so are names made, changed or removed since their directory's last sync (from the newest on, all
+// or some).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/file_system.h"
+
+namespace driftless::testing {
+
+enum class Fault { kNone, kEio, kEnospc, kShortWrite, kCrashBefore, kCrashAfter };
+
+class FaultyFileSystem final : public FileSystem {
+ public:
+  // `stash` is a directory for files that were removed but whose removal is not synced yet.
+  FaultyFileSystem(Fault fault, std::uint64_t at_call, std::string stash)
+      : fault_(fault), at_call_(at_call), stash_(std::move(stash)) {}
+
+  [[nodiscard]] std::uint64_t calls() const { return calls_; }
+  [[nodiscard]] bool crashed() const { return crashed_; }
+  // Plays the power cut. `keep` = 0: everything not synced is lost; otherwise each write is kept
+  // with this probability, and a random part of the names.
+  void lose_unsynced(double keep, std::uint64_t seed);
+
+  Result<std::unique_ptr<File>> create(const std::string& path) override;
+  Result<std::unique_ptr<File>> open(const std::string& path) override;
+  Result<FileInfo> info(const std::string& path) override { return real_.info(path); }
+  Result<std::vector<std::string>> list(const std::string& path) override {
+    return real_.list(path);
+  }
+  Status make_directory(const std::string& path) override;
+  Status rename_file(const std::string& from, const std::string& to) override;
+  Status rename_directory(const std::string& from, const std::string& to) override;
+  Status remove_file(const std::string& path) override;
+  Status remove_directory(const std::string& path) override;
+  Status sync_directory(const std::string& path) override;
+  Result<MappedFile> map(const std::string& path) override { return real_.map(path); }
+  Result<std::unique_ptr<FileLock>> lock(const std::string& path,
+                                         std::chrono::milliseconds wait) override {
+    return real_.lock(path, wait);
+  }
+
+ private:
+  class FaultyFile;
+  struct UnsyncedWrite {
+    std::uint64_t offset = 0;
+    std::vector<std::byte> old_bytes;
+    std::uint64_t old_size = 0;
+  };
+  struct UnsyncedName {
+    std::string directory;
+    std::function<void()> undo;
+    std::function<void()> forget;  // once synced
+  };
+
+  // Counts a call; the fault to play for it.
+  Fault next_fault();
+  // Runs a whole-or-nothing call under the plan.
+  Status act(const std::string& what, const std::function<Status()>& call);
+  void note_name(const std::string& path, std::function<void()> undo, std::function<void()> forget);
+
+  FileSystem& real_ = posix_file_system();
+  const Fault fault_;
+  const std::uint64_t at_call_;
+  const std::string stash_;
+  std::mutex mutex_;
+  std::uint64_t calls_ = 0;
+  std::uint64_t stashed_ = 0;
+  bool crashed_ = false;
+  std::map<std::string, std::vector<UnsyncedWrite>> writes_;
+  std::vector<UnsyncedName> names_;
+};
+
+}  // namespace driftless::testing
