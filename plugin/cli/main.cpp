@@ -25,7 +25,7 @@ int run(int argc, char** argv) {
   Common common;
   Action action;
   for (const auto add :
-       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo}) {
+       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_demo}) {
     add(app, common, action);
   }
   for (CLI::App* command : app.get_subcommands({})) {
