@@ -1,6 +1,4 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "plugin/checkpoint_patcher.h"
@@ -9,15 +7,7 @@
 namespace driftless::cli {
 namespace {
 
-struct Options {
-  std::string directory;
-  std::string checkpoint;
-  std::optional<std::uint64_t> to_version;
-  std::string verify = "touched";
-  double wait_seconds = 10;
-};
-
-void print_report(const Common& common, const Options& options, const ApplyReport& done) {
+void print_report(const Common& common, const ApplyArguments& options, const ApplyReport& done) {
   if (common.json) {
     nlohmann::ordered_json json;
     json["checkpoint"] = options.checkpoint;
@@ -54,7 +44,9 @@ void print_report(const Common& common, const Options& options, const ApplyRepor
             << " at version " << done.to_version << "\n";
 }
 
-int run(const Common& common, const Options& options) {
+}  // namespace
+
+int run_apply(const Common& common, ApplyArguments options) {
   ProgressBar bar("applying");
   ApplyOptions apply;
   apply.threads = common.thread_count();
@@ -70,33 +62,6 @@ int run(const Common& common, const Options& options) {
   }
   print_report(common, options, *done);
   return kExitOk;
-}
-
-}  // namespace
-
-void add_apply(CLI::App& app, const Common& common, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("apply", "Bring a checkpoint directory to a published version, in place");
-  command->add_option("DIR", options->directory, "Directory that holds weight_v*/")->required();
-  command->add_option("--to", options->checkpoint, "Checkpoint directory to patch")->required();
-  command->add_option("--to-version", options->to_version,
-                      "Version to bring it to (default: the newest in DIR)");
-  command
-      ->add_option(
-          "--verify", options->verify,
-          "touched: the checksum of every tensor that changes; full: also the digest of all "
-          "weights, before and after")
-      ->check(CLI::IsMember({"touched", "full"}))
-      ->capture_default_str();
-  command
-      ->add_option("--wait", options->wait_seconds,
-                   "Seconds to wait for another process that patches the same checkpoint")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  command->callback([&common, &action, options] {
-    action = [&common, options] { return run(common, *options); };
-  });
 }
 
 }  // namespace driftless::cli

@@ -1,25 +1,49 @@
-// The subcommands of `driftless`. Each adds itself to the parser; its callback sets the exit code.
+// The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
+// its result or its failure and returns the exit code. arguments.cpp fills the structs.
 #pragma once
 
-#include <functional>
+#include <cstdint>
+#include <optional>
+#include <string>
 
 #include "plugin/cli/console.h"
-
-namespace CLI {
-class App;
-}
+#include "plugin/delta_writer.h"
+#include "plugin/synth.h"
 
 namespace driftless::cli {
 
-// What a chosen subcommand does; returns the exit code.
-using Action = std::function<int()>;
+struct DiffArguments {
+  DeltaOptions delta;
+  std::string layout = "hf_delta";
+  std::string encoding;
+  std::string checksum = "xxh3-128";
+};
 
-void add_synth(CLI::App& app, const Common& common, Action& action);
-void add_diff(CLI::App& app, const Common& common, Action& action);
-void add_apply(CLI::App& app, const Common& common, Action& action);
-void add_verify(CLI::App& app, const Common& common, Action& action);
-void add_inspect(CLI::App& app, const Common& common, Action& action);
-void add_bench(CLI::App& app, const Common& common, Action& action);
-void add_demo(CLI::App& app, const Common& common, Action& action);
+struct ApplyArguments {
+  std::string directory;
+  std::string checkpoint;
+  std::optional<std::uint64_t> to_version;
+  std::string verify = "touched";
+  double wait_seconds = 10;
+};
+
+struct VerifyArguments {
+  std::string checkpoint;
+  std::string like;
+  std::string manifest;
+};
+
+struct DemoArguments {
+  std::string directory;
+  std::uint64_t params = 250'000'000;
+  unsigned steps = 3;
+};
+
+int run_synth(const Common& common, SynthOptions options);
+int run_diff(const Common& common, DiffArguments options);
+int run_apply(const Common& common, ApplyArguments options);
+int run_verify(const Common& common, VerifyArguments options);
+int run_inspect(const Common& common, const std::string& path);
+int run_demo(const Common& common, DemoArguments options);
 
 }  // namespace driftless::cli

@@ -1,7 +1,5 @@
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "plugin/checkpoint_patcher.h"
@@ -15,12 +13,6 @@ namespace driftless::cli {
 namespace {
 
 namespace stdfs = std::filesystem;
-
-struct Options {
-  std::string directory;
-  std::uint64_t params = 250'000'000;
-  unsigned steps = 3;
-};
 
 struct Row {
   DirectoryLayout layout;
@@ -103,7 +95,7 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
               cells);
 }
 
-Result<std::vector<Row>> play(const Common& common, const Options& options) {
+Result<std::vector<Row>> play(const Common& common, const DemoArguments& options) {
   SynthOptions synth;
   synth.out = options.directory + "/run";
   synth.params = options.params;
@@ -136,7 +128,9 @@ Result<std::vector<Row>> play(const Common& common, const Options& options) {
   return rows;
 }
 
-int run(const Common& common, Options options) {
+}  // namespace
+
+int run_demo(const Common& common, DemoArguments options) {
   const bool temporary = options.directory.empty();
   if (temporary) {
     std::string pattern = (stdfs::temp_directory_path() / "driftless-demo-XXXXXX").string();
@@ -155,25 +149,6 @@ int run(const Common& common, Options options) {
   if (!rows.ok()) return report(common, rows.status());
   print_rows(common, *rows);
   return kExitOk;
-}
-
-}  // namespace
-
-void add_demo(CLI::App& app, const Common& common, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
-      "demo", "Synthesize a run, publish it in every encoding, follow it, prove bit identity");
-  command->add_option("--dir", options->directory,
-                      "Keep the files in this new directory (default: a temporary one, removed)");
-  command->add_option("--params", options->params, "Number of parameters, about")
-      ->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{1} << 40))
-      ->capture_default_str();
-  command->add_option("--steps", options->steps, "RL steps")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->callback([&common, &action, options] {
-    action = [&common, options] { return run(common, *options); };
-  });
 }
 
 }  // namespace driftless::cli

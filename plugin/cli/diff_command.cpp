@@ -1,6 +1,4 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "plugin/cli/commands.h"
@@ -9,14 +7,7 @@
 namespace driftless::cli {
 namespace {
 
-struct Options {
-  DeltaOptions delta;
-  std::string layout = "hf_delta";
-  std::string encoding;
-  std::string checksum = "xxh3-128";
-};
-
-Status parse(Options& options) {
+Status parse(DiffArguments& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(options.delta.directory_layout,
                              parse_directory_layout(options.layout));
   DRIFTLESS_ASSIGN_OR_RETURN(options.delta.checksum, parse_checksum_kind(options.checksum));
@@ -69,7 +60,9 @@ void print_report(const Common& common, const DeltaReport& report) {
             << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
 }
 
-int run(const Common& common, Options& options) {
+}  // namespace
+
+int run_diff(const Common& common, DiffArguments options) {
   if (Status status = parse(options); !status.ok()) return report(common, status);
   ProgressBar bar("comparing");
   options.delta.threads = common.thread_count();
@@ -78,38 +71,6 @@ int run(const Common& common, Options& options) {
   if (!done.ok()) return report(common, done.status());
   print_report(common, *done);
   return kExitOk;
-}
-
-}  // namespace
-
-void add_diff(CLI::App& app, const Common& common, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
-      "diff", "Publish the exact delta between two checkpoints as a version directory");
-  command->add_option("OLD", options->delta.old_checkpoint, "Checkpoint that the receivers have")
-      ->required();
-  command->add_option("NEW", options->delta.new_checkpoint, "Checkpoint that they are to get")
-      ->required();
-  command->add_option("--out", options->delta.directory, "Directory that gets weight_v{N:06d}/")
-      ->required();
-  command->add_option("--layout", options->layout, "hf_delta or flush")->capture_default_str();
-  command->add_option("--encoding", options->encoding,
-                      "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
-                      "deltas, indices");
-  command->add_option("--checksum", options->checksum, "xxh3-128, blake3 or adler32")
-      ->capture_default_str();
-  command->add_option("--version", options->delta.version,
-                      "Number of the version (default: one past the newest in --out)");
-  command->add_option("--base", options->delta.base_version,
-                      "Version that it builds on (default: the one before)");
-  command
-      ->add_option("--buffer-bytes", options->delta.buffer_bytes,
-                   "Size of a flush file before compression")
-      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 34))
-      ->capture_default_str();
-  command->callback([&common, &action, options] {
-    action = [&common, options] { return run(common, *options); };
-  });
 }
 
 }  // namespace driftless::cli

@@ -1,15 +1,11 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "plugin/cli/commands.h"
 #include "plugin/inspect.h"
 
 namespace driftless::cli {
-namespace {
-
-int run(const Common& common, const std::string& path) {
+int run_inspect(const Common& common, const std::string& path) {
   const Result<Inspection> result = inspect_path(posix_file_system(), path);
   if (!result.ok()) return report(common, result.status());
   if (common.json) {
@@ -35,17 +31,6 @@ int run(const Common& common, const std::string& path) {
     print_table(result->columns, result->rows);
   }
   return kExitOk;
-}
-
-}  // namespace
-
-void add_inspect(CLI::App& app, const Common& common, Action& action) {
-  auto path = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand(
-      "inspect", "Show what a checkpoint, version, frame, flush file, manifest or journal holds");
-  command->add_option("PATH", *path, "File or directory")->required();
-  command->callback(
-      [&common, &action, path] { action = [&common, path] { return run(common, *path); }; });
 }
 
 }  // namespace driftless::cli

@@ -1,15 +1,11 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "plugin/cli/commands.h"
 #include "plugin/synth.h"
 
 namespace driftless::cli {
-namespace {
-
-int run(const Common& common, SynthOptions& options) {
+int run_synth(const Common& common, SynthOptions options) {
   ProgressBar bar("synthesizing");
   options.threads = common.thread_count();
   options.progress = bar.callback();
@@ -31,33 +27,6 @@ int run(const Common& common, SynthOptions& options) {
               << " % of the weights changed\n";
   }
   return kExitOk;
-}
-
-}  // namespace
-
-void add_synth(CLI::App& app, const Common& common, Action& action) {
-  auto options = std::make_shared<SynthOptions>();
-  CLI::App* command = app.add_subcommand(
-      "synth", "Write a Qwen3-shaped checkpoint and its successors, as RL training makes them");
-  command->add_option("--out", options->out, "Directory that gets step_000000/, step_000001/, ...")
-      ->required();
-  command->add_option("--params", options->params, "Number of parameters, about")
-      ->required()
-      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 44));
-  command->add_option("--steps", options->steps, "Successors to write")
-      ->check(CLI::Range(0, 100000))
-      ->capture_default_str();
-  command->add_option("--lr", options->lr, "Learning rate: how far a step moves a weight")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--seed", options->seed, "The same seed gives the same bytes")
-      ->capture_default_str();
-  command->add_option("--shard-bytes", options->shard_bytes, "Largest size of one file")
-      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 44))
-      ->capture_default_str();
-  command->callback([&common, &action, options] {
-    action = [&common, options] { return run(common, *options); };
-  });
 }
 
 }  // namespace driftless::cli

@@ -1,6 +1,4 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "formats/version_dir.h"
@@ -11,12 +9,6 @@
 
 namespace driftless::cli {
 namespace {
-
-struct Options {
-  std::string checkpoint;
-  std::string like;
-  std::string manifest;
-};
 
 int answer(const Common& common, bool identical, const std::string& text,
            nlohmann::ordered_json details) {
@@ -30,7 +22,7 @@ int answer(const Common& common, bool identical, const std::string& text,
   return identical ? kExitOk : kExitDifferent;
 }
 
-int verify_like(const Common& common, const Options& options, const Checkpoint& checkpoint,
+int verify_like(const Common& common, const VerifyArguments& options, const Checkpoint& checkpoint,
                 const Progress& progress) {
   FileSystem& fs = posix_file_system();
   if (Status status = check_no_journal(fs, options.like); !status.ok()) {
@@ -71,7 +63,7 @@ struct Expected {
 };
 
 // From a manifest (the file, or its version directory), or from the checkpoint's own state.
-Result<Expected> expected_digest(FileSystem& fs, const Options& options) {
+Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options) {
   if (options.manifest.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.checkpoint));
     if (!state.digest) {
@@ -89,8 +81,8 @@ Result<Expected> expected_digest(FileSystem& fs, const Options& options) {
   return Expected{manifest.layout, manifest.digest, concat("version ", manifest.id.version)};
 }
 
-int verify_digest(const Common& common, const Options& options, const Checkpoint& checkpoint,
-                  const Progress& progress) {
+int verify_digest(const Common& common, const VerifyArguments& options,
+                  const Checkpoint& checkpoint, const Progress& progress) {
   const Result<Expected> expected = expected_digest(posix_file_system(), options);
   if (!expected.ok()) return report(common, expected.status());
   const Hash128& signature = checkpoint.layout().signature();
@@ -111,7 +103,9 @@ int verify_digest(const Common& common, const Options& options, const Checkpoint
       {{"digest", to_hex(found)}, {"expected_digest", to_hex(expected->digest)}});
 }
 
-int run(const Common& common, const Options& options) {
+}  // namespace
+
+int run_verify(const Common& common, VerifyArguments options) {
   FileSystem& fs = posix_file_system();
   if (Status status = check_no_journal(fs, options.checkpoint); !status.ok()) {
     return report(common, status);
@@ -121,27 +115,6 @@ int run(const Common& common, const Options& options) {
   ProgressBar bar("verifying");
   return options.like.empty() ? verify_digest(common, options, *checkpoint, bar.callback())
                               : verify_like(common, options, *checkpoint, bar.callback());
-}
-
-}  // namespace
-
-void add_verify(CLI::App& app, const Common& common, Action& action) {
-  auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand(
-      "verify", "Prove that a checkpoint holds exactly the weights it should; 0: identical");
-  command->add_option("CKPT", options->checkpoint, "Checkpoint directory")->required();
-  CLI::Option* like = command->add_option("--like", options->like,
-                                          "Another checkpoint, compared bit for bit: the first "
-                                          "difference is named");
-  command
-      ->add_option(
-          "--manifest", options->manifest,
-          "A version's manifest.json or directory, whose digest it must have (default: its "
-          "own state)")
-      ->excludes(like);
-  command->callback([&common, &action, options] {
-    action = [&common, options] { return run(common, *options); };
-  });
 }
 
 }  // namespace driftless::cli

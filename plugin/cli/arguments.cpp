@@ -1,0 +1,170 @@
+#include "plugin/cli/arguments.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "plugin/cli/commands.h"
+#include "plugin/cli/version_text.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 done (verify: identical), 1 verify found a difference, 2 wrong usage, 3 not "
+    "found or\n"
+    "not whole yet, 4 damaged or refused (wrong run, base, layout, content), 5 I/O failed or no "
+    "space,\n"
+    "6 locked by another process, 7 exists already, 8 not supported, 70 internal error.";
+
+// All that was typed. Lives until the action has run.
+struct Arguments {
+  Common common;
+  SynthOptions synth;
+  DiffArguments diff;
+  ApplyArguments apply;
+  VerifyArguments verify;
+  std::string inspect;
+  DemoArguments demo;
+  std::function<int()> action;
+};
+
+void add_synth(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "synth", "Write a Qwen3-shaped checkpoint and its successors, as RL training makes them");
+  SynthOptions& options = all.synth;
+  command->add_option("--out", options.out, "Directory that gets step_000000/, step_000001/, ...")
+      ->required();
+  command->add_option("--params", options.params, "Number of parameters, about")
+      ->required()
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 44));
+  command->add_option("--steps", options.steps, "Successors to write")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command->add_option("--lr", options.lr, "Learning rate: how far a step moves a weight")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", options.seed, "The same seed gives the same bytes")
+      ->capture_default_str();
+  command->add_option("--shard-bytes", options.shard_bytes, "Largest size of one file")
+      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 44))
+      ->capture_default_str();
+  command->callback([&all] { all.action = [&all] { return run_synth(all.common, all.synth); }; });
+}
+
+void add_diff(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "diff", "Publish the exact delta between two checkpoints as a version directory");
+  DiffArguments& options = all.diff;
+  command->add_option("OLD", options.delta.old_checkpoint, "Checkpoint that the receivers have")
+      ->required();
+  command->add_option("NEW", options.delta.new_checkpoint, "Checkpoint that they are to get")
+      ->required();
+  command->add_option("--out", options.delta.directory, "Directory that gets weight_v{N:06d}/")
+      ->required();
+  command->add_option("--layout", options.layout, "hf_delta or flush")->capture_default_str();
+  command->add_option("--encoding", options.encoding,
+                      "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
+                      "deltas, indices");
+  command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
+      ->capture_default_str();
+  command->add_option("--version", options.delta.version,
+                      "Number of the version (default: one past the newest in --out)");
+  command->add_option("--base", options.delta.base_version,
+                      "Version that it builds on (default: the one before)");
+  command
+      ->add_option("--buffer-bytes", options.delta.buffer_bytes,
+                   "Size of a flush file before compression")
+      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 34))
+      ->capture_default_str();
+  command->callback([&all] { all.action = [&all] { return run_diff(all.common, all.diff); }; });
+}
+
+void add_apply(CLI::App& app, Arguments& all) {
+  CLI::App* command =
+      app.add_subcommand("apply", "Bring a checkpoint directory to a published version, in place");
+  ApplyArguments& options = all.apply;
+  command->add_option("DIR", options.directory, "Directory that holds weight_v*/")->required();
+  command->add_option("--to", options.checkpoint, "Checkpoint directory to patch")->required();
+  command->add_option("--to-version", options.to_version,
+                      "Version to bring it to (default: the newest in DIR)");
+  command
+      ->add_option(
+          "--verify", options.verify,
+          "touched: the checksum of every tensor that changes; full: also the digest of all "
+          "weights, before and after")
+      ->check(CLI::IsMember({"touched", "full"}))
+      ->capture_default_str();
+  command
+      ->add_option("--wait", options.wait_seconds,
+                   "Seconds to wait for another process that patches the same checkpoint")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->callback([&all] { all.action = [&all] { return run_apply(all.common, all.apply); }; });
+}
+
+void add_verify(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "verify", "Prove that a checkpoint holds exactly the weights it should; 0: identical");
+  VerifyArguments& options = all.verify;
+  command->add_option("CKPT", options.checkpoint, "Checkpoint directory")->required();
+  CLI::Option* like = command->add_option(
+      "--like", options.like,
+      "Another checkpoint, compared bit for bit: the first difference is named");
+  command
+      ->add_option(
+          "--manifest", options.manifest,
+          "A version's manifest.json or directory, whose digest it must have (default: its "
+          "own state)")
+      ->excludes(like);
+  command->callback([&all] { all.action = [&all] { return run_verify(all.common, all.verify); }; });
+}
+
+void add_inspect(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show what a checkpoint, version, frame, flush file, manifest or journal holds");
+  command->add_option("PATH", all.inspect, "File or directory")->required();
+  command->callback(
+      [&all] { all.action = [&all] { return run_inspect(all.common, all.inspect); }; });
+}
+
+void add_demo(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "demo", "Synthesize a run, publish it in every encoding, follow it, prove bit identity");
+  DemoArguments& options = all.demo;
+  command->add_option("--dir", options.directory,
+                      "Keep the files in this new directory (default: a temporary one, removed)");
+  command->add_option("--params", options.params, "Number of parameters, about")
+      ->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--steps", options.steps, "RL steps")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->callback([&all] { all.action = [&all] { return run_demo(all.common, all.demo); }; });
+}
+
+}  // namespace
+
+Parsed parse_arguments(int argc, char** argv) {
+  CLI::App app{"Driftless ships exactly the changed weights, losslessly."};
+  app.name("driftless");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  app.footer(kExitCodes);
+  const auto all = std::make_shared<Arguments>();
+  for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_demo}) {
+    add(app, *all);
+  }
+  for (CLI::App* command : app.get_subcommands({})) {
+    command->add_flag("--json", all->common.json, "Print one JSON object instead of text");
+    command->add_option("--threads", all->common.threads, "Threads to use (default: one per core)")
+        ->check(CLI::Range(1, 1024));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& parse_error) {
+    return app.exit(parse_error) == 0 ? int{kExitOk} : int{kExitUsage};
+  }
+  return std::function<int()>([all] { return all->action(); });
+}
+
+}  // namespace driftless::cli
