@@ -17,7 +17,7 @@ class BucketPatcher final : public TensorPatcher {
     DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
     while (true) {
       if (at_ == view_.count()) {
-        DRIFTLESS_RETURN_IF_ERROR(refill());
+        if (const Status status = refill(); !status.ok()) return order_.fail(status);
         if (view_.count() == 0) return {};
       }
       switch (view_.unit_bytes) {
@@ -32,7 +32,9 @@ class BucketPatcher final : public TensorPatcher {
 
   Status finish() override {
     DRIFTLESS_RETURN_IF_ERROR(order_.finish());
-    if (at_ == view_.count()) DRIFTLESS_RETURN_IF_ERROR(refill());
+    if (at_ == view_.count()) {
+      if (const Status status = refill(); !status.ok()) return order_.fail(status);
+    }
     if (view_.count() == 0) return {};
     return error(StatusCode::kInternal, order_.context(), ": changes are left over");
   }
@@ -69,7 +71,7 @@ class BucketPatcher final : public TensorPatcher {
       }
       const std::uint64_t first = next.origin + next.offsets.front();
       if (first < next_position_) {
-        return error(StatusCode::kCorrupt, order_.context(), ": piece ", piece_ - 1,
+        return error(StatusCode::kCorrupt, "piece ", piece_ - 1,
                      " begins at position ", first, ", an earlier one goes to ", next_position_);
       }
       next_position_ = next.origin + next.offsets.back() + 1;

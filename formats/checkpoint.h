@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <span>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/file_system.h"
@@ -15,6 +15,21 @@
 
 namespace driftless {
 
+inline constexpr std::string_view kCheckpointIndexName = "model.safetensors.index.json";
+inline constexpr std::uint64_t kMaxCheckpointIndexBytes = 100'000'000;
+
+// model.safetensors.index.json, of a checkpoint or of a version directory.
+struct CheckpointIndex {
+  std::map<std::string, std::string> metadata;    // the values that are strings
+  std::map<std::string, std::string> weight_map;  // tensor to file
+};
+
+// kCorrupt where it is not strict JSON (strict_json.h), where a tensor's name is not usable or a
+// file's is not plain. Unknown keys are ignored, as every reader of such files does. `what` names
+// the index in errors.
+[[nodiscard]] Result<CheckpointIndex> parse_checkpoint_index(std::string_view text,
+                                                             std::string_view what);
+
 // Where a tensor's bytes are.
 struct TensorLocation {
   std::uint32_t file = 0;         // index into Checkpoint::files()
@@ -23,8 +38,8 @@ struct TensorLocation {
 
 // `path` is a directory with model.safetensors.index.json and the files that it names, a directory
 // with one *.safetensors file, or such a file itself. The index and the files must agree on every
-// tensor. File names must be plain, and no file may be a symbolic link that leads out of the
-// directory. Immutable; safe to share between threads.
+// tensor; files that the index does not name are ignored. File names must be plain, and no file may
+// be a symbolic link that leads out of the directory. Immutable; safe to share between threads.
 class Checkpoint {
  public:
   [[nodiscard]] static Result<Checkpoint> open(FileSystem& fs, const std::string& path);

@@ -1,4 +1,6 @@
-// One flush file (rank0000_flush000000.safetensors): a bucket as `__positions__` and `__values__`.
+// One flush file (rank0000_flush000000.safetensors): a bucket as `__positions__` (bytes) and
+// `__values__` (a 1-D tensor of the bucket's dtype; bytes for packed types of less than 8 bits),
+// with the table as JSON in the metadata. Under `deltas_zstd` the whole file is one zstd frame.
 #pragma once
 
 #include <cstddef>
@@ -19,21 +21,28 @@ namespace driftless {
 
 [[nodiscard]] std::string flush_file_name(std::uint32_t rank, std::uint32_t flush);
 
-// Writes and syncs a new file; returns its size. `extra` goes into the metadata beside the format's
-// own keys.
+// Writes and syncs a new file; returns its size. The bucket's coding must be the encoding's.
+// `extra` goes into the metadata beside the format's own keys.
 [[nodiscard]] Result<std::uint64_t> write_flush_file(
     FileSystem& fs, const std::string& path, const WeightLayout& layout, const BucketView& bucket,
     Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
 
-// The format's own checksum, decimal: P ^ (V << 1) of 65 bits.
+// The format's own checksum, decimal: P ^ (V << 1) of 65 bits. P is the XOR of all bytes of the
+// positions, V of all values, widened: floating point exactly to float64, whose bits count;
+// integers, bool and the bytes of packed types to 64 bits. A NaN keeps sign and payload, its
+// mantissa moved up to float64's, and becomes quiet; the only NaN of a type without payloads
+// (F8_E8M0, the FNUZ types) is 0x7ff8000020000000. C64 counts as two F32.
 [[nodiscard]] std::string flush_checksum(const BucketView& bucket);
 
 // A flush file read back, with every check: safetensors rules, names, dtypes and shapes against the
-// layout, ranges, the checksum, and that current_version is `version`.
+// layout (kWrongLayout), ranges, the checksum, and that current_version is `version`. Files of
+// other writers may have more metadata, any order of parameters, and parameters without changes,
+// which are left out here. Positions are left to EntryCursor. Whether a file is compressed is told
+// by its first bytes, not by its encoding.
 class FlushFile {
  public:
   // A compressed file is inflated into an unlinked file in `spool_directory`, so that memory stays
-  // bounded whatever its size.
+  // bounded whatever its size. The layout may go after the call.
   [[nodiscard]] static Result<FlushFile> open(FileSystem& fs, const std::string& path,
                                               const WeightLayout& layout, std::uint64_t version,
                                               const std::string& spool_directory);
@@ -43,9 +52,15 @@ class FlushFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
+  [[nodiscard]] Status read(const WeightLayout& layout, std::uint64_t version);
+  [[nodiscard]] Status read_streams(const SafetensorsHeader& header);
+  [[nodiscard]] Status read_params(const WeightLayout& layout);
+
+  std::string path_;
   MappedFile file_;  // plain safetensors bytes
   Encoding encoding_ = Encoding::kIndices;
-  DType dtype_ = DType::kU8;
+  DType dtype_ = DType::kU8;         // of the parameters
+  DType stored_dtype_ = DType::kU8;  // of `__values__`
   std::vector<BucketEntry> entries_;
   std::span<const std::byte> positions_, values_;
   std::map<std::string, std::string> metadata_;

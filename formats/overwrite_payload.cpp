@@ -34,7 +34,7 @@ class OverwritePatcher final : public TensorPatcher {
         chunk[positions_[at_] - byte_offset] = values_[at_];
       }
       if (at_ < positions_.size() || left_ == 0) return {};
-      DRIFTLESS_RETURN_IF_ERROR(refill().with_context(order_.context()));
+      if (const Status status = refill(); !status.ok()) return order_.fail(status);
     }
   }
 
@@ -43,7 +43,7 @@ class OverwritePatcher final : public TensorPatcher {
     if (at_ < positions_.size() || left_ > 0) {
       return error(StatusCode::kInternal, order_.context(), ": overwritten bytes are left over");
     }
-    return value_reader_.finish().with_context(order_.context());
+    return order_.fail(value_reader_.finish());
   }
 
  private:

@@ -68,6 +68,7 @@ struct SafetensorsWriter::State {
   }
 
   [[nodiscard]] Status flush() {
+    if (buffer.empty()) return {};
     const std::uint64_t begin = kLengthBytes + header_bytes + data_bytes - buffer.size();
     DRIFTLESS_RETURN_IF_ERROR(write(begin, buffer));
     buffer.clear();

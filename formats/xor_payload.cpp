@@ -36,7 +36,7 @@ class XorPatcher final : public TensorPatcher {
     DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
     while (!chunk.empty()) {
       const auto mask = std::span(buffer_).first(std::min(chunk.size(), buffer_.size()));
-      DRIFTLESS_RETURN_IF_ERROR(reader_.read(mask).with_context(order_.context()));
+      if (const Status status = reader_.read(mask); !status.ok()) return order_.fail(status);
       xor_bytes(chunk.data(), chunk.data(), mask.data(), mask.size());
       chunk = chunk.subspan(mask.size());
     }
@@ -45,7 +45,7 @@ class XorPatcher final : public TensorPatcher {
 
   Status finish() override {
     DRIFTLESS_RETURN_IF_ERROR(order_.finish());
-    return reader_.finish().with_context(order_.context());
+    return order_.fail(reader_.finish());
   }
 
  private:

@@ -1,0 +1,218 @@
+// Reading flush files.
+#include "formats/flush_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "formats/strict_json.h"
+#include "formats/zstd_stream.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kSpoolBytes = std::size_t{1} << 20;  // per write
+
+Status inflate(std::span<const std::byte> frame, std::uint64_t max_bytes, File& file) {
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader zstd, ZstdReader::open(frame));
+  if (zstd.content_bytes() > max_bytes) {
+    return error(StatusCode::kCorrupt, zstd.content_bytes(),
+                 " bytes of content, more than a flush file of this layout can have (", max_bytes,
+                 ")");
+  }
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(kSpoolBytes, zstd.content_bytes()));
+  for (std::uint64_t at = 0; at < zstd.content_bytes();) {
+    const auto piece =
+        std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), zstd.content_bytes() - at));
+    DRIFTLESS_RETURN_IF_ERROR(zstd.read(piece));
+    DRIFTLESS_RETURN_IF_ERROR(file.pwrite(at, piece));
+    at += piece.size();
+  }
+  return zstd.finish();
+}
+
+// The content of a compressed file, in a file that has no name any more.
+Result<MappedFile> spool(FileSystem& fs, const MappedFile& file, const WeightLayout& layout,
+                         const std::string& directory) {
+  const std::uint64_t max_bytes =
+      8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
+  const std::string path =
+      join_path(directory, concat(".driftless-spool-", to_hex(random_hash128())));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> spooled, fs.create(path));
+  const Status status = inflate(file.bytes(), max_bytes, *spooled).with_context(file.path());
+  Result<MappedFile> mapped = status.ok() ? fs.map(path) : Result<MappedFile>(status);
+  const Status removed = fs.remove_file(path);
+  if (mapped.ok() && !removed.ok()) return removed;
+  return mapped;
+}
+
+Result<std::string_view> required(const std::map<std::string, std::string>& metadata,
+                                  const std::string& key, const std::string& path) {
+  const auto at = metadata.find(key);
+  if (at == metadata.end()) {
+    return error(StatusCode::kCorrupt, path, ": the metadata has no '", key,
+                 "'; is this a flush file?");
+  }
+  return std::string_view(at->second);
+}
+
+Status check_version(std::string_view text, std::uint64_t version, const std::string& path) {
+  std::uint64_t found = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), found);
+  if (problem != std::errc() || end != text.data() + text.size()) {
+    return error(StatusCode::kCorrupt, path, ": current_version ", shown(text), " is not a number");
+  }
+  if (found == version) return {};
+  return error(StatusCode::kCorrupt, path, ": it is of version ", found, ", expected ", version);
+}
+
+Result<std::vector<std::uint64_t>> read_shape(const Json& param, const std::string& what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_member(param, "shape", what));
+  if (!list->is_array()) return error(StatusCode::kCorrupt, what, ": 'shape' must be a list");
+  std::vector<std::uint64_t> shape;
+  for (const Json& extent : *list) {
+    if (!extent.is_number_unsigned()) {
+      return error(StatusCode::kCorrupt, what, ": 'shape' must hold numbers from 0 to 2^64-1");
+    }
+    shape.push_back(extent.get<std::uint64_t>());
+  }
+  return shape;
+}
+
+// The layout's index of a parameter, which must have its dtype and shape there.
+Result<std::uint32_t> find_tensor(const WeightLayout& layout, const Json& param,
+                                  const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_string(param, "name", path));
+  const std::string what = concat(path, ": parameter ", shown(name, 400));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string dtype, json_string(param, "dtype", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> shape, read_shape(param, what));
+  const std::optional<std::uint32_t> tensor = layout.find(name);
+  if (!tensor) {
+    return error(StatusCode::kWrongLayout, what, ": the checkpoint has no such tensor");
+  }
+  const TensorSpec& ours = layout[*tensor];
+  if (info(ours.dtype).torch_name != dtype) {
+    return error(StatusCode::kWrongLayout, what, ": dtype ", shown(dtype), ", the checkpoint has ",
+                 info(ours.dtype).torch_name);
+  }
+  if (ours.shape != shape) {
+    return error(StatusCode::kWrongLayout, what, ": another shape than the checkpoint's ",
+                 ours.shape_string());
+  }
+  return *tensor;
+}
+
+Result<BucketEntry> read_param(const WeightLayout& layout, const Json& param,
+                               const std::string& path) {
+  BucketEntry entry;
+  DRIFTLESS_ASSIGN_OR_RETURN(entry.tensor, find_tensor(layout, param, path));
+  const std::string what = concat(path, ": parameter ", shown(layout[entry.tensor].name, 400));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t width, json_u64(param, "pos_width", what));
+  if (width > 8) return error(StatusCode::kCorrupt, what, ": pos_width ", width);
+  entry.position_bytes = static_cast<unsigned>(width);
+  DRIFTLESS_ASSIGN_OR_RETURN(entry.position_begin, json_u64(param, "pos_start", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(entry.position_end, json_u64(param, "pos_end", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(entry.value_begin, json_u64(param, "val_start", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(entry.value_end, json_u64(param, "val_end", what));
+  return entry;
+}
+
+}  // namespace
+
+Result<FlushFile> FlushFile::open(FileSystem& fs, const std::string& path,
+                                  const WeightLayout& layout, std::uint64_t version,
+                                  const std::string& spool_directory) {
+  FlushFile result;
+  result.path_ = path;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.file_, fs.map(path));
+  if (is_zstd_frame(result.file_.bytes())) {
+    DRIFTLESS_ASSIGN_OR_RETURN(result.file_, spool(fs, result.file_, layout, spool_directory));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(result.read(layout, version));
+  return result;
+}
+
+Status FlushFile::read(const WeightLayout& layout, std::uint64_t version) {
+  const std::span<const std::byte> bytes = file_.bytes();
+  DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsHeader header,
+                             parse_safetensors_header(bytes, bytes.size(), path_));
+  DRIFTLESS_RETURN_IF_ERROR(read_streams(header));
+  metadata_ = std::move(header.metadata);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view current,
+                             required(metadata_, "current_version", path_));
+  DRIFTLESS_RETURN_IF_ERROR(check_version(current, version, path_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view name, required(metadata_, "encoding", path_));
+  const Result<Encoding> encoding = parse_encoding(name);
+  if (!encoding.ok() || !info(*encoding).positional) {
+    return error(StatusCode::kCorrupt, path_, ": encoding ", shown(name),
+                 ", expected indices, deltas or deltas_zstd");
+  }
+  encoding_ = *encoding;
+  DRIFTLESS_RETURN_IF_ERROR(read_params(layout));
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket()).with_context(path_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view stated, required(metadata_, "checksum", path_));
+  if (const std::string found = flush_checksum(bucket()); found != stated) {
+    return error(StatusCode::kCorrupt, path_, ": checksum ", found, ", the file states ",
+                 shown(stated));
+  }
+  return {};
+}
+
+Status FlushFile::read_streams(const SafetensorsHeader& header) {
+  bool positions = false, values = false;
+  for (const SafetensorsEntry& tensor : header.tensors) {
+    const auto bytes = file_.bytes().subspan(tensor.file_offset, tensor.spec.size_bytes);
+    if (tensor.spec.name == "__positions__" && tensor.spec.dtype == DType::kU8) {
+      positions = true;
+      positions_ = bytes;
+    } else if (tensor.spec.name == "__values__") {
+      values = true;
+      values_ = bytes;
+      stored_dtype_ = dtype_ = tensor.spec.dtype;
+    } else {
+      return error(StatusCode::kCorrupt, path_, ": tensor ", shown(tensor.spec.name), " of ",
+                   info(tensor.spec.dtype).name,
+                   ", a flush file has only __positions__ (U8) and __values__");
+    }
+  }
+  if (positions && values) return {};
+  return error(StatusCode::kCorrupt, path_, ": ", positions ? "__values__" : "__positions__",
+               " is missing");
+}
+
+Status FlushFile::read_params(const WeightLayout& layout) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view text, required(metadata_, "params", path_));
+  const std::string what = path_ + ": params";
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json params, parse_json(text, what));
+  if (!params.is_array()) return error(StatusCode::kCorrupt, what, " must be a list");
+  std::vector<bool> seen(layout.size(), false);
+  for (const Json& param : params) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const BucketEntry entry, read_param(layout, param, path_));
+    const TensorSpec& tensor = layout[entry.tensor];
+    if (seen[entry.tensor]) {
+      return error(StatusCode::kCorrupt, what, ": '", tensor.name, "' is there twice");
+    }
+    seen[entry.tensor] = true;
+    const DType expected = info(tensor.dtype).bits < 8 ? DType::kU8 : tensor.dtype;
+    if (expected != stored_dtype_) {
+      return error(StatusCode::kCorrupt, what, ": '", tensor.name, "' is ", info(tensor.dtype).name,
+                   ", but the values are ", info(stored_dtype_).name);
+    }
+    const bool empty =
+        entry.position_begin == entry.position_end && entry.value_begin == entry.value_end;
+    if (empty) continue;
+    dtype_ = tensor.dtype;  // check_bucket() refuses a bucket of several
+    entries_.push_back(entry);
+  }
+  std::sort(entries_.begin(), entries_.end(), [](const BucketEntry& a, const BucketEntry& b) {
+    return a.position_begin < b.position_begin;
+  });
+  return {};
+}
+
+BucketView FlushFile::bucket() const {
+  const Encoding coding = encoding_ == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+  return {coding, dtype_, entries_, positions_, values_};
+}
+
+}  // namespace driftless

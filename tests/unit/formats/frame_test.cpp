@@ -1,0 +1,294 @@
+#include "formats/frame.h"
+
+#include <gtest/gtest.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "delta_model.h"
+#include "formats/zstd_stream.h"
+
+namespace driftless {
+namespace {
+
+using testing::Bytes;
+using testing::Changes;
+using testing::decode_all;
+using testing::delta_at;
+using testing::layout_of;
+using testing::note;
+using testing::OwnedBucket;
+using testing::OwnedDelta;
+using testing::random_offsets;
+using testing::spec;
+
+constexpr std::uint64_t kMaxBody = 1 << 26;
+
+template <typename T>
+void put(Bytes& frame, std::size_t at, T value) {
+  std::memcpy(frame.data() + at, &value, sizeof(T));
+}
+
+// Makes both hashes right again, so that what lies behind them is tested.
+void reseal(Bytes& frame) {
+  put(frame, 120, std::uint64_t{XXH3_64bits(frame.data(), 120)});
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(frame.data(), frame.size() - 16));
+  std::memcpy(frame.data() + frame.size() - 16, canonical.digest, 16);
+}
+
+class FrameTest : public ::testing::TestWithParam<Encoding> {
+ protected:
+  const WeightLayout layout_ =
+      layout_of({spec("a", DType::kBF16, {100'000}), spec("b", DType::kBF16, {1000}),
+                 spec("c", DType::kBF16, {1ULL << 34}), spec("d", DType::kU8, {100})});
+  const FrameContext context_{
+      {{0x0123456789abcdef, 0xfedcba9876543210}, 7}, 6, layout_.signature(), GetParam(), 3, 11};
+  Changes expected_;
+
+  Bytes make() {
+    std::mt19937_64 random(5);
+    BucketBuilder builder(layout_, GetParam());
+    const std::vector<OwnedDelta> deltas{delta_at(layout_, 1, 0, random_offsets(random, 101, 5)),
+                                         delta_at(layout_, 0, 3, random_offsets(random, 3, 30'000)),
+                                         delta_at(layout_, 2, 0, {0, 70'000}),
+                                         delta_at(layout_, 2, 1ULL << 33, {4})};
+    for (const OwnedDelta& delta : deltas) {
+      EXPECT_TRUE(builder.add(delta.view()).ok());
+      note(expected_, delta.view());
+    }
+    Bytes frame;
+    EXPECT_TRUE(encode_frame(context_, builder.view(), frame).ok());
+    return frame;
+  }
+
+  StatusCode decode(const Bytes& frame) {
+    const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+    if (!decoded.ok()) return decoded.status().code();
+    return decode_all(layout_, decoded->bucket()).status().code();
+  }
+
+  // The frame with a plain body that a damage was done to.
+  template <typename Damage>
+  StatusCode with_damage(Damage damage) {
+    Bytes frame = make();
+    damage(frame);
+    reseal(frame);
+    return decode(frame);
+  }
+};
+
+TEST_P(FrameTest, RoundTrips) {
+  const Bytes frame = make();
+  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+  EXPECT_EQ(decoded->info().context, context_);
+  EXPECT_EQ(decoded->info().dtype, DType::kBF16);
+  EXPECT_EQ(decoded->info().frame_bytes, frame.size());
+  EXPECT_EQ(decoded->info().entries, 3U);
+  EXPECT_EQ(decode_all(layout_, decoded->bucket()).value(), expected_);
+}
+
+TEST_P(FrameTest, EncodesTheSameBytesAgain) {
+  const Bytes frame = make();
+  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  Bytes again(5, std::byte{1});  // appended behind what is there
+  ASSERT_TRUE(encode_frame(context_, decoded->bucket(), again).ok());
+  EXPECT_TRUE(std::equal(again.begin() + 5, again.end(), frame.begin(), frame.end()));
+}
+
+TEST_P(FrameTest, ViewsSurviveAMove) {
+  const Bytes frame = make();
+  Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  const Frame moved = std::move(decoded.value());
+  EXPECT_EQ(decode_all(layout_, moved.bucket()).value(), expected_);
+}
+
+TEST_P(FrameTest, AnEmptyBucketIsAFrameToo) {
+  BucketBuilder builder(layout_, GetParam());
+  Bytes frame;
+  ASSERT_TRUE(encode_frame(context_, builder.view(), frame).ok());
+  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+  EXPECT_TRUE(decoded->bucket().entries.empty());
+}
+
+TEST_P(FrameTest, EveryTruncationExtensionAndFlipIsCorrupt) {
+  const Bytes frame = make();
+  for (std::size_t size = 0; size < frame.size(); ++size) {
+    ASSERT_EQ(decode(Bytes(frame.begin(), frame.begin() + std::ptrdiff_t(size))),
+              StatusCode::kCorrupt);
+  }
+  Bytes longer = frame;
+  longer.push_back(std::byte{0});
+  EXPECT_EQ(decode(longer), StatusCode::kCorrupt);
+  for (std::size_t at = 0; at < frame.size(); ++at) {
+    Bytes flipped = frame;
+    flipped[at] ^= std::byte{0x10};
+    ASSERT_EQ(decode(flipped), StatusCode::kCorrupt) << at;
+  }
+}
+
+TEST_P(FrameTest, HeaderAloneSaysWhatIsNeeded) {
+  const Bytes frame = make();
+  const Result<FrameInfo> info = read_frame_header(std::span(frame).first(kFrameHeaderBytes));
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->frame_bytes, frame.size());
+  EXPECT_EQ(info->context, context_);
+}
+
+TEST_P(FrameTest, AnotherLayoutIsRefused) {
+  const Bytes frame = make();
+  const WeightLayout other = layout_of({spec("a", DType::kBF16, {100'001})});
+  EXPECT_EQ(Frame::decode(frame, other, kMaxBody).status().code(), StatusCode::kWrongLayout);
+}
+
+TEST_P(FrameTest, ABodyAboveTheBoundIsRefused) {
+  const Bytes frame = make();
+  const std::uint64_t body = read_frame_header(frame)->body_bytes;
+  EXPECT_TRUE(Frame::decode(frame, layout_, body).ok());
+  EXPECT_EQ(Frame::decode(frame, layout_, body - 1).status().code(), StatusCode::kCorrupt);
+}
+
+TEST_P(FrameTest, ANewerFormatIsUnsupported) {
+  EXPECT_EQ(with_damage([](Bytes& frame) { put(frame, 8, std::uint16_t{2}); }),
+            StatusCode::kUnsupported);
+}
+
+TEST_P(FrameTest, HeaderFieldsThatDisagreeAreRefused) {
+  const auto refuses = [this](std::size_t at, auto value) {
+    EXPECT_EQ(with_damage([&](Bytes& frame) { put(frame, at, value); }), StatusCode::kCorrupt)
+        << at;
+  };
+  refuses(10, std::uint8_t{3});                         // xor does not travel in frames
+  refuses(10, std::uint8_t{5});                         // no such encoding
+  refuses(11, std::uint8_t{99});                        // no such dtype
+  refuses(11, static_cast<std::uint8_t>(DType::kF64));  // values do not divide
+  refuses(12, std::uint32_t{4});                        // entries
+  refuses(12, std::uint32_t{0xffffffff});
+  refuses(16, std::uint64_t{1} << 62);  // frame bytes
+  refuses(24, std::uint64_t{1} << 62);  // body bytes
+  refuses(32, ~std::uint64_t{0});       // stored bytes
+  refuses(96, ~std::uint64_t{0});       // positions
+  refuses(104, ~std::uint64_t{1});      // values
+  refuses(112, std::uint64_t{1});       // reserved
+}
+
+TEST_P(FrameTest, ACodingThatIsNotTheEncodingsIsRefusedByTheEncoder) {
+  BucketBuilder builder(layout_, GetParam());
+  FrameContext context = context_;
+  context.encoding = GetParam() == Encoding::kIndices ? Encoding::kDeltas : Encoding::kIndices;
+  Bytes frame;
+  EXPECT_EQ(encode_frame(context, builder.view(), frame).code(), StatusCode::kInvalidArgument);
+  context.encoding = Encoding::kXor;
+  EXPECT_EQ(encode_frame(context, builder.view(), frame).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(frame.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Encodings, FrameTest,
+                         ::testing::Values(Encoding::kIndices, Encoding::kDeltas,
+                                           Encoding::kDeltasZstd),
+                         [](const auto& test) {
+                           return std::string(driftless::info(test.param).name);
+                         });
+
+// Damage to a body, behind good hashes.
+class FrameBody : public ::testing::Test {
+ protected:
+  const WeightLayout layout_ =
+      layout_of({spec("a", DType::kU8, {1000}), spec("b", DType::kU8, {1 << 20})});
+  const FrameContext context_{{}, 0, layout_.signature(), Encoding::kDeltas, 0, 0};
+
+  [[nodiscard]] Bytes encode(const OwnedBucket& bucket) const {
+    Bytes frame;
+    EXPECT_TRUE(encode_frame(context_, bucket.view(), frame).ok());
+    return frame;
+  }
+  [[nodiscard]] OwnedBucket bucket() const {
+    BucketBuilder builder(layout_, Encoding::kDeltas);
+    EXPECT_TRUE(builder.add(delta_at(layout_, 0, 0, {1, 2, 3}).view()).ok());
+    EXPECT_TRUE(builder.add(delta_at(layout_, 1, 0, {4, 5}).view()).ok());
+    return OwnedBucket(builder.view());
+  }
+  StatusCode decode(const Bytes& frame) const {
+    return Frame::decode(frame, layout_, kMaxBody).status().code();
+  }
+};
+
+TEST_F(FrameBody, TableAndPaddingAreChecked) {
+  const Bytes good = encode(bucket());
+  ASSERT_EQ(good.size(), 128U + 2 * 16 + 16 + 8 + 16);
+  ASSERT_EQ(decode(good), StatusCode::kOk);
+  const auto refuses = [&](std::size_t at, auto value) {
+    Bytes frame = good;
+    put(frame, at, value);
+    reseal(frame);
+    EXPECT_EQ(decode(frame), StatusCode::kCorrupt) << at;
+  };
+  refuses(128, std::uint32_t{2});       // no such tensor
+  refuses(128, std::uint32_t{1});       // twice
+  refuses(132, std::uint32_t{3});       // width
+  refuses(132, std::uint32_t{0x102});   // width with a bit above it
+  refuses(132, std::uint32_t{4});       // counts no longer agree
+  refuses(136, std::uint64_t{0});       // an empty entry
+  refuses(136, std::uint64_t{4});       // count
+  refuses(136, ~std::uint64_t{0});      // count
+  refuses(136 + 16, std::uint64_t{3});  // count
+  refuses(160 + 10, std::uint8_t{1});   // padding of the positions
+  refuses(160 + 15, std::uint8_t{1});
+  refuses(176 + 5, std::uint8_t{1});  // padding of the values
+}
+
+TEST_F(FrameBody, AWidthThatNoGapNeedsIsRefused) {
+  OwnedBucket wide = bucket();
+  wide.entries[1] = {1, 4, 6, 14, 3, 5};
+  wide.positions.resize(14);
+  const std::uint32_t gaps[] = {9, 65'535};
+  std::memcpy(wide.positions.data() + 6, gaps, 8);
+  EXPECT_EQ(decode(encode(wide)), StatusCode::kCorrupt);
+  const std::uint32_t needed[] = {9, 65'536};
+  std::memcpy(wide.positions.data() + 6, needed, 8);
+  EXPECT_EQ(decode(encode(wide)), StatusCode::kOk);
+}
+
+TEST_F(FrameBody, TheEncoderRefusesABucketThatDoesNotTile) {
+  Bytes frame(3);
+  OwnedBucket hole = bucket();
+  hole.entries[1].value_begin += 1;
+  EXPECT_EQ(encode_frame(context_, hole.view(), frame).code(), StatusCode::kInvalidArgument);
+  OwnedBucket rest = bucket();
+  rest.values.push_back({});
+  EXPECT_EQ(encode_frame(context_, rest.view(), frame).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(frame.size(), 3U);
+}
+
+TEST_F(FrameBody, AZstdBodyOfAnotherSizeIsRefused) {
+  FrameContext context = context_;
+  context.encoding = Encoding::kDeltasZstd;
+  Bytes frame;
+  ASSERT_TRUE(encode_frame(context, bucket().view(), frame).ok());
+  ASSERT_EQ(decode(frame), StatusCode::kOk);
+  const Bytes other = zstd_compress(Bytes(57)).value();
+  Bytes swapped(frame.begin(), frame.begin() + 128);
+  swapped.insert(swapped.end(), other.begin(), other.end());
+  swapped.resize(swapped.size() + 16);
+  put(swapped, 16, std::uint64_t{swapped.size()});
+  put(swapped, 32, std::uint64_t{other.size()});
+  reseal(swapped);
+  EXPECT_EQ(decode(swapped), StatusCode::kCorrupt);
+}
+
+TEST_F(FrameBody, ZstdIsSmallerForManyChanges) {
+  BucketBuilder builder(layout_, Encoding::kDeltas);
+  std::mt19937_64 random(1);
+  ASSERT_TRUE(builder.add(delta_at(layout_, 1, 0, random_offsets(random, 10'000, 50)).view()).ok());
+  FrameContext context = context_;
+  context.encoding = Encoding::kDeltasZstd;
+  Bytes frame;
+  ASSERT_TRUE(encode_frame(context, builder.view(), frame).ok());
+  EXPECT_LT(frame.size(), builder.size_bytes());
+  EXPECT_EQ(read_frame_header(frame)->body_bytes, 16U + 20'000 + 10'000);
+}
+
+}  // namespace
+}  // namespace driftless
