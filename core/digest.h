@@ -45,7 +45,7 @@ inline constexpr std::size_t kDigestBlockBytes = kDigestBlockWords * kDigestWord
 [[nodiscard]] constexpr std::uint64_t digest_multiply(std::uint64_t a, std::uint64_t b) {
   const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
   const std::uint64_t low = static_cast<std::uint64_t>(product) & kDigestPrime;
-  const std::uint64_t high = static_cast<std::uint64_t>(product >> 61);
+  const auto high = static_cast<std::uint64_t>(product >> 61);
   return digest_add(digest_fold(low), digest_fold(high));
 }
 

@@ -79,8 +79,7 @@ Status check_inside(FileSystem& fs, const std::string& directory, const std::str
   if (target.empty()) {
     return error(StatusCode::kNotFound, path, ": a symbolic link to nothing");
   }
-  if (target.size() > root.size() && target.compare(0, root.size(), root) == 0 &&
-      target[root.size()] == '/') {
+  if (target.size() > root.size() && target.starts_with(root) && target[root.size()] == '/') {
     return {};
   }
   return error(StatusCode::kInvalidArgument, path, ": a symbolic link that leads out of ",

@@ -20,6 +20,8 @@ Status guarded(const Work& work) {
     return work();
   } catch (const std::exception& exception) {
     return error(StatusCode::kInternal, "unexpected exception: ", exception.what());
+  } catch (...) {
+    return error(StatusCode::kInternal, "unexpected exception of an unknown type");
   }
 }
 

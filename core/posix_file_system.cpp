@@ -76,7 +76,7 @@ class PosixFile final : public File {
     return {};
   }
 
-  const std::string& path() const override { return path_; }
+  [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
   Descriptor fd_;
@@ -211,9 +211,15 @@ class PosixFileSystem final : public FileSystem {
  private:
   static Result<std::unique_ptr<File>> open_file(const std::string& path, int flags,
                                                  std::string_view verb) {
-    const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) return errno_status(errno, concat(verb, path));
-    return std::unique_ptr<File>(std::make_unique<PosixFile>(fd, path));
+    auto file = std::make_unique<PosixFile>(fd, path);
+    struct stat status{};
+    if (::fstat(fd, &status) != 0) return errno_status(errno, concat(verb, path));
+    if (!S_ISREG(status.st_mode)) {
+      return error(StatusCode::kInvalidArgument, path, ": not a regular file");
+    }
+    return std::unique_ptr<File>(std::move(file));
   }
 };
 

@@ -1,0 +1,38 @@
+// The sizes of a Qwen3 of about a given number of parameters, its tensors and its config.json.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+
+namespace driftless {
+
+struct Qwen3Shape {
+  std::uint64_t hidden = 0;
+  std::uint64_t layers = 0;
+  std::uint64_t ffn = 0;
+  std::uint64_t vocabulary = 0;
+  std::uint64_t heads = 0;
+  std::uint64_t kv_heads = 0;
+  std::uint64_t head_dim = 0;
+
+  [[nodiscard]] std::uint64_t params() const;
+};
+
+inline constexpr std::uint64_t kMinQwen3Params = 60'000;
+inline constexpr std::uint64_t kMaxQwen3Params = 10'000'000'000'000;
+
+// Within 3 % of `params` from 100 thousand on. kInvalidArgument outside the bounds above. Every
+// extent of a matrix's row is a multiple of 16.
+[[nodiscard]] Result<Qwen3Shape> qwen3_shape(std::uint64_t params);
+
+// All bf16, in the order of the model, embeddings not tied.
+[[nodiscard]] Result<std::vector<TensorSpec>> qwen3_tensors(const Qwen3Shape& shape);
+
+// What transformers expects beside the weights.
+[[nodiscard]] std::string qwen3_config_json(const Qwen3Shape& shape);
+
+}  // namespace driftless

@@ -1,0 +1,57 @@
+// The numbers behind `driftless synth`: fp32 masters, heavy-tailed steps, bf16 rounding.
+//
+// Every number is a function of (seed, tensor's name, element, step) and is computed with integer
+// arithmetic and correctly rounded IEEE operations only, so that it is the same on every machine,
+// whatever the order and the number of threads.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace driftless {
+
+enum class SynthKind : unsigned char {
+  kMatrix,
+  kEmbedding,  // a step touches some rows and leaves the others alone
+  kNorm,       // values near 1
+};
+
+struct SynthTensor {
+  std::uint64_t key = 0;  // of its random streams
+  SynthKind kind = SynthKind::kMatrix;
+  std::uint64_t row_elements = 0;  // a multiple of 4
+  double spread = 0;               // of the initial values
+};
+
+class SynthWeights {
+ public:
+  // Steps are lr * u, u a Student t of 2 degrees of freedom, scaled and cut at its tails.
+  SynthWeights(std::uint64_t seed, double lr);
+
+  [[nodiscard]] SynthTensor tensor(std::string_view name, SynthKind kind,
+                                   std::uint64_t row_elements) const;
+
+  // Elements [first, first + masters.size()) before any step. `first` is a multiple of 4.
+  static void initialize(const SynthTensor& tensor, std::uint64_t first, std::span<float> masters);
+  // One optimizer step on them; steps count from 1.
+  void step(const SynthTensor& tensor, unsigned step, std::uint64_t first,
+            std::span<float> masters) const;
+
+ private:
+  static constexpr unsigned kTableBits = 12;
+
+  void step_run(std::uint64_t stream, std::uint64_t first, std::span<float> masters) const;
+
+  std::uint64_t seed_;
+  std::array<float, std::size_t{1} << kTableBits> steps_{};  // quantiles of lr * u
+};
+
+// To nearest, ties to even. Finite numbers only; sizes agree.
+void round_to_bf16(std::span<const float> masters, std::span<std::uint16_t> out);
+[[nodiscard]] std::uint64_t count_different(std::span<const std::uint16_t> a,
+                                            std::span<const std::uint16_t> b);
+
+}  // namespace driftless

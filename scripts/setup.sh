@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the named groups need and that are missing.
+#
+#   scripts/setup.sh GROUP...      groups: build test lint
+#
+# Silent where nothing is missing. DRIFTLESS_SKIP_SETUP=1 skips it altogether.
+set -euo pipefail
+
+packages_of() {
+  case "$1" in
+    build) echo g++ cmake ninja-build pkg-config libzstd-dev libxxhash-dev nlohmann-json3-dev \
+                libcli11-dev zlib1g-dev ;;
+    test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest ;;
+    lint) echo clang-format-19 clang-tidy-19 python3 ;;
+    *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint" >&2; return 2 ;;
+  esac
+}
+
+installed() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "scripts/setup.sh: not root and no sudo; run as root: $*" >&2
+    return 1
+  fi
+}
+
+if [ "${DRIFTLESS_SKIP_SETUP:-0}" = 1 ]; then exit 0; fi
+
+wanted=()
+for group in "$@"; do
+  list=$(packages_of "$group")
+  read -ra names <<<"$list"
+  wanted+=("${names[@]}")
+done
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "setup: no apt-get here; what these Debian packages hold must be installed: ${wanted[*]}" >&2
+  exit 0
+fi
+
+missing=()
+for package in "${wanted[@]}"; do
+  if ! installed "$package"; then missing+=("$package"); fi
+done
+if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
+
+echo "setup: installing ${missing[*]}"
+# A list that could not be refreshed is no reason to stop: the install below decides.
+as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
+  echo "setup: apt-get update reported problems; going on" >&2
+as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+  "${missing[@]}"

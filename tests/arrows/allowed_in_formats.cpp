@@ -1,0 +1,5 @@
+// Compiled with the include path of formats: it sees core and itself.
+#include "core/delta_view.h"
+#include "formats/encoding.h"
+
+int main() { return 0; }
