@@ -2,8 +2,8 @@
 //
 // Every implementation gives the same results, bit for bit; reference/ is the specification. Units
 // (core/dtype.h) are 1, 2, 4 or 8 bytes wide and are compared, moved and summed as integers: -0
-// differs from +0, NaN payloads count. No pointer needs any alignment. Nothing here allocates,
-// fails or starts a thread; calls on disjoint outputs may run at the same time.
+// differs from +0, NaN payloads count. Units and values may lie at any address. Nothing here
+// allocates, fails or starts a thread; calls on disjoint outputs may run at the same time.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,9 @@ struct HostKernels {
   void (*scatter)(void* units, unsigned unit_bytes, const std::uint32_t* offsets,
                   std::uint64_t count, const void* values);
   // target[i] = source[i] wherever source[i] != sentinel; returns how many were written (the same
-  // bits count as written). Only the low 8 * unit_bytes bits of `sentinel` are looked at.
+  // bits count as written). Only the low 8 * unit_bytes bits of `sentinel` are looked at. All of
+  // target[0, count) may be stored to, kept units with their own bits: no other thread may write
+  // there meanwhile.
   std::uint64_t (*masked_overwrite)(void* target, const void* source, std::uint64_t count,
                                     unsigned unit_bytes, std::uint64_t sentinel);
   // The part of the tensor's digest that `bytes`, lying at `byte_offset` of the tensor,

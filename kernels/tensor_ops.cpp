@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "core/parallel.h"
@@ -23,7 +24,8 @@ std::uint64_t piece_units(const TensorPair& pair, const DiffOptions& options) {
 
 std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions& options) {
   std::vector<DiffTask> tasks;
-  std::uint64_t open_bytes = 0;  // in the last task, where it may take further pairs
+  bool open = false;  // whether the last task may take further pairs
+  std::uint64_t open_bytes = 0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const TensorPair& pair = pairs[i];
     const std::uint64_t step = piece_units(pair, options);
@@ -31,12 +33,13 @@ std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions&
       for (std::uint64_t origin = 0; origin < pair.units; origin += step) {
         tasks.push_back({i, 1, origin, std::min(step, pair.units - origin)});
       }
-      open_bytes = 0;
-    } else if (open_bytes > 0 && open_bytes + bytes_of(pair) <= options.piece_bytes) {
+      open = false;
+    } else if (open && open_bytes + bytes_of(pair) <= options.piece_bytes) {
       ++tasks.back().pairs;
       open_bytes += bytes_of(pair);
     } else {
       tasks.push_back({i, 1, 0, pair.units});
+      open = true;
       open_bytes = bytes_of(pair);
     }
   }
@@ -107,17 +110,14 @@ Status check(std::span<const TensorPair> pairs) {
   return {};
 }
 
-}  // namespace
-
-Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
-                    const DiffOptions& options,
-                    const std::function<Status(const DiffPiece&)>& in_parallel,
-                    const std::function<Status(const DiffPiece&)>& in_order) {
-  DRIFTLESS_RETURN_IF_ERROR(check(pairs));
+Status diff_in_tasks(const HostKernels& kernels, std::span<const TensorPair> pairs,
+                     const DiffOptions& options,
+                     const std::function<Status(const DiffPiece&)>& in_parallel,
+                     const std::function<Status(const DiffPiece&)>& in_order) {
   const std::vector<DiffTask> tasks = plan(pairs, options);
+  if (tasks.empty()) return {};
   std::vector<DiffSlot> slots =
       make_slots(pairs, tasks, std::size_t{std::max(1U, options.threads)} + 2);
-  if (tasks.empty()) return {};
   const auto produce = [&](std::size_t index, std::size_t slot_index) -> Status {
     const DiffTask& task = tasks[index];
     DiffSlot& slot = slots[slot_index];
@@ -137,6 +137,21 @@ Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pair
     return {};
   };
   return ordered_pipeline(tasks.size(), options.threads, slots.size(), produce, consume);
+}
+
+}  // namespace
+
+Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
+                    const DiffOptions& options,
+                    const std::function<Status(const DiffPiece&)>& in_parallel,
+                    const std::function<Status(const DiffPiece&)>& in_order) {
+  DRIFTLESS_RETURN_IF_ERROR(check(pairs));
+  try {
+    return diff_in_tasks(kernels, pairs, options, in_parallel, in_order);
+  } catch (const std::bad_alloc&) {
+    return error(StatusCode::kNoSpace, "no memory to compare pieces of ", options.piece_bytes,
+                 " bytes on ", options.threads, " threads");
+  }
 }
 
 void scatter_delta(const HostKernels& kernels, std::byte* tensor_data, const DeltaView& delta,

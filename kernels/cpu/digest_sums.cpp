@@ -6,8 +6,9 @@
 namespace driftless::cpu::DRIFTLESS_SIMD_TARGET {
 namespace {
 
-// A 64-bit sum takes 16 products of 32 by 28 bits, and a vector of words gives two.
-constexpr unsigned kVectorsPerGroup = 8;
+// A 64-bit sum takes 16 products of 32 by 28 bits, and a vector of words gives one to each of two
+// sums.
+constexpr unsigned kVectorsPerGroup = 16;
 constexpr unsigned kWordsPerVector = kVectorBytes / 4;
 constexpr unsigned kWordsPerGroup = kVectorsPerGroup * kWordsPerVector;
 
@@ -32,27 +33,33 @@ void digest_sums(const void* words, std::uint32_t count,
                  const std::uint32_t* const keys[kDigestKeyStreams],
                  WideSum sums[kDigestKeyStreams]) {
   const auto* in = static_cast<const unsigned char*>(words);
+  const unsigned char* key[kDigestKeyStreams];
   Vector low[kDigestKeyStreams], high[kDigestKeyStreams];
-  for (unsigned s = 0; s < kDigestKeyStreams; ++s) low[s] = high[s] = zero();
+  for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
+    low[s] = high[s] = zero();
+    key[s] = bytes_of(keys[s]);
+  }
   std::uint32_t i = 0;
   for (; count - i >= kWordsPerGroup; i += kWordsPerGroup) {
-    Vector group[kDigestKeyStreams];
-    for (unsigned s = 0; s < kDigestKeyStreams; ++s) group[s] = zero();
+    Vector first[kDigestKeyStreams], second[kDigestKeyStreams];
+    for (unsigned s = 0; s < kDigestKeyStreams; ++s) first[s] = second[s] = zero();
+#pragma GCC unroll 16
     for (unsigned v = 0; v < kVectorsPerGroup; ++v) {
-      const std::uint32_t at = i + v * kWordsPerVector;
-      const Vector piece = load(in + std::uint64_t{at} * 4);
+      const Vector piece = load(in + v * kVectorBytes);
       for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
-        group[s] = multiply_add(group[s], piece, load(bytes_of(keys[s] + at)));
+        multiply_add(first[s], second[s], piece, load(key[s] + v * kVectorBytes));
       }
     }
+    in += kVectorsPerGroup * kVectorBytes;
     for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
-      low[s] = add_low_halves(low[s], group[s]);
-      high[s] = add_high_halves(high[s], group[s]);
+      key[s] += kVectorsPerGroup * kVectorBytes;
+      low[s] = add_low_halves(add_low_halves(low[s], first[s]), second[s]);
+      high[s] = add_high_halves(add_high_halves(high[s], first[s]), second[s]);
     }
   }
   for (unsigned s = 0; s < kDigestKeyStreams; ++s) {
     sums[s] = {sum_64(low[s]), sum_64(high[s])};
-    add_tail(in, i, count, keys[s], sums[s]);
+    add_tail(static_cast<const unsigned char*>(words), i, count, keys[s], sums[s]);
   }
 }
 

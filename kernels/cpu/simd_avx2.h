@@ -74,10 +74,10 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   return ~bits;
 }
 
-inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
-  const Vector even = _mm256_mul_epu32(words, keys);
-  const Vector odd = _mm256_mul_epu32(_mm256_srli_epi64(words, 32), _mm256_srli_epi64(keys, 32));
-  return _mm256_add_epi64(sums, _mm256_add_epi64(even, odd));
+inline void multiply_add(Vector& first, Vector& second, Vector words, Vector keys) {
+  first = _mm256_add_epi64(first, _mm256_mul_epu32(words, keys));
+  second = _mm256_add_epi64(
+      second, _mm256_mul_epu32(_mm256_srli_epi64(words, 32), _mm256_srli_epi64(keys, 32)));
 }
 inline Vector add_low_halves(Vector sums, Vector x) {
   return _mm256_add_epi64(sums, _mm256_and_si256(x, _mm256_set1_epi64x(0xffffffff)));

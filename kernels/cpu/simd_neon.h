@@ -74,11 +74,11 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(all, all)), 0);
 }
 
-inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
+inline void multiply_add(Vector& first, Vector& second, Vector words, Vector keys) {
   const uint32x4_t w = vreinterpretq_u32_u8(words), k = vreinterpretq_u32_u8(keys);
-  uint64x2_t s = vreinterpretq_u64_u8(sums);
-  s = vmlal_u32(s, vget_low_u32(w), vget_low_u32(k));
-  return vreinterpretq_u8_u64(vmlal_high_u32(s, w, k));
+  first = vreinterpretq_u8_u64(
+      vmlal_u32(vreinterpretq_u64_u8(first), vget_low_u32(w), vget_low_u32(k)));
+  second = vreinterpretq_u8_u64(vmlal_high_u32(vreinterpretq_u64_u8(second), w, k));
 }
 inline Vector add_low_halves(Vector sums, Vector x) {
   const uint64x2_t low = vandq_u64(vreinterpretq_u64_u8(x), vdupq_n_u64(0xffffffffU));

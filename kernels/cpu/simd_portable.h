@@ -80,9 +80,10 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   return bits;
 }
 
-// 64-bit sums: sums + both 32-bit halves' products.
-inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
-  return sums + (words & 0xffffffffU) * (keys & 0xffffffffU) + (words >> 32) * (keys >> 32);
+// Adds the products of 32-bit words and keys to 64-bit sums: half of them to each vector of sums.
+inline void multiply_add(Vector& first, Vector& second, Vector words, Vector keys) {
+  first += (words & 0xffffffffU) * (keys & 0xffffffffU);
+  second += (words >> 32) * (keys >> 32);
 }
 inline Vector add_low_halves(Vector sums, Vector x) { return sums + (x & 0xffffffffU); }
 inline Vector add_high_halves(Vector sums, Vector x) { return sums + (x >> 32); }

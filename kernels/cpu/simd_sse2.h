@@ -80,10 +80,10 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   return ~equal_bits;
 }
 
-inline Vector multiply_add(Vector sums, Vector words, Vector keys) {
-  const Vector even = _mm_mul_epu32(words, keys);
-  const Vector odd = _mm_mul_epu32(_mm_srli_epi64(words, 32), _mm_srli_epi64(keys, 32));
-  return _mm_add_epi64(sums, _mm_add_epi64(even, odd));
+inline void multiply_add(Vector& first, Vector& second, Vector words, Vector keys) {
+  first = _mm_add_epi64(first, _mm_mul_epu32(words, keys));
+  second =
+      _mm_add_epi64(second, _mm_mul_epu32(_mm_srli_epi64(words, 32), _mm_srli_epi64(keys, 32)));
 }
 inline Vector add_low_halves(Vector sums, Vector x) {
   return _mm_add_epi64(sums, _mm_and_si128(x, _mm_set1_epi64x(0xffffffff)));
