@@ -35,6 +35,17 @@ Status check_file_name(std::string_view name) {
 
 bool exists(FileSystem& fs, const std::string& path) { return fs.info(path).ok(); }
 
+Status make_directories(FileSystem& fs, const std::string& path) {
+  if (path.empty() || exists(fs, path)) return {};
+  const std::size_t last = path.find_last_not_of('/');
+  const std::size_t slash = last == std::string::npos ? last : path.rfind('/', last);
+  if (slash != std::string::npos) {
+    DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, path.substr(0, slash)));
+  }
+  Status status = fs.make_directory(path);
+  return status.code() == StatusCode::kAlreadyExists ? Status() : status;
+}
+
 Result<std::string> read_text(FileSystem& fs, const std::string& path, std::uint64_t max_bytes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(path));
   if (file.bytes().size() > max_bytes) {

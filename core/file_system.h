@@ -105,6 +105,8 @@ class FileSystem {
 [[nodiscard]] Status check_file_name(std::string_view name);
 // True where something is at `path`.
 [[nodiscard]] bool exists(FileSystem& fs, const std::string& path);
+// A directory and its parents, as `mkdir -p` makes them. Ok where it is there.
+[[nodiscard]] Status make_directories(FileSystem& fs, const std::string& path);
 // The whole of a small file; kCorrupt where it is longer than `max_bytes`.
 [[nodiscard]] Result<std::string> read_text(FileSystem& fs, const std::string& path,
                                             std::uint64_t max_bytes);

@@ -9,19 +9,6 @@ constexpr std::string_view kPrefix = "weight_v";
 constexpr std::string_view kLockName = ".driftless-publisher.lock";
 constexpr std::chrono::milliseconds kLockWait(2000);
 
-// Made with its parents, as `mkdir -p` does.
-Status make_directories(FileSystem& fs, const std::string& path) {
-  if (exists(fs, path)) return {};
-  const std::size_t slash = path.find_last_not_of('/') == std::string::npos
-                                ? std::string::npos
-                                : path.rfind('/', path.find_last_not_of('/'));
-  if (slash != std::string::npos && slash > 0) {
-    DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, path.substr(0, slash)));
-  }
-  Status status = fs.make_directory(path);
-  return status.code() == StatusCode::kAlreadyExists ? Status() : status;
-}
-
 // What a publisher that died left behind. Only called with the publishers' lock held.
 Status remove_stale(FileSystem& fs, const std::string& directory) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));

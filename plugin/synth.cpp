@@ -89,7 +89,7 @@ class StepDirectories {
     if (info.ok()) {
       DRIFTLESS_RETURN_IF_ERROR(check_empty(info->kind));
     } else {
-      DRIFTLESS_RETURN_IF_ERROR(fs_.make_directory(out_));
+      DRIFTLESS_RETURN_IF_ERROR(make_directories(fs_, out_));
       made_out_ = true;
     }
     claimed_ = true;

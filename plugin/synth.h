@@ -19,7 +19,7 @@ namespace driftless {
 inline constexpr unsigned kMaxSynthSteps = 256;
 
 struct SynthOptions {
-  std::string out;  // made if missing; its parent must be there
+  std::string out;  // made if missing, parents too
   std::uint64_t params = 250'000'000;
   unsigned steps = 3;
   double lr = 1e-6;

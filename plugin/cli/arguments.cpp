@@ -38,7 +38,7 @@ void add_synth(CLI::App& app, Arguments& all) {
       ->required()
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 44));
   command->add_option("--steps", options.steps, "Successors to write")
-      ->check(CLI::Range(0, 100000))
+      ->check(CLI::Range(0U, kMaxSynthSteps))
       ->capture_default_str();
   command->add_option("--lr", options.lr, "Learning rate: how far a step moves a weight")
       ->check(CLI::Range(0.0, 1.0))

@@ -1,0 +1,106 @@
+#include "formats/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace driftless {
+namespace {
+
+Manifest example() {
+  Manifest manifest;
+  manifest.id = {Hash128{1, 2}, 7};
+  manifest.base_version = 6;
+  manifest.directory_layout = DirectoryLayout::kFlush;
+  manifest.encoding = Encoding::kDeltasZstd;
+  manifest.checksum = ChecksumKind::kBlake3;
+  manifest.layout = {3, 4};
+  manifest.base_digest = Digest{{5, 6}};
+  manifest.digest = Digest{{7, 8}};
+  manifest.changed_tensors = 1;
+  manifest.changed_units = 9;
+  manifest.total_units = 10;
+  manifest.full_bytes = 20;
+  manifest.payload_bytes = 11;
+  manifest.files = {{"a.safetensors", 5, {9, 9}}, {"b.safetensors", 6, {8, 8}}};
+  manifest.tensors = {{"model.\"quoted\" \xc3\xa9", "abcd"}};
+  manifest.timings_ms = {{"process_ms", 1.5}};
+  manifest.created = "2026-01-01T00:00:00Z";
+  return manifest;
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  const std::size_t at = text.find(what);
+  EXPECT_NE(at, std::string::npos) << what;
+  return text.replace(at, what.size(), by);
+}
+
+StatusCode code_of(const std::string& text) { return parse_manifest(text, "m").status().code(); }
+
+TEST(ManifestTest, RoundTrips) {
+  const auto parsed = parse_manifest(manifest_to_json(example()), "m");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(*parsed, example());
+}
+
+TEST(ManifestTest, PassesOverUnknownKeys) {
+  const std::string text = replaced(manifest_to_json(example()), "{", "{\"later\":[1,{}],");
+  const auto parsed = parse_manifest(text, "m");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(*parsed, example());
+}
+
+TEST(ManifestTest, RefusesEveryMissingKey) {
+  for (const char* key :
+       {"format", "format_version", "run", "version", "base_version", "layout", "encoding",
+        "checksum", "weight_layout", "base_digest", "digest", "changed_tensors", "changed_units",
+        "total_units", "full_bytes", "payload_bytes", "files", "tensors"}) {
+    const std::string text =
+        replaced(manifest_to_json(example()), concat("\"", key, "\":"), "\"gone\":");
+    EXPECT_EQ(code_of(text), StatusCode::kCorrupt) << key;
+  }
+}
+
+TEST(ManifestTest, RefusesANewerFormat) {
+  const std::string text =
+      replaced(manifest_to_json(example()), "\"format_version\":1", "\"format_version\":2");
+  EXPECT_EQ(code_of(text), StatusCode::kUnsupported);
+}
+
+TEST(ManifestTest, RefusesAnUnknownEncoding) {
+  const std::string text = replaced(manifest_to_json(example()), "deltas_zstd", "deltas_zip");
+  EXPECT_EQ(code_of(text), StatusCode::kUnsupported);
+}
+
+TEST(ManifestTest, RefusesABaseThatIsNotBelow) {
+  EXPECT_EQ(
+      code_of(replaced(manifest_to_json(example()), "\"base_version\":6", "\"base_version\":7")),
+      StatusCode::kCorrupt);
+}
+
+TEST(ManifestTest, RefusesFileNamesThatLeadElsewhere) {
+  for (const char* name : {"../a", "a/b", "..", "a\\u0000b"}) {
+    EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "a.safetensors", name)),
+              StatusCode::kCorrupt)
+        << name;
+  }
+}
+
+TEST(ManifestTest, RefusesAFileOrTensorTwice) {
+  EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "b.safetensors", "a.safetensors")),
+            StatusCode::kCorrupt);
+}
+
+TEST(ManifestTest, RefusesMoreChangedThanThereIs) {
+  EXPECT_EQ(
+      code_of(replaced(manifest_to_json(example()), "\"changed_units\":9", "\"changed_units\":11")),
+      StatusCode::kCorrupt);
+}
+
+TEST(ManifestTest, RefusesADigestOutsideItsField) {
+  EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "\"digest\":\"0", "\"digest\":\"f")),
+            StatusCode::kCorrupt);
+}
+
+}  // namespace
+}  // namespace driftless
