@@ -56,7 +56,7 @@ template <typename Word>
 
 template <std::size_t Round, typename Word>
 [[gnu::always_inline]] inline void mix_all(std::array<Word, 16>& v, const std::array<Word, 16>& m) {
-  constexpr std::array<std::uint8_t, 16> s = kSchedule[Round];
+  const std::array<std::uint8_t, 16>& s = kSchedule[Round];
   mix(v[0], v[4], v[8], v[12], m[s[0]], m[s[1]]);
   mix(v[1], v[5], v[9], v[13], m[s[2]], m[s[3]]);
   mix(v[2], v[6], v[10], v[14], m[s[4]], m[s[5]]);
@@ -71,7 +71,7 @@ template <std::size_t Round, typename Word>
 template <typename Word>
 void compress(std::array<Word, 8>& value, const std::array<Word, 16>& message, Word counter_low,
               Word counter_high, std::uint32_t block_bytes, std::uint32_t flags) {
-  const Word zero = counter_low ^ counter_low;
+  const Word zero{};
   std::array<Word, 16> v;
   std::copy(value.begin(), value.end(), v.begin());
   for (std::size_t i = 0; i < 4; ++i) v[8 + i] = zero + kIv[i];

@@ -138,13 +138,14 @@ Result<std::map<std::string, std::string>> parse_weight_map(const Json& root,
   }
   std::map<std::string, std::string> weight_map;
   for (const auto& [tensor, file] : object->get_ref<const Json::object_t&>()) {
-    if (Status status = check_tensor_name(tensor); !status.ok()) return status.with_context(what);
+    if (const Status status = check_tensor_name(tensor); !status.ok())
+      return status.with_context(what);
     if (!file.is_string()) {
       return error(StatusCode::kCorrupt, what, ": the file of tensor ", shown(tensor),
                    " must be a string, found ", file.type_name());
     }
     const auto& name = file.get_ref<const std::string&>();
-    if (Status status = check_file_name(name); !status.ok()) {
+    if (const Status status = check_file_name(name); !status.ok()) {
       return status.with_context(concat(what, ": the file of tensor ", shown(tensor)));
     }
     weight_map.emplace_hint(weight_map.end(), tensor, name);

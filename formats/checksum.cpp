@@ -54,7 +54,7 @@ class Xxh3Algorithm final : public Checksum::Algorithm {
   void update(std::span<const std::byte> bytes) override {
     XXH3_128bits_update(&state_, bytes.data(), bytes.size());
   }
-  std::string hex() const override {
+  [[nodiscard]] std::string hex() const override {
     const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
     return to_hex(Hash128{hash.high64, hash.low64});
   }
@@ -70,7 +70,7 @@ class Adler32Algorithm final : public Checksum::Algorithm {
     if (bytes.empty()) return;
     sum_ = ::adler32_z(sum_, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
   }
-  std::string hex() const override {
+  [[nodiscard]] std::string hex() const override {
     std::array<std::byte, 4> big_endian;
     for (std::size_t i = 0; i < 4; ++i)
       big_endian[i] = static_cast<std::byte>(sum_ >> (24 - 8 * i));
@@ -89,7 +89,7 @@ class Blake3Algorithm final : public Checksum::Algorithm {
   void update(std::span<const std::byte> bytes) override {
     blake3_hasher_update(&hasher_, bytes.data(), bytes.size());
   }
-  std::string hex() const override {
+  [[nodiscard]] std::string hex() const override {
     std::array<std::uint8_t, BLAKE3_OUT_LEN> digest{};
     blake3_hasher_finalize(&hasher_, digest.data(), digest.size());
     return hex_of(std::as_bytes(std::span(digest)));
@@ -104,7 +104,7 @@ class Blake3Algorithm final : public Checksum::Algorithm {
 class Blake3Algorithm final : public Checksum::Algorithm {
  public:
   void update(std::span<const std::byte> bytes) override { hash_.update(bytes); }
-  std::string hex() const override { return hex_of(hash_.digest()); }
+  [[nodiscard]] std::string hex() const override { return hex_of(hash_.digest()); }
 
  private:
   Blake3 hash_;

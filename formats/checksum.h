@@ -11,7 +11,11 @@
 
 namespace driftless {
 
-enum class ChecksumKind : unsigned char { kXxh3_128, kBlake3, kAdler32 };
+enum class ChecksumKind : unsigned char {
+  kXxh3_128,  // NOLINT(readability-identifier-naming): 3128 would be another number
+  kBlake3,
+  kAdler32,
+};
 
 [[nodiscard]] std::string_view to_string(ChecksumKind kind);  // "xxh3-128", "blake3", "adler32"
 [[nodiscard]] Result<ChecksumKind> parse_checksum_kind(std::string_view name);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "formats/strict_json.h"
@@ -76,7 +77,7 @@ Result<DType> entry_dtype(const Json& entry, const std::string& what) {
 }
 
 Result<RawEntry> parse_entry(const std::string& name, const Json& entry, std::string_view file) {
-  if (Status status = check_tensor_name(name); !status.ok()) return status.with_context(file);
+  if (const Status status = check_tensor_name(name); !status.ok()) return status.with_context(file);
   const std::string what = concat(file, ": tensor ", shown(name, 400));
   DRIFTLESS_ASSIGN_OR_RETURN(const DType dtype, entry_dtype(entry, what));
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, u64_list(entry, "shape", what));
@@ -149,8 +150,8 @@ Result<std::vector<RawEntry>> parse_entries(const Json& root, std::string_view f
     entries.push_back(std::move(entry));
   }
   // An empty tensor comes before the one that begins at the same offset.
-  std::stable_sort(entries.begin(), entries.end(), [](const RawEntry& a, const RawEntry& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  std::sort(entries.begin(), entries.end(), [](const RawEntry& a, const RawEntry& b) {
+    return std::tie(a.begin, a.end, a.spec.name) < std::tie(b.begin, b.end, b.spec.name);
   });
   return entries;
 }

@@ -81,7 +81,7 @@ class SafetensorsWriter {
   [[nodiscard]] Status begin_tensor(std::string name, DType dtype);
   [[nodiscard]] Status append(std::span<const std::byte> bytes);
   [[nodiscard]] Status end_tensor(std::vector<std::uint64_t> shape);
-  [[nodiscard]] Status add_metadata(std::string key, std::string value);
+  [[nodiscard]] Status add_metadata(std::string_view key, std::string_view value);
   // Writes the header and syncs. Returns the size of the file. Nothing may be called afterwards.
   [[nodiscard]] Result<std::uint64_t> finish();
 

@@ -112,7 +112,7 @@ Status SafetensorsWriter::begin_tensor(std::string name, DType dtype) {
     return error(StatusCode::kInvalidArgument, state.path(), ": tensor '", state.name,
                  "' has not ended yet");
   }
-  if (Status status = check_tensor_name(name); !status.ok()) {
+  if (const Status status = check_tensor_name(name); !status.ok()) {
     return error(StatusCode::kInvalidArgument, state.path(), ": ", status.message());
   }
   DRIFTLESS_ASSIGN_OR_RETURN(state.quoted_name, json_quote(name, state.path()));
@@ -181,7 +181,7 @@ Status SafetensorsWriter::end_tensor(std::vector<std::uint64_t> shape) {
   return {};
 }
 
-Status SafetensorsWriter::add_metadata(std::string key, std::string value) {
+Status SafetensorsWriter::add_metadata(std::string_view key, std::string_view value) {
   State& state = *state_;
   DRIFTLESS_RETURN_IF_ERROR(state.check_usable());
   const std::string what = concat(state.path(), ": metadata");
