@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "delta_model.h"
+#include "support/delta_model.h"
 
 namespace driftless {
 namespace {

@@ -7,8 +7,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "delta_model.h"
 #include "formats/zstd_stream.h"
+#include "support/delta_model.h"
 #include "support/temp_dir.h"
 
 namespace driftless {

@@ -5,8 +5,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "delta_model.h"
 #include "formats/zstd_stream.h"
+#include "support/delta_model.h"
 
 namespace driftless {
 namespace {

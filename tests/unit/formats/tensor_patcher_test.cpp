@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "delta_model.h"
+#include "support/delta_model.h"
 
 namespace driftless {
 namespace {

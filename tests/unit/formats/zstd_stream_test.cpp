@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "delta_model.h"
+#include "support/delta_model.h"
 
 namespace driftless {
 namespace {

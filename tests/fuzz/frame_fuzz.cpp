@@ -1,0 +1,46 @@
+// Input: a frame. It is decoded as it is, and once more with both hashes made right, so that what
+// lies behind them is reached. A plain frame that is accepted must be the one that its content
+// encodes to.
+#include <cstdint>
+#include <cstdlib>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "support/golden_case.h"
+
+namespace {
+
+using namespace driftless;
+
+constexpr std::uint64_t kMaxBody = 1 << 22;
+
+void decode(const testing::Bytes& bytes, const WeightLayout& layout) {
+  const Result<Frame> frame = Frame::decode(bytes, layout, kMaxBody);
+  if (!frame.ok()) return;
+  if (!testing::decode_all(layout, frame->bucket()).ok()) return;
+  testing::Bytes again;
+  if (!encode_frame(frame->info().context, frame->bucket(), again).ok()) std::abort();
+  if (frame->info().context.encoding != Encoding::kDeltasZstd && again != bytes) std::abort();
+}
+
+void reseal(testing::Bytes& frame) {
+  const std::uint64_t header = XXH3_64bits(frame.data(), 120);
+  std::memcpy(frame.data() + 120, &header, 8);
+  XXH128_canonical_t hash;
+  XXH128_canonicalFromHash(&hash, XXH3_128bits(frame.data(), frame.size() - 16));
+  std::memcpy(frame.data() + frame.size() - 16, hash.digest, 16);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const WeightLayout layout = testing::golden_layout();
+  const auto input = std::as_bytes(std::span(data, size));
+  testing::Bytes frame(input.begin(), input.end());
+  decode(frame, layout);
+  if (size < kFrameHeaderBytes + kFrameTrailerBytes) return 0;
+  reseal(frame);
+  decode(frame, layout);
+  return 0;
+}

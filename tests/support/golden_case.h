@@ -1,0 +1,60 @@
+// The fixed input behind the files in tests/golden and the seeds of the fuzz targets. Changing
+// anything here changes them.
+#pragma once
+
+#include <vector>
+
+#include "core/layout.h"
+#include "formats/bucket.h"
+#include "formats/frame.h"
+#include "support/delta_model.h"
+
+namespace driftless::testing {
+
+inline WeightLayout golden_layout() {
+  return layout_of({spec("lm_head.weight", DType::kBF16, {4, 5}),
+                    spec("model.embed_tokens.weight", DType::kBF16, {400, 500}),
+                    spec("model.experts.weight", DType::kBF16, {1ULL << 17, 1ULL << 16}),
+                    spec("model.norm.bias", DType::kF32, {64})});
+}
+
+// A delta of tensor `tensor` whose values are a pattern of their places.
+inline OwnedDelta golden_delta(const WeightLayout& layout, std::uint32_t tensor,
+                               std::uint64_t origin, std::vector<std::uint32_t> offsets) {
+  OwnedDelta delta{tensor, unit_bytes(layout[tensor].dtype), origin, std::move(offsets), {}};
+  for (std::size_t k = 0; k < delta.offsets.size() * delta.unit_bytes; ++k) {
+    delta.values.push_back(static_cast<std::byte>(0x3c + 7 * k + tensor));
+  }
+  return delta;
+}
+
+// Gaps of all three widths: the last tensor has 2^33 units.
+inline BucketBuilder golden_bucket(const WeightLayout& layout, Encoding encoding) {
+  BucketBuilder builder(layout, encoding);
+  for (const OwnedDelta& delta :
+       {golden_delta(layout, 0, 0, {0, 1, 7, 19}),
+        golden_delta(layout, 1, 0, {5, 100'000, 199'999}), golden_delta(layout, 2, 3, {0, 2}),
+        golden_delta(layout, 2, (1ULL << 33) - 1, {0})}) {
+    if (!builder.add(delta.view()).ok()) return BucketBuilder(layout, encoding);
+  }
+  return builder;
+}
+
+inline FrameContext golden_context(const WeightLayout& layout, Encoding encoding) {
+  return {{{0x0123456789abcdef, 0xfedcba9876543210}, 7}, 6, layout.signature(), encoding, 2, 5};
+}
+
+// The tensor of the payloads, before and after.
+inline TensorSpec golden_tensor() { return spec("model.norm.weight", DType::kBF16, {1000}); }
+inline Bytes golden_old_bytes() {
+  Bytes bytes(2000);
+  for (std::size_t k = 0; k < bytes.size(); ++k) bytes[k] = static_cast<std::byte>(k * k + 3 * k);
+  return bytes;
+}
+inline Bytes golden_new_bytes() {
+  Bytes bytes = golden_old_bytes();
+  for (std::size_t k = 0; k < bytes.size(); k += 1 + k % 97) bytes[k] ^= std::byte{0x11};
+  return bytes;
+}
+
+}  // namespace driftless::testing
