@@ -75,11 +75,14 @@ class ShardWriter {
     }
     if (input_.encoding == Encoding::kFull) metadata["format"] = "pt";  // loaders ask for it
     std::size_t dimensions = 1;
+    std::uint64_t most_bytes = 0;  // zstd adds less than 1 % and a header to what it cannot compress
     for (const std::uint32_t tensor : tensors_) {
-      dimensions = std::max(dimensions, input_.layout()[tensor].shape.size());
+      const TensorSpec& spec = input_.layout()[tensor];
+      dimensions = std::max(dimensions, spec.shape.size());
+      most_bytes += 5 * (spec.size_bytes + spec.size_bytes / 64 + 1024);  // overwrite: 5 per byte
     }
     const std::uint64_t room = SafetensorsWriter::header_bytes_for(
-        names, input_.encoding == Encoding::kFull ? dimensions : 1, metadata);
+        names, input_.encoding == Encoding::kFull ? dimensions : 1, metadata, most_bytes);
     DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsWriter writer,
                                SafetensorsWriter::create(fs_, path, room));
     for (auto& [name, checksum] : metadata) {
