@@ -149,7 +149,8 @@ Status check_options(const SynthOptions& options) {
     return error(StatusCode::kInvalidArgument, options.steps, " steps: at most ", kMaxSynthSteps,
                  " are possible");
   }
-  if (!(options.lr >= 0 && options.lr <= 1)) {
+  const bool sensible_lr = options.lr >= 0 && options.lr <= 1;  // no NaN is
+  if (!sensible_lr) {
     return error(StatusCode::kInvalidArgument, "a learning rate of ", options.lr,
                  ": expected between 0 and 1");
   }
@@ -162,6 +163,7 @@ Status write_steps(const SynthOptions& options, const ShardPlan& plan,
                    std::vector<CheckpointWriter>& writers, std::vector<std::uint64_t>& changed) {
   const SynthWeights weights(options.seed, options.lr);
   std::vector<SynthTensor> tensors;
+  tensors.reserve(plan.tensors.size());
   for (const TensorSpec& spec : plan.tensors) {
     tensors.push_back(weights.tensor(spec.name, kind_of(spec), spec.shape.back()));
   }
