@@ -75,7 +75,8 @@ class ShardWriter {
     }
     if (input_.encoding == Encoding::kFull) metadata["format"] = "pt";  // loaders ask for it
     std::size_t dimensions = 1;
-    std::uint64_t most_bytes = 0;  // zstd adds less than 1 % and a header to what it cannot compress
+    std::uint64_t most_bytes =
+        0;  // zstd adds less than 1 % and a header to what it cannot compress
     for (const std::uint32_t tensor : tensors_) {
       const TensorSpec& spec = input_.layout()[tensor];
       dimensions = std::max(dimensions, spec.shape.size());

@@ -24,6 +24,7 @@ struct Arguments {
   ApplyArguments apply;
   VerifyArguments verify;
   std::string inspect;
+  BenchArguments bench;
   DemoArguments demo;
   std::function<int()> action;
 };
@@ -127,6 +128,26 @@ void add_inspect(CLI::App& app, Arguments& all) {
       [&all] { all.action = [&all] { return run_inspect(all.common, all.inspect); }; });
 }
 
+void add_bench(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure this build on this machine, as ratios to reading memory and to numpy");
+  BenchArguments& options = all.bench;
+  command->add_option("--bytes", options.bench.side_bytes, "Size of the weights to compare")
+      ->check(CLI::Range(std::uint64_t{1} << 20, std::uint64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--repeats", options.bench.repeats, "Medians of so many runs")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--python", options.bench.python,
+                      "Python with numpy and zstandard (default: the first found)");
+  command->add_option("--trace", options.trace,
+                      "Measure the encodings on a recorded run instead: a directory with "
+                      "base.safetensors and trace.safetensors");
+  command->add_flag("--all", options.all, "With --trace: both");
+  command->callback(
+      [&all] { all.action = [&all] { return run_bench_command(all.common, all.bench); }; });
+}
+
 void add_demo(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "demo", "Synthesize a run, publish it in every encoding, follow it, prove bit identity");
@@ -151,7 +172,8 @@ Parsed parse_arguments(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kExitCodes);
   const auto all = std::make_shared<Arguments>();
-  for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_demo}) {
+  for (const auto add :
+       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo}) {
     add(app, *all);
   }
   for (CLI::App* command : app.get_subcommands({})) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "plugin/bench.h"
 #include "plugin/cli/console.h"
 #include "plugin/delta_writer.h"
 #include "plugin/synth.h"
@@ -33,6 +34,12 @@ struct VerifyArguments {
   std::string manifest;
 };
 
+struct BenchArguments {
+  BenchOptions bench;
+  std::string trace;
+  bool all = false;
+};
+
 struct DemoArguments {
   std::string directory;
   std::uint64_t params = 250'000'000;
@@ -44,6 +51,7 @@ int run_diff(const Common& common, DiffArguments options);
 int run_apply(const Common& common, ApplyArguments options);
 int run_verify(const Common& common, VerifyArguments options);
 int run_inspect(const Common& common, const std::string& path);
+int run_bench_command(const Common& common, BenchArguments options);
 int run_demo(const Common& common, DemoArguments options);
 
 }  // namespace driftless::cli

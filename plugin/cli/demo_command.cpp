@@ -7,6 +7,7 @@
 #include "plugin/delta_writer.h"
 #include "plugin/stopwatch.h"
 #include "plugin/synth.h"
+#include "plugin/temporary_directory.h"
 #include "plugin/verify.h"
 
 namespace driftless::cli {
@@ -131,21 +132,16 @@ Result<std::vector<Row>> play(const Common& common, const DemoArguments& options
 }  // namespace
 
 int run_demo(const Common& common, DemoArguments options) {
-  const bool temporary = options.directory.empty();
-  if (temporary) {
-    std::string pattern = (stdfs::temp_directory_path() / "driftless-demo-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      return report(common, errno_status(errno, concat("creating ", pattern)));
-    }
-    options.directory = pattern;
-  } else if (stdfs::exists(options.directory)) {
+  std::optional<TemporaryDirectory> temporary;
+  if (options.directory.empty()) {
+    Result<TemporaryDirectory> made = TemporaryDirectory::create();
+    if (!made.ok()) return report(common, made.status());
+    options.directory = temporary.emplace(std::move(*made)).path();
+  } else if (exists(posix_file_system(), options.directory)) {
     return report(common, error(StatusCode::kAlreadyExists, options.directory,
                                 ": is there already; choose a directory that does not exist"));
-  } else {
-    stdfs::create_directories(options.directory);
   }
   const Result<std::vector<Row>> rows = play(common, options);
-  if (temporary) stdfs::remove_all(options.directory);
   if (!rows.ok()) return report(common, rows.status());
   print_rows(common, *rows);
   return kExitOk;
