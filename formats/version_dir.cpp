@@ -138,8 +138,9 @@ Status open_flush(VersionDirectory& version) {
 Status adopt_manifest(VersionDirectory& version) {
   const Manifest& manifest = *version.manifest;
   if (version.directory_layout == DirectoryLayout::kHfDelta &&
-      (version.encoding != manifest.encoding || version.checksum != manifest.checksum ||
-       version.base_version != manifest.base_version)) {
+      (version.encoding != manifest.encoding ||
+       (!version.full() && (version.checksum != manifest.checksum ||
+                            version.base_version != manifest.base_version)))) {
     return error(StatusCode::kCorrupt, version.path,
                  ": the index and the manifest contradict each other");
   }

@@ -15,6 +15,8 @@ namespace {
 constexpr std::uint64_t kSerialBytes = std::uint64_t{1} << 20;
 // Fixed, because zstd would otherwise choose it from the number of workers.
 constexpr int kJobBytes = 2 << 20;
+// Deltas repeat themselves within a block or not at all: a larger window only makes offsets longer.
+constexpr int kWindowLog = 17;
 // A block, the least that yields content, takes 4 bytes and yields at most 128 KiB.
 constexpr std::uint64_t kLeastBlockBytes = 4;
 constexpr std::uint64_t kMostBlockContent = std::uint64_t{128} << 10;
@@ -81,6 +83,7 @@ struct ZstdWriter::State {
     std::size_t code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level);
     if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 1);
     if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_checksumFlag, 0);
+    if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_windowLog, kWindowLog);
     if (!ZSTD_isError(code)) code = ZSTD_CCtx_setPledgedSrcSize(zstd, content_bytes);
     if (ZSTD_isError(code)) {
       return error(StatusCode::kInvalidArgument, "zstd level ", level, ": ",

@@ -216,7 +216,8 @@ class FullVersionTest : public CheckpointPatcherTest {};
 
 TEST_P(FullVersionTest, BringsAnyVersionToItsOwn) {
   ASSERT_TRUE(publish(1, 2).ok());
-  ASSERT_TRUE(apply().ok());
+  const auto done = apply();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
   EXPECT_TRUE(holds(copy_, weights_[2]));
   ASSERT_TRUE(publish(2, 3).ok());
   copy_directory(step_path(1), copy_);  // whatever it holds
