@@ -271,6 +271,18 @@ def test_the_weights_cannot_be_written(work, rng):
     assert not (target / ".weight_sync/journal").exists()
 
 
+def test_what_a_killed_apply_left_is_cleared_away(published):
+    """A journal that was not whole yet, and the content of a compressed flush file."""
+    target = published.checkpoint()
+    sync = target / ".weight_sync"
+    sync.mkdir()
+    (sync / "journal.tmp").write_bytes(b"DRIFTLSJ half of it")
+    (sync / (".driftless-spool-" + "0123456789abcdef" * 2)).write_bytes(bytes(1000))
+    ok("apply", published.published, "--to", target)
+    assert read_checkpoint(target) == published.new
+    assert sorted(path.name for path in sync.iterdir()) == ["lock", "state.json"]
+
+
 def test_a_damaged_journal(work, rng):
     """Nobody can say what the weights are then. It is said, and nothing more is written."""
     old = {f"t{i}": random_tensor(rng, "BF16", (512, 512)) for i in range(4)}

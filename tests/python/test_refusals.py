@@ -238,9 +238,9 @@ def test_a_file_more_than_our_manifest_names(pair, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gap_in_the_chain(pair, kind):
-    third = pair.step(pair.new)
-    for version, (old, new) in enumerate([(pair.old, pair.new), (pair.new, third), (third, pair.old)], 1):
-        publish_kind(pair, kind, version, old, new)
+    steps = [pair.old, pair.new, pair.step(pair.new), pair.old]
+    for version in (1, 2, 3):
+        publish_kind(pair, kind, version, steps[version - 1], steps[version])
     shutil.rmtree(foreign.version_path(pair.published, 2))
     target = pair.checkpoint()
     assert_untouched(pair, target, 4, "wrong_base", "version 2", "publish it")
@@ -252,7 +252,8 @@ def test_a_version_that_builds_on_one_below_the_checkpoint(pair):
     publish(pair.published, pair.old_path, pair.new_path)
     target = pair.checkpoint()
     ok("apply", pair.published, "--to", target)
-    publish(pair.published, pair.old_path, pair.new_path, "hf_delta", "xor", "--version", "2", "--base", "0")
+    options = ("--version", "2", "--base", "0")
+    publish(pair.published, pair.old_path, pair.new_path, "hf_delta", "xor", *options)
     assert_untouched(pair, target, 4, "wrong_base", "restore")
 
 
