@@ -1,0 +1,64 @@
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import support
+from support import changed, random_tensor, write_checkpoint
+
+
+def pytest_configure(config):
+    if not os.access(support.COMMAND, os.X_OK):
+        pytest.exit(f"{support.COMMAND} is not there: `make build`, or set DRIFTLESS_COMMAND", 2)
+
+
+@pytest.fixture
+def work():
+    """An empty directory, in memory where the system has that: the tests sync a lot."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="driftless-test-", dir=parent))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240607)
+
+
+class Pair:
+    """Two checkpoints of a small model, old and new, as tensors and as directories. Some tensors
+    change and some do not."""
+
+    def __init__(self, work, rng, shards=2):
+        self.work, self.rng, self.shards = work, rng, shards
+        self.old = {
+            "embed.weight": random_tensor(rng, "BF16", (96, 32)),
+            "norm.weight": random_tensor(rng, "F32", (33,)),
+            "layers.q.weight": random_tensor(rng, "BF16", (32, 48)),
+            "layers.untouched.weight": random_tensor(rng, "BF16", (16, 16)),
+            "layers.mlp.weight": random_tensor(rng, "BF16", (48, 32)),
+        }
+        self.new = self.step(self.old)
+        self.old_path = write_checkpoint(work / "old", self.old, shards)
+        self.new_path = write_checkpoint(work / "new", self.new, shards)
+        self.published = work / "published"
+
+    def step(self, tensors):
+        """The next step of training: everything but the untouched tensor changes a little."""
+        return {
+            name: tensor if "untouched" in name else changed(self.rng, tensor)
+            for name, tensor in tensors.items()
+        }
+
+    def checkpoint(self, name="checkpoint", tensors=None):
+        """A fresh directory that holds the old weights, or others."""
+        return write_checkpoint(self.work / name, tensors or self.old, self.shards)
+
+
+@pytest.fixture
+def pair(work, rng):
+    return Pair(work, rng)

@@ -1,0 +1,116 @@
+"""`driftless inspect` tells what a file or directory is, and --json tells the same as the text."""
+
+import json
+
+import pytest
+
+import foreign
+from support import (
+    assert_refusal,
+    ok,
+    ok_json,
+    publish,
+    run,
+    write_checkpoint,
+)
+
+
+@pytest.fixture
+def seen(pair):
+    """Everything that inspect knows, as {kind: path}."""
+    publish(pair.published, pair.old_path, pair.new_path)
+    publish(pair.published, pair.new_path, pair.old_path, "flush", "deltas")
+    theirs = foreign.write_hf_delta(pair.work / "theirs", 1, pair.old, pair.new, shards=2)
+    target = pair.checkpoint()
+    ok("apply", pair.published, "--to", target)
+    compressed = pair.work / "compressed"
+    publish(compressed, pair.old_path, pair.new_path, "flush", "deltas_zstd")
+    return {
+        "versions": pair.published,
+        "version": pair.published / "weight_v000001",
+        "version flush": pair.published / "weight_v000002",
+        "version theirs": theirs,
+        "manifest": pair.published / "weight_v000001/manifest.json",
+        "safetensors": pair.published / "weight_v000001/model-00000-of-00001.safetensors",
+        "flush": pair.published / "weight_v000002/rank0000_flush000000.safetensors",
+        "flush zstd": compressed / "weight_v000001/rank0000_flush000000.safetensors",
+        "checkpoint": target,
+        "checkpoint fresh": pair.old_path,
+    }
+
+
+def test_everything_can_be_inspected(seen):
+    for kind, path in seen.items():
+        facts = ok_json("inspect", path)
+        text = ok("inspect", path)
+        assert facts["kind"] == kind.split()[0], path
+        assert facts["kind"] in text.splitlines()[0]
+        for name, value in facts.items():
+            if isinstance(value, str) and name != "kind" and len(value) < 200:
+                assert f"  {name}: {value}\n" in text, f"{path}: {name}"
+        for row in facts["rows"]:
+            assert all(cell in text for cell in row.values())
+
+
+def test_what_it_says_of_versions(seen):
+    facts = ok_json("inspect", seen["versions"])
+    assert facts["newest"] == "2" and [r["version"] for r in facts["rows"]] == ["1", "2"]
+    facts = ok_json("inspect", seen["version"])
+    assert (facts["version"], facts["base_version"], facts["encoding"]) == ("1", "0", "xor")
+    assert {row["file"] for row in facts["rows"]} >= {"model-00000-of-00001.safetensors"}
+    facts = ok_json("inspect", seen["version theirs"])
+    assert "another tool" in facts["manifest"] and len(facts["rows"]) == 2
+
+
+def test_what_it_says_of_a_checkpoint(seen, pair):
+    facts = ok_json("inspect", seen["checkpoint"])
+    assert facts["version"] == "2" and facts["tensors"] == str(len(pair.old))
+    rows = {row["tensor"]: row for row in facts["rows"]}
+    for name, tensor in pair.old.items():
+        assert rows[name]["dtype"] == tensor.dtype and rows[name]["bytes"] == str(len(tensor.data))
+    assert ok_json("inspect", seen["checkpoint fresh"])["version"] == "0"
+
+
+def test_damage_among_versions_is_shown_in_its_row(seen):
+    (seen["version"] / "DONE").unlink()
+    rows = ok_json("inspect", seen["versions"])["rows"]
+    assert "incomplete" in rows[0]["run or error"] and "incomplete" not in rows[1]["run or error"]
+    assert_refusal(run("inspect", seen["version"]), 3, "incomplete")
+
+
+def test_what_cannot_be_inspected(work):
+    (work / "noise").write_bytes(b"\x93NUMPY" + bytes(100))
+    (work / "empty").write_bytes(b"")
+    (work / "nothing").mkdir()
+    (work / "other.json").write_text("{}")
+    assert_refusal(run("inspect", work / "noise"), 4)
+    assert_refusal(run("inspect", work / "empty"), 4)
+    assert_refusal(run("inspect", work / "other.json"), 4)
+    assert_refusal(run("inspect", work / "nothing"), 3)
+    assert_refusal(run("inspect", work / "absent"), 3, "not_found")
+
+
+def test_failures_are_json_too(work, pair):
+    for line, code in [
+        (("inspect", work / "absent"), "not_found"),
+        (("verify", work / "absent"), "not_found"),
+        (("apply", work / "absent", "--to", pair.old_path), "not_found"),
+        (("diff", pair.old_path, work / "absent", "--out", work / "out"), "not_found"),
+        (("synth", "--out", pair.old_path, "--params", "300000"), "already_exists"),
+    ]:
+        result = run(*line, "--json")
+        answer = json.loads(result.stdout)
+        assert answer["error"]["code"] == code
+        assert answer["error"]["message"] in result.stderr
+        assert result.returncode == {"not_found": 3, "already_exists": 7}[code]
+
+
+def test_hostile_names_stay_on_one_line(work, rng, pair):
+    """Control characters in names do not reach the terminal."""
+    tensors = dict(pair.old)
+    tensors["evil\n\x1b[2Jname"] = tensors.pop("norm.weight")
+    path = write_checkpoint(work / "evil", tensors)
+    result = run("inspect", path)
+    assert "\x1b" not in result.stdout + result.stderr
+    result = run("verify", pair.old_path, "--like", path)
+    assert result.returncode != 0 and "\x1b" not in result.stdout + result.stderr
