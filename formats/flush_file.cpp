@@ -36,8 +36,7 @@ Result<MappedFile> spool(FileSystem& fs, const MappedFile& file, const WeightLay
                          const std::string& directory) {
   const std::uint64_t max_bytes =
       8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
-  const std::string path =
-      join_path(directory, concat(".driftless-spool-", to_hex(random_hash128())));
+  const std::string path = join_path(directory, concat(kSpoolPrefix, to_hex(random_hash128())));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> spooled, fs.create(path));
   const Status status = inflate(file.bytes(), max_bytes, *spooled).with_context(file.path());
   Result<MappedFile> mapped = status.ok() ? fs.map(path) : Result<MappedFile>(status);

@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/file_system.h"
@@ -18,6 +19,10 @@
 #include "formats/safetensors.h"
 
 namespace driftless {
+
+// What a compressed file is inflated into begins so. It has a name only for a moment; whoever owns
+// the spool directory removes what a killed process left.
+inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
 
 [[nodiscard]] std::string flush_file_name(std::uint32_t rank, std::uint32_t flush);
 

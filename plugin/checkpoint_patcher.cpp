@@ -54,8 +54,12 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
 
 Status CheckpointPatcher::recover() {
   const std::string journal_path = sync_path(path_, kJournalName);
-  if (const std::string temporary = journal_path + ".tmp"; exists(*fs_, temporary)) {
-    DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(temporary));  // never acted on
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                             fs_->list(join_path(path_, kSyncDirectory)));
+  for (const std::string& name : names) {  // what a dead applier left, and nobody acts on
+    if (name.ends_with(".tmp") || name.starts_with(kSpoolPrefix)) {
+      DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(sync_path(path_, name)));
+    }
   }
   if (!exists(*fs_, journal_path)) return {};
   recovered_ = true;
