@@ -13,7 +13,7 @@ Result<std::uint64_t> parse_version_string(std::string_view text) {
   std::uint64_t version = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, failure] = std::from_chars(text.data(), end, version);
-  if (text.size() < 6 || failure != std::errc() || stop != end || (version >> 63) != 0) {
+  if (text.size() < 6 || failure != std::errc() || stop != end || version > kMaxVersion) {
     return error(StatusCode::kCorrupt, "'", text.substr(0, 40),
                  "' is not a version number of at least six digits");
   }

@@ -17,9 +17,11 @@ struct VersionId {
   friend bool operator==(const VersionId&, const VersionId&) = default;
 };
 
+inline constexpr std::uint64_t kMaxVersion = (std::uint64_t{1} << 62) - 1;
+
 // The number as it stands in file names and in other tools' state: "000007".
 [[nodiscard]] std::string version_string(std::uint64_t version);
-// The opposite; kCorrupt unless `text` is at least six digits and below 2^63.
+// The opposite; kCorrupt unless `text` is at least six digits and at most kMaxVersion.
 [[nodiscard]] Result<std::uint64_t> parse_version_string(std::string_view text);
 
 }  // namespace driftless

@@ -7,8 +7,6 @@
 namespace driftless {
 namespace {
 
-constexpr std::string_view kOursKey = "driftless_format";
-
 // A delta says how it is encoded, a full version does not.
 Status read_delta_metadata(const Json& metadata, std::uint64_t version, std::string_view what,
                            HfDeltaIndex& index) {
@@ -20,8 +18,12 @@ Status read_delta_metadata(const Json& metadata, std::uint64_t version, std::str
                              json_string(metadata, "compression_format", what));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string checksum,
                              json_string(metadata, "checksum_format", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(index.version, parse_version_string(number));
-  DRIFTLESS_ASSIGN_OR_RETURN(index.base_version, parse_version_string(base));
+  const Result<std::uint64_t> parsed_number = parse_version_string(number);
+  const Result<std::uint64_t> parsed_base = parse_version_string(base);
+  if (!parsed_number.ok()) return parsed_number.status().with_context(what);
+  if (!parsed_base.ok()) return parsed_base.status().with_context(what);
+  index.version = *parsed_number;
+  index.base_version = *parsed_base;
   if (index.version != version || index.base_version >= version) {
     return error(StatusCode::kCorrupt, what, ": says version ", index.version, " on base ",
                  index.base_version, ", but lies in the directory of version ", version);

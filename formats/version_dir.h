@@ -21,6 +21,8 @@
 
 namespace driftless {
 
+// In the metadata of an index or a flush file of ours: a manifest belongs to it.
+inline constexpr std::string_view kOursKey = "driftless_format";
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kDoneName = "DONE";
 inline constexpr std::string_view kIndexName = "model.safetensors.index.json";

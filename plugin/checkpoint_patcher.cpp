@@ -75,7 +75,12 @@ Status CheckpointPatcher::write_out(const std::string& journal_path) {
                  ": belongs to a checkpoint with other tensors; ", kResync);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
-  DRIFTLESS_RETURN_IF_ERROR(replay_journal(*fs_, journal, *checkpoint_, options_.threads));
+  if (Status replayed = replay_journal(*fs_, journal, *checkpoint_, options_.threads);
+      !replayed.ok()) {
+    if (replayed.code() != StatusCode::kCorrupt) return replayed;
+    return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (",
+                 replayed.message(), "), so the checkpoint may be between two versions; ", kResync);
+  }
   const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
   if (full && sweep() != *journal.after().digest) {
     return error(StatusCode::kMismatch, path_, ": after writing version ", journal.after().version,

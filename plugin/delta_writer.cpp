@@ -38,9 +38,9 @@ Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
   }
   Identity identity;
   identity.version = options.version.value_or(versions.empty() ? 1 : versions.back() + 1);
-  if (identity.version == 0) {
-    return error(StatusCode::kInvalidArgument,
-                 "version 0 is the base checkpoint and is never published; --version starts at 1");
+  if (identity.version == 0 || identity.version > kMaxVersion) {
+    return error(StatusCode::kInvalidArgument, "version ", identity.version,
+                 ": versions are numbered from 1 (0 is the base checkpoint) to ", kMaxVersion);
   }
   identity.base_version = options.base_version.value_or(identity.version - 1);
   if (identity.base_version >= identity.version) {

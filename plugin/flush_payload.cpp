@@ -15,7 +15,8 @@ Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const Versio
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::uint64_t size,
         write_flush_file(fs, path, input.layout(), builder.view(), input.encoding, input.version,
-                         {{"base_version", std::to_string(input.base_version)}}));
+                         {{"base_version", std::to_string(input.base_version)},
+                          {std::string(kOursKey), std::to_string(kManifestFormat)}}));
     findings.payload_bytes += size;
     builder.clear();
     return {};

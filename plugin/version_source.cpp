@@ -107,6 +107,11 @@ Status VersionSource::open_flushes(FileSystem& fs, const std::string& spool_dire
     DRIFTLESS_ASSIGN_OR_RETURN(FlushFile flush,
                                FlushFile::open(fs, join_path(version_->path, name), *layout_,
                                                version_->version, spool_directory));
+    if (!version_->manifest && flush.metadata().contains(std::string(kOursKey))) {
+      return error(StatusCode::kIncomplete, version_->path, ": ", kManifestName,
+                   " is not there (yet), but ", name,
+                   " is a file of ours; wait until the version is whole, then try again");
+    }
     flushes_.push_back(std::make_unique<FlushFile>(std::move(flush)));
     const BucketView bucket = flushes_.back()->bucket();
     const std::string rank = name.substr(0, name.find('_'));

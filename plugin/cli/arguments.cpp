@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "core/version.h"
 #include "plugin/cli/commands.h"
 #include "plugin/cli/version_text.h"
 
@@ -68,10 +69,16 @@ void add_diff(CLI::App& app, Arguments& all) {
                       "deltas, indices");
   command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
       ->capture_default_str();
-  command->add_option("--version", options.delta.version,
-                      "Number of the version (default: one past the newest in --out)");
-  command->add_option("--base", options.delta.base_version,
-                      "Version that it builds on (default: the one before)");
+  command
+      ->add_option("--version", options.delta.version,
+                   "Number of the version (default: one past the newest in --out)")
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{1}, kMaxVersion));
+  command
+      ->add_option("--base", options.delta.base_version,
+                   "Version that it builds on (default: the one before)")
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
   command
       ->add_option("--buffer-bytes", options.delta.buffer_bytes,
                    "Size of a flush file before compression")
@@ -86,8 +93,11 @@ void add_apply(CLI::App& app, Arguments& all) {
   ApplyArguments& options = all.apply;
   command->add_option("DIR", options.directory, "Directory that holds weight_v*/")->required();
   command->add_option("--to", options.checkpoint, "Checkpoint directory to patch")->required();
-  command->add_option("--to-version", options.to_version,
-                      "Version to bring it to (default: the newest in DIR)");
+  command
+      ->add_option("--to-version", options.to_version,
+                   "Version to bring it to (default: the newest in DIR)")
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
   command
       ->add_option(
           "--verify", options.verify,
