@@ -71,8 +71,8 @@ class BucketPatcher final : public TensorPatcher {
       }
       const std::uint64_t first = next.origin + next.offsets.front();
       if (first < next_position_) {
-        return error(StatusCode::kCorrupt, "piece ", piece_ - 1,
-                     " begins at position ", first, ", an earlier one goes to ", next_position_);
+        return error(StatusCode::kCorrupt, "piece ", piece_ - 1, " begins at position ", first,
+                     ", an earlier one goes to ", next_position_);
       }
       next_position_ = next.origin + next.offsets.back() + 1;
       view_ = next;

@@ -1,5 +1,5 @@
-// Part of the patchers: makes sure that chunks adjoin and cover the tensor, and that none is touched
-// after a failure.
+// Part of the patchers: makes sure that chunks adjoin and cover the tensor, and that none is
+// touched after a failure.
 #pragma once
 
 #include <cstdint>

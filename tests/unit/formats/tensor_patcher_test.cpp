@@ -155,8 +155,8 @@ Bytes payload_of(std::uint32_t count, const std::vector<std::uint32_t>& position
   std::vector<std::uint32_t> words = positions;
   words.insert(words.begin(), count);
   const auto bytes = std::as_bytes(std::span(words));
-  Bytes content(bytes.begin(), bytes.end());
-  content.resize(content.size() + values);
+  Bytes content(bytes.size() + values);
+  std::ranges::copy(bytes, content.begin());
   return zstd_compress(content).value();
 }
 
