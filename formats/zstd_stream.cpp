@@ -76,7 +76,8 @@ struct ZstdWriter::State {
   std::uint64_t content_bytes = 0;
   std::uint64_t written = 0;
   Status failure;  // of an earlier call; repeated by every later one
-  std::vector<std::byte> out;
+  std::size_t out_bytes = ZSTD_CStreamOutSize();
+  std::unique_ptr<std::byte[]> out = std::make_unique_for_overwrite<std::byte[]>(out_bytes);
 
   Status configure(unsigned workers, int level) {
     ZSTD_CCtx* const zstd = context.get();
@@ -102,12 +103,12 @@ struct ZstdWriter::State {
   Status feed(std::span<const std::byte> bytes, ZSTD_EndDirective directive) {
     ZSTD_inBuffer input{bytes.data(), bytes.size(), 0};
     while (true) {
-      ZSTD_outBuffer output{out.data(), out.size(), 0};
+      ZSTD_outBuffer output{out.get(), out_bytes, 0};
       const std::size_t left = ZSTD_compressStream2(context.get(), &output, &input, directive);
       if (ZSTD_isError(left)) {
         return error(StatusCode::kInternal, "zstd: ", ZSTD_getErrorName(left));
       }
-      if (output.pos > 0) DRIFTLESS_RETURN_IF_ERROR(sink(std::span(out.data(), output.pos)));
+      if (output.pos > 0) DRIFTLESS_RETURN_IF_ERROR(sink(std::span(out.get(), output.pos)));
       if (directive == ZSTD_e_end ? left == 0 : input.pos == input.size) return {};
     }
   }
@@ -125,7 +126,6 @@ Result<ZstdWriter> ZstdWriter::create(std::uint64_t content_bytes, unsigned work
   state->sink = std::move(sink);
   state->content_bytes = content_bytes;
   DRIFTLESS_RETURN_IF_ERROR(state->configure(workers, level));
-  state->out.resize(ZSTD_CStreamOutSize());
   return ZstdWriter(std::move(state));
 }
 

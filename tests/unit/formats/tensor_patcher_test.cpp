@@ -152,9 +152,11 @@ TEST(OverwritePayload, TurnsOldIntoNewWhateverTheChunks) {
 // A payload from its parts, right or wrong.
 Bytes payload_of(std::uint32_t count, const std::vector<std::uint32_t>& positions,
                  std::size_t values) {
-  Bytes content(4 + 4 * positions.size() + values);
-  std::memcpy(content.data(), &count, 4);
-  std::memcpy(content.data() + 4, positions.data(), 4 * positions.size());
+  std::vector<std::uint32_t> words = positions;
+  words.insert(words.begin(), count);
+  const auto bytes = std::as_bytes(std::span(words));
+  Bytes content(bytes.size() + values);
+  std::ranges::copy(bytes, content.begin());
   return zstd_compress(content).value();
 }
 
