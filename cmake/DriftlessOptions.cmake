@@ -20,6 +20,9 @@ set(DRIFTLESS_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefine
 add_library(driftless_compile_options INTERFACE)
 target_compile_options(driftless_compile_options INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror>)
+if(DRIFTLESS_FUZZ)
+  target_compile_options(driftless_compile_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(DRIFTLESS_SANITIZE)
   target_compile_options(driftless_compile_options INTERFACE
     -fsanitize=${DRIFTLESS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
