@@ -117,6 +117,7 @@ Digest change_of_units(const DigestTensorKey& tensor, std::uint64_t origin,
 Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
               std::span<const std::byte> bytes) {
   Digest digest;
+  if (bytes.empty()) return digest;  // whose data() may be null
   std::uint64_t word = byte_offset / kDigestWordBytes;
   if (const std::size_t skip = byte_offset % kDigestWordBytes; skip != 0) {
     const std::size_t head = std::min(kDigestWordBytes - skip, bytes.size());
