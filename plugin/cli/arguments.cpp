@@ -1,6 +1,7 @@
 #include "plugin/cli/arguments.h"
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 #include <memory>
 
 #include "core/version.h"
@@ -73,7 +74,7 @@ void add_diff(CLI::App& app, Arguments& all) {
       ->add_option("--version", options.delta.version,
                    "Number of the version (default: one past the newest in --out)")
       ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{1}, kMaxVersion));
+      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
   command
       ->add_option("--base", options.delta.base_version,
                    "Version that it builds on (default: the one before)")
@@ -194,7 +195,9 @@ Parsed parse_arguments(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& parse_error) {
-    return app.exit(parse_error) == 0 ? int{kExitOk} : int{kExitUsage};
+    if (parse_error.get_exit_code() == 0) return app.exit(parse_error);  // --help, --version
+    std::cerr << "driftless: usage: " << parse_error.what() << "; see driftless --help\n";
+    return int{kExitUsage};
   }
   return std::function<int()>([all] { return all->action(); });
 }
