@@ -31,7 +31,8 @@ struct BenchFigure {
 };
 
 // Ratios (larger is better): diff_vs_read, diff_deltas_vs_read, and {indices, deltas, deltas_zstd,
-// xor, overwrite, scatter}_vs_numpy. Beside them absolute figures.
+// xor, overwrite, scatter}_vs_numpy; read_vs_numpy is the ceiling of the first two. Beside them
+// absolute figures.
 struct BenchReport {
   std::vector<BenchFigure> figures;
 

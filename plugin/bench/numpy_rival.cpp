@@ -17,25 +17,27 @@ std::string last_line(std::string_view text) {
   return std::string(text.substr(text.rfind('\n') + 1));
 }
 
-// Ok where this Python can run the rival.
-Status check_python(const std::string& python) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const ProgramResult result,
-      run_program({python, "-c", "import numpy, zstandard"}, {}, kImportLimit));
+// Ok where this Python has the packages.
+Status check_python(const std::string& python, const std::string& packages) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const ProgramResult result,
+                             run_program({python, "-c", "import " + packages}, {}, kImportLimit));
   if (result.exit_code == 0) return {};
   return error(StatusCode::kUnsupported, python, ": ", shown(last_line(result.errors), 200));
 }
 
+// The first that has both packages, or else the first that has numpy at least.
 Result<std::string> find_python(const std::string& wanted) {
   std::vector<std::string> candidates{"python3", "/usr/bin/python3"};
   if (!wanted.empty()) candidates = {wanted};
   std::string reasons;
-  for (const std::string& python : candidates) {
-    const Status status = check_python(python);
-    if (status.ok()) return python;
-    reasons += concat(reasons.empty() ? "" : "; ", status.message());
+  for (const char* packages : {"numpy, zstandard", "numpy"}) {
+    for (const std::string& python : candidates) {
+      const Status status = check_python(python, packages);
+      if (status.ok()) return python;
+      reasons += concat(reasons.empty() ? "" : "; ", status.message());
+    }
   }
-  return error(StatusCode::kUnsupported, "no Python with numpy and zstandard: ", reasons);
+  return error(StatusCode::kUnsupported, "no Python with numpy: ", reasons);
 }
 
 Result<RivalTimes> parse(const std::string& output) {

@@ -2,9 +2,9 @@
 
     numpy_rival.py TENSORS THREADS REPEATS     (descriptor 3: the old weights, 4: the new ones, bf16)
 
-Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. A pool
-of threads goes over the tensors (numpy and zstandard release the interpreter's lock), and buffers as
-large as a tensor are allocated before the clock starts.
+Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. The code is
+what people write: plain expressions, temporaries made by numpy. A pool of threads goes over the tensors
+(numpy and zstandard release the interpreter's lock).
 """
 import json
 import os
@@ -14,7 +14,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import zstandard
+
+try:
+    import zstandard
+except ImportError:  # what needs no compression is measured all the same
+    zstandard = None
 
 LEVEL = 1
 
@@ -33,21 +37,14 @@ def compress(array):
 class Rival:
     def __init__(self, old, new):
         self.old, self.new = old, new
-        self.masks = [np.empty(a.shape, dtype=bool) for a in old]
-        self.byte_masks = [np.empty(a.nbytes, dtype=bool) for a in old]
-        self.xors = [np.empty_like(a) for a in old]
-        self.positions = [self.changed(i) for i in range(len(old))]
-        self.values = [a.take(p) for a, p in zip(new, self.positions)]
-
-    def changed(self, i):
-        return np.flatnonzero(np.not_equal(self.old[i], self.new[i], out=self.masks[i]))
+        self.received = [self.indices(i) for i in range(len(old))]
 
     def indices(self, i):
-        positions = self.changed(i)
+        positions = np.flatnonzero(self.old[i] != self.new[i])
         return positions.astype(np.int32), self.new[i].take(positions)
 
     def deltas(self, i):
-        positions = self.changed(i)
+        positions = np.flatnonzero(self.old[i] != self.new[i])
         gaps = np.diff(positions, prepend=-1) - 1
         wide = gaps.size > 0 and gaps.max() > 0xFFFF
         return gaps.astype(np.uint32 if wide else np.uint16), self.new[i].take(positions)
@@ -57,17 +54,18 @@ class Rival:
         return compress(gaps), compress(values)
 
     def xor(self, i):
-        return compress(np.bitwise_xor(self.old[i], self.new[i], out=self.xors[i]))
+        return compress(self.old[i] ^ self.new[i])
 
     def overwrite(self, i):
         old, new = self.old[i].view(np.uint8), self.new[i].view(np.uint8)
-        positions = np.flatnonzero(np.not_equal(old, new, out=self.byte_masks[i]))
+        positions = np.flatnonzero(old != new)
         count = np.array([positions.size], dtype=np.uint32)
         parts = (count, positions.astype(np.uint32), new.take(positions))
         return compress(np.concatenate([part.view(np.uint8) for part in parts]))
 
     def scatter(self, i):
-        self.new[i][self.positions[i]] = self.values[i]
+        positions, values = self.received[i]  # as they travel: int32
+        self.new[i][positions] = values
 
 
 def seconds_of(work, tensors, pool, repeats):
@@ -83,16 +81,18 @@ def seconds_of(work, tensors, pool, repeats):
 def main():
     tensors, threads, repeats = (int(argument) for argument in sys.argv[1:4])
     rival = Rival(load(3, tensors), load(4, tensors))
-    names = ("indices", "deltas", "deltas_zstd", "xor", "overwrite", "scatter")
+    names = ["indices", "deltas", "scatter"]
+    if zstandard is not None:
+        names += ["deltas_zstd", "xor", "overwrite"]
     with ThreadPoolExecutor(threads) as pool:
         seconds = {
             name: seconds_of(getattr(rival, name), tensors, pool, repeats) for name in names
         }
     what = (
-        f"numpy {np.__version__}, zstandard {zstandard.__version__}, "
+        f"numpy {np.__version__}, zstandard {getattr(zstandard, '__version__', 'missing')}, "
         f"Python {platform.python_version()}"
     )
-    changed = sum(positions.size for positions in rival.positions)
+    changed = sum(positions.size for positions, _ in rival.received)
     print(json.dumps({"what": what, "changed": changed, "seconds": seconds}))
 
 
