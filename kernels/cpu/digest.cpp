@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace driftless::cpu {
 namespace {
@@ -13,8 +14,10 @@ std::uint64_t reduce(Wide x) {  // any x below 2^122
                     digest_fold(static_cast<std::uint64_t>(x >> 61)));
 }
 
-std::uint64_t reduce_signed(__int128 x) {  // any |x| below 2^122
-  return x >= 0 ? reduce(static_cast<Wide>(x)) : digest_subtract(0, reduce(static_cast<Wide>(-x)));
+// Any |x| below 2^121. Adds a multiple of p that makes it positive: its sign is a coin toss, on
+// which a branch would be wrong half of the time.
+std::uint64_t reduce_signed(__int128 x) {
+  return reduce(static_cast<Wide>(x) + (Wide{kDigestPrime} << 60));
 }
 
 // Adds a block's sums, taken without the block's key.
@@ -60,56 +63,87 @@ Unit load(const void* values, std::uint64_t k) {
   return unit;
 }
 
-// Collects the terms of one block while offsets stay in it.
-class ChangeSum {
- public:
-  ChangeSum(const DigestTensorKey& tensor, std::uint64_t block) : tensor_(tensor), block_(block) {}
+using BlockSums = std::uint64_t[kDigestLanes];
 
-  void add(std::uint64_t word, std::int64_t step) {  // |step| < 2^32
-    if (const std::uint64_t block = word / kDigestBlockWords; block != block_) {
-      flush();
-      block_ = block;
+// What changes within one block, without its key. Two kinds, because 64-bit products are slow on
+// small cores: units of up to 2 bytes have steps so small that 32-bit factors and 64-bit sums do,
+// if each place of a unit in its word has sums of its own.
+class SmallSteps {
+ public:
+  void add(std::size_t place, std::size_t byte, std::uint64_t before, std::uint64_t after) {
+    const auto step = static_cast<std::int32_t>(after) - static_cast<std::int32_t>(before);
+    std::int64_t(&sums)[2 * kDigestLanes] = sums_[byte];
+    for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
+      sums[2 * lane] += std::int64_t{step} * static_cast<std::int32_t>(keys_.low[lane][place]);
+      sums[2 * lane + 1] += std::int64_t{step} * static_cast<std::int32_t>(keys_.high[lane][place]);
     }
-    const std::size_t place = word % kDigestBlockWords;
+  }
+  void take(BlockSums& out) {
+    for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
+      __int128 sum = 0;
+      for (std::size_t byte = kDigestWordBytes; byte-- > 0;) {
+        sum = sum * 256 + sums_[byte][2 * lane] +
+              static_cast<__int128>(sums_[byte][2 * lane + 1]) * (1 << 28);
+      }
+      out[lane] = reduce_signed(sum);
+    }
+    std::memset(sums_, 0, sizeof(sums_));
+  }
+
+ private:
+  const DigestPlaceKeys& keys_ = digest_place_keys();
+  std::int64_t sums_[kDigestWordBytes][2 * kDigestLanes] = {};
+};
+
+class LargeSteps {
+ public:
+  void add(std::size_t place, std::size_t, std::uint64_t before, std::uint64_t after) {
+    add_word(place, before, after);
+    if ((before | after) >> 32 != 0) add_word(place + 1, before >> 32, after >> 32);
+  }
+  void take(BlockSums& out) {
+    for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
+      out[lane] = reduce_signed(sums_[lane]);
+      sums_[lane] = 0;
+    }
+  }
+
+ private:
+  void add_word(std::size_t place, std::uint64_t before, std::uint64_t after) {
+    const auto step = static_cast<std::int64_t>(after & 0xffffffffU) -
+                      static_cast<std::int64_t>(before & 0xffffffffU);
     for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
       sums_[lane] += static_cast<__int128>(keys_.at(lane, place)) * step;
     }
   }
-  [[nodiscard]] Digest finish() {
-    flush();
-    return digest_;
-  }
-
- private:
-  void flush() {
-    const std::uint64_t sums[kDigestLanes] = {reduce_signed(sums_[0]), reduce_signed(sums_[1])};
-    add_block(tensor_, block_, sums, digest_);
-    sums_[0] = sums_[1] = 0;
-  }
 
   const DigestPlaceKeys& keys_ = digest_place_keys();
-  const DigestTensorKey tensor_;
-  std::uint64_t block_;
   __int128 sums_[kDigestLanes] = {};
-  Digest digest_;
 };
 
+// Units lie whole in one block, and ascend: a block's terms are summed before its key is made.
 template <typename Unit>
 Digest change_of_units(const DigestTensorKey& tensor, std::uint64_t origin,
                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                        const void* new_values) {
-  if (count == 0) return {};
-  const auto low = [](auto unit) { return static_cast<std::int64_t>(unit & 0xffffffffU); };
-  ChangeSum sum(tensor, (origin + offsets[0]) * sizeof(Unit) / kDigestBlockBytes);
+  std::conditional_t<sizeof(Unit) <= 2, SmallSteps, LargeSteps> steps;
+  BlockSums sums;
+  Digest digest;
+  if (count == 0) return digest;
+  std::uint64_t block = (origin + offsets[0]) * sizeof(Unit) / kDigestBlockBytes;
   for (std::uint64_t k = 0; k < count; ++k) {
-    const std::uint64_t byte = (origin + offsets[k]) * sizeof(Unit);
-    const std::uint64_t word = byte / kDigestWordBytes;
-    const std::uint64_t before = load<Unit>(old_values, k), after = load<Unit>(new_values, k);
-    const auto shift = 8 * (byte % kDigestWordBytes);
-    sum.add(word, low(after << shift) - low(before << shift));
-    if constexpr (sizeof(Unit) == 8) sum.add(word + 1, low(after >> 32) - low(before >> 32));
+    const std::uint64_t at = (origin + offsets[k]) * sizeof(Unit);
+    if (at / kDigestBlockBytes != block) {
+      steps.take(sums);
+      add_block(tensor, block, sums, digest);
+      block = at / kDigestBlockBytes;
+    }
+    steps.add(at % kDigestBlockBytes / kDigestWordBytes, at % kDigestWordBytes,
+              load<Unit>(old_values, k), load<Unit>(new_values, k));
   }
-  return sum.finish();
+  steps.take(sums);
+  add_block(tensor, block, sums, digest);
+  return digest;
 }
 
 }  // namespace

@@ -48,7 +48,10 @@ TEST(Bench, ComparesWithNumpyWhereThereIsOne) {
     GTEST_SKIP() << figure->detail;
   }
   EXPECT_GT(figure->value.value_or(0), 0) << figure->detail;
-  EXPECT_GT(report->find("overwrite_vs_numpy")->value.value_or(0), 0);
+  const BenchFigure* compressed = report->find("overwrite_vs_numpy");
+  EXPECT_TRUE(compressed->value.value_or(0) > 0 ||
+              compressed->detail.find("no zstandard") != std::string::npos)
+      << compressed->detail;
 }
 
 TEST(BenchData, OnePercentDiffersWhateverTheThreads) {
