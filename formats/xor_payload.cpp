@@ -101,8 +101,8 @@ Status encode_xor(std::span<const std::byte> old_bytes, std::span<const std::byt
     return error(StatusCode::kInvalidArgument, "xor of ", old_bytes.size(), " old and ",
                  new_bytes.size(), " new bytes");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer,
-                             ZstdWriter::create(new_bytes.size(), workers, sink));
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer, ZstdWriter::create(new_bytes.size(), workers, sink,
+                                                                   ZstdContent::kMostlyZero));
   std::vector<std::byte> buffer(std::min(kEncodeBytes, new_bytes.size()));
   for (std::size_t at = 0; at < new_bytes.size(); at += buffer.size()) {
     const std::size_t count = std::min(buffer.size(), new_bytes.size() - at);

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "formats/zero_runs.h"
+
 namespace driftless {
 namespace {
 
@@ -79,7 +81,7 @@ struct ZstdWriter::State {
   std::size_t out_bytes = ZSTD_CStreamOutSize();
   std::unique_ptr<std::byte[]> out = std::make_unique_for_overwrite<std::byte[]>(out_bytes);
 
-  Status configure(unsigned workers, int level) {
+  Status configure(unsigned workers, ZstdContent content, int level) {
     ZSTD_CCtx* const zstd = context.get();
     std::size_t code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_compressionLevel, level);
     if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_contentSizeFlag, 1);
@@ -90,7 +92,10 @@ struct ZstdWriter::State {
       return error(StatusCode::kInvalidArgument, "zstd level ", level, ": ",
                    ZSTD_getErrorName(code));
     }
-    if (workers == 0 || content_bytes <= kSerialBytes) return {};
+    if (workers == 0 || content_bytes <= kSerialBytes) {
+      if (content == ZstdContent::kMostlyZero) look_for_zero_runs(zstd);
+      return {};
+    }
     // A libzstd built without threads refuses; the frame is then made on the caller's thread.
     if (!ZSTD_isError(ZSTD_CCtx_setParameter(zstd, ZSTD_c_nbWorkers, static_cast<int>(workers)))) {
       code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_jobSize, kJobBytes);
@@ -120,12 +125,12 @@ ZstdWriter& ZstdWriter::operator=(ZstdWriter&&) noexcept = default;
 ZstdWriter::~ZstdWriter() = default;
 
 Result<ZstdWriter> ZstdWriter::create(std::uint64_t content_bytes, unsigned workers, ByteSink sink,
-                                      int level) {
+                                      ZstdContent content, int level) {
   auto state = std::make_unique<State>();
   if (state->context == nullptr) return out_of_memory();
   state->sink = std::move(sink);
   state->content_bytes = content_bytes;
-  DRIFTLESS_RETURN_IF_ERROR(state->configure(workers, level));
+  DRIFTLESS_RETURN_IF_ERROR(state->configure(workers, content, level));
   return ZstdWriter(std::move(state));
 }
 
@@ -243,7 +248,8 @@ Result<std::vector<std::byte>> zstd_compress(std::span<const std::byte> bytes, i
     frame.insert(frame.end(), piece.begin(), piece.end());
     return Status();
   };
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer, ZstdWriter::create(bytes.size(), 0, append, level));
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer,
+                             ZstdWriter::create(bytes.size(), 0, append, ZstdContent::kAny, level));
   DRIFTLESS_RETURN_IF_ERROR(writer.write(bytes));
   DRIFTLESS_RETURN_IF_ERROR(writer.finish());
   return frame;

@@ -15,6 +15,9 @@ namespace driftless {
 inline constexpr int kZstdLevel = 1;
 inline constexpr int kMaxWindowLog = 27;
 
+// What is to be compressed: tells the writer where to look.
+enum class ZstdContent : unsigned char { kAny, kMostlyZero };
+
 using ByteSink = std::function<Status(std::span<const std::byte>)>;
 
 // Writes one frame whose header states its content size. The bytes do not depend on `workers`.
@@ -23,7 +26,9 @@ class ZstdWriter {
   // `content_bytes` must be exactly what will be written. `workers` threads compress in the
   // background (0: the caller's thread, with other, equally valid bytes for content over 1 MiB).
   [[nodiscard]] static Result<ZstdWriter> create(std::uint64_t content_bytes, unsigned workers,
-                                                 ByteSink sink, int level = kZstdLevel);
+                                                 ByteSink sink,
+                                                 ZstdContent content = ZstdContent::kAny,
+                                                 int level = kZstdLevel);
   ZstdWriter(ZstdWriter&&) noexcept;
   ZstdWriter& operator=(ZstdWriter&&) noexcept;
   ~ZstdWriter();

@@ -13,9 +13,9 @@ namespace driftless {
 namespace {
 
 constexpr std::string_view kShardName = "model-00000-of-00001.safetensors";
-// Tensors up to this size are compressed side by side, each in memory; larger ones one after the
-// other, each by all threads, straight into the file.
-constexpr std::uint64_t kSmallTensorBytes = std::uint64_t{16} << 20;
+// Tensors are compressed side by side, each by one thread into memory. One whose payload outgrows
+// this is compressed again, by all threads, straight into the file.
+constexpr std::uint64_t kBufferedBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
 using BytesDelta = std::function<Status(const DeltaView&)>;
@@ -95,31 +95,39 @@ class ShardWriter {
   }
 
  private:
+  // The payload of one tensor, where it is not too large to be held.
+  struct Compressed {
+    std::vector<std::byte> bytes;
+    bool too_large = false;
+  };
+
   Status write_tensors(SafetensorsWriter& writer) {
     const unsigned threads = std::max(1U, input_.options->threads);
     const std::size_t slots = threads + 1;
-    std::vector<std::vector<std::byte>> compressed(slots);
-    const auto produce = [&](std::size_t task, std::size_t slot) -> Status {
-      compressed[slot].clear();
-      if (!small(tensors_[task])) return {};
-      return encode(tensors_[task], 0, [&](std::span<const std::byte> bytes) {
-        compressed[slot].insert(compressed[slot].end(), bytes.begin(), bytes.end());
-        return Status();
-      });
+    std::vector<Compressed> compressed(slots);
+    const auto produce = [&](std::size_t task, std::size_t slot) {
+      return compress(tensors_[task], compressed[slot]);
     };
-    const auto consume = [&](std::size_t task, std::size_t slot) -> Status {
+    const auto consume = [&](std::size_t task, std::size_t slot) {
       return append(writer, tensors_[task], compressed[slot]);
     };
     return ordered_pipeline(tensors_.size(), threads, slots, produce, consume);
   }
 
-  [[nodiscard]] bool small(std::uint32_t tensor) const {
-    return input_.encoding != Encoding::kFull &&
-           input_.layout()[tensor].size_bytes <= kSmallTensorBytes;
+  Status compress(std::uint32_t tensor, Compressed& compressed) const {
+    compressed.bytes.clear();
+    compressed.too_large = input_.encoding == Encoding::kFull;
+    if (compressed.too_large) return {};
+    Status status = encode(tensor, 0, [&](std::span<const std::byte> bytes) {
+      compressed.too_large = compressed.bytes.size() + bytes.size() > kBufferedBytes;
+      if (compressed.too_large) return error(StatusCode::kNoSpace, "outgrew its buffer");
+      compressed.bytes.insert(compressed.bytes.end(), bytes.begin(), bytes.end());
+      return Status();
+    });
+    return compressed.too_large ? Status() : status;
   }
 
-  Status append(SafetensorsWriter& writer, std::uint32_t tensor,
-                std::span<const std::byte> compressed) {
+  Status append(SafetensorsWriter& writer, std::uint32_t tensor, const Compressed& compressed) {
     const TensorSpec& spec = input_.layout()[tensor];
     if (input_.encoding == Encoding::kFull) {
       DRIFTLESS_RETURN_IF_ERROR(writer.begin_tensor(spec.name, spec.dtype));
@@ -127,16 +135,16 @@ class ShardWriter {
       return writer.end_tensor(spec.shape);
     }
     DRIFTLESS_RETURN_IF_ERROR(writer.begin_tensor(spec.name, DType::kU8));
-    std::uint64_t size = compressed.size();
-    if (small(tensor)) {
-      DRIFTLESS_RETURN_IF_ERROR(writer.append(compressed));
-    } else {
-      DRIFTLESS_RETURN_IF_ERROR(encode(tensor, std::max(1U, input_.options->threads),
-                                       [&](std::span<const std::byte> bytes) {
-                                         size += bytes.size();
-                                         return writer.append(bytes);
-                                       }));
+    if (!compressed.too_large) {
+      DRIFTLESS_RETURN_IF_ERROR(writer.append(compressed.bytes));
+      return writer.end_tensor({compressed.bytes.size()});
     }
+    std::uint64_t size = 0;
+    DRIFTLESS_RETURN_IF_ERROR(encode(tensor, std::max(1U, input_.options->threads),
+                                     [&](std::span<const std::byte> bytes) {
+                                       size += bytes.size();
+                                       return writer.append(bytes);
+                                     }));
     return writer.end_tensor({size});
   }
 
