@@ -68,19 +68,17 @@ class Pipeline {
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      room_.wait(lock, [this] {
-        return failure_.any() || next_task_ == tasks_ || next_task_ < consumed_ + ready_.size();
-      });
-      if (failure_.any() || next_task_ == tasks_) return;
+      room_.wait(lock, [this] { return over() || next_task_ < consumed_ + ready_.size(); });
+      if (over()) return;
       const std::size_t task = next_task_++;
       const std::size_t slot = task % ready_.size();
+      if (over()) room_.notify_all();  // nobody need wait for room any more
       lock.unlock();
       Status status = guarded([&] { return produce_(task, slot); });
       lock.lock();
-      failure_.record(task, std::move(status));
+      record(task, std::move(status));
       ready_[slot] = true;
       drain(lock);
-      room_.notify_all();
     }
   }
 
@@ -97,12 +95,20 @@ class Pipeline {
       lock.unlock();
       Status status = guarded([&] { return consume_(task, slot); });
       lock.lock();
-      failure_.record(task, std::move(status));
+      record(task, std::move(status));
       ready_[slot] = false;
       ++consumed_;
-      room_.notify_all();
+      room_.notify_one();  // room for one more
     }
     consuming_ = false;
+  }
+
+  [[nodiscard]] bool over() const { return failure_.any() || next_task_ == tasks_; }
+
+  void record(std::size_t task, Status status) {
+    if (status.ok()) return;
+    failure_.record(task, std::move(status));
+    room_.notify_all();
   }
 
   std::mutex mutex_;

@@ -117,7 +117,7 @@ Status diff_in_tasks(const HostKernels& kernels, std::span<const TensorPair> pai
   const std::vector<DiffTask> tasks = plan(pairs, options);
   if (tasks.empty()) return {};
   std::vector<DiffSlot> slots =
-      make_slots(pairs, tasks, std::size_t{std::max(1U, options.threads)} + 2);
+      make_slots(pairs, tasks, 2 * std::size_t{std::max(1U, options.threads)} + 2);
   const auto produce = [&](std::size_t index, std::size_t slot_index) -> Status {
     const DiffTask& task = tasks[index];
     DiffSlot& slot = slots[slot_index];

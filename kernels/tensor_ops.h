@@ -40,7 +40,7 @@ struct DiffOptions {
 // it, while its bytes are still in the cache, in no particular order. `in_order` sees every piece
 // that changed, one at a time, ascending by position in `pairs` and by origin. Pieces of large
 // pairs hold `piece_bytes` of a side; small pairs are one piece each (one without units, too), and
-// share tasks. Views die with the call that they are passed to. Memory: (threads + 2) * (4 +
+// share tasks. Views die with the call that they are passed to. Memory: (2 * threads + 2) * (4 +
 // unit_bytes) * piece units, and slack.
 [[nodiscard]] Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
                                   const DiffOptions& options,
