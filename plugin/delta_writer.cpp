@@ -77,6 +77,18 @@ Result<Encoding> choose_encoding(const DeltaOptions& options) {
                hf_delta ? "xor, overwrite and full do" : "indices, deltas and deltas_zstd do");
 }
 
+// `overwrite` cannot address past 4 GiB: refused before anything is made or compared.
+Status check_sizes(const WeightLayout& layout, Encoding encoding) {
+  if (encoding != Encoding::kOverwrite) return {};
+  for (const TensorSpec& tensor : layout.tensors()) {
+    if (tensor.size_bytes > (std::uint64_t{1} << 32)) {
+      return error(StatusCode::kUnsupported, "tensor '", tensor.name, "' has ", tensor.size_bytes,
+                   " bytes, and overwrite cannot address past 4 GiB; use --encoding xor");
+    }
+  }
+  return {};
+}
+
 Manifest describe(const DeltaInput& input, const Identity& identity,
                   const DeltaFindings& findings) {
   Manifest manifest;
@@ -192,6 +204,7 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint after, Checkpoint::open(fs, options.new_checkpoint));
   DRIFTLESS_RETURN_IF_ERROR(
       before.layout().check_same(after.layout(), before.path(), after.path()));
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(before.layout(), encoding));
   DRIFTLESS_ASSIGN_OR_RETURN(const Identity identity, identify(fs, options));
   const DeltaInput input{&before,  &after,  identity.version, identity.base_version,
                          encoding, &options};

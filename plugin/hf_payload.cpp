@@ -161,23 +161,10 @@ class ShardWriter {
   std::vector<std::uint32_t> tensors_;
 };
 
-// `overwrite` cannot address past 4 GiB: refused before anything is compared.
-Status check_sizes(const DeltaInput& input) {
-  if (input.encoding != Encoding::kOverwrite) return {};
-  for (const TensorSpec& tensor : input.layout().tensors()) {
-    if (tensor.size_bytes > (std::uint64_t{1} << 32)) {
-      return error(StatusCode::kUnsupported, "tensor '", tensor.name, "' has ", tensor.size_bytes,
-                   " bytes, and overwrite cannot address past 4 GiB; use --encoding xor");
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
                         DeltaFindings& findings) {
-  DRIFTLESS_RETURN_IF_ERROR(check_sizes(input));
   DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(input, findings, {}));
   findings.checksums.resize(input.layout().size());
   ShardWriter shard(fs, input, findings);

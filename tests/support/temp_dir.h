@@ -14,7 +14,9 @@ class TempDir {
   // kMemory: on a file system in memory where there is one, for small files and many syncs.
   enum class Where { kDisk, kMemory };
   explicit TempDir(Where where = Where::kDisk) {
-    const bool memory = where == Where::kMemory && ::access("/dev/shm", W_OK) == 0;
+    std::error_code ignored;
+    const bool memory = where == Where::kMemory && ::access("/dev/shm", W_OK) == 0 &&
+                        std::filesystem::space("/dev/shm", ignored).available > (1U << 30);
     const std::filesystem::path root =
         memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();
     std::string pattern = (root / "driftless-test-XXXXXX").string();
