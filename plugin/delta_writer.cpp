@@ -28,8 +28,42 @@ struct Identity {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   Hash128 run;
-  std::optional<Manifest> base;  // of the base version, where it is there and ours
+  std::optional<Digest> base_digest;  // where a version that is there tells it
 };
+
+// The manifest of a version that is there, whole and ours.
+std::optional<Manifest> manifest_of(FileSystem& fs, const std::string& directory,
+                                    std::uint64_t version) {
+  if (version == 0) return std::nullopt;
+  Result<VersionDirectory> found = open_version(fs, directory, version);
+  return found.ok() ? found->manifest : std::nullopt;
+}
+
+// The run that the new version joins: its base's, or else that of the newest version there, or else
+// that of the old checkpoint's state. The base's digest is known from the base, or from another
+// version that builds on it.
+Status find_run(FileSystem& fs, const DeltaOptions& options,
+                const std::vector<std::uint64_t>& versions, Identity& identity) {
+  if (const auto base = manifest_of(fs, options.directory, identity.base_version)) {
+    identity.run = base->id.run;
+    identity.base_digest = base->digest;
+    return {};
+  }
+  for (auto at = versions.rbegin(); at != versions.rend() && identity.run.is_zero(); ++at) {
+    const auto manifest = manifest_of(fs, options.directory, *at);
+    if (manifest) identity.run = manifest->id.run;
+  }
+  const auto sibling = manifest_of(fs, options.directory, identity.base_version + 1);
+  if (sibling && sibling->base_version == identity.base_version) {
+    identity.base_digest = sibling->base_digest;
+  }
+  if (identity.run.is_zero()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.old_checkpoint));
+    if (state.version == identity.base_version) identity.run = state.run;
+  }
+  if (identity.run.is_zero()) identity.run = random_hash128();
+  return {};
+}
 
 Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
   std::vector<std::uint64_t> versions;
@@ -47,21 +81,7 @@ Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
     return error(StatusCode::kInvalidArgument, "the base (", identity.base_version,
                  ") must be below the version (", identity.version, ")");
   }
-  for (auto at = versions.rbegin(); at != versions.rend(); ++at) {
-    if (*at != identity.base_version && !identity.run.is_zero()) continue;
-    const Result<VersionDirectory> found = open_version(fs, options.directory, *at);
-    if (!found.ok() || !found->manifest) continue;
-    identity.run = found->manifest->id.run;
-    if (*at == identity.base_version) {
-      identity.base = found->manifest;
-      break;
-    }
-  }
-  if (identity.run.is_zero()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.old_checkpoint));
-    if (state.version == identity.base_version) identity.run = state.run;
-  }
-  if (identity.run.is_zero()) identity.run = random_hash128();
+  DRIFTLESS_RETURN_IF_ERROR(find_run(fs, options, versions, identity));
   return identity;
 }
 
@@ -118,10 +138,11 @@ Manifest describe(const DeltaInput& input, const Identity& identity,
 }
 
 Status check_base(const DeltaOptions& options, const Identity& identity, const Digest& found) {
-  if (!identity.base || identity.base->digest == found) return {};
+  if (!identity.base_digest || *identity.base_digest == found) return {};
   return error(StatusCode::kWrongBase, options.old_checkpoint, ": its digest is ", to_hex(found),
-               ", but version ", identity.base_version, " in ", options.directory, " has ",
-               to_hex(identity.base->digest), ": it is not that version; nothing was published");
+               ", but version ", identity.base_version, " of the run in ", options.directory,
+               " has ", to_hex(*identity.base_digest),
+               ": it is not that version; nothing was published");
 }
 
 Result<std::uint64_t> directory_bytes(FileSystem& fs, const std::string& path) {

@@ -59,23 +59,29 @@ void print_json(const nlohmann::ordered_json& json) {
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths(header.size());
+  std::vector<bool> right(header.size(), true);
   for (std::size_t column = 0; column < header.size(); ++column) {
     widths[column] = header[column].size();
-    for (const auto& row : rows) widths[column] = std::max(widths[column], row[column].size());
+    for (const auto& row : rows) {
+      const std::string& cell = row[column];
+      widths[column] = std::max(widths[column], cell.size());
+      const bool number = cell.empty() || cell == "-" || cell == "?" ||
+                          std::isdigit(static_cast<unsigned char>(cell[0])) != 0;
+      right[column] = right[column] && number;
+    }
   }
-  const auto print = [&](const std::vector<std::string>& row, bool is_header) {
+  const auto print = [&](const std::vector<std::string>& row) {
     std::string line;
     for (std::size_t column = 0; column < row.size(); ++column) {
-      const bool right = column > 0 && (is_header || row[column].empty() ||
-                                        std::isdigit(static_cast<unsigned char>(row[column][0])));
       const std::string padding(widths[column] - row[column].size(), ' ');
-      line += (column > 0 ? "  " : "") + (right ? padding + row[column] : row[column] + padding);
+      if (column > 0) line += "  ";
+      line += right[column] ? padding + row[column] : row[column] + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
     std::cout << line << "\n";
   };
-  print(header, true);
-  for (const auto& row : rows) print(row, false);
+  print(header);
+  for (const auto& row : rows) print(row);
 }
 
 std::string fixed(double value, int digits) {

@@ -41,7 +41,7 @@ struct Common {
 int report(const Common& common, const Status& status);
 void print_json(const nlohmann::ordered_json& json);
 
-// Columns aligned; numbers (cells that begin with a digit) to the right.
+// Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);  // "12.3 MB"

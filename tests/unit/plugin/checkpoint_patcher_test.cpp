@@ -202,6 +202,21 @@ TEST_P(CheckpointPatcherTest, PublishingRefusesABaseThatIsNotThatVersion) {
   EXPECT_EQ(list_versions(posix_file_system(), published_)->size(), 1U);
 }
 
+TEST_P(CheckpointPatcherTest, PublishingAgainOnABaseAsksForTheSameBase) {
+  const auto first = publish(0, 1);
+  ASSERT_TRUE(first.ok());
+  const auto sibling = publish(0, 2);  // another version on version 0, of the same run
+  ASSERT_TRUE(sibling.ok()) << sibling.status().to_string();
+  EXPECT_EQ(sibling->manifest.id.run, first->manifest.id.run);
+  DeltaOptions delta;
+  delta.old_checkpoint = step_path(1);  // not version 0
+  delta.new_checkpoint = step_path(3);
+  delta.directory = published_;
+  delta.version = 3;
+  delta.base_version = 0;
+  EXPECT_EQ(write_delta(posix_file_system(), delta).status().code(), StatusCode::kWrongBase);
+}
+
 INSTANTIATE_TEST_SUITE_P(Encodings, CheckpointPatcherTest,
                          ::testing::Values(Kind{DirectoryLayout::kHfDelta, Encoding::kXor},
                                            Kind{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
