@@ -42,7 +42,7 @@ Status make_directories(FileSystem& fs, const std::string& path) {
   if (slash != std::string::npos) {
     DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, path.substr(0, slash)));
   }
-  Status status = fs.make_directory(path);
+  const Status status = fs.make_directory(path);
   return status.code() == StatusCode::kAlreadyExists ? Status() : status;
 }
 

@@ -112,7 +112,7 @@ std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) 
   const std::byte* const gaps =
       bucket_.positions.data() + entry_.position_begin + done_ * sizeof(T);
   const std::uint64_t units = (*layout_)[entry_.tensor].units();
-  const std::uint64_t first_gap = load<T>(gaps, 0);
+  const auto first_gap = std::uint64_t{load<T>(gaps, 0)};
   if (first_gap >= units - next_position_) return 0;
   origin = next_position_ + first_gap;
   const std::uint64_t limit = std::min(units - origin, kOffsetLimit);
@@ -120,7 +120,7 @@ std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) 
   std::size_t k = 1;
   offsets_[0] = 0;
   for (; k < wanted; ++k) {
-    const std::uint64_t gap = load<T>(gaps, k);
+    const auto gap = std::uint64_t{load<T>(gaps, k)};
     // Only 64-bit gaps can overflow the sum.
     if (sizeof(T) == 8 && gap >= limit) break;
     offset += gap + 1;

@@ -39,7 +39,8 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
   for (const Json& item : *files) {
     ManifestFile file;
     DRIFTLESS_ASSIGN_OR_RETURN(file.name, json_string(item, "name", what));
-    if (Status status = check_file_name(file.name); !status.ok()) return status.with_context(what);
+    if (const Status status = check_file_name(file.name); !status.ok())
+      return status.with_context(what);
     DRIFTLESS_ASSIGN_OR_RETURN(file.size_bytes, json_u64(item, "size_bytes", what));
     DRIFTLESS_ASSIGN_OR_RETURN(file.hash, hash_member(item, "xxh3_128", what));
     if (!manifest.files.empty() && manifest.files.back().name >= file.name) {
@@ -56,7 +57,7 @@ Status read_tensors(const Json& json, std::string_view what, Manifest& manifest)
   for (const Json& item : *tensors) {
     ManifestTensor tensor;
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.name, json_string(item, "name", what));
-    if (Status status = check_tensor_name(tensor.name); !status.ok()) {
+    if (const Status status = check_tensor_name(tensor.name); !status.ok()) {
       return status.with_context(what);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.checksum, json_string(item, "checksum", what));

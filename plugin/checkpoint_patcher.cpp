@@ -28,7 +28,7 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
                  ": a checkpoint to patch is a directory, not a file");
   }
   // Opened once before anything is made in it: what is no checkpoint stays as it is.
-  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint probe, Checkpoint::open(fs, path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint probe, Checkpoint::open(fs, path));
   const std::string sync_directory = join_path(path, kSyncDirectory);
   if (Status made = fs.make_directory(sync_directory);
       !made.ok() && made.code() != StatusCode::kAlreadyExists) {
@@ -195,7 +195,7 @@ Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version)
   applied.touched_bytes = staged.touched_bytes;
   applied.payload_bytes = source.payload_bytes();
   applied.stage_ms = watch.lap_ms();
-  Status written = write_out(journal_path);
+  const Status written = write_out(journal_path);
   if (!written.ok()) {
     return written.with_context(concat("version ", version.version,
                                        " is decided but not written out; repeat the command to "

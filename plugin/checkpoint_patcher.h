@@ -68,14 +68,14 @@ class CheckpointPatcher {
   [[nodiscard]] bool recovered() const { return recovered_; }
 
  private:
-  CheckpointPatcher(FileSystem& fs, std::string path, const ApplyOptions& options)
-      : fs_(&fs), path_(std::move(path)), options_(options) {}
+  CheckpointPatcher(FileSystem& fs, std::string path, ApplyOptions options)
+      : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
   Status recover();
   Status check_run_and_layout(const VersionDirectory& version) const;
   Status check_base(const VersionDirectory& version);
   [[nodiscard]] Digest sweep() const;
-  Result<CheckpointState> state_after(const VersionDirectory& version,
-                                      const StagedVersion& staged) const;
+  [[nodiscard]] Result<CheckpointState> state_after(const VersionDirectory& version,
+                                                    const StagedVersion& staged) const;
   Status write_out(const std::string& journal_path);
 
   FileSystem* fs_;

@@ -118,7 +118,7 @@ class ShardWriter {
     compressed.bytes.clear();
     compressed.too_large = input_.encoding == Encoding::kFull;
     if (compressed.too_large) return {};
-    Status status = encode(tensor, 0, [&](std::span<const std::byte> bytes) {
+    const Status status = encode(tensor, 0, [&](std::span<const std::byte> bytes) {
       compressed.too_large = compressed.bytes.size() + bytes.size() > kBufferedBytes;
       if (compressed.too_large) return error(StatusCode::kNoSpace, "outgrew its buffer");
       compressed.bytes.insert(compressed.bytes.end(), bytes.begin(), bytes.end());

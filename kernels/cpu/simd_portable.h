@@ -63,6 +63,16 @@ inline std::uint64_t sum_bytes(Vector counts) {
   return (pairs * 0x0001000100010001ULL) >> 48;
 }
 
+// Bit i of the result: the highest bit of unit i. One multiplication brings it to bit
+// 64 - units + i.
+template <unsigned kUnit>
+inline std::uint64_t gather_high_bits(Vector high) {
+  if constexpr (kUnit == 1) return ((high >> 7) * 0x0102040810204080ULL) >> 56;
+  if constexpr (kUnit == 2) return ((high >> 15) * 0x1000200040008000ULL) >> 60;
+  if constexpr (kUnit == 4) return ((high >> 31) * 0x4000000080000000ULL) >> 62;
+  return high >> 63;
+}
+
 // Bit i of the result: unit i of the 64 at a differs from unit i at b.
 template <unsigned kUnit>
 inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b) {
@@ -70,12 +80,7 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   std::uint64_t bits = 0;
   for (unsigned v = 0; v < 64 / kUnitsPerVector; ++v) {
     const Vector high = differing_high_bits<kUnit>(load(a + 8 * v), load(b + 8 * v));
-    // One multiplication brings the highest bit of unit i to bit 64 - kUnitsPerVector + i.
-    std::uint64_t few = high >> 63;
-    if constexpr (kUnit == 1) few = ((high >> 7) * 0x0102040810204080ULL) >> 56;
-    if constexpr (kUnit == 2) few = ((high >> 15) * 0x1000200040008000ULL) >> 60;
-    if constexpr (kUnit == 4) few = ((high >> 31) * 0x4000000080000000ULL) >> 62;
-    bits |= few << (v * kUnitsPerVector);
+    bits |= gather_high_bits<kUnit>(high) << (v * kUnitsPerVector);
   }
   return bits;
 }

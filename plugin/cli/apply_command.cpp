@@ -46,7 +46,7 @@ void print_report(const Common& common, const ApplyArguments& options, const App
 
 }  // namespace
 
-int run_apply(const Common& common, ApplyArguments options) {
+int run_apply(const Common& common, const ApplyArguments& options) {
   ProgressBar bar("applying");
   ApplyOptions apply;
   apply.threads = common.thread_count();

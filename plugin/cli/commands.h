@@ -48,8 +48,8 @@ struct DemoArguments {
 
 int run_synth(const Common& common, SynthOptions options);
 int run_diff(const Common& common, DiffArguments options);
-int run_apply(const Common& common, ApplyArguments options);
-int run_verify(const Common& common, VerifyArguments options);
+int run_apply(const Common& common, const ApplyArguments& options);
+int run_verify(const Common& common, const VerifyArguments& options);
 int run_inspect(const Common& common, const std::string& path);
 int run_bench_command(const Common& common, BenchArguments options);
 int run_demo(const Common& common, DemoArguments options);

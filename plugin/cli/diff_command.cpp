@@ -63,7 +63,7 @@ void print_report(const Common& common, const DeltaReport& report) {
 }  // namespace
 
 int run_diff(const Common& common, DiffArguments options) {
-  if (Status status = parse(options); !status.ok()) return report(common, status);
+  if (const Status status = parse(options); !status.ok()) return report(common, status);
   ProgressBar bar("comparing");
   options.delta.threads = common.thread_count();
   options.delta.progress = bar.callback();

@@ -25,7 +25,7 @@ int answer(const Common& common, bool identical, const std::string& text,
 int verify_like(const Common& common, const VerifyArguments& options, const Checkpoint& checkpoint,
                 const Progress& progress) {
   FileSystem& fs = posix_file_system();
-  if (Status status = check_no_journal(fs, options.like); !status.ok()) {
+  if (const Status status = check_no_journal(fs, options.like); !status.ok()) {
     return report(common, status);
   }
   const Result<Checkpoint> other = Checkpoint::open(fs, options.like);
@@ -105,9 +105,9 @@ int verify_digest(const Common& common, const VerifyArguments& options,
 
 }  // namespace
 
-int run_verify(const Common& common, VerifyArguments options) {
+int run_verify(const Common& common, const VerifyArguments& options) {
   FileSystem& fs = posix_file_system();
-  if (Status status = check_no_journal(fs, options.checkpoint); !status.ok()) {
+  if (const Status status = check_no_journal(fs, options.checkpoint); !status.ok()) {
     return report(common, status);
   }
   const Result<Checkpoint> checkpoint = Checkpoint::open(fs, options.checkpoint);

@@ -35,15 +35,20 @@ class FaultyFileSystem::FaultyFile final : public File {
       : owner_(owner), real_(std::move(real)) {}
 
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    const Fault fault = owner_.next_fault();
+    {
+      const std::scoped_lock lock(owner_.mutex_);
+      owner_.log_.write_bytes.push_back(bytes.size());
+    }
+    const Fault fault = owner_.next_fault(Needs::kSpace);
     const std::string what = "writing " + path();
     if (fault == Fault::kCrashBefore) return dead();
     if (fault == Fault::kEio) return errno_status(EIO, what);
     if (fault == Fault::kEnospc) return errno_status(ENOSPC, what);
-    if (fault == Fault::kShortWrite) bytes = bytes.subspan(0, bytes.size() / 2);
+    const bool cut = fault == Fault::kShortWrite || fault == Fault::kFull;
+    if (cut) bytes = bytes.subspan(0, bytes.size() / 2);
     remember(offset, bytes.size());
     Status written = real_->pwrite(offset, bytes);
-    if (fault == Fault::kShortWrite) return errno_status(ENOSPC, what);
+    if (cut) return errno_status(ENOSPC, what);
     return fault == Fault::kCrashAfter ? dead() : written;
   }
 
@@ -52,7 +57,11 @@ class FaultyFileSystem::FaultyFile final : public File {
   }
 
   Status sync() override {
-    return owner_.act("syncing " + path(), [this] {
+    {
+      const std::scoped_lock lock(owner_.mutex_);
+      ++owner_.log_.syncs;
+    }
+    return owner_.act(Needs::kSpace, "syncing " + path(), [this] {
       Status status = real_->sync();
       const std::scoped_lock lock(owner_.mutex_);
       owner_.writes_.erase(path());
@@ -82,20 +91,30 @@ class FaultyFileSystem::FaultyFile final : public File {
   std::unique_ptr<File> real_;
 };
 
-Fault FaultyFileSystem::next_fault() {
+void FaultyFileSystem::plan(Fault fault, std::uint64_t at_call) {
+  fault_ = fault;
+  at_call_ = at_call;
+  full_ = false;
+}
+
+Fault FaultyFileSystem::next_fault(Needs needs) {
   const std::scoped_lock lock(mutex_);
   if (crashed_) return Fault::kCrashBefore;
   const bool now = calls_++ == at_call_;
+  full_ = full_ || (now && fault_ == Fault::kFull);
+  if (full_) return needs == Needs::kSpace ? Fault::kFull : Fault::kNone;
   if (!now) return Fault::kNone;
   crashed_ = fault_ == Fault::kCrashBefore || fault_ == Fault::kCrashAfter;
   return fault_;
 }
 
-Status FaultyFileSystem::act(const std::string& what, const std::function<Status()>& call) {
-  switch (next_fault()) {
+Status FaultyFileSystem::act(Needs needs, const std::string& what,
+                             const std::function<Status()>& call) {
+  switch (next_fault(needs)) {
     case Fault::kCrashBefore: return dead();
     case Fault::kEio: return errno_status(EIO, what);
     case Fault::kEnospc:
+    case Fault::kFull:
     case Fault::kShortWrite: return errno_status(ENOSPC, what);
     case Fault::kCrashAfter: {
       const Status ignored = call();
@@ -114,7 +133,7 @@ void FaultyFileSystem::note_name(const std::string& path, std::function<void()> 
 
 Result<std::unique_ptr<File>> FaultyFileSystem::create(const std::string& path) {
   std::unique_ptr<File> file;
-  DRIFTLESS_RETURN_IF_ERROR(act("creating " + path, [&]() -> Status {
+  DRIFTLESS_RETURN_IF_ERROR(act(Needs::kSpace, "creating " + path, [&]() -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> real, real_.create(path));
     file = std::make_unique<FaultyFile>(*this, std::move(real));
     note_name(path, [path] { stdfs::remove(path); }, [] {});
@@ -124,14 +143,18 @@ Result<std::unique_ptr<File>> FaultyFileSystem::create(const std::string& path) 
 }
 
 Result<std::unique_ptr<File>> FaultyFileSystem::open(const std::string& path) {
-  if (crashed_) return dead();
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> real, real_.open(path));
-  return std::unique_ptr<File>(std::make_unique<FaultyFile>(*this, std::move(real)));
+  std::unique_ptr<File> file;
+  DRIFTLESS_RETURN_IF_ERROR(act(Needs::kSpace, "opening " + path, [&]() -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> real, real_.open(path));
+    file = std::make_unique<FaultyFile>(*this, std::move(real));
+    return {};
+  }));
+  return file;
 }
 
 Status FaultyFileSystem::make_directory(const std::string& path) {
   if (exists(real_, path)) return errno_status(EEXIST, path);
-  return act("creating " + path, [&]() -> Status {
+  return act(Needs::kSpace, "creating " + path, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(real_.make_directory(path));
     note_name(path, [path] { stdfs::remove_all(path); }, [] {});
     return {};
@@ -139,10 +162,10 @@ Status FaultyFileSystem::make_directory(const std::string& path) {
 }
 
 Status FaultyFileSystem::rename_file(const std::string& from, const std::string& to) {
-  return act("renaming " + from, [&]() -> Status {
+  return act(Needs::kSpace, "renaming " + from, [&]() -> Status {
     std::string saved;
     if (exists(real_, to)) {  // what is replaced must come back where the renaming is lost
-      saved = stash_ + "/" + std::to_string(stashed_++);
+      saved = next_stash();
       stdfs::copy_file(to, saved);
     }
     DRIFTLESS_RETURN_IF_ERROR(real_.rename_file(from, to));
@@ -165,7 +188,7 @@ Status FaultyFileSystem::rename_file(const std::string& from, const std::string&
 }
 
 Status FaultyFileSystem::rename_directory(const std::string& from, const std::string& to) {
-  return act("renaming " + from, [&]() -> Status {
+  return act(Needs::kSpace, "renaming " + from, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(real_.rename_directory(from, to));
     note_name(to, [from, to] { stdfs::rename(to, from); }, [] {});
     return {};
@@ -173,8 +196,8 @@ Status FaultyFileSystem::rename_directory(const std::string& from, const std::st
 }
 
 Status FaultyFileSystem::remove_file(const std::string& path) {
-  return act("removing " + path, [&]() -> Status {
-    const std::string saved = stash_ + "/" + std::to_string(stashed_++);
+  return act(Needs::kNoSpace, "removing " + path, [&]() -> Status {
+    const std::string saved = next_stash();
     DRIFTLESS_RETURN_IF_ERROR(real_.rename_file(path, saved));
     note_name(
         path, [path, saved] { stdfs::rename(saved, path); }, [saved] { stdfs::remove(saved); });
@@ -183,7 +206,7 @@ Status FaultyFileSystem::remove_file(const std::string& path) {
 }
 
 Status FaultyFileSystem::remove_directory(const std::string& path) {
-  return act("removing " + path, [&]() -> Status {
+  return act(Needs::kNoSpace, "removing " + path, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(real_.remove_directory(path));
     note_name(path, [path] { stdfs::create_directory(path); }, [] {});
     return {};
@@ -191,7 +214,7 @@ Status FaultyFileSystem::remove_directory(const std::string& path) {
 }
 
 Status FaultyFileSystem::sync_directory(const std::string& path) {
-  return act("syncing " + path, [&]() -> Status {
+  return act(Needs::kSpace, "syncing " + path, [&]() -> Status {
     const std::scoped_lock lock(mutex_);
     const std::string directory = directory_of(path + "/x");
     for (const UnsyncedName& name : names_) {

@@ -1,12 +1,14 @@
 // A file system that fails on demand, and that can lose whatever was not synced.
 //
-// It works on real files. Every call that changes something is numbered; the planned one fails.
-// After a "crash" every later call fails too, as for a process that is gone, and lose_unsynced()
-// plays the power cut: writes since a file's last sync are taken back (all, or a random part), and
-// so are names made, changed or removed since their directory's last sync (from the newest on, all
-// or some).
+// It works on real files. Every call that changes something, or opens a file to do so, is numbered
+// from 0; the planned one fails. A disk that is "full" refuses all later calls too, except
+// removals. After a "crash" every later call fails, as for a process that is gone, and
+// lose_unsynced() plays the power cut: writes since a file's last sync are taken back (all, or a
+// random part), and so are names made, changed or removed since their directory's last sync (from
+// the newest on, all or some).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,13 +16,21 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/file_system.h"
 
 namespace driftless::testing {
 
-enum class Fault { kNone, kEio, kEnospc, kShortWrite, kCrashBefore, kCrashAfter };
+// kShortWrite and kFull write the first half and report that there is no space.
+enum class Fault { kNone, kEio, kEnospc, kShortWrite, kFull, kCrashBefore, kCrashAfter };
+
+// What was asked for, whether it failed or not.
+struct WriteLog {
+  std::vector<std::uint64_t> write_bytes;  // of each pwrite()
+  int syncs = 0;                           // of files
+};
 
 class FaultyFileSystem final : public FileSystem {
  public:
@@ -28,6 +38,10 @@ class FaultyFileSystem final : public FileSystem {
   FaultyFileSystem(Fault fault, std::uint64_t at_call, std::string stash)
       : fault_(fault), at_call_(at_call), stash_(std::move(stash)) {}
 
+  // Replaces the plan, and ends a full disk, not a crash. No call may be under way.
+  void plan(Fault fault, std::uint64_t at_call);
+
+  [[nodiscard]] const WriteLog& log() const { return log_; }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
   [[nodiscard]] bool crashed() const { return crashed_; }
   // Plays the power cut. `keep` = 0: everything not synced is lost; otherwise each write is kept
@@ -65,20 +79,25 @@ class FaultyFileSystem final : public FileSystem {
     std::function<void()> forget;  // once synced
   };
 
+  enum class Needs { kSpace, kNoSpace };
+
   // Counts a call; the fault to play for it.
-  Fault next_fault();
+  Fault next_fault(Needs needs);
   // Runs a whole-or-nothing call under the plan.
-  Status act(const std::string& what, const std::function<Status()>& call);
+  Status act(Needs needs, const std::string& what, const std::function<Status()>& call);
+  std::string next_stash() { return stash_ + "/" + std::to_string(stashed_++); }
   void note_name(const std::string& path, std::function<void()> undo, std::function<void()> forget);
 
   FileSystem& real_ = posix_file_system();
-  const Fault fault_;
-  const std::uint64_t at_call_;
+  Fault fault_;
+  std::uint64_t at_call_;
   const std::string stash_;
   std::mutex mutex_;
   std::uint64_t calls_ = 0;
-  std::uint64_t stashed_ = 0;
-  bool crashed_ = false;
+  std::atomic<std::uint64_t> stashed_ = 0;
+  std::atomic<bool> crashed_ = false;
+  bool full_ = false;
+  WriteLog log_;
   std::map<std::string, std::vector<UnsyncedWrite>> writes_;
   std::vector<UnsyncedName> names_;
 };

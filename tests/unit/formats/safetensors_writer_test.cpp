@@ -8,7 +8,7 @@
 #include <string>
 
 #include "formats/safetensors.h"
-#include "support/failing_file_system.h"
+#include "support/faulty_file_system.h"
 #include "support/safetensors_bytes.h"
 #include "support/temp_dir.h"
 
@@ -16,6 +16,7 @@ namespace driftless {
 namespace {
 
 using testing::bytes_of;
+using testing::Fault;
 
 constexpr std::uint64_t kRoom = 4096;
 
@@ -53,7 +54,7 @@ class SafetensorsWriterTest : public ::testing::Test {
 
   testing::TempDir dir_;
   std::string path_ = dir_.file("w.safetensors");
-  testing::FailingFileSystem fs_;
+  testing::FaultyFileSystem fs_{Fault::kNone, 0, dir_.path()};
 };
 
 TEST_F(SafetensorsWriterTest, WritesTheseBytes) {
@@ -71,7 +72,7 @@ TEST_F(SafetensorsWriterTest, WritesTheseBytes) {
   const std::string expected = testing::file_of(padded, 0) + "xyz";
   EXPECT_EQ(content(path_), expected);
   EXPECT_EQ(*size, expected.size());
-  EXPECT_EQ(fs_.log.syncs, 1);
+  EXPECT_EQ(fs_.log().syncs, 1);
 }
 
 TEST_F(SafetensorsWriterTest, RoundTripsEveryDtype) {
@@ -161,16 +162,16 @@ TEST_F(SafetensorsWriterTest, GathersSmallPiecesAndHoldsBackNoMoreThanItsBuffer)
   while (appended < 5 * kSafetensorsBufferBytes) {
     ASSERT_TRUE(writer.append(piece).ok());
     appended += piece.size();
-    const std::uint64_t written =
-        std::accumulate(fs_.log.write_bytes.begin(), fs_.log.write_bytes.end(), std::uint64_t{0});
+    const std::uint64_t written = std::accumulate(fs_.log().write_bytes.begin(),
+                                                  fs_.log().write_bytes.end(), std::uint64_t{0});
     ASSERT_LT(appended - written, kSafetensorsBufferBytes);
   }
-  for (const std::uint64_t bytes : fs_.log.write_bytes) EXPECT_GE(bytes, kSafetensorsBufferBytes);
+  for (const std::uint64_t bytes : fs_.log().write_bytes) EXPECT_GE(bytes, kSafetensorsBufferBytes);
   // A large piece goes out at once.
   const std::vector<std::byte> large(4 * kSafetensorsBufferBytes);
-  const std::size_t before = fs_.log.write_bytes.size();
+  const std::size_t before = fs_.log().write_bytes.size();
   ASSERT_TRUE(writer.append(large).ok());
-  EXPECT_LE(fs_.log.write_bytes.size() - before, 2U);
+  EXPECT_LE(fs_.log().write_bytes.size() - before, 2U);
   ASSERT_TRUE(writer.end_tensor({appended + large.size()}).ok());
   ASSERT_TRUE(writer.finish().ok());
   EXPECT_TRUE(read().ok());
@@ -303,12 +304,12 @@ TEST_F(SafetensorsWriterTest, RefusesCallsOutOfOrder) {
 
 TEST_F(SafetensorsWriterTest, AWriteThatFailsIsReportedAndStays) {
   SafetensorsWriter writer = create();
-  fs_.log.fail_write = 1;
+  fs_.plan(Fault::kFull, fs_.calls() + 1);
   ASSERT_TRUE(writer.begin_tensor("a", DType::kU8).ok());
   const std::vector<std::byte> piece(kSafetensorsBufferBytes);
   ASSERT_TRUE(writer.append(piece).ok());
   EXPECT_EQ(writer.append(piece).code(), StatusCode::kNoSpace);
-  fs_.log.fail_write = -1;  // space again: what is missing in the middle stays missing
+  fs_.plan(Fault::kNone, 0);  // space again: what is missing in the middle stays missing
   EXPECT_EQ(writer.append(piece).code(), StatusCode::kNoSpace);
   EXPECT_EQ(writer.end_tensor({piece.size()}).code(), StatusCode::kNoSpace);
   EXPECT_EQ(writer.finish().status().code(), StatusCode::kNoSpace);
@@ -316,11 +317,11 @@ TEST_F(SafetensorsWriterTest, AWriteThatFailsIsReportedAndStays) {
 }
 
 TEST_F(SafetensorsWriterTest, EveryFailingWriteFailsTheFile) {
-  for (std::int64_t failing = 0; failing < 3; ++failing) {
+  for (std::uint64_t failing = 0; failing < 3; ++failing) {
     path_ = dir_.file(concat("w.safetensors", failing));
-    fs_.log = {};
-    fs_.log.fail_write = failing;
+    fs_.plan(Fault::kNone, 0);
     SafetensorsWriter writer = create();
+    fs_.plan(Fault::kFull, fs_.calls() + failing);
     bool failed = !writer.begin_tensor("a", DType::kU8).ok();
     const std::vector<std::byte> piece(kSafetensorsBufferBytes + 1);
     failed = !writer.append(piece).ok() || failed;  // write 0
@@ -332,11 +333,16 @@ TEST_F(SafetensorsWriterTest, EveryFailingWriteFailsTheFile) {
 }
 
 TEST_F(SafetensorsWriterTest, ASyncThatFailsIsReported) {
+  SafetensorsWriter sound = create();
+  add(sound, "a", "abc");
+  ASSERT_TRUE(sound.finish().ok());
+  const std::uint64_t calls = fs_.calls();  // the sync is the last
+  path_ = dir_.file("again.safetensors");
   SafetensorsWriter writer = create();
   add(writer, "a", "abc");
-  fs_.log.fail_sync = true;
+  fs_.plan(Fault::kEio, 2 * calls - 1);
   EXPECT_EQ(writer.finish().status().code(), StatusCode::kIo);
-  fs_.log.fail_sync = false;
+  EXPECT_EQ(fs_.log().syncs, 2);
   // After a failed sync the kernel may have dropped the pages: a second one proves nothing.
   EXPECT_EQ(writer.finish().status().code(), StatusCode::kIo);
 }

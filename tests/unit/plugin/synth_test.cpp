@@ -11,13 +11,14 @@
 #include "formats/checkpoint.h"
 #include "formats/safetensors.h"
 #include "plugin/qwen3_shape.h"
-#include "support/fail_at_file_system.h"
+#include "support/faulty_file_system.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
 namespace {
 
-using testing::FailAtFileSystem;
+using testing::Fault;
+using testing::FaultyFileSystem;
 using testing::TempDir;
 
 class Synth : public ::testing::Test {
@@ -222,12 +223,14 @@ TEST_F(Synth, AFailureAtAnyCallLeavesNothing) {
   wanted.params = kMinQwen3Params;
   wanted.steps = 1;
   wanted.shard_bytes = 80'000;
-  FailAtFileSystem sound(fs_, ~std::uint64_t{0}, StatusCode::kIo);
+  const std::string stash = dir_.file("stash");
+  ASSERT_TRUE(fs_.make_directory(stash).ok());
+  FaultyFileSystem sound(Fault::kNone, 0, stash);
   ASSERT_TRUE(synthesize(sound, wanted).ok());
   ASSERT_TRUE(remove_tree(fs_, wanted.out).ok());
   ASSERT_GT(sound.calls(), 20U);
   for (std::uint64_t call = 0; call < sound.calls(); ++call) {
-    FailAtFileSystem failing(fs_, call, StatusCode::kNoSpace);
+    FaultyFileSystem failing(Fault::kFull, call, stash);
     EXPECT_EQ(synthesize(failing, wanted).status().code(), StatusCode::kNoSpace) << call;
     ASSERT_FALSE(exists(fs_, wanted.out)) << call;
   }
