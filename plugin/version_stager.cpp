@@ -29,7 +29,7 @@ class Stager {
         builder_(checkpoint.layout(), Encoding::kDeltas),
         chunk_(kChunkBytes),
         offsets_(kChunkBytes + kDiffSlackUnits),
-        new_values_(kChunkBytes + kDiffSlackUnits * 8),
+        new_values_(kChunkBytes + kDiffSlackUnits * std::uint64_t{8}),
         old_values_(kChunkBytes) {}
 
   Status stage(const TensorChange& change, std::atomic<std::uint64_t>& done, std::uint64_t total) {
