@@ -125,6 +125,13 @@ Status FaultyFileSystem::act(Needs needs, const std::string& what,
   return call();
 }
 
+std::string FaultyFileSystem::now(const std::string& path) const {
+  for (const auto& [from, to] : moved_) {
+    if (path == from || path.starts_with(from + "/")) return to + path.substr(from.size());
+  }
+  return path;
+}
+
 void FaultyFileSystem::note_name(const std::string& path, std::function<void()> undo,
                                  std::function<void()> forget) {
   const std::scoped_lock lock(mutex_);
@@ -136,7 +143,7 @@ Result<std::unique_ptr<File>> FaultyFileSystem::create(const std::string& path) 
   DRIFTLESS_RETURN_IF_ERROR(act(Needs::kSpace, "creating " + path, [&]() -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> real, real_.create(path));
     file = std::make_unique<FaultyFile>(*this, std::move(real));
-    note_name(path, [path] { stdfs::remove(path); }, [] {});
+    note_name(path, [this, path] { stdfs::remove(now(path)); }, [] {});
     return {};
   }));
   return file;
@@ -199,8 +206,15 @@ Status FaultyFileSystem::rename_directory(const std::string& from, const std::st
         moved[below ? to + path.substr(from.size()) : path] = std::move(writes);
       }
       writes_ = std::move(moved);
+      moved_[from] = to;
     }
-    note_name(to, [from, to] { stdfs::rename(to, from); }, [] {});
+    note_name(
+        to,
+        [this, from, to] {
+          stdfs::rename(to, from);
+          moved_.erase(from);
+        },
+        [] {});
     return {};
   });
 }
@@ -228,9 +242,10 @@ Status FaultyFileSystem::sync_directory(const std::string& path) {
     const std::scoped_lock lock(mutex_);
     const std::string directory = directory_of(path + "/x");
     for (const UnsyncedName& name : names_) {
-      if (name.directory == directory) name.forget();
+      if (now(name.directory) == directory) name.forget();
     }
-    std::erase_if(names_, [&](const UnsyncedName& name) { return name.directory == directory; });
+    std::erase_if(names_,
+                  [&](const UnsyncedName& name) { return now(name.directory) == directory; });
     return {};
   });
 }

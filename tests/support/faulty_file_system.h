@@ -86,6 +86,8 @@ class FaultyFileSystem final : public FileSystem {
   // Runs a whole-or-nothing call under the plan.
   Status act(Needs needs, const std::string& what, const std::function<Status()>& call);
   std::string next_stash() { return stash_ + "/" + std::to_string(stashed_++); }
+  // Where a path is now, after the renaming of a directory above it.
+  [[nodiscard]] std::string now(const std::string& path) const;
   void note_name(const std::string& path, std::function<void()> undo, std::function<void()> forget);
 
   FileSystem& real_ = posix_file_system();
@@ -99,6 +101,7 @@ class FaultyFileSystem final : public FileSystem {
   bool full_ = false;
   WriteLog log_;
   std::map<std::string, std::vector<UnsyncedWrite>> writes_;
+  std::map<std::string, std::string> moved_;  // directories renamed: from, to
   std::vector<UnsyncedName> names_;
 };
 
