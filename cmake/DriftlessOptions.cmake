@@ -57,20 +57,66 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-foreach(backend CUDA MPI NCCL HDF5 PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL CUDA NCCL PYTHON)
+foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
 
+find_package(PkgConfig REQUIRED)
+
+# The C interface of MPI is all we use; the removed C++ one would only add symbols.
+if(NOT DRIFTLESS_WITH_MPI STREQUAL "OFF")
+  find_package(MPI QUIET COMPONENTS CXX)
+endif()
+driftless_backend(MPI "${MPI_CXX_FOUND}" "no MPI was found (Debian: libopenmpi-dev)")
+if(DRIFTLESS_HAS_MPI)
+  add_library(driftless_mpi INTERFACE)
+  target_link_libraries(driftless_mpi INTERFACE MPI::MPI_CXX)
+  target_compile_definitions(driftless_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+endif()
+
+set(hdf5_missing "no parallel HDF5 was found (Debian: libhdf5-openmpi-dev)")
+if(NOT DRIFTLESS_WITH_HDF5 STREQUAL "OFF")
+  foreach(module hdf5-openmpi hdf5-mpich hdf5)
+    if(NOT HDF5_FOUND)
+      pkg_check_modules(HDF5 QUIET IMPORTED_TARGET GLOBAL ${module})
+    endif()
+  endforeach()
+endif()
+set(hdf5_usable FALSE)
+if(HDF5_FOUND AND NOT DRIFTLESS_HAS_MPI)
+  set(hdf5_missing "parallel HDF5 needs MPI: ${DRIFTLESS_WHY_NOT_MPI}")
+elseif(HDF5_FOUND)
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_LIBRARIES PkgConfig::HDF5 MPI::MPI_CXX)
+  check_cxx_source_compiles("
+    #include <hdf5.h>
+    #ifndef H5_HAVE_PARALLEL
+    #error serial
+    #endif
+    int main() { return H5Pset_fapl_mpio(0, MPI_COMM_NULL, MPI_INFO_NULL); }"
+    DRIFTLESS_HDF5_IS_PARALLEL)
+  unset(CMAKE_REQUIRED_LIBRARIES)
+  set(hdf5_usable ${DRIFTLESS_HDF5_IS_PARALLEL})
+  set(hdf5_missing "the HDF5 that was found is serial (Debian: libhdf5-openmpi-dev)")
+endif()
+driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
+
+if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
+  pkg_check_modules(CURL QUIET IMPORTED_TARGET GLOBAL libcurl)
+endif()
+driftless_backend(CURL "${CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
+
 # A backend's part of the tree comes with the work that needs it; until then AUTO says so and ON is
 # refused rather than ignored.
-foreach(backend CUDA MPI NCCL HDF5 PYTHON)
+foreach(backend CUDA NCCL PYTHON)
   driftless_backend(${backend} FALSE "this release has no ${backend} part yet")
 endforeach()
 
 function(driftless_print_summary)
   message(STATUS "driftless ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}")
-  foreach(backend CUDA MPI NCCL HDF5 PYTHON)
+  foreach(backend ${DRIFTLESS_BACKENDS})
     if(DRIFTLESS_HAS_${backend})
       message(STATUS "  ${backend}: yes")
     else()

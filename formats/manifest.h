@@ -21,8 +21,8 @@ namespace driftless {
 inline constexpr std::uint64_t kManifestFormat = 1;
 inline constexpr std::uint64_t kMaxManifestBytes = 256ULL << 20;
 
-enum class DirectoryLayout : unsigned char { kHfDelta, kFlush };
-[[nodiscard]] std::string_view to_string(DirectoryLayout layout);  // "hf_delta", "flush"
+enum class DirectoryLayout : unsigned char { kHfDelta, kFlush, kFrames, kHdf5 };
+[[nodiscard]] std::string_view to_string(DirectoryLayout layout);  // "hf_delta", "flush", ...
 [[nodiscard]] Result<DirectoryLayout> parse_directory_layout(std::string_view name);
 
 struct ManifestFile {

@@ -1,0 +1,131 @@
+// A road: what carries versions from publisher ranks to receivers. Two roles, two interfaces.
+//
+// A road moves opaque bytes. What it carries is a *publication*: parts (frames, files) written by
+// the publisher ranks, and a manifest that the leader (rank 0) adds when all parts are there. A
+// publication appears to receivers whole or not at all, in ascending order of versions, and is
+// never changed. Parts of different ranks may have the same name only on roads that keep ranks
+// apart; publishers therefore put their rank into it.
+//
+// Every wait takes a Deadline and ends with kDeadlineExceeded. Nothing here throws or aborts. Codes
+// that callers act upon: kNotFound (not there any more: take the newest anchor), kIncomplete (not
+// whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/file_system.h"
+#include "core/hash128.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// Version `version` as a step from its base (a delta, or a full one), or as an anchor: the same
+// weights whole, for who cannot follow the steps. Anchors lie beside the steps, not among them.
+enum class PublicationKind : std::uint8_t { kStep = 0, kAnchor = 1 };
+
+struct PublicationId {
+  std::uint64_t version = 0;
+  PublicationKind kind = PublicationKind::kStep;
+
+  friend auto operator<=>(const PublicationId&, const PublicationId&) = default;
+};
+[[nodiscard]] std::string to_string(const PublicationId& id);  // "version 7", "anchor of version 7"
+
+// What a receiver must know to fetch a part. Travels in the manifest.
+struct PartReceipt {
+  std::string name;  // a plain file name
+  std::uint32_t rank = 0;
+  std::uint64_t size_bytes = 0;
+  Hash128 hash;               // xxh3-128 of its bytes
+  std::uint64_t locator = 0;  // the road's own
+
+  friend bool operator==(const PartReceipt&, const PartReceipt&) = default;
+};
+
+// What a receiver says of itself: that it is there, what it holds, and its proof (opaque to the
+// road). Kept by the road until the receiver says something newer or leaves.
+struct ReceiverReport {
+  std::string id;  // a plain file name, unique among the receivers of the road
+  std::uint64_t version = 0;
+  std::string proof;  // at most kMaxProofBytes
+};
+inline constexpr std::size_t kMaxProofBytes = 512;
+
+// The sending side of one publisher rank. Every publisher rank has one, and makes the calls marked
+// [all]; [leader] is rank 0 alone. One thread at a time.
+class SendRoad {
+ public:
+  virtual ~SendRoad() = default;
+
+  // [leader, once, before the first publication] What a receiver must know before any version.
+  // kAlreadyExists where the road holds another announcement: it belongs to another run.
+  [[nodiscard]] virtual Status announce(std::string_view run_info, const Deadline& deadline) = 0;
+
+  // [all] Starts a publication; the leader's call comes before the others' (the publisher sees to
+  // it). kAlreadyExists where it is there. An unfinished one is dropped first.
+  [[nodiscard]] virtual Status begin(const PublicationId& id, const Deadline& deadline) = 0;
+  // [all] A new part, written through pwrite() at any offsets and finished by sync(). The road is
+  // told nothing about its size; kNoSpace from pwrite() where it cannot hold it. All parts must be
+  // closed before flush().
+  [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
+  // [all] Everything that this rank wrote is where receivers will look for it, and durable where
+  // the road is. Returns this rank's parts in the order of their creation. May be a meeting of all
+  // ranks, so a rank that fails before calls abort().
+  [[nodiscard]] virtual Result<std::vector<PartReceipt>> flush(const Deadline& deadline) = 0;
+  // [leader, once all ranks have flushed] Makes the publication visible. Ok: it is committed, and
+  // durable where the road is. Any other status: look at published().
+  [[nodiscard]] virtual Status seal(std::string_view manifest, const Deadline& deadline) = 0;
+  // [all] Drops the unfinished publication; nothing of it was or will be visible. Ok where there is
+  // none.
+  [[nodiscard]] virtual Status abort() = 0;
+  // [all] Whether receivers can see it: settles a seal whose outcome was lost.
+  [[nodiscard]] virtual Result<bool> published(const PublicationId& id,
+                                               const Deadline& deadline) = 0;
+
+  // [leader] What the receivers last said. One that has been silent for the road's patience is not
+  // listed any more.
+  [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
+  // [leader] Room may be made by removing steps up to `version` and anchors before it, except those
+  // that a listed receiver still needs to get on: steps past its version, and, for one that has
+  // nothing yet, the oldest anchor there and the steps past that. Returns what was removed; a road
+  // that makes room by itself returns nothing.
+  [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t version) = 0;
+  // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
+  virtual void progress() = 0;
+};
+
+// The receiving side of one receiver. One thread at a time, except the bytes that it returned.
+class ReceiveRoad {
+ public:
+  virtual ~ReceiveRoad() = default;
+
+  // The announcement; waits for it.
+  [[nodiscard]] virtual Result<std::string> run_info(const Deadline& deadline) = 0;
+  // What can be fetched now, ascending by version, the step before the anchor.
+  [[nodiscard]] virtual Result<std::vector<PublicationId>> list(const Deadline& deadline) = 0;
+  // Returns once a step past `version` is there; looks again and again, ever more rarely.
+  [[nodiscard]] virtual Status wait_beyond(std::uint64_t version, const Deadline& deadline) = 0;
+  // The manifest as sealed. kNotFound where the publication is not there (any more), kIncomplete
+  // where it is not whole yet, kCorrupt where it is damaged.
+  [[nodiscard]] virtual Result<std::string> fetch_manifest(const PublicationId& id,
+                                                           const Deadline& deadline) = 0;
+  // A part's bytes, of the size that the receipt says; kNotFound where it has gone meanwhile. The
+  // caller compares the hash. The bytes stay valid after the publication has gone.
+  [[nodiscard]] virtual Result<MappedFile> fetch_part(const PublicationId& id,
+                                                      const PartReceipt& part,
+                                                      const Deadline& deadline) = 0;
+  // Registers, or says again. To be called from time to time, also when nothing is new: it is the
+  // sign of life.
+  [[nodiscard]] virtual Status report(const ReceiverReport& report, const Deadline& deadline) = 0;
+  // Nothing more will be fetched, so nothing needs to be kept.
+  [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,36 @@
+// What holds the parts of a publication inside its directory: a file each (part_files.cpp), or one
+// HDF5 file written by all ranks together (hdf5_container.h, where it is built).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/deadline.h"
+#include "core/file_system.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// The writing side of one publisher rank. The contract of each call is SendRoad's.
+class PartSink {
+ public:
+  virtual ~PartSink() = default;
+  // `directory` exists: the hidden one, which all ranks share.
+  [[nodiscard]] virtual Status begin(const std::string& directory, const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
+  [[nodiscard]] virtual Result<std::vector<PartReceipt>> flush(const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Status abort() = 0;
+};
+
+class PartReader {
+ public:
+  virtual ~PartReader() = default;
+  // kIncomplete where the part is not there, or not whole (yet).
+  [[nodiscard]] virtual Result<MappedFile> fetch(const std::string& directory,
+                                                 const PartReceipt& part,
+                                                 const Deadline& deadline) = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,49 @@
+// shared_fs: a road of files on a file system that both sides see. Needs no MPI.
+//
+//   <dir>/run.json                    the announcement
+//   <dir>/weight_v000007/             a step: its parts, manifest.json, DONE (hash of the manifest)
+//   <dir>/anchor_v000007/             an anchor, likewise
+//   <dir>/.weight_v000007.tmp/        one that is being written
+//   <dir>/.receivers/<id>.json        what a receiver last said
+//   <dir>/.driftless-publisher.lock   held by the leader
+//
+// A publication is written into the hidden directory by all ranks, synced, and renamed. Nobody's
+// clock is compared with anybody else's: whether a receiver is alive is told by its file changing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "collectives/road.h"
+#include "collectives/shared_fs/part_container.h"
+#include "core/file_system.h"
+
+namespace driftless {
+
+struct SharedFsOptions {
+  std::string dir;
+  // Commands for /bin/sh, run by the leader after a publication appeared, and by a receiver before
+  // it looks: for file systems that must be told to become visible. DRIFTLESS_DIR and, after
+  // publishing, DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error.
+  std::string after_publish;
+  std::string before_read;
+  std::chrono::milliseconds hook_timeout{60'000};
+  std::chrono::milliseconds poll_first{5};
+  std::chrono::milliseconds poll_longest{1'000};
+  std::chrono::milliseconds patience{600'000};  // with a receiver whose file does not change
+  std::chrono::milliseconds lock_wait{2'000};   // for the directory of another publisher
+};
+
+// `ranks` publisher ranks share the directory; each makes its own sender. `sink` holds the parts of
+// a publication (null: a file each). kBusy where another publisher holds the directory. `fs` and
+// what the sink needs outlive the road.
+[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(
+    FileSystem& fs, const SharedFsOptions& options, unsigned rank, unsigned ranks,
+    std::unique_ptr<PartSink> sink = nullptr);
+// `reader` finds the parts that the publishers' sinks wrote (null: a file each).
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(
+    FileSystem& fs, const SharedFsOptions& options, std::unique_ptr<PartReader> reader = nullptr);
+
+}  // namespace driftless

@@ -1,0 +1,46 @@
+// Deadline and Backoff: how Driftless waits. Every wait ends; clocks of the calendar play no part.
+#pragma once
+
+#include <chrono>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace driftless {
+
+// A moment of the monotonic clock. A value; safe to share.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] static Deadline after(std::chrono::milliseconds wait);
+  // The earlier of this one and `wait` from now.
+  [[nodiscard]] Deadline sooner(std::chrono::milliseconds wait) const;
+
+  [[nodiscard]] bool expired() const { return Clock::now() >= at_; }
+  // Never negative.
+  [[nodiscard]] std::chrono::milliseconds remaining() const;
+  [[nodiscard]] Clock::time_point at() const { return at_; }
+  // Ok before it; after it kDeadlineExceeded: "<what>: gave up after 5000 ms".
+  [[nodiscard]] Status check(std::string_view what) const;
+
+ private:
+  Deadline(Clock::time_point begin, Clock::time_point at) : begin_(begin), at_(at) {}
+  Clock::time_point begin_;
+  Clock::time_point at_;
+};
+
+// Sleeps between two looks at something: shortly at first, then twice as long each time.
+class Backoff {
+ public:
+  Backoff(std::chrono::microseconds first, std::chrono::microseconds longest)
+      : next_(first), first_(first), longest_(longest) {}
+  // Sleeps, never past the deadline; false where it is over already.
+  bool sleep(const Deadline& deadline);
+  void reset() { next_ = first_; }
+
+ private:
+  std::chrono::microseconds next_, first_, longest_;
+};
+
+}  // namespace driftless

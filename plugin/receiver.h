@@ -1,0 +1,73 @@
+// Receiver: the rollout's side. Follows a road and keeps a target at its newest version.
+//
+//   discover -> fetch -> verify -> decode = stage()      while the engine works
+//   pause -> commit -> resume                            O(changed), all or nothing
+//   report(version, digest)                              to the publisher
+//
+// One thread at a time. Road and target outlive it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/road.h"
+#include "plugin/weight_target.h"
+
+namespace driftless {
+
+struct ReceiverOptions {
+  std::string id = "receiver";                        // plain, unique on the road
+  std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
+  std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
+  unsigned threads = 0;
+  // Called around the writing; a failure of pause leaves everything as it was, one of resume is
+  // returned after the commit. May be empty.
+  std::function<Status()> pause;
+  std::function<Status()> resume;
+};
+
+// What one commit took: several versions may be folded into it.
+struct UpdateReport {
+  std::uint64_t from_version = 0;
+  std::uint64_t version = 0;
+  std::uint64_t versions = 0;  // folded
+  bool anchor = false;         // taken from an anchor
+  Digest digest;
+  std::uint64_t changed_units = 0;
+  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  double fetch_ms = 0, stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
+};
+
+class Receiver {
+ public:
+  // Waits for the run's announcement, refuses another layout (kWrongLayout) or another run
+  // (kWrongRun), registers with the road.
+  [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
+                                                              ReceiveRoad& road,
+                                                              WeightTarget& target,
+                                                              const Deadline& deadline);
+  virtual ~Receiver() = default;
+
+  // Waits until something newer than the target is there, and makes it ready: the steps that follow
+  // the target's version, as many as there are, or an anchor where they cannot be had any more.
+  // What is damaged or incomplete is fetched again until options.fetch_deadline. False: the
+  // deadline passed and nothing was new.
+  [[nodiscard]] virtual Result<bool> stage(const Deadline& deadline) = 0;
+  // Commits what stage() made ready, and reports it to the road.
+  [[nodiscard]] virtual Result<UpdateReport> commit() = 0;
+  // Takes the last commit back (StagedChange::undo), or drops what is staged.
+  [[nodiscard]] virtual Status rollback() = 0;
+  // A sign of life, to be given while nothing is new.
+  [[nodiscard]] virtual Status report() = 0;
+  [[nodiscard]] virtual Status leave() = 0;
+
+  [[nodiscard]] virtual TargetState state() const = 0;
+  [[nodiscard]] virtual const Hash128& run() const = 0;
+};
+
+}  // namespace driftless

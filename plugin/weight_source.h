@@ -1,0 +1,47 @@
+// WeightSource: the current weights of one publisher rank, offered batch by batch.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/checkpoint.h"
+
+namespace driftless {
+
+struct OfferedTensor {
+  std::size_t tensor = 0;  // index in tensors()
+  const std::byte* data = nullptr;
+};
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  // The same on every call, for the life of the source.
+  [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
+  // Passes every tensor once, in batches of the source's choice; the data of a batch is valid until
+  // `use` returns. May be called again, and then offers the same bytes again: a version that turns
+  // out to be dense is sent in full from a second pass.
+  [[nodiscard]] virtual Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
+};
+
+// Tensors of a checkpoint: those of stage `stage` of `stages` (contiguous stretches of the layout
+// of about equal size, as pipeline stages have them). The checkpoint outlives the source.
+class CheckpointSource final : public WeightSource {
+ public:
+  explicit CheckpointSource(const Checkpoint& checkpoint, unsigned stage = 0, unsigned stages = 1);
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override;
+
+ private:
+  const Checkpoint* checkpoint_;
+  std::vector<TensorSpec> tensors_;
+  std::size_t first_ = 0;  // in the checkpoint's layout
+};
+
+}  // namespace driftless

@@ -1,0 +1,85 @@
+// WeightTarget: where a receiver keeps weights. Host memory, or a local checkpoint directory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/file_system.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "core/version.h"
+#include "formats/manifest.h"
+
+namespace driftless {
+
+// A publication, fetched; every part has the hash that the manifest says.
+struct FetchedVersion {
+  Manifest manifest;
+  std::string source;             // for messages: "version 7"
+  std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
+};
+
+struct TargetState {
+  VersionId id;        // run zero: not known yet
+  Digest digest;       // of the weights
+  bool valid = false;  // false: holds no version (nothing yet, or a change that could not be
+                       // undone); takes a full version only
+};
+
+struct CommitReport {
+  std::uint64_t version = 0;
+  Digest digest;
+  std::uint64_t changed_units = 0;
+  double apply_ms = 0;
+};
+
+// A change worked out and proven as far as it can be without touching the weights. Dropped by the
+// destructor.
+class StagedChange {
+ public:
+  virtual ~StagedChange() = default;
+  // All or nothing: ok, and the target is at the new version with its digest; or not, and it is as
+  // it was (where that could not be restored, its state is not valid any more). Once.
+  [[nodiscard]] virtual Result<CommitReport> commit() = 0;
+  // Takes a committed change back; before the next stage(). kUnsupported where the target cannot.
+  [[nodiscard]] virtual Status undo() = 0;
+};
+
+class WeightTarget {
+ public:
+  virtual ~WeightTarget() = default;
+  // Null until it has one: a target may learn its layout from the run.
+  [[nodiscard]] virtual const WeightLayout* layout() const = 0;
+  [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
+  [[nodiscard]] virtual TargetState state() const = 0;
+  // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
+  // version. The target's weights are read, not written; the engine may go on reading them.
+  [[nodiscard]] virtual Result<std::unique_ptr<StagedChange>> stage(
+      std::vector<FetchedVersion> chain) = 0;
+};
+
+// Tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the caller;
+// null where this process does not hold it (then the state's digest is of the held ones, and is not
+// compared: the caller adds up). With `initial` the bytes there are that version.
+[[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_memory_target(
+    const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
+    unsigned threads);
+// The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the
+// checkpoint at `base`, as version 0 of a run not known yet.
+class OwnedWeights : public WeightTarget {
+ public:
+  [[nodiscard]] virtual std::span<const std::byte> tensor(std::size_t index) const = 0;
+};
+[[nodiscard]] Result<std::unique_ptr<OwnedWeights>> make_owned_target(
+    FileSystem& fs, const std::optional<std::string>& base, unsigned threads);
+// A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It
+// exists and holds its base, or a version of the run.
+[[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(
+    FileSystem& fs, const std::string& checkpoint, unsigned threads);
+
+}  // namespace driftless
