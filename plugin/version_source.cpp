@@ -39,6 +39,7 @@ Result<MappedFile> inflate_in_memory(const MappedFile& file, const WeightLayout&
 Result<VersionSource> VersionSource::open(FileSystem& fs, const VersionDirectory& version,
                                           const WeightLayout& layout,
                                           const std::string& spool_directory) {
+  DRIFTLESS_RETURN_IF_ERROR(check_has_files(version));
   std::vector<MappedFile> parts;
   for (const std::string& name : version.payload_files) {
     DRIFTLESS_ASSIGN_OR_RETURN(MappedFile part, fs.map(join_path(version.path, name)));
