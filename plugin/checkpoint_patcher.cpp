@@ -156,8 +156,9 @@ Status CheckpointPatcher::check_chain(std::span<const VersionSource> chain, Base
     const VersionDirectory& before = chain[i - 1].version();
     const VersionDirectory& version = chain[i].version();
     DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
-    const bool same_run = version.manifest.has_value() == before.manifest.has_value() &&
-                          (!version.manifest || version.manifest->id.run == before.manifest->id.run);
+    const bool same_run =
+        version.manifest.has_value() == before.manifest.has_value() &&
+        (!version.manifest || version.manifest->id.run == before.manifest->id.run);
     if (!same_run) {
       return error(StatusCode::kWrongRun, version.path, ": is of another run than ", before.path);
     }
@@ -182,8 +183,8 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
   if (!last.manifest) return after;
   const Manifest& manifest = *last.manifest;
   // After a full version it does not matter what was there before.
-  const Digest reached = last.full() ? staged.new_digest
-                                     : first.manifest->base_digest + staged.digest_change;
+  const Digest reached =
+      last.full() ? staged.new_digest : first.manifest->base_digest + staged.digest_change;
   const bool counted =
       last.full() || chain.size() > 1 || staged.changed_units == manifest.changed_units;
   if (reached != manifest.digest || !counted) {
@@ -245,9 +246,7 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   return staged.applied;
 }
 
-bool CheckpointPatcher::unsettled() const {
-  return exists(*fs_, sync_path(path_, kJournalName));
-}
+bool CheckpointPatcher::unsettled() const { return exists(*fs_, sync_path(path_, kJournalName)); }
 
 Status CheckpointPatcher::settle() {
   return unsettled() ? write_out(sync_path(path_, kJournalName)) : Status();

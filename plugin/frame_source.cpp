@@ -59,6 +59,10 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned thread
   for (const std::size_t i : order) {
     const auto [rank, index] = place(i);
     const std::string& name = version_.payload_files[i];
+    if (name != frame_file_name(rank, index)) {
+      return error(StatusCode::kCorrupt, join_path(version_.path, name), ": holds frame ", index,
+                   " of rank ", rank, "; fetch the version again");
+    }
     if (rank != expected.first) expected = {rank, 0};
     if (index != expected.second) {
       return error(StatusCode::kCorrupt, join_path(version_.path, name), ": is frame ", index,
@@ -67,9 +71,8 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned thread
     }
     ++expected.second;
     const std::string owner = concat("rank ", rank);
-    DRIFTLESS_RETURN_IF_ERROR(frames_[i]->dense()
-                                  ? add_runs(name, owner, *frames_[i])
-                                  : add_bucket(name, owner, frames_[i]->bucket()));
+    DRIFTLESS_RETURN_IF_ERROR(frames_[i]->dense() ? add_runs(name, owner, *frames_[i])
+                                                  : add_bucket(name, owner, frames_[i]->bucket()));
   }
   return {};
 }
@@ -96,8 +99,8 @@ Status VersionSource::add_bucket(const std::string& name, const std::string& ran
     DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, entry.tensor));
     Payload& payload = payloads_[entry.tensor];
     payload.pieces.push_back({bucket, entry});
-    changes_[payload.change].payload_bytes += entry.position_end - entry.position_begin +
-                                              entry.count() * unit_bytes(bucket.dtype);
+    changes_[payload.change].payload_bytes +=
+        entry.position_end - entry.position_begin + entry.count() * unit_bytes(bucket.dtype);
   }
   return {};
 }

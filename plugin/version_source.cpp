@@ -77,12 +77,11 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
 }
 
 void VersionSource::order_changes() {
-  std::sort(changes_.begin(), changes_.end(),
-            [this](const TensorChange& a, const TensorChange& b) {
-              const std::uint64_t a_bytes = (*layout_)[a.tensor].size_bytes;
-              const std::uint64_t b_bytes = (*layout_)[b.tensor].size_bytes;
-              return a_bytes != b_bytes ? a_bytes > b_bytes : a.tensor < b.tensor;
-            });
+  std::sort(changes_.begin(), changes_.end(), [this](const TensorChange& a, const TensorChange& b) {
+    const std::uint64_t a_bytes = (*layout_)[a.tensor].size_bytes;
+    const std::uint64_t b_bytes = (*layout_)[b.tensor].size_bytes;
+    return a_bytes != b_bytes ? a_bytes > b_bytes : a.tensor < b.tensor;
+  });
   for (std::size_t i = 0; i < changes_.size(); ++i) payloads_[changes_[i].tensor].change = i;
 }
 
@@ -147,9 +146,9 @@ Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile>
     if (spool_directory.empty() && is_zstd_frame(parts[i].bytes())) {
       DRIFTLESS_ASSIGN_OR_RETURN(parts[i], inflate_in_memory(parts[i], *layout_));
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(FlushFile flush,
-                               FlushFile::open(spool_fs, std::move(parts[i]), *layout_,
-                                               version_.version, spool_directory));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        FlushFile flush, FlushFile::open(spool_fs, std::move(parts[i]), *layout_, version_.version,
+                                         spool_directory));
     if (!version_.manifest && flush.metadata().contains(std::string(kOursKey))) {
       return error(StatusCode::kIncomplete, version_.path, ": ", kManifestName,
                    " is not there (yet), but ", name,

@@ -201,8 +201,7 @@ Result<StagedVersion> stage_version(const WeightView& weights, std::span<const V
         std::unique_ptr<Stager>& stager = stagers[worker];
         if (!stager) stager = std::make_unique<Stager>(weights, chain, options, sink);
         return stager->stage(tensors[task], done, total)
-            .with_context(
-                concat(where, ": tensor '", (*weights.layout)[tensors[task]].name, "'"));
+            .with_context(concat(where, ": tensor '", (*weights.layout)[tensors[task]].name, "'"));
       }));
   StagedVersion all;
   for (const std::unique_ptr<Stager>& stager : stagers) {
