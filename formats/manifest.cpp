@@ -13,28 +13,6 @@ namespace {
 
 constexpr std::string_view kFormatName = "driftless-manifest";
 
-Result<Hash128> hash_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Hash128> hash = hash128_from_hex(text);
-  if (!hash.ok()) return hash.status().with_context(concat(what, ": '", key, "'"));
-  return hash;
-}
-
-Result<Digest> digest_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Digest> digest = digest_from_hex(text);
-  if (!digest.ok()) return digest.status().with_context(concat(what, ": '", key, "'"));
-  return digest;
-}
-
-Result<const Json*> array_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* array, json_member(object, key, what));
-  if (!array->is_array()) {
-    return error(StatusCode::kCorrupt, what, ": '", key, "' is not a list");
-  }
-  return array;
-}
-
 // Written only where it is not `absent`.
 Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std::uint64_t absent,
                                    std::uint64_t most, std::string_view what) {
@@ -57,14 +35,14 @@ Status read_place(const Json& item, std::string_view what, std::uint32_t ranks,
 }
 
 Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, array_member(json, "files", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, json_array(json, "files", what));
   for (const Json& item : *files) {
     ManifestFile file;
     DRIFTLESS_ASSIGN_OR_RETURN(file.name, json_string(item, "name", what));
     if (const Status status = check_file_name(file.name); !status.ok())
       return status.with_context(what);
     DRIFTLESS_ASSIGN_OR_RETURN(file.size_bytes, json_u64(item, "size_bytes", what));
-    DRIFTLESS_ASSIGN_OR_RETURN(file.hash, hash_member(item, "xxh3_128", what));
+    DRIFTLESS_ASSIGN_OR_RETURN(file.hash, json_hash128(item, "xxh3_128", what));
     DRIFTLESS_RETURN_IF_ERROR(read_place(item, what, manifest.ranks, file));
     if (!manifest.files.empty() && manifest.files.back().name >= file.name) {
       return error(StatusCode::kCorrupt, what, ": the files are not sorted, or '", file.name,
@@ -76,7 +54,7 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
 }
 
 Status read_tensors(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, array_member(json, "tensors", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, json_array(json, "tensors", what));
   for (const Json& item : *tensors) {
     ManifestTensor tensor;
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.name, json_string(item, "name", what));
@@ -94,7 +72,7 @@ Status read_tensors(const Json& json, std::string_view what, Manifest& manifest)
 }
 
 Status read_identity(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, hash_member(json, "run", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, json_hash128(json, "run", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.version, json_u64(json, "version", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_version, json_u64(json, "base_version", what));
   const bool first = manifest.id.version == 0 && manifest.encoding == Encoding::kFull;
@@ -105,9 +83,9 @@ Status read_identity(const Json& json, std::string_view what, Manifest& manifest
                  manifest.id.version, ", base ", manifest.base_version,
                  ": the run must not be zero and the base must be below the version");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.layout, hash_member(json, "weight_layout", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_digest, digest_member(json, "base_digest", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.digest, digest_member(json, "digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.layout, json_hash128(json, "weight_layout", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_digest, json_digest(json, "base_digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.digest, json_digest(json, "digest", what));
   constexpr std::uint64_t kMostRanks = std::numeric_limits<std::uint32_t>::max();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t ranks,
                              optional_u64(json, "ranks", 1, kMostRanks, what));
