@@ -40,7 +40,8 @@ class FullFramePayload final : public RankPayload {
     dtype_ = spec.dtype;
     for (std::uint64_t at = 0; at < spec.size_bytes;) {
       if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
-      const std::uint64_t size = std::min(spec.size_bytes - at, most - pending_bytes_ / width * width);
+      const std::uint64_t size =
+          std::min(spec.size_bytes - at, most - pending_bytes_ / width * width);
       runs_.push_back({offered.tensor, at / width, bytes.subspan(at, size)});
       pending_bytes_ += size;
       at += size;

@@ -31,7 +31,7 @@ struct ShardOptions {
 class HfShardWriter {
  public:
   struct Tensor {
-    std::uint32_t tensor = 0;                 // index in the layout
+    std::uint32_t tensor = 0;                  // index in the layout
     std::span<const std::byte> before, after;  // `before` is not looked at for kFull
   };
   // Only tensors out of `candidates` may be added: the header's room is made for them.

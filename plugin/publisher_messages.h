@@ -37,7 +37,7 @@ struct LeaderMessage {
   bool full = false;
   bool anchor = false;  // an anchor of the version follows
   bool resume = false;
-  Digest digest;        // of all ranks' weights
+  Digest digest;                      // of all ranks' weights
   std::vector<TensorSpec> tensors;    // of all ranks, ordered as the layout
   std::vector<std::uint32_t> owners;  // of each, a rank
   std::vector<std::string> notes;

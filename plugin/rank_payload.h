@@ -32,7 +32,7 @@ struct PayloadContext {
   std::uint64_t buffer_bytes = 0;
   unsigned ranks = 1;
   unsigned threads = 1;
-  bool background = true;              // encode and write on a thread of its own
+  bool background = true;                               // encode and write on a thread of its own
   std::uint64_t dense_above_units = ~std::uint64_t{0};  // more changed than this: stop, it is dense
 };
 

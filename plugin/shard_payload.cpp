@@ -28,8 +28,8 @@ class ShardPayload final : public RankPayload {
     std::vector<DeltaCopy> deltas;
     if (full()) {
       for (const PairedTensor& offered : batch) {
-        findings_.digest += digest_tensor(host_kernels(), key(offered.tensor),
-                                          bytes_of(offered), context_.threads);
+        findings_.digest +=
+            digest_tensor(host_kernels(), key(offered.tensor), bytes_of(offered), context_.threads);
         sides.push_back({offered.tensor, {}, bytes_of(offered)});
       }
     } else {
@@ -106,8 +106,8 @@ class ShardPayload final : public RankPayload {
     }
     DiffOptions options;
     options.threads = context_.threads;
-    const Status status = diff_tensors(
-        host_kernels(), pairs, options, {}, [&](const DiffPiece& piece) -> Status {
+    const Status status =
+        diff_tensors(host_kernels(), pairs, options, {}, [&](const DiffPiece& piece) -> Status {
           const DeltaView& delta = piece.delta;
           findings_.changed_units += delta.count();
           findings_.dense = findings_.changed_units > context_.dense_above_units;

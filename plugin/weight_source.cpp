@@ -24,8 +24,7 @@ CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, unsigned stage,
   }
 }
 
-Status CheckpointSource::visit(
-    const std::function<Status(std::span<const OfferedTensor>)>& use) {
+Status CheckpointSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
   std::vector<OfferedTensor> offered;
   offered.reserve(tensors_.size());
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
