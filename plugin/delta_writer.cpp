@@ -1,8 +1,6 @@
 #include "plugin/delta_writer.h"
 
 #include <algorithm>
-#include <array>
-#include <ctime>
 #include <mutex>
 
 #include "core/parallel.h"
@@ -13,15 +11,6 @@
 
 namespace driftless {
 namespace {
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  std::array<char, 32> text{};
-  ::gmtime_r(&now, &parts);
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text.data();
-}
 
 // Version, base and run of what is to be published, from the options and from what is there.
 struct Identity {
