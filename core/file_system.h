@@ -32,8 +32,8 @@ class File {
 };
 
 // A file's content, mapped or held: a read-only mapping, or bytes in memory that an owner keeps.
-// Somebody who truncates a file while it is mapped ends the process (SIGBUS): the files of a version
-// are immutable, and a checkpoint is locked while patched.
+// Somebody who truncates a file while it is mapped ends the process (SIGBUS): the files of a
+// version are immutable, and a checkpoint is locked while patched.
 class MappedFile {
  public:
   MappedFile() = default;

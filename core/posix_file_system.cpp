@@ -239,10 +239,7 @@ MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t si
 
 MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
                        std::span<const std::byte> bytes)
-    : path_(std::move(path)),
-      data_(bytes.data()),
-      size_(bytes.size()),
-      owner_(std::move(owner)) {}
+    : path_(std::move(path)), data_(bytes.data()), size_(bytes.size()), owner_(std::move(owner)) {}
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),

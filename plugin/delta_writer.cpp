@@ -87,6 +87,10 @@ Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
 
 Result<Encoding> choose_encoding(const DeltaOptions& options) {
   const bool hf_delta = options.directory_layout == DirectoryLayout::kHfDelta;
+  if (!hf_delta && options.directory_layout != DirectoryLayout::kFlush) {
+    return error(StatusCode::kInvalidArgument, "layout '", to_string(options.directory_layout),
+                 "' is written by driftless trainer; use hf_delta or flush here");
+  }
   const Encoding encoding =
       options.encoding.value_or(hf_delta ? Encoding::kXor : Encoding::kDeltasZstd);
   const bool fits = hf_delta ? info(encoding).interchange || encoding == Encoding::kFull
