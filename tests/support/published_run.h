@@ -177,7 +177,7 @@ class PublishedRun {
       const std::span<const std::byte> bytes(weights[made.id.version].at(spec.name).bytes);
       const std::uint64_t cut_bytes = cut * unit_bytes(spec.dtype);
       for (const DenseRun& dense : {DenseRun{tensor, 0, bytes.first(cut_bytes)},
-                                  DenseRun{tensor, cut, bytes.subspan(cut_bytes)}}) {
+                                    DenseRun{tensor, cut, bytes.subspan(cut_bytes)}}) {
         if (dense.bytes.empty()) continue;
         const Status status = encode_full_frame(at, layout, spec.dtype, std::span(&dense, 1),
                                                 made.parts[frame_file_name(at.rank, at.index)]);
