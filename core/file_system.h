@@ -31,12 +31,16 @@ class File {
   [[nodiscard]] virtual const std::string& path() const = 0;
 };
 
-// A file's content, mapped read-only. Somebody who truncates the file while it is mapped ends the
-// process (SIGBUS): the files of a version are immutable, and a checkpoint is locked while patched.
+// A file's content, mapped or held: a read-only mapping, or bytes in memory that an owner keeps.
+// Somebody who truncates a file while it is mapped ends the process (SIGBUS): the files of a
+// version are immutable, and a checkpoint is locked while patched.
 class MappedFile {
  public:
   MappedFile() = default;
+  // Takes over a mapping of the whole file, and unmaps it.
   MappedFile(std::string path, const std::byte* data, std::uint64_t size);
+  // Content that `owner` keeps valid and unchanged for as long as it lives. The path only names it.
+  MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
@@ -46,13 +50,15 @@ class MappedFile {
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }
   // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
-  // larger than memory does not push everything else out.
+  // larger than memory does not push everything else out. Nothing where the content is held.
   void forget(std::uint64_t offset, std::uint64_t size) const;
 
  private:
   std::string path_;
   const std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
+  bool mapped_ = false;  // else the bytes belong to owner_
+  std::shared_ptr<const void> owner_;
 };
 
 // Held until destroyed; released by the kernel when the process dies.

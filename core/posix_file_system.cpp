@@ -231,29 +231,37 @@ FileSystem& posix_file_system() {
 }
 
 MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t size)
-    : path_(std::move(path)), data_(data), size_(size) {}
+    : path_(std::move(path)), data_(data), size_(size), mapped_(data != nullptr) {}
+
+MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
+                       std::span<const std::byte> bytes)
+    : path_(std::move(path)), data_(bytes.data()), size_(bytes.size()), owner_(std::move(owner)) {}
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      mapped_(std::exchange(other.mapped_, false)),
+      owner_(std::move(other.owner_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(owner_, other.owner_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (mapped_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 void MappedFile::forget(std::uint64_t offset, std::uint64_t size) const {
   constexpr std::uint64_t kPage = 65536;  // a multiple of every page size in use
   const std::uint64_t begin = (offset + kPage - 1) / kPage * kPage;
   const std::uint64_t end = std::min(offset + size, size_) / kPage * kPage;
-  if (data_ == nullptr || begin >= end) return;
+  if (!mapped_ || begin >= end) return;
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 

@@ -121,11 +121,18 @@ Result<BucketEntry> read_param(const WeightLayout& layout, const Json& param,
 Result<FlushFile> FlushFile::open(FileSystem& fs, const std::string& path,
                                   const WeightLayout& layout, std::uint64_t version,
                                   const std::string& spool_directory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, fs.map(path));
+  return open(fs, std::move(file), layout, version, spool_directory);
+}
+
+Result<FlushFile> FlushFile::open(FileSystem& spool_fs, MappedFile file, const WeightLayout& layout,
+                                  std::uint64_t version, const std::string& spool_directory) {
   FlushFile result;
-  result.path_ = path;
-  DRIFTLESS_ASSIGN_OR_RETURN(result.file_, fs.map(path));
+  result.path_ = file.path();
+  result.file_ = std::move(file);
   if (is_zstd_frame(result.file_.bytes())) {
-    DRIFTLESS_ASSIGN_OR_RETURN(result.file_, spool(fs, result.file_, layout, spool_directory));
+    DRIFTLESS_ASSIGN_OR_RETURN(result.file_,
+                               spool(spool_fs, result.file_, layout, spool_directory));
   }
   DRIFTLESS_RETURN_IF_ERROR(result.read(layout, version));
   return result;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
 [[nodiscard]] Result<std::uint64_t> write_flush_file(
     FileSystem& fs, const std::string& path, const WeightLayout& layout, const BucketView& bucket,
     Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
+// The same into a new, empty file, which is closed at the end.
+[[nodiscard]] Result<std::uint64_t> write_flush_file(
+    std::unique_ptr<File> file, const WeightLayout& layout, const BucketView& bucket,
+    Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
 
 // The format's own checksum, decimal: P ^ (V << 1) of 65 bits. P is the XOR of all bytes of the
 // positions, V of all values, widened: floating point exactly to float64, whose bits count;
@@ -49,6 +54,11 @@ class FlushFile {
   // A compressed file is inflated into an unlinked file in `spool_directory`, so that memory stays
   // bounded whatever its size. The layout may go after the call.
   [[nodiscard]] static Result<FlushFile> open(FileSystem& fs, const std::string& path,
+                                              const WeightLayout& layout, std::uint64_t version,
+                                              const std::string& spool_directory);
+  // Content that is there already; its path() names it. `spool_fs` is where a compressed one is
+  // inflated.
+  [[nodiscard]] static Result<FlushFile> open(FileSystem& spool_fs, MappedFile file,
                                               const WeightLayout& layout, std::uint64_t version,
                                               const std::string& spool_directory);
 

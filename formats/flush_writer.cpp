@@ -82,11 +82,47 @@ Result<std::string> header_bytes(const std::map<std::string, std::string>& metad
   return header + json;
 }
 
+// All that comes before the streams, once the bucket is known to fit.
+Result<std::string> make_header(const std::string& path, const WeightLayout& layout,
+                                const BucketView& bucket, Encoding encoding, std::uint64_t version,
+                                const std::map<std::string, std::string>& extra) {
+  const Encoding coding = encoding == Encoding::kDeltasZstd ? Encoding::kDeltas : encoding;
+  if (!info(encoding).positional || bucket.coding != coding) {
+    return error(StatusCode::kInvalidArgument, path, ": a bucket of ", info(bucket.coding).name,
+                 " cannot go into a flush file of ", info(encoding).name);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto metadata,
+                             make_metadata(layout, bucket, encoding, version, extra));
+  return header_bytes(metadata, bucket);
+}
+
 Status write_parts(std::span<const std::byte> header, const BucketView& bucket,
                    const ByteSink& sink) {
   DRIFTLESS_RETURN_IF_ERROR(sink(header));
   DRIFTLESS_RETURN_IF_ERROR(sink(bucket.values));
   return sink(bucket.positions);
+}
+
+Result<std::uint64_t> write_file(File& file, std::string_view text, const BucketView& bucket,
+                                 Encoding encoding) {
+  const auto header = std::as_bytes(std::span(text.data(), text.size()));
+  std::uint64_t written = 0;
+  const ByteSink to_file = [&](std::span<const std::byte> bytes) {
+    written += bytes.size();
+    return file.pwrite(written - bytes.size(), bytes);
+  };
+  if (encoding == Encoding::kDeltasZstd) {
+    const std::uint64_t content = header.size() + bucket.values.size() + bucket.positions.size();
+    DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(content, 0, to_file));
+    DRIFTLESS_RETURN_IF_ERROR(write_parts(
+        header, bucket, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
+    DRIFTLESS_RETURN_IF_ERROR(zstd.finish());
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(write_parts(header, bucket, to_file));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(file.sync());
+  return written;
 }
 
 }  // namespace
@@ -101,34 +137,19 @@ Result<std::uint64_t> write_flush_file(FileSystem& fs, const std::string& path,
                                        const WeightLayout& layout, const BucketView& bucket,
                                        Encoding encoding, std::uint64_t version,
                                        const std::map<std::string, std::string>& extra) {
-  const Encoding coding = encoding == Encoding::kDeltasZstd ? Encoding::kDeltas : encoding;
-  if (!info(encoding).positional || bucket.coding != coding) {
-    return error(StatusCode::kInvalidArgument, path, ": a bucket of ", info(bucket.coding).name,
-                 " cannot go into a flush file of ", info(encoding).name);
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context(path));
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto metadata,
-                             make_metadata(layout, bucket, encoding, version, extra));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, header_bytes(metadata, bucket));
-  const auto header = std::as_bytes(std::span(text.data(), text.size()));
-
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string header,
+                             make_header(path, layout, bucket, encoding, version, extra));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.create(path));
-  std::uint64_t written = 0;
-  const ByteSink to_file = [&](std::span<const std::byte> bytes) {
-    written += bytes.size();
-    return file->pwrite(written - bytes.size(), bytes);
-  };
-  if (encoding == Encoding::kDeltasZstd) {
-    const std::uint64_t content = header.size() + bucket.values.size() + bucket.positions.size();
-    DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(content, 0, to_file));
-    DRIFTLESS_RETURN_IF_ERROR(write_parts(
-        header, bucket, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
-    DRIFTLESS_RETURN_IF_ERROR(zstd.finish());
-  } else {
-    DRIFTLESS_RETURN_IF_ERROR(write_parts(header, bucket, to_file));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(file->sync());
-  return written;
+  return write_file(*file, header, bucket, encoding);
+}
+
+Result<std::uint64_t> write_flush_file(std::unique_ptr<File> file, const WeightLayout& layout,
+                                       const BucketView& bucket, Encoding encoding,
+                                       std::uint64_t version,
+                                       const std::map<std::string, std::string>& extra) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string header,
+                             make_header(file->path(), layout, bucket, encoding, version, extra));
+  return write_file(*file, header, bucket, encoding);
 }
 
 }  // namespace driftless

@@ -4,9 +4,11 @@
 #include <xxhash.h>
 
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
+#include "formats/frame_parts.h"
 #include "formats/zstd_stream.h"
 
 namespace driftless {
@@ -15,12 +17,12 @@ namespace {
 constexpr std::array<char, 8> kMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
 constexpr std::size_t kHeaderHashOffset = kFrameHeaderBytes - 8;
 constexpr std::size_t kAlignment = 8;
-// A body is memory; what is past this is damage, and sums of such sizes cannot overflow.
-constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 60;
 
 constexpr std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
+
+bool is_full(Encoding encoding) { return encoding == Encoding::kFull; }
 
 bool compressed(Encoding encoding) { return encoding == Encoding::kDeltasZstd; }
 
@@ -127,26 +129,30 @@ std::vector<std::byte> make_table(std::span<const BucketEntry> entries) {
   return table;
 }
 
-Status write_body(const BucketView& bucket, const ByteSink& sink) {
+Status write_padding(std::uint64_t stream_bytes, const ByteSink& sink) {
   constexpr std::array<std::byte, kAlignment> kPadding{};
-  DRIFTLESS_RETURN_IF_ERROR(sink(make_table(bucket.entries)));
-  for (const std::span<const std::byte> stream : {bucket.positions, bucket.values}) {
-    DRIFTLESS_RETURN_IF_ERROR(sink(stream));
-    DRIFTLESS_RETURN_IF_ERROR(
-        sink(std::span(kPadding).first(aligned(stream.size()) - stream.size())));
-  }
-  return {};
+  return sink(std::span(kPadding).first(aligned(stream_bytes) - stream_bytes));
 }
 
-Status append_body(const FrameInfo& info, const BucketView& bucket, std::vector<std::byte>& out) {
+Status write_body(const FrameInfo& info, const FrameParts& parts, const ByteSink& sink) {
+  DRIFTLESS_RETURN_IF_ERROR(sink(make_table(parts.entries)));
+  DRIFTLESS_RETURN_IF_ERROR(sink(parts.positions));
+  DRIFTLESS_RETURN_IF_ERROR(write_padding(info.positions_bytes, sink));
+  for (const std::span<const std::byte> piece : parts.values) {
+    DRIFTLESS_RETURN_IF_ERROR(sink(piece));
+  }
+  return write_padding(info.values_bytes, sink);
+}
+
+Status append_body(const FrameInfo& info, const FrameParts& parts, std::vector<std::byte>& out) {
   const ByteSink append = [&out](std::span<const std::byte> bytes) {
     out.insert(out.end(), bytes.begin(), bytes.end());
     return Status();
   };
-  if (!compressed(info.context.encoding)) return write_body(bucket, append);
+  if (!compressed(info.context.encoding)) return write_body(info, parts, append);
   DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(info.body_bytes, 0, append));
-  DRIFTLESS_RETURN_IF_ERROR(
-      write_body(bucket, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
+  DRIFTLESS_RETURN_IF_ERROR(write_body(
+      info, parts, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
   return zstd.finish();
 }
 
@@ -158,6 +164,12 @@ Status check_sizes(const FrameInfo& info) {
   if (info.values_bytes % unit_bytes(info.dtype) != 0) {
     return error(StatusCode::kCorrupt, "frame header: ", info.values_bytes,
                  " bytes of values are not whole ", driftless::info(info.dtype).name);
+  }
+  if (is_full(info.context.encoding) &&
+      info.positions_bytes != info.entries * std::uint64_t{kFirstUnitBytes}) {
+    return error(StatusCode::kCorrupt, "frame header: ", info.positions_bytes,
+                 " bytes of positions for ", info.entries, " runs, expected ", kFirstUnitBytes,
+                 " each");
   }
   if (info.body_bytes != body_bytes_of(info)) {
     return error(StatusCode::kCorrupt, "frame header: a body of ", info.body_bytes,
@@ -214,6 +226,12 @@ Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
 
 }  // namespace
 
+std::string frame_file_name(std::uint32_t rank, std::uint32_t index) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "rank%04u_frame%06u.frame", rank, index);
+  return name.data();
+}
+
 Status encode_frame(const FrameContext& context, const BucketView& bucket,
                     std::vector<std::byte>& out) {
   if (!info(context.encoding).positional || bucket.coding != coding_of(context.encoding)) {
@@ -224,12 +242,18 @@ Status encode_frame(const FrameContext& context, const BucketView& bucket,
     return error(StatusCode::kInvalidArgument, "a bucket of 2^32 entries or more");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_tiles(bucket));
+  const std::span<const std::byte> values[] = {bucket.values};
+  return append_frame(context, {bucket.dtype, bucket.entries, bucket.positions, values}, out);
+}
+
+Status append_frame(const FrameContext& context, const FrameParts& parts,
+                    std::vector<std::byte>& out) {
   FrameInfo frame;
   frame.context = context;
-  frame.dtype = bucket.dtype;
-  frame.entries = static_cast<std::uint32_t>(bucket.entries.size());
-  frame.positions_bytes = bucket.positions.size();
-  frame.values_bytes = bucket.values.size();
+  frame.dtype = parts.dtype;
+  frame.entries = static_cast<std::uint32_t>(parts.entries.size());
+  frame.positions_bytes = parts.positions.size();
+  for (const auto& piece : parts.values) frame.values_bytes += piece.size();
   frame.body_bytes = body_bytes_of(frame);
 
   const std::size_t begin = out.size();
@@ -237,7 +261,7 @@ Status encode_frame(const FrameContext& context, const BucketView& bucket,
     out.reserve(begin + kFrameHeaderBytes + frame.body_bytes + kFrameTrailerBytes);
   }
   out.resize(begin + kFrameHeaderBytes);
-  if (Status status = append_body(frame, bucket, out); !status.ok()) {
+  if (Status status = append_body(frame, parts, out); !status.ok()) {
     out.resize(begin);
     return status;
   }
@@ -271,7 +295,7 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
   FrameInfo result;
   FrameContext& context = result.context;
   DRIFTLESS_ASSIGN_OR_RETURN(context.encoding, encoding_from_wire(fields.get<std::uint8_t>()));
-  if (!info(context.encoding).positional) {
+  if (!info(context.encoding).positional && !is_full(context.encoding)) {
     return error(StatusCode::kCorrupt, "frame header: encoding ", info(context.encoding).name,
                  " does not travel in frames");
   }
@@ -323,12 +347,18 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
   } else {
     DRIFTLESS_RETURN_IF_ERROR(result.read_body(stored));
   }
-  const BucketView bucket = result.bucket();
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
-  for (const BucketEntry& entry : bucket.entries) {
-    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, bucket, entry));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(result.dense() ? result.check_runs_of(layout)
+                                           : result.check_bucket_of(layout));
   return result;
+}
+
+Status Frame::check_bucket_of(const WeightLayout& layout) const {
+  const BucketView view = bucket();
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, view).with_context("frame"));
+  for (const BucketEntry& entry : view.entries) {
+    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, view, entry));
+  }
+  return {};
 }
 
 Status Frame::inflate(std::span<const std::byte> stored) {
@@ -362,13 +392,13 @@ Status Frame::read_body(std::span<const std::byte> body) {
     const auto count = fields.get<std::uint64_t>();
     // Keeps both sums within the streams' sizes, so that they cannot overflow.
     if (count > info_.values_bytes / unit - value_end || entry.position_bytes > 8) {
-      return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count, " positions of ",
-                   entry.position_bytes, " bytes, but the frame has only ",
-                   info_.values_bytes / unit, " values");
+      return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count,
+                   " units with positions of ", entry.position_bytes,
+                   " bytes, but the frame has only ", info_.values_bytes / unit, " values");
     }
     entry.position_begin = position_end;
     entry.value_begin = value_end;
-    entry.position_end = position_end += count * entry.position_bytes;
+    entry.position_end = position_end += (dense() ? 1 : count) * entry.position_bytes;
     entry.value_end = value_end += count;
     entries_.push_back(entry);
   }
@@ -376,6 +406,7 @@ Status Frame::read_body(std::span<const std::byte> body) {
 }
 
 BucketView Frame::bucket() const {
+  if (dense()) return {Encoding::kIndices, info_.dtype, {}, {}, {}};
   return {coding_of(info_.context.encoding), info_.dtype, entries_, positions_, values_};
 }
 

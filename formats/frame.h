@@ -1,5 +1,6 @@
-// The native frame: one bucket as it travels over a road, or lies in a journal. docs/frame.md gives
-// the bytes; tests/golden holds examples. All little-endian:
+// The native frame: one bucket as it travels over a road, or lies in a journal; or, as a full
+// frame, whole stretches of tensors. docs/frame.md gives the bytes; tests/golden holds examples.
+// All little-endian:
 //
 //   header (128 bytes, fixed) | body: entry table, positions stream, values stream | xxh3-128 of
 //   all before
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/layout.h"
@@ -41,10 +43,27 @@ struct FrameContext {
   friend bool operator==(const FrameContext&, const FrameContext&) = default;
 };
 
+// "rank0000_frame000000.frame": a frame as a file of a version.
+[[nodiscard]] std::string frame_file_name(std::uint32_t rank, std::uint32_t index);
+
 // Appends the frame to `out`. The bucket's coding must be the encoding's, and its entries must
 // tile both streams in order, as a BucketBuilder leaves them. After a failure `out` is as it was.
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
+
+// Consecutive units of a tensor, verbatim: what a full frame holds.
+struct DenseRun {
+  std::uint32_t tensor = 0;  // index in the layout
+  std::uint64_t first_unit = 0;
+  std::span<const std::byte> bytes;  // of whole units
+};
+
+// Appends a full frame (context.encoding is kFull) to `out`. The runs must have this dtype, lie
+// inside their tensors, hold at least a unit each, ascend by tensor and unit, and neither overlap
+// nor adjoin: what adjoins is one run. kInvalidArgument otherwise; `out` is then as it was.
+[[nodiscard]] Status encode_full_frame(const FrameContext& context, const WeightLayout& layout,
+                                       DType dtype, std::span<const DenseRun> runs,
+                                       std::vector<std::byte>& out);
 
 // What the first kFrameHeaderBytes say; kCorrupt where they are damaged (the header has a hash of
 // its own), kUnsupported for a newer version of the format.
@@ -63,19 +82,24 @@ struct FrameInfo {
 // compressed; the frame must outlive it.
 class Frame {
  public:
-  // `frame` is exactly one frame. Checks hash, header, table (check_bucket) and the layout's
-  // signature (kWrongLayout). `max_body_bytes` bounds the body, and so what is allocated. Positions
-  // are left to EntryCursor.
+  // `frame` is exactly one frame. Checks hash, header, table (check_bucket; the runs of a full
+  // frame) and the layout's signature (kWrongLayout). `max_body_bytes` bounds the body, and so what
+  // is allocated. Positions of a delta are left to EntryCursor.
   [[nodiscard]] static Result<Frame> decode(std::span<const std::byte> frame,
                                             const WeightLayout& layout,
                                             std::uint64_t max_body_bytes);
 
   [[nodiscard]] const FrameInfo& info() const { return info_; }
+  // A full frame has runs(), any other a bucket(); what it has not is empty.
+  [[nodiscard]] bool dense() const { return info_.context.encoding == Encoding::kFull; }
   [[nodiscard]] BucketView bucket() const;
+  [[nodiscard]] std::vector<DenseRun> runs() const;
 
  private:
   [[nodiscard]] Status inflate(std::span<const std::byte> stored);
   [[nodiscard]] Status read_body(std::span<const std::byte> body);
+  [[nodiscard]] Status check_bucket_of(const WeightLayout& layout) const;
+  [[nodiscard]] Status check_runs_of(const WeightLayout& layout) const;
 
   FrameInfo info_;
   ByteBuffer inflated_;

@@ -1,6 +1,7 @@
 #include "formats/manifest.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "core/file_system.h"
@@ -12,37 +13,37 @@ namespace {
 
 constexpr std::string_view kFormatName = "driftless-manifest";
 
-Result<Hash128> hash_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Hash128> hash = hash128_from_hex(text);
-  if (!hash.ok()) return hash.status().with_context(concat(what, ": '", key, "'"));
-  return hash;
+// Written only where it is not `absent`.
+Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std::uint64_t absent,
+                                   std::uint64_t most, std::string_view what) {
+  if (!object.is_object() || !object.contains(key)) return absent;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t value, json_u64(object, key, what));
+  if (value <= most) return value;
+  return error(StatusCode::kCorrupt, what, ": '", key, "' is ", value, ", at most ", most,
+               " is expected");
 }
 
-Result<Digest> digest_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Digest> digest = digest_from_hex(text);
-  if (!digest.ok()) return digest.status().with_context(concat(what, ": '", key, "'"));
-  return digest;
-}
-
-Result<const Json*> array_member(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* array, json_member(object, key, what));
-  if (!array->is_array()) {
-    return error(StatusCode::kCorrupt, what, ": '", key, "' is not a list");
-  }
-  return array;
+Status read_place(const Json& item, std::string_view what, std::uint32_t ranks,
+                  ManifestFile& file) {
+  constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::uint64_t rank,
+      optional_u64(item, "rank", 0, ranks - std::uint64_t{1}, concat(what, ": '", file.name, "'")));
+  file.rank = static_cast<std::uint32_t>(rank);
+  DRIFTLESS_ASSIGN_OR_RETURN(file.locator, optional_u64(item, "locator", 0, kAny, what));
+  return {};
 }
 
 Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, array_member(json, "files", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, json_array(json, "files", what));
   for (const Json& item : *files) {
     ManifestFile file;
     DRIFTLESS_ASSIGN_OR_RETURN(file.name, json_string(item, "name", what));
     if (const Status status = check_file_name(file.name); !status.ok())
       return status.with_context(what);
     DRIFTLESS_ASSIGN_OR_RETURN(file.size_bytes, json_u64(item, "size_bytes", what));
-    DRIFTLESS_ASSIGN_OR_RETURN(file.hash, hash_member(item, "xxh3_128", what));
+    DRIFTLESS_ASSIGN_OR_RETURN(file.hash, json_hash128(item, "xxh3_128", what));
+    DRIFTLESS_RETURN_IF_ERROR(read_place(item, what, manifest.ranks, file));
     if (!manifest.files.empty() && manifest.files.back().name >= file.name) {
       return error(StatusCode::kCorrupt, what, ": the files are not sorted, or '", file.name,
                    "' is there twice");
@@ -53,7 +54,7 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
 }
 
 Status read_tensors(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, array_member(json, "tensors", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, json_array(json, "tensors", what));
   for (const Json& item : *tensors) {
     ManifestTensor tensor;
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.name, json_string(item, "name", what));
@@ -71,17 +72,25 @@ Status read_tensors(const Json& json, std::string_view what, Manifest& manifest)
 }
 
 Status read_identity(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, hash_member(json, "run", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, json_hash128(json, "run", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.version, json_u64(json, "version", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_version, json_u64(json, "base_version", what));
-  if (manifest.id.run.is_zero() || manifest.base_version >= manifest.id.version) {
+  const bool first = manifest.id.version == 0 && manifest.encoding == Encoding::kFull;
+  const bool ordered =
+      manifest.base_version < manifest.id.version || (first && manifest.base_version == 0);
+  if (manifest.id.run.is_zero() || !ordered) {
     return error(StatusCode::kCorrupt, what, ": run ", to_hex(manifest.id.run), ", version ",
                  manifest.id.version, ", base ", manifest.base_version,
                  ": the run must not be zero and the base must be below the version");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.layout, hash_member(json, "weight_layout", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_digest, digest_member(json, "base_digest", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(manifest.digest, digest_member(json, "digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.layout, json_hash128(json, "weight_layout", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_digest, json_digest(json, "base_digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.digest, json_digest(json, "digest", what));
+  constexpr std::uint64_t kMostRanks = std::numeric_limits<std::uint32_t>::max();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t ranks,
+                             optional_u64(json, "ranks", 1, kMostRanks, what));
+  if (ranks == 0) return error(StatusCode::kCorrupt, what, ": 'ranks' is 0");
+  manifest.ranks = static_cast<std::uint32_t>(ranks);
   return {};
 }
 
@@ -132,15 +141,22 @@ void read_informative(const Json& json, Manifest& manifest) {
 }  // namespace
 
 std::string_view to_string(DirectoryLayout layout) {
-  return layout == DirectoryLayout::kHfDelta ? "hf_delta" : "flush";
+  switch (layout) {
+    case DirectoryLayout::kHfDelta: return "hf_delta";
+    case DirectoryLayout::kFlush: return "flush";
+    case DirectoryLayout::kFrames: return "frames";
+    case DirectoryLayout::kHdf5: return "hdf5";
+  }
+  return "unknown";
 }
 
 Result<DirectoryLayout> parse_directory_layout(std::string_view name) {
-  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush}) {
+  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush,
+                                       DirectoryLayout::kFrames, DirectoryLayout::kHdf5}) {
     if (to_string(layout) == name) return layout;
   }
   return error(StatusCode::kInvalidArgument, "unknown layout '", name,
-               "'; known are hf_delta and flush");
+               "'; known are hf_delta, flush, frames and hdf5");
 }
 
 std::string manifest_to_json(const Manifest& manifest) {
@@ -156,6 +172,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   json["weight_layout"] = to_hex(manifest.layout);
   json["base_digest"] = to_hex(manifest.base_digest);
   json["digest"] = to_hex(manifest.digest);
+  if (manifest.ranks != 1) json["ranks"] = manifest.ranks;
   json["changed_tensors"] = manifest.changed_tensors;
   json["changed_units"] = manifest.changed_units;
   json["total_units"] = manifest.total_units;
@@ -163,8 +180,12 @@ std::string manifest_to_json(const Manifest& manifest) {
   json["payload_bytes"] = manifest.payload_bytes;
   json["files"] = nlohmann::ordered_json::array();
   for (const ManifestFile& file : manifest.files) {
-    json["files"].push_back(
-        {{"name", file.name}, {"size_bytes", file.size_bytes}, {"xxh3_128", to_hex(file.hash)}});
+    nlohmann::ordered_json& item = json["files"].emplace_back();
+    item["name"] = file.name;
+    item["size_bytes"] = file.size_bytes;
+    item["xxh3_128"] = to_hex(file.hash);
+    if (file.rank != 0) item["rank"] = file.rank;
+    if (file.locator != 0) item["locator"] = file.locator;
   }
   json["tensors"] = nlohmann::ordered_json::array();
   for (const ManifestTensor& tensor : manifest.tensors) {
@@ -188,8 +209,8 @@ Result<Manifest> parse_manifest(std::string_view text, std::string_view what) {
                  kManifestFormat, "; use a newer driftless");
   }
   Manifest manifest;
-  DRIFTLESS_RETURN_IF_ERROR(read_identity(json, what, manifest));
   DRIFTLESS_RETURN_IF_ERROR(read_kinds(json, what, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(read_identity(json, what, manifest));
   DRIFTLESS_RETURN_IF_ERROR(read_counts(json, what, manifest));
   DRIFTLESS_RETURN_IF_ERROR(read_files(json, what, manifest));
   DRIFTLESS_RETURN_IF_ERROR(read_tensors(json, what, manifest));

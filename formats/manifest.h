@@ -1,5 +1,6 @@
 // The manifest of a version: what it is, what it takes, and what must hold after it. Written as
-// manifest.json beside the payload; the DONE marker beside it holds its xxh3-128.
+// manifest.json beside the payload; the DONE marker beside it holds its xxh3-128. Over roads
+// without files it travels as it is.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,20 @@ namespace driftless {
 inline constexpr std::uint64_t kManifestFormat = 1;
 inline constexpr std::uint64_t kMaxManifestBytes = 256ULL << 20;
 
+// How the payload lies: files for engines (hf_delta, flush), frames (frame.h) in files or windows,
+// frames as datasets of one HDF5 file.
 enum class DirectoryLayout : unsigned char { kHfDelta, kFlush, kFrames, kHdf5 };
-[[nodiscard]] std::string_view to_string(DirectoryLayout layout);  // "hf_delta", "flush", ...
+// "hf_delta", "flush", "frames", "hdf5"
+[[nodiscard]] std::string_view to_string(DirectoryLayout layout);
 [[nodiscard]] Result<DirectoryLayout> parse_directory_layout(std::string_view name);
 
+// A part of the payload: a file, a dataset of version.h5, or what a road makes of it.
 struct ManifestFile {
   std::string name;
   std::uint64_t size_bytes = 0;
-  Hash128 hash;  // xxh3-128 of the file
+  Hash128 hash;               // xxh3-128 of its bytes
+  std::uint32_t rank = 0;     // of the publisher that wrote it; below `ranks`
+  std::uint64_t locator = 0;  // where it lies: the road's own
 
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };
@@ -47,15 +54,16 @@ struct Manifest {
   DirectoryLayout directory_layout = DirectoryLayout::kHfDelta;
   Encoding encoding = Encoding::kXor;
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
-  Hash128 layout;      // signature of the weight layout
-  Digest base_digest;  // of all weights before
-  Digest digest;       // and after
+  Hash128 layout;           // signature of the weight layout
+  Digest base_digest;       // of all weights before
+  Digest digest;            // and after
+  std::uint32_t ranks = 1;  // publisher ranks
   std::uint64_t changed_tensors = 0;
   std::uint64_t changed_units = 0;
   std::uint64_t total_units = 0;
   std::uint64_t full_bytes = 0;         // of all weights
   std::uint64_t payload_bytes = 0;      // of the encoded delta, without container
-  std::vector<ManifestFile> files;      // every file but manifest.json and DONE, sorted by name
+  std::vector<ManifestFile> files;      // all parts (no manifest.json, no DONE), sorted by name
   std::vector<ManifestTensor> tensors;  // sorted by name
   std::map<std::string, double> timings_ms;  // informative
   std::string created;                       // informative: UTC, ISO 8601
@@ -65,6 +73,7 @@ struct Manifest {
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 // Checks every field; keys that it does not know are passed over. kUnsupported for a newer format.
+// The base is below the version; only a full version 0 (an anchor) has itself as base.
 [[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, std::string_view what);
 
 }  // namespace driftless

@@ -178,10 +178,16 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> fi
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(FileSystem& fs, const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, fs.map(path));
+  return open(std::move(file));
+}
+
+Result<SafetensorsFile> SafetensorsFile::open(MappedFile file) {
   SafetensorsFile opened;
-  DRIFTLESS_ASSIGN_OR_RETURN(opened.file_, fs.map(path));
+  opened.file_ = std::move(file);
   const std::span<const std::byte> bytes = opened.file_.bytes();
-  DRIFTLESS_ASSIGN_OR_RETURN(opened.header_, parse_safetensors_header(bytes, bytes.size(), path));
+  DRIFTLESS_ASSIGN_OR_RETURN(opened.header_,
+                             parse_safetensors_header(bytes, bytes.size(), opened.file_.path()));
   const std::vector<SafetensorsEntry>& tensors = opened.header_.tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) opened.index_.emplace(tensors[i].spec.name, i);
   return opened;

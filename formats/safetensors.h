@@ -45,6 +45,8 @@ struct SafetensorsHeader {
 class SafetensorsFile {
  public:
   [[nodiscard]] static Result<SafetensorsFile> open(FileSystem& fs, const std::string& path);
+  // Content that is there already; its path() names it.
+  [[nodiscard]] static Result<SafetensorsFile> open(MappedFile file);
 
   [[nodiscard]] const SafetensorsHeader& header() const { return header_; }
   [[nodiscard]] const MappedFile& file() const { return file_; }
@@ -70,6 +72,9 @@ class SafetensorsWriter {
   // is left over with spaces. A file whose data is below kSafetensorsBufferBytes gets a header of
   // exactly the size that it needs.
   [[nodiscard]] static Result<SafetensorsWriter> create(FileSystem& fs, const std::string& path,
+                                                        std::uint64_t header_bytes);
+  // The same into a new, empty file.
+  [[nodiscard]] static Result<SafetensorsWriter> create(std::unique_ptr<File> file,
                                                         std::uint64_t header_bytes);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;

@@ -37,6 +37,13 @@ std::uint64_t quoted_bytes(std::string_view text) {
   return quoted.ok() ? quoted->size() : text.size() + 2;
 }
 
+Status check_room(const std::string& path, std::uint64_t header_bytes) {
+  if (header_bytes <= kMaxSafetensorsHeaderBytes) return {};
+  return error(StatusCode::kInvalidArgument, path, ": a header of ", header_bytes,
+               " bytes, at most ", kMaxSafetensorsHeaderBytes,
+               " are allowed; use more files with fewer tensors each");
+}
+
 }  // namespace
 
 struct SafetensorsWriter::State {
@@ -94,14 +101,17 @@ SafetensorsWriter::~SafetensorsWriter() = default;
 
 Result<SafetensorsWriter> SafetensorsWriter::create(FileSystem& fs, const std::string& path,
                                                     std::uint64_t header_bytes) {
-  if (header_bytes > kMaxSafetensorsHeaderBytes) {
-    return error(StatusCode::kInvalidArgument, path, ": a header of ", header_bytes,
-                 " bytes, at most ", kMaxSafetensorsHeaderBytes,
-                 " are allowed; use more files with fewer tensors each");
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_room(path, header_bytes));  // before there is a file
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs.create(path));
+  return create(std::move(file), header_bytes);
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(std::unique_ptr<File> file,
+                                                    std::uint64_t header_bytes) {
+  DRIFTLESS_RETURN_IF_ERROR(check_room(file->path(), header_bytes));
   auto state = std::make_unique<State>();
   state->header_bytes = std::max<std::uint64_t>(8, rounded_up(header_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(state->file, fs.create(path));
+  state->file = std::move(file);
   return SafetensorsWriter(std::move(state));
 }
 

@@ -150,6 +150,29 @@ Result<std::uint64_t> json_u64(const Json& object, std::string_view key, std::st
   return member->get<std::uint64_t>();
 }
 
+Result<const Json*> json_array(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
+  if (!member->is_array()) {
+    return error(StatusCode::kCorrupt, what, ": '", key, "' must be a list, found ",
+                 member->type_name());
+  }
+  return member;
+}
+
+Result<Hash128> json_hash128(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
+  Result<Hash128> hash = hash128_from_hex(text);
+  if (!hash.ok()) return hash.status().with_context(concat(what, ": '", key, "'"));
+  return hash;
+}
+
+Result<Digest> json_digest(const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
+  Result<Digest> digest = digest_from_hex(text);
+  if (!digest.ok()) return digest.status().with_context(concat(what, ": '", key, "'"));
+  return digest;
+}
+
 std::string shown(std::string_view text, std::size_t max_bytes) {
   std::string out = "'";
   try {

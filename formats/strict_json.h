@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/digest.h"
+#include "core/hash128.h"
 #include "core/status.h"
 
 namespace driftless {
@@ -33,6 +35,12 @@ inline constexpr std::size_t kMaxJsonDepth = 64;
                                               std::string_view what);
 [[nodiscard]] Result<std::uint64_t> json_u64(const Json& object, std::string_view key,
                                              std::string_view what);
+[[nodiscard]] Result<const Json*> json_array(const Json& object, std::string_view key,
+                                             std::string_view what);
+[[nodiscard]] Result<Hash128> json_hash128(const Json& object, std::string_view key,
+                                           std::string_view what);
+[[nodiscard]] Result<Digest> json_digest(const Json& object, std::string_view key,
+                                         std::string_view what);
 
 // A string from outside as an error message may hold it: on one line, in single quotes, at most
 // `max_bytes` of it, without control characters or broken UTF-8.

@@ -13,7 +13,15 @@ namespace {
 constexpr std::uint64_t kMaxIndexBytes = 256ULL << 20;
 constexpr std::uint64_t kMaxDoneBytes = 4096;
 
-bool is_safetensors(std::string_view name) { return name.ends_with(".safetensors"); }
+bool is_payload(std::string_view name, DirectoryLayout layout) {
+  switch (layout) {
+    case DirectoryLayout::kHfDelta:
+    case DirectoryLayout::kFlush: return name.ends_with(".safetensors");
+    case DirectoryLayout::kFrames: return name.ends_with(".frame");
+    case DirectoryLayout::kHdf5: return name == kHdf5Name;
+  }
+  return false;
+}
 
 Status incomplete(const std::string& path, std::string_view missing) {
   return error(StatusCode::kIncomplete, path, ": ", missing,
@@ -45,6 +53,9 @@ Result<Manifest> read_manifest(FileSystem& fs, const std::string& path, std::uin
 
 // Sizes and names against the manifest. Files that are no payload do not matter.
 Status check_files(FileSystem& fs, const VersionDirectory& version) {
+  if (version.directory_layout == DirectoryLayout::kHdf5) {
+    return version.payload_files.empty() ? incomplete(version.path, kHdf5Name) : Status();
+  }
   std::set<std::string_view> expected;
   for (const ManifestFile& file : version.manifest->files) {
     expected.insert(file.name);
@@ -90,7 +101,6 @@ Status open_hf_delta(FileSystem& fs, VersionDirectory& version) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, index_path, kMaxIndexBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(HfDeltaIndex index, parse_index(text, version.version, index_path));
   if (index.ours && !version.manifest) return incomplete(version.path, kManifestName);
-  version.directory_layout = DirectoryLayout::kHfDelta;
   version.encoding = index.encoding.value_or(Encoding::kFull);
   version.checksum = index.checksum;
   version.base_version = index.base_version;
@@ -124,7 +134,6 @@ Status check_flush_numbers(const VersionDirectory& version) {
 }
 
 Status open_flush(VersionDirectory& version) {
-  version.directory_layout = DirectoryLayout::kFlush;
   if (!version.manifest) {
     if (version.payload_files.empty()) return incomplete(version.path, "any payload file");
     // The files do not say what they build on: by their generation's rule, on the version before.
@@ -150,6 +159,37 @@ Status adopt_manifest(VersionDirectory& version) {
   return {};
 }
 
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The manifest where there is one, the payload files by its layout, and whether they are all there.
+Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
+                     VersionDirectory& version) {
+  if (contains(names, kManifestName) || contains(names, kDoneName)) {
+    if (!contains(names, kManifestName)) return incomplete(version.path, kManifestName);
+    DRIFTLESS_ASSIGN_OR_RETURN(version.manifest, read_manifest(fs, version.path, version.version));
+    version.directory_layout = version.manifest->directory_layout;
+  }
+  for (const std::string& name : names) {
+    // Only we write these, and never without a manifest.
+    if (!version.manifest &&
+        (is_payload(name, DirectoryLayout::kFrames) || is_payload(name, DirectoryLayout::kHdf5))) {
+      return incomplete(version.path, kManifestName);
+    }
+    if (!is_payload(name, version.directory_layout)) continue;
+    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, name));
+    version.payload_files.push_back(name);
+  }
+  return version.manifest ? check_files(fs, version) : Status();
+}
+
+// Whether it is one of flush files, which others write without a manifest.
+bool looks_like_flush(const VersionDirectory& version) {
+  return !version.payload_files.empty() &&
+         version.payload_files.front().find("_flush") != std::string::npos;
+}
+
 }  // namespace
 
 Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directory,
@@ -166,35 +206,29 @@ Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directo
   }
   DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, directory, version_directory_name(number)));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(version.path));
-  const auto has = [&names](std::string_view name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  for (const std::string& name : names) {
-    if (!is_safetensors(name)) continue;
-    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, name));
-    version.payload_files.push_back(name);
+  DRIFTLESS_RETURN_IF_ERROR(read_contents(fs, names, version));
+  if (!version.manifest && looks_like_flush(version)) {
+    version.directory_layout = DirectoryLayout::kFlush;
   }
-  if (has(kManifestName) || has(kDoneName)) {
-    if (!has(kManifestName)) return incomplete(version.path, kManifestName);
-    DRIFTLESS_ASSIGN_OR_RETURN(version.manifest, read_manifest(fs, version.path, number));
-    DRIFTLESS_RETURN_IF_ERROR(check_files(fs, version));
-  }
-  const bool flush = version.manifest
-                         ? version.manifest->directory_layout == DirectoryLayout::kFlush
-                         : !version.payload_files.empty() &&
-                               version.payload_files.front().find("_flush") != std::string::npos;
-  if (flush) {
+  if (version.directory_layout == DirectoryLayout::kFlush) {
     DRIFTLESS_RETURN_IF_ERROR(open_flush(version));
-  } else {
-    if (!has(kIndexName)) return incomplete(version.path, kIndexName);
+  } else if (version.directory_layout == DirectoryLayout::kHfDelta) {
+    if (!contains(names, kIndexName)) return incomplete(version.path, kIndexName);
     DRIFTLESS_RETURN_IF_ERROR(open_hf_delta(fs, version));
   }
   if (version.manifest) DRIFTLESS_RETURN_IF_ERROR(adopt_manifest(version));
   return version;
 }
 
+Status check_has_files(const VersionDirectory& version) {
+  if (version.directory_layout != DirectoryLayout::kHdf5) return {};
+  return error(StatusCode::kUnsupported, version.path, ": layout hdf5: its parts are datasets of ",
+               kHdf5Name, "; follow it with driftless rollout, road.layout: hdf5");
+}
+
 Status check_file_hashes(FileSystem& fs, const VersionDirectory& version, unsigned threads) {
   if (!version.manifest) return {};
+  DRIFTLESS_RETURN_IF_ERROR(check_has_files(version));
   const std::vector<ManifestFile>& files = version.manifest->files;
   return parallel_for(files.size(), threads, [&](std::size_t i, unsigned) -> Status {
     const std::string path = join_path(version.path, files[i].name);

@@ -25,6 +25,7 @@ namespace driftless {
 inline constexpr std::string_view kOursKey = "driftless_format";
 inline constexpr std::string_view kManifestName = "manifest.json";
 inline constexpr std::string_view kDoneName = "DONE";
+inline constexpr std::string_view kHdf5Name = "version.h5";
 inline constexpr std::string_view kIndexName = "model.safetensors.index.json";
 
 [[nodiscard]] std::string version_directory_name(std::uint64_t version);  // "weight_v000007"
@@ -84,7 +85,7 @@ struct VersionDirectory {
   Encoding encoding = Encoding::kXor;  // kFull: every tensor, whole
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::optional<Manifest> manifest;               // absent: written by others
-  std::vector<std::string> payload_files;         // *.safetensors, sorted
+  std::vector<std::string> payload_files;         // *.safetensors, *.frame or version.h5, sorted
   std::map<std::string, std::string> weight_map;  // hf_delta: tensor -> file
 
   [[nodiscard]] bool full() const { return encoding == Encoding::kFull; }
@@ -92,11 +93,15 @@ struct VersionDirectory {
 
 // kNotFound where there is no such version, kIncomplete where a part is not there (yet), kCorrupt
 // where parts contradict each other. With a manifest: DONE, the manifest's hash, and the size of
-// every file are checked; nothing may be missing or added among the payload files.
+// every file are checked; nothing may be missing or added among the payload files. Of an hdf5
+// version, whose parts are datasets, only that version.h5 is there.
 [[nodiscard]] Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directory,
                                                     std::uint64_t version);
 // Reads every file that the manifest names and compares its hash. Ok where there is no manifest.
+// kUnsupported for an hdf5 version.
 [[nodiscard]] Status check_file_hashes(FileSystem& fs, const VersionDirectory& version,
                                        unsigned threads);
+// kUnsupported, saying who reads it, where the parts are not files that can be patched from.
+[[nodiscard]] Status check_has_files(const VersionDirectory& version);
 
 }  // namespace driftless

@@ -1,8 +1,6 @@
 #include "plugin/delta_writer.h"
 
 #include <algorithm>
-#include <array>
-#include <ctime>
 #include <mutex>
 
 #include "core/parallel.h"
@@ -13,15 +11,6 @@
 
 namespace driftless {
 namespace {
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  std::array<char, 32> text{};
-  ::gmtime_r(&now, &parts);
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text.data();
-}
 
 // Version, base and run of what is to be published, from the options and from what is there.
 struct Identity {
@@ -87,6 +76,10 @@ Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
 
 Result<Encoding> choose_encoding(const DeltaOptions& options) {
   const bool hf_delta = options.directory_layout == DirectoryLayout::kHfDelta;
+  if (!hf_delta && options.directory_layout != DirectoryLayout::kFlush) {
+    return error(StatusCode::kInvalidArgument, "layout '", to_string(options.directory_layout),
+                 "' is written by driftless trainer; use hf_delta or flush here");
+  }
   const Encoding encoding =
       options.encoding.value_or(hf_delta ? Encoding::kXor : Encoding::kDeltasZstd);
   const bool fits = hf_delta ? info(encoding).interchange || encoding == Encoding::kFull

@@ -47,8 +47,10 @@ void add_manifest(const Manifest& manifest, Inspection& result) {
   fact("total_units", std::to_string(manifest.total_units));
   fact("full_bytes", std::to_string(manifest.full_bytes));
   fact("payload_bytes", std::to_string(manifest.payload_bytes));
+  if (manifest.ranks != 1) fact("ranks", std::to_string(manifest.ranks));
   fact("created", manifest.created);
-  result.columns = {"file", "bytes", "xxh3-128"};
+  result.columns = {manifest.directory_layout == DirectoryLayout::kHdf5 ? "dataset" : "file",
+                    "bytes", "xxh3-128"};
   for (const ManifestFile& file : manifest.files) {
     result.rows.push_back({file.name, std::to_string(file.size_bytes), to_hex(file.hash)});
   }

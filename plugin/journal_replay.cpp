@@ -62,6 +62,7 @@ Status replay_frame(std::span<const std::byte> bytes, const Checkpoint& checkpoi
                     const std::vector<std::unique_ptr<File>>& files, StretchWriter& writer) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
                              Frame::decode(bytes, checkpoint.layout(), kMaxFrameBytes));
+  if (frame.dense()) return error(StatusCode::kCorrupt, "a full frame in a journal");
   const BucketView bucket = frame.bucket();
   for (const BucketEntry& entry : bucket.entries) {
     const TensorLocation& location = checkpoint.location(entry.tensor);

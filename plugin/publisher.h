@@ -44,7 +44,8 @@ struct PublisherOptions {
   Encoding encoding = Encoding::kDeltas;
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, where the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
-  unsigned threads = 0;  // 0: default_threads()
+  unsigned threads = 0;    // 0: default_threads()
+  bool background = true;  // encode and write on a thread; false where the road is bound to one
   // A version of which more than this share of the units changed is sent in full.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base

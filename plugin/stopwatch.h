@@ -1,7 +1,8 @@
-// Milliseconds for reports.
+// Milliseconds and moments, for reports only: nothing is decided by them.
 #pragma once
 
 #include <chrono>
+#include <string>
 
 namespace driftless {
 
@@ -18,5 +19,8 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
+
+// "2026-01-31T12:00:00Z".
+[[nodiscard]] std::string utc_now();
 
 }  // namespace driftless

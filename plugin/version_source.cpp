@@ -27,6 +27,11 @@ Status check_entry(const std::string& file, const TensorSpec& entry, const Tenso
 Result<VersionSource> VersionSource::open(FileSystem& fs, const VersionDirectory& version,
                                           const WeightLayout& layout,
                                           const std::string& spool_directory) {
+  DRIFTLESS_RETURN_IF_ERROR(check_has_files(version));
+  if (version.directory_layout == DirectoryLayout::kFrames) {
+    return error(StatusCode::kUnsupported, version.path,
+                 ": layout frames; follow it with driftless rollout, road.layout: frames");
+  }
   VersionSource source(version, layout);
   if (version.directory_layout == DirectoryLayout::kHfDelta) {
     DRIFTLESS_RETURN_IF_ERROR(source.open_shards(fs));

@@ -1,0 +1,112 @@
+#include "formats/run_info.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "formats/strict_json.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kFormatName = "driftless-run";
+
+Result<TensorSpec> read_tensor(const Json& item, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string name, json_string(item, "name", what));
+  if (const Status status = check_tensor_name(name); !status.ok()) return status.with_context(what);
+  const std::string tensor = concat(what, ": tensor ", shown(name, 400));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string dtype_name, json_string(item, "dtype", tensor));
+  const Result<DType> dtype = parse_dtype(dtype_name);
+  if (!dtype.ok()) {
+    return error(StatusCode::kUnsupported, tensor, ": dtype ", shown(dtype_name),
+                 " is not known here; use the same release on both sides");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* extents, json_array(item, "shape", tensor));
+  std::vector<std::uint64_t> shape;
+  for (const Json& extent : *extents) {
+    if (!extent.is_number_unsigned()) {
+      return error(StatusCode::kCorrupt, tensor, ": 'shape' must hold numbers from 0 to 2^64-1");
+    }
+    shape.push_back(extent.get<std::uint64_t>());
+  }
+  Result<TensorSpec> spec = TensorSpec::make(std::move(name), *dtype, std::move(shape));
+  if (!spec.ok()) return spec.status().with_context(what);
+  return spec;
+}
+
+Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(json, "tensors", what));
+  std::vector<TensorSpec> tensors;
+  for (const Json& item : *list) {
+    DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec tensor, read_tensor(item, what));
+    if (!tensors.empty() && tensors.back().name >= tensor.name) {
+      return error(StatusCode::kCorrupt, what, ": the tensors are not sorted, or ",
+                   shown(tensor.name, 400), " is there twice");
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  Result<WeightLayout> layout = WeightLayout::make(std::move(tensors));
+  if (!layout.ok()) return layout.status().with_context(what);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 stated, json_hash128(json, "weight_layout", what));
+  if (stated != layout->signature()) {
+    return error(StatusCode::kCorrupt, what, ": 'weight_layout' is ", to_hex(stated),
+                 ", but the signature of its tensors is ", to_hex(layout->signature()));
+  }
+  return layout;
+}
+
+Status check_format(const Json& json, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
+  if (format != kFormatName) {
+    return error(StatusCode::kCorrupt, what, ": 'format' is ", shown(format), ", expected '",
+                 kFormatName, "'");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, json_u64(json, "format_version", what));
+  if (number == kRunInfoFormat) return {};
+  return error(StatusCode::kUnsupported, what, ": format version ", number, ", this build reads ",
+               kRunInfoFormat, "; use the same release on both sides");
+}
+
+}  // namespace
+
+std::string run_info_to_json(const RunInfo& info) {
+  nlohmann::ordered_json json;
+  json["format"] = kFormatName;
+  json["format_version"] = kRunInfoFormat;
+  json["run"] = to_hex(info.run);
+  json["ranks"] = info.ranks;
+  json["base_digest"] = to_hex(info.base_digest);
+  json["weight_layout"] = to_hex(info.layout.signature());
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const TensorSpec& tensor : info.layout.tensors()) {
+    nlohmann::ordered_json& item = json["tensors"].emplace_back();
+    item["name"] = tensor.name;
+    item["dtype"] = driftless::info(tensor.dtype).name;
+    item["shape"] = tensor.shape;
+  }
+  // The other error handler throws. What is replaced here changes the signature.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
+  if (text.size() > kMaxRunInfoBytes) {
+    return error(StatusCode::kCorrupt, what, ": ", text.size(), " bytes, at most ",
+                 kMaxRunInfoBytes, " are expected");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
+  DRIFTLESS_RETURN_IF_ERROR(check_format(json, what));
+  RunInfo result;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.run, json_hash128(json, "run", what));
+  if (result.run.is_zero()) return error(StatusCode::kCorrupt, what, ": 'run' is zero");
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t ranks, json_u64(json, "ranks", what));
+  if (ranks == 0 || ranks > std::numeric_limits<std::uint32_t>::max()) {
+    return error(StatusCode::kCorrupt, what, ": 'ranks' is ", ranks);
+  }
+  result.ranks = static_cast<std::uint32_t>(ranks);
+  DRIFTLESS_ASSIGN_OR_RETURN(result.base_digest, json_digest(json, "base_digest", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(result.layout, read_layout(json, what));
+  return result;
+}
+
+}  // namespace driftless

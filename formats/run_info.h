@@ -1,0 +1,33 @@
+// What a receiver must know of a run before any of its versions: announced by the publishers'
+// leader over the road (SendRoad::announce), and checked by every receiver against its own weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/digest.h"
+#include "core/hash128.h"
+#include "core/layout.h"
+#include "core/status.h"
+
+namespace driftless {
+
+inline constexpr std::uint64_t kRunInfoFormat = 1;
+inline constexpr std::uint64_t kMaxRunInfoBytes = 256ULL << 20;
+
+struct RunInfo {
+  Hash128 run;              // never zero
+  WeightLayout layout;      // of all ranks together
+  Digest base_digest;       // of the weights of version 0
+  std::uint32_t ranks = 1;  // publisher ranks, at least 1
+};
+
+// One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses
+// what comes of it.
+[[nodiscard]] std::string run_info_to_json(const RunInfo& info);
+// Checks every field, and that the signature is that of the tensors; keys that it does not know are
+// passed over. kUnsupported for a newer format. `what` names the source in errors.
+[[nodiscard]] Result<RunInfo> parse_run_info(std::string_view text, std::string_view what);
+
+}  // namespace driftless

@@ -1,0 +1,208 @@
+// Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
+// one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
+// one are all that is held.
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "formats/bucket.h"
+#include "formats/flush_file.h"
+#include "formats/version_dir.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/rank_payload.h"
+
+namespace driftless {
+namespace {
+
+// Hands full buckets to a thread, one at a time; or writes them at once where there is none.
+class BucketWriter {
+ public:
+  using Write = std::function<Status(const BucketView&)>;
+
+  BucketWriter(const WeightLayout& layout, Encoding encoding, bool background, Write write)
+      : builders_{BucketBuilder(layout, encoding), BucketBuilder(layout, encoding)},
+        write_(std::move(write)) {
+    if (background) thread_ = std::thread([this] { run(); });
+  }
+  ~BucketWriter() { stop(); }
+  BucketWriter(const BucketWriter&) = delete;
+  BucketWriter& operator=(const BucketWriter&) = delete;
+
+  [[nodiscard]] BucketBuilder& filling() { return builders_[filling_]; }
+
+  // Passes the bucket on and turns to the other one, which is empty then.
+  Status hand_over() {
+    if (filling().empty()) return status();
+    if (!thread_.joinable()) {
+      status_ = write_(filling().view());
+      filling().clear();
+      return status_;
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !writing_; });
+    if (!status_.ok()) return status_;
+    writing_ = filling_;
+    filling_ = 1 - filling_;
+    changed_.notify_all();
+    return {};
+  }
+
+  // Waits until everything that was handed over is written.
+  Status finish() {
+    Status handed = hand_over();
+    stop();
+    return handed.ok() ? status_ : handed;
+  }
+
+ private:
+  Status status() {
+    const std::scoped_lock lock(mutex_);
+    return status_;
+  }
+
+  void stop() {
+    if (!thread_.joinable()) return;
+    {
+      const std::scoped_lock lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  // Nothing may leave the thread.
+  Status write_guarded(const BucketView& bucket) {
+    try {
+      return write_(bucket);
+    } catch (const std::exception& caught) {
+      return error(StatusCode::kNoSpace, "writing a bucket: ", caught.what());
+    }
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return writing_ || stopping_; });
+      if (!writing_) return;
+      BucketBuilder& builder = builders_[*writing_];
+      lock.unlock();
+      Status written = write_guarded(builder.view());
+      builder.clear();
+      lock.lock();
+      if (status_.ok()) status_ = std::move(written);
+      writing_.reset();
+      changed_.notify_all();
+    }
+  }
+
+  std::array<BucketBuilder, 2> builders_;
+  Write write_;
+  std::size_t filling_ = 0;  // the caller's
+  std::mutex mutex_;         // for what follows
+  std::condition_variable changed_;
+  std::optional<std::size_t> writing_;  // handed over and not written yet
+  bool stopping_ = false;
+  Status status_;
+  std::thread thread_;
+};
+
+class BucketPayload final : public RankPayload {
+ public:
+  explicit BucketPayload(const PayloadContext& context)
+      : context_(context),
+        changed_(context.layout->size()),
+        writer_(*context.layout, context.frame.encoding, context.background,
+                [this](const BucketView& bucket) { return write(bucket); }) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    if (findings_.dense) return {};
+    const WeightLayout& layout = *context_.layout;
+    std::vector<TensorPair> pairs;
+    for (const PairedTensor& offered : batch) {
+      const TensorSpec& spec = layout[offered.tensor];
+      pairs.push_back({offered.tensor, unit_bytes(spec.dtype), spec.units(),
+                       context_.snapshot->data(offered.tensor), offered.new_data});
+    }
+    DiffOptions options;
+    options.threads = context_.threads;
+    Status status = diff_tensors(
+        host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
+        [this](const DiffPiece& piece) { return collect(piece.delta); });
+    if (!findings_.dense) return status;
+    return {};  // the comparison was stopped on purpose
+  }
+
+  Status finish() override {
+    DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
+    for (const std::uint64_t units : changed_) findings_.changed_tensors += units > 0 ? 1 : 0;
+    return {};
+  }
+
+ private:
+  // While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
+  Status absorb(const DiffPiece& piece) {
+    if (piece.delta.count() == 0) return {};
+    const std::uint32_t tensor = piece.pair->tensor;
+    const Digest change =
+        context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
+                             context_.snapshot->data(tensor), piece.delta);
+    const std::scoped_lock lock(mutex_);
+    findings_.digest_change += change;
+    findings_.changed_units += piece.delta.count();
+    changed_[tensor] += piece.delta.count();
+    if (findings_.changed_units <= context_.dense_above_units) return {};
+    findings_.dense = true;
+    return error(StatusCode::kUnsupported, "dense");
+  }
+
+  Status collect(const DeltaView& delta) {
+    if (!writer_.filling().accepts(delta) ||
+        writer_.filling().size_bytes() >= context_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
+    }
+    return writer_.filling().add(delta);
+  }
+
+  // On the writer's thread.
+  Status write(const BucketView& bucket) {
+    const std::uint32_t index = parts_++;
+    findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
+    if (context_.directory_layout == DirectoryLayout::kFlush) return write_flush(bucket, index);
+    FrameContext frame = context_.frame;
+    frame.index = index;
+    encoded_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded_));
+    return put_part(*context_.road, frame_part_name(frame.rank, index), encoded_);
+  }
+
+  Status write_flush(const BucketView& bucket, std::uint32_t index) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        std::unique_ptr<File> part,
+        context_.road->create_part(flush_file_name(context_.frame.rank, index)));
+    const Result<std::uint64_t> size =
+        write_flush_file(std::move(part), *context_.layout, bucket, context_.frame.encoding,
+                         context_.frame.id.version,
+                         {{"base_version", std::to_string(context_.frame.base_version)},
+                          {std::string(kOursKey), std::to_string(kManifestFormat)}});
+    return size.status();
+  }
+
+  PayloadContext context_;
+  std::mutex mutex_;                    // for the findings while pieces are compared
+  std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
+  std::vector<std::byte> encoded_;
+  std::uint32_t parts_ = 0;
+  BucketWriter writer_;  // last: its thread ends before what it uses
+};
+
+}  // namespace
+
+std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context) {
+  return std::make_unique<BucketPayload>(context);
+}
+
+}  // namespace driftless

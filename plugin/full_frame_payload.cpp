@@ -1,0 +1,78 @@
+// Whole tensors as full frames of about a bucket's size.
+#include <algorithm>
+
+#include "kernels/tensor_ops.h"
+#include "plugin/rank_payload.h"
+
+namespace driftless {
+namespace {
+
+class FullFramePayload final : public RankPayload {
+ public:
+  explicit FullFramePayload(const PayloadContext& context) : context_(context) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    // Frames want their runs in the layout's order.
+    std::vector<PairedTensor> sorted(batch.begin(), batch.end());
+    std::ranges::sort(sorted, {}, &PairedTensor::tensor);
+    for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
+    // The batch's memory may go after this call.
+    DRIFTLESS_RETURN_IF_ERROR(flush());
+    for (const PairedTensor& offered : sorted) {
+      std::byte* const kept = context_.snapshot->data(offered.tensor);
+      if (kept == offered.new_data) continue;  // an anchor is made from the snapshot itself
+      std::copy_n(offered.new_data, (*context_.layout)[offered.tensor].size_bytes, kept);
+    }
+    return {};
+  }
+
+  Status finish() override { return flush(); }
+
+ private:
+  Status cut(const PairedTensor& offered) {
+    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    const std::span<const std::byte> bytes(offered.new_data, spec.size_bytes);
+    findings_.digest +=
+        digest_tensor(host_kernels(), digest_tensor_key(spec.name), bytes, context_.threads);
+    const unsigned width = unit_bytes(spec.dtype);
+    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
+    if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
+    dtype_ = spec.dtype;
+    for (std::uint64_t at = 0; at < spec.size_bytes;) {
+      if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
+      const std::uint64_t size =
+          std::min(spec.size_bytes - at, most - pending_bytes_ / width * width);
+      runs_.push_back({offered.tensor, at / width, bytes.subspan(at, size)});
+      pending_bytes_ += size;
+      at += size;
+    }
+    return {};
+  }
+
+  Status flush() {
+    if (runs_.empty()) return {};
+    FrameContext frame = context_.frame;
+    frame.index = parts_++;
+    encoded_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context_.layout, dtype_, runs_, encoded_));
+    findings_.delta_bytes += pending_bytes_;
+    runs_.clear();
+    pending_bytes_ = 0;
+    return put_part(*context_.road, frame_part_name(frame.rank, frame.index), encoded_);
+  }
+
+  PayloadContext context_;
+  std::vector<DenseRun> runs_;  // into the batch
+  DType dtype_ = DType::kU8;
+  std::uint64_t pending_bytes_ = 0;
+  std::vector<std::byte> encoded_;
+  std::uint32_t parts_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<RankPayload> make_full_frame_payload(const PayloadContext& context) {
+  return std::make_unique<FullFramePayload>(context);
+}
+
+}  // namespace driftless

@@ -1,0 +1,68 @@
+// One shard of an hf_delta version: compressed deltas of tensors, or whole tensors, in one
+// safetensors file, written as the tensors come.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/file_system.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/checksum.h"
+#include "formats/encoding.h"
+#include "formats/safetensors.h"
+#include "formats/zstd_stream.h"
+
+namespace driftless {
+
+struct ShardOptions {
+  Encoding encoding = Encoding::kXor;  // kXor, kOverwrite or kFull
+  ChecksumKind checksum = ChecksumKind::kXxh3_128;
+  unsigned threads = 1;
+};
+
+// Memory: some megabytes per thread, whatever the size of the tensors. One thread at a time. The
+// layout outlives it.
+class HfShardWriter {
+ public:
+  struct Tensor {
+    std::uint32_t tensor = 0;                  // index in the layout
+    std::span<const std::byte> before, after;  // `before` is not looked at for kFull
+  };
+  // Only tensors out of `candidates` may be added: the header's room is made for them.
+  [[nodiscard]] static Result<std::unique_ptr<HfShardWriter>> create(
+      std::unique_ptr<File> file, const WeightLayout& layout,
+      std::span<const std::uint32_t> candidates, const ShardOptions& options);
+
+  // Each tensor once. Compresses side by side, writes in order.
+  [[nodiscard]] Status add(std::span<const Tensor> tensors);
+  // Writes the header and syncs. Returns the size of the file.
+  [[nodiscard]] Result<std::uint64_t> finish();
+  // The checksum of every tensor added, by index: of its bytes after the change.
+  [[nodiscard]] const std::map<std::uint32_t, std::string>& checksums() const { return checksums_; }
+
+ private:
+  // The payload of one tensor, where it is not too large to be held.
+  struct Compressed {
+    std::vector<std::byte> bytes;
+    std::string checksum;
+    bool too_large = false;
+  };
+  HfShardWriter(SafetensorsWriter writer, const WeightLayout& layout, const ShardOptions& options)
+      : writer_(std::move(writer)), layout_(&layout), options_(options) {}
+  Status compress(const Tensor& tensor, Compressed& compressed) const;
+  Status append(const Tensor& tensor, const Compressed& compressed);
+  Status encode(const Tensor& tensor, unsigned workers, const ByteSink& sink) const;
+
+  SafetensorsWriter writer_;
+  const WeightLayout* layout_;
+  ShardOptions options_;
+  std::map<std::uint32_t, std::string> checksums_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,103 @@
+#include "plugin/snapshot.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/tensor_ops.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kAlignment = 64;
+
+std::uint64_t aligned(std::uint64_t size) {
+  return (size + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+Snapshot::Snapshot(Snapshot&& other) noexcept { *this = std::move(other); }
+
+Snapshot& Snapshot::operator=(Snapshot&& other) noexcept {
+  std::swap(layout_, other.layout_);
+  std::swap(tensors_, other.tensors_);
+  std::swap(data_, other.data_);
+  std::swap(memory_, other.memory_);
+  std::swap(memory_bytes_, other.memory_bytes_);
+  return *this;
+}
+
+Snapshot::~Snapshot() {
+  if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+}
+
+Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors) {
+  Snapshot snapshot;
+  snapshot.layout_ = &layout;
+  snapshot.tensors_ = std::move(tensors);
+  snapshot.data_.resize(layout.size());
+  for (const std::uint32_t tensor : snapshot.tensors_) {
+    snapshot.memory_bytes_ += aligned(layout[tensor].size_bytes);
+  }
+  snapshot.memory_bytes_ = std::max(snapshot.memory_bytes_, kAlignment);
+  void* const memory = ::mmap(nullptr, snapshot.memory_bytes_, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", snapshot.memory_bytes_,
+                 " bytes of weights");
+  }
+  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
+  ::madvise(memory, snapshot.memory_bytes_, MADV_HUGEPAGE);
+  snapshot.memory_ = static_cast<std::byte*>(memory);
+  std::byte* at = snapshot.memory_;
+  for (const std::uint32_t tensor : snapshot.tensors_) {
+    snapshot.data_[tensor] = at;
+    at += aligned(layout[tensor].size_bytes);
+  }
+  return snapshot;
+}
+
+Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+  Digest sum;
+  for (const std::uint32_t tensor : tensors_) {
+    sum +=
+        digest_tensor(kernels, digest_tensor_key((*layout_)[tensor].name), bytes(tensor), threads);
+  }
+  return sum;
+}
+
+Digest UndoLog::record(const HostKernels& kernels, const DigestTensorKey& key,
+                       const std::byte* tensor_data, const DeltaView& delta) {
+  Piece piece{delta.tensor, delta.unit_bytes, delta.origin, {}, {}};
+  piece.offsets.assign(delta.offsets.begin(), delta.offsets.end());
+  piece.values.resize(delta.count() * delta.unit_bytes);
+  kernels.gather(tensor_data + delta.origin * delta.unit_bytes, delta.unit_bytes,
+                 delta.offsets.data(), delta.count(), piece.values.data());
+  const Digest change =
+      kernels.digest_change(key, delta.unit_bytes, delta.origin, delta.offsets.data(),
+                            delta.count(), piece.values.data(), delta.values);
+  const std::scoped_lock lock(mutex_);
+  pieces_.push_back(std::move(piece));
+  return change;
+}
+
+Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
+                      std::byte* tensor_data, const DeltaView& delta) {
+  const Digest change = record(kernels, key, tensor_data, delta);
+  kernels.scatter(tensor_data + delta.origin * delta.unit_bytes, delta.unit_bytes,
+                  delta.offsets.data(), delta.count(), delta.values);
+  return change;
+}
+
+void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
+  for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) {
+    kernels.scatter(snapshot.data(piece->tensor) + piece->origin * piece->unit_bytes,
+                    piece->unit_bytes, piece->offsets.data(), piece->offsets.size(),
+                    piece->values.data());
+  }
+  pieces_.clear();
+}
+
+}  // namespace driftless

@@ -1,0 +1,76 @@
+// Snapshot: what the receivers have, as far as this publisher rank owns it; and the undo log that
+// takes a version back which did not come through.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/delta_view.h"
+#include "core/digest.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+
+// The bytes of some tensors of a layout, in one stretch of memory of its own. Tensors begin at
+// multiples of 64 bytes.
+class Snapshot {
+ public:
+  Snapshot() = default;
+  Snapshot(Snapshot&& other) noexcept;
+  Snapshot& operator=(Snapshot&& other) noexcept;
+  ~Snapshot();
+  // Zeroed, for the tensors with these indexes. kNoSpace where there is no memory. The layout
+  // outlives it.
+  [[nodiscard]] static Result<Snapshot> create(const WeightLayout& layout,
+                                               std::vector<std::uint32_t> tensors);
+
+  [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
+  // Null where the tensor is not one of these.
+  [[nodiscard]] std::byte* data(std::uint32_t tensor) const { return data_[tensor]; }
+  [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t tensor) const {
+    return {data_[tensor], (*layout_)[tensor].size_bytes};
+  }
+  [[nodiscard]] const WeightLayout& layout() const { return *layout_; }
+  [[nodiscard]] Digest digest(const HostKernels& kernels, unsigned threads) const;
+
+ private:
+  const WeightLayout* layout_ = nullptr;
+  std::vector<std::uint32_t> tensors_;
+  std::vector<std::byte*> data_;  // per tensor of the layout
+  std::byte* memory_ = nullptr;
+  std::uint64_t memory_bytes_ = 0;
+};
+
+// The old values of what a version changed in a snapshot. O(changed). record() may be called from
+// several threads for disjoint places.
+class UndoLog {
+ public:
+  // Keeps the old values of `delta` in `tensor_data`, then writes the new ones over them. Returns
+  // what this changes in the digest of the tensor that `key` stands for.
+  [[nodiscard]] Digest apply(const HostKernels& kernels, const DigestTensorKey& key,
+                             std::byte* tensor_data, const DeltaView& delta);
+  // The same without writing: the caller does.
+  [[nodiscard]] Digest record(const HostKernels& kernels, const DigestTensorKey& key,
+                              const std::byte* tensor_data, const DeltaView& delta);
+  void roll_back(const HostKernels& kernels, Snapshot& snapshot);
+  void clear() { pieces_.clear(); }
+  [[nodiscard]] bool empty() const { return pieces_.empty(); }
+
+ private:
+  struct Piece {
+    std::uint32_t tensor = 0;
+    unsigned unit_bytes = 1;
+    std::uint64_t origin = 0;
+    std::vector<std::uint32_t> offsets;
+    std::vector<std::byte> values;
+  };
+  std::mutex mutex_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,99 @@
+#include "formats/run_info.h"
+
+#include <gtest/gtest.h>
+
+#include "support/delta_model.h"
+
+namespace driftless {
+namespace {
+
+using testing::layout_of;
+using testing::spec;
+
+RunInfo example() {
+  RunInfo info;
+  info.run = {1, 2};
+  info.layout = layout_of({spec("model.\"a\" \xc3\xa9", DType::kBF16, {3, 1ULL << 40}),
+                           spec("scalar", DType::kF32, {}), spec("zero", DType::kF4, {0, 7})});
+  info.base_digest = Digest{{5, 6}};
+  info.ranks = 3;
+  return info;
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  const std::size_t at = text.find(what);
+  EXPECT_NE(at, std::string::npos) << what;
+  return text.replace(at, what.size(), by);
+}
+
+StatusCode code_of(const std::string& text) { return parse_run_info(text, "r").status().code(); }
+
+TEST(RunInfoTest, RoundTrips) {
+  const RunInfo info = example();
+  const auto parsed = parse_run_info(run_info_to_json(info), "r");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(parsed->run, info.run);
+  EXPECT_EQ(parsed->ranks, 3U);
+  EXPECT_EQ(parsed->base_digest, info.base_digest);
+  EXPECT_TRUE(parsed->layout.check_same(info.layout, "a", "b").ok());
+  EXPECT_TRUE(std::ranges::equal(parsed->layout.tensors(), info.layout.tensors()));
+  EXPECT_EQ(run_info_to_json(*parsed), run_info_to_json(info));
+}
+
+TEST(RunInfoTest, ARunWithoutTensorsIsOne) {
+  RunInfo info = example();
+  info.layout = layout_of({});
+  EXPECT_EQ(code_of(run_info_to_json(info)), StatusCode::kOk);
+}
+
+TEST(RunInfoTest, PassesOverUnknownKeys) {
+  const std::string text = run_info_to_json(example());
+  EXPECT_EQ(code_of(replaced(text, "{", R"({"later":[1,{}],)")), StatusCode::kOk);
+}
+
+TEST(RunInfoTest, RefusesEveryMissingKeyAndCut) {
+  const std::string text = run_info_to_json(example());
+  for (const char* key : {"format", "format_version", "run", "ranks", "base_digest",
+                          "weight_layout", "tensors", "name", "dtype", "shape"}) {
+    EXPECT_EQ(code_of(replaced(text, concat("\"", key, "\":"), "\"gone\":")), StatusCode::kCorrupt)
+        << key;
+  }
+  for (std::size_t size = 0; size + 1 < text.size(); ++size) {
+    ASSERT_EQ(code_of(text.substr(0, size)), StatusCode::kCorrupt) << size;
+  }
+}
+
+TEST(RunInfoTest, RefusesWhatIsNotOfTheRun) {
+  const std::string text = run_info_to_json(example());
+  const auto refuses = [&text](const std::string& what, const std::string& by) {
+    EXPECT_EQ(code_of(replaced(text, what, by)), StatusCode::kCorrupt) << what << " -> " << by;
+  };
+  refuses(to_hex(Hash128{1, 2}), to_hex(Hash128{}));
+  refuses(R"("ranks":3)", R"("ranks":0)");
+  refuses(R"("ranks":3)", R"("ranks":4294967296)");
+  refuses(R"("ranks":3)", R"("ranks":"3")");
+  refuses("driftless-run", "driftless-manifest");
+  refuses(R"("shape":[3,)", R"("shape":[4,)");                      // another signature
+  refuses(R"("shape":[3,)", R"("shape":[-3,)");                     // no extent
+  refuses(R"("shape":[3,)", R"("shape":[9999999999,9999999999,)");  // too many bytes
+  refuses("BF16", "F16");
+  refuses("scalar", "zero");  // twice
+  refuses("scalar", "zz");    // not sorted
+  refuses("scalar", "");      // no name
+}
+
+TEST(RunInfoTest, RefusesWhatANewerReleaseWrote) {
+  const std::string text = run_info_to_json(example());
+  EXPECT_EQ(code_of(replaced(text, R"("format_version":1)", R"("format_version":2)")),
+            StatusCode::kUnsupported);
+  EXPECT_EQ(code_of(replaced(text, "BF16", "BF17")), StatusCode::kUnsupported);
+}
+
+TEST(RunInfoTest, ANameThatIsNotUtf8NeverPasses) {
+  RunInfo info = example();
+  info.layout = layout_of({spec("bad\xff", DType::kU8, {1})});
+  EXPECT_EQ(code_of(run_info_to_json(info)), StatusCode::kCorrupt);
+}
+
+}  // namespace
+}  // namespace driftless
