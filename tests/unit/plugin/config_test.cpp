@@ -218,9 +218,8 @@ TEST(Config, WhatYamlAllowsAndAConfigurationDoesNot) {
 TEST(Config, AnAliasBombCostsNothing) {
   std::string bomb = "a0: &a0 [x, x]\n";
   for (int i = 1; i < 100; ++i) {
-    const std::string before = "*a" + std::to_string(i - 1);
-    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [" + before + ", " + before +
-            "]\n";
+    const std::string before = concat("*a", i - 1);
+    bomb += concat("a", i, ": &a", i, " [", before, ", ", before, "]\n");
   }
   refusal(bomb);
 }
