@@ -115,8 +115,13 @@ Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version) 
 
 // Whether the checkpoint holds what the version builds on, as far as that can be said before
 // staging.
-Status CheckpointPatcher::check_base(const VersionDirectory& version) {
+Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust trust) {
   DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+  if (trust == BaseTrust::kDamaged) {
+    if (version.full() && version.manifest) return {};
+    return error(StatusCode::kWrongBase, version.path, ": is a delta, but ", path_,
+                 " does not hold a version whole; send a full version");
+  }
   if (version.version <= state_.version) {
     return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
                  " already, which is not below ", version.version);
@@ -143,22 +148,50 @@ Digest CheckpointPatcher::sweep() const {
   return digest_checkpoint(*checkpoint_, options_.threads);
 }
 
-// The state after the version, once what was staged agrees with what the manifest says.
-Result<CheckpointState> CheckpointPatcher::state_after(const VersionDirectory& version,
+// The first version against the checkpoint, every other against the one before.
+Status CheckpointPatcher::check_chain(std::span<const VersionSource> chain, BaseTrust trust) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front().version(), trust));
+  for (std::size_t i = 1; i < chain.size(); ++i) {
+    const VersionDirectory& before = chain[i - 1].version();
+    const VersionDirectory& version = chain[i].version();
+    DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+    const bool same_run =
+        version.manifest.has_value() == before.manifest.has_value() &&
+        (!version.manifest || version.manifest->id.run == before.manifest->id.run);
+    if (!same_run) {
+      return error(StatusCode::kWrongRun, version.path, ": is of another run than ", before.path);
+    }
+    if (before.full() || version.full() || version.base_version != before.version ||
+        (version.manifest && version.manifest->base_digest != before.manifest->digest)) {
+      return error(StatusCode::kWrongBase, version.path, ": does not adjoin ", before.path,
+                   "; supply the versions between them, or apply them one by one");
+    }
+  }
+  return {};
+}
+
+// The state after the chain, once what was staged agrees with what the manifests say.
+Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSource> chain,
                                                        const StagedVersion& staged) const {
+  const VersionDirectory& first = chain.front().version();
+  const VersionDirectory& last = chain.back().version();
   CheckpointState after;
-  after.version = version.version;
+  after.version = last.version;
   after.layout = checkpoint_->layout().signature();
   if (state_.digest) after.digest = *state_.digest + staged.digest_change;
-  if (!version.manifest) return after;
-  const Manifest& manifest = *version.manifest;
-  const Digest reached = manifest.base_digest + staged.digest_change;
-  if (!version.full() &&
-      (reached != manifest.digest || staged.changed_units != manifest.changed_units)) {
-    return error(StatusCode::kMismatch, version.path, ": applying it changes ",
-                 staged.changed_units, " units and gives digest ", to_hex(reached),
-                 ", the manifest says ", manifest.changed_units, " and ", to_hex(manifest.digest),
-                 ": ", path_, " does not hold version ", version.base_version,
+  if (!last.manifest) return after;
+  const Manifest& manifest = *last.manifest;
+  // After a full version it does not matter what was there before.
+  const Digest reached =
+      last.full() ? staged.new_digest : first.manifest->base_digest + staged.digest_change;
+  const bool counted =
+      last.full() || chain.size() > 1 || staged.changed_units == manifest.changed_units;
+  if (reached != manifest.digest || !counted) {
+    return error(StatusCode::kMismatch, last.path, ": applying it changes ", staged.changed_units,
+                 " units and gives digest ", to_hex(reached), ", the manifest says ",
+                 manifest.changed_units, " and ", to_hex(manifest.digest), ": ", path_,
+                 " does not hold version ", first.base_version,
                  ", or the delta is damaged. Nothing was changed; ", kResync);
   }
   after.run = manifest.id.run;
@@ -166,43 +199,81 @@ Result<CheckpointState> CheckpointPatcher::state_after(const VersionDirectory& v
   return after;
 }
 
-Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
-  DRIFTLESS_RETURN_IF_ERROR(check_base(version));
+Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chain,
+                                             BaseTrust trust) {
+  DRIFTLESS_RETURN_IF_ERROR(settle());  // the state is the weights' again
+  DRIFTLESS_RETURN_IF_ERROR(check_chain(chain, trust));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   Stopwatch watch;
-  DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
+  StagedApply staged;
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
+                             JournalWriter::create(*fs_, sync_path(path_, kJournalName)));
+  StageOptions options;
+  options.threads = options_.threads;
+  options.progress = options_.progress;
+  JournalWriter& journal = *staged.journal;
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const VersionSource source,
-      VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
-  const std::string journal_path = sync_path(path_, kJournalName);
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<JournalWriter> journal,
-                             JournalWriter::create(*fs_, journal_path));
-  StageOptions stage_options;
-  stage_options.threads = options_.threads;
-  stage_options.progress = options_.progress;
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const StagedVersion staged,
-      stage_version(*checkpoint_, version, source, stage_options,
-                    [&](std::span<const std::byte> frame) { return journal->append(frame); }));
-  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState after, state_after(version, staged));
-  DRIFTLESS_RETURN_IF_ERROR(journal->commit(state_, after));
-  AppliedVersion applied;
-  applied.version = version.version;
-  applied.base_version = version.base_version;
-  applied.encoding = info(version.encoding).name;
-  applied.changed_tensors = staged.changed_tensors;
-  applied.changed_units = staged.changed_units;
-  applied.touched_bytes = staged.touched_bytes;
-  applied.payload_bytes = source.payload_bytes();
-  applied.stage_ms = watch.lap_ms();
-  const Status written = write_out(journal_path);
-  if (!written.ok()) {
-    return written.with_context(concat("version ", version.version,
+      const StagedVersion found,
+      stage_version(view_of(*checkpoint_), chain, options,
+                    [&](std::span<const std::byte> frame) { return journal.append(frame); }));
+  staged.before = state_;
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, found));
+  DRIFTLESS_RETURN_IF_ERROR(journal.seal(staged.before, staged.after));
+  staged.applied.version = chain.back().version().version;
+  staged.applied.base_version = chain.front().version().base_version;
+  staged.applied.encoding = info(chain.back().version().encoding).name;
+  staged.applied.changed_tensors = found.changed_tensors;
+  staged.applied.changed_units = found.changed_units;
+  staged.applied.touched_bytes = found.touched_bytes;
+  for (const VersionSource& source : chain) staged.applied.payload_bytes += source.payload_bytes();
+  staged.applied.stage_ms = watch.lap_ms();
+  return staged;
+}
+
+Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
+  if (staged.before != state_) {
+    return error(StatusCode::kWrongBase, path_, ": is at version ", state_.version,
+                 " now, the change was staged for version ", staged.before.version);
+  }
+  Stopwatch watch;
+  DRIFTLESS_RETURN_IF_ERROR(staged.journal->decide());
+  if (const Status written = settle(); !written.ok()) {
+    return written.with_context(concat("version ", staged.applied.version,
                                        " is decided but not written out; repeat the command to "
                                        "finish it"));
   }
-  applied.commit_ms = watch.lap_ms();
-  return applied;
+  staged.applied.commit_ms = watch.lap_ms();
+  return staged.applied;
+}
+
+bool CheckpointPatcher::unsettled() const { return exists(*fs_, sync_path(path_, kJournalName)); }
+
+Status CheckpointPatcher::settle() {
+  return unsettled() ? write_out(sync_path(path_, kJournalName)) : Status();
+}
+
+Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
+  return apply(std::span(&version, 1));
+}
+
+Result<AppliedVersion> CheckpointPatcher::apply(std::span<const VersionDirectory> chain) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  // Before anything is read: the cheapest refusal first.
+  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front(), BaseTrust::kProven));
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  Stopwatch watch;
+  std::vector<VersionSource> sources;
+  for (const VersionDirectory& version : chain) {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source,
+                               VersionSource::open(*fs_, version, checkpoint_->layout(),
+                                                   join_path(path_, kSyncDirectory)));
+    sources.push_back(std::move(source));
+  }
+  const double open_ms = watch.lap_ms();
+  DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged, stage(sources));
+  staged.applied.stage_ms += open_ms;
+  return commit(std::move(staged));
 }
 
 Status CheckpointPatcher::check_at(const VersionDirectory& version) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "formats/checkpoint.h"
 #include "formats/version_dir.h"
 #include "plugin/checkpoint_state.h"
+#include "plugin/journal.h"
 #include "plugin/version_stager.h"
 
 namespace driftless {
@@ -48,6 +50,19 @@ struct AppliedVersion {
   double commit_ms = 0;  // writing into the checkpoint
 };
 
+// What the checkpoint's weights are taken for.
+enum class BaseTrust : unsigned char {
+  kProven,   // for what its state says
+  kDamaged,  // for nothing: a full version may replace them, whatever its number
+};
+
+// A change whose journal is whole but not decided.
+struct StagedApply {
+  std::unique_ptr<JournalWriter> journal;
+  CheckpointState before, after;
+  AppliedVersion applied;
+};
+
 class CheckpointPatcher {
  public:
   // Locks the checkpoint (kBusy after options.lock_wait) and finishes what a crash interrupted.
@@ -55,8 +70,22 @@ class CheckpointPatcher {
       FileSystem& fs, const std::string& checkpoint, const ApplyOptions& options);
 
   // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
-  // where writing into it failed, keeps its journal and is finished by the next open().
+  // where writing into it failed, keeps its journal and is finished by the next open() or settle().
   [[nodiscard]] Result<AppliedVersion> apply(const VersionDirectory& version);
+  // Applies adjoining versions through one journal, as if they were one: the checkpoint is never
+  // seen between them. A full version stands alone.
+  [[nodiscard]] Result<AppliedVersion> apply(std::span<const VersionDirectory> chain);
+
+  // The two halves of apply(), for who wants to do something between them. stage() proves
+  // everything and leaves a whole journal that nobody acts on yet; the weights are only read.
+  // Dropping the result drops the journal. There is one at a time.
+  [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
+                                          BaseTrust trust = BaseTrust::kProven);
+  [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);
+  // Whether a decided version is not written out: the weights may be between two versions.
+  [[nodiscard]] bool unsettled() const;
+  // Writes out what is decided; ok where nothing is.
+  [[nodiscard]] Status settle();
   // Ok where the checkpoint, whose state says that it is at `version`, is not contradicted by what
   // that version says of itself: run, layout, digest, checksums of the tensors it changed.
   [[nodiscard]] Status check_at(const VersionDirectory& version);
@@ -65,6 +94,7 @@ class CheckpointPatcher {
   [[nodiscard]] Status check_full();
 
   [[nodiscard]] const CheckpointState& state() const { return state_; }
+  [[nodiscard]] const Checkpoint& checkpoint() const { return *checkpoint_; }
   [[nodiscard]] bool recovered() const { return recovered_; }
 
  private:
@@ -72,9 +102,10 @@ class CheckpointPatcher {
       : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
   Status recover();
   Status check_run_and_layout(const VersionDirectory& version) const;
-  Status check_base(const VersionDirectory& version);
+  Status check_base(const VersionDirectory& version, BaseTrust trust);
+  Status check_chain(std::span<const VersionSource> chain, BaseTrust trust);
   [[nodiscard]] Digest sweep() const;
-  [[nodiscard]] Result<CheckpointState> state_after(const VersionDirectory& version,
+  [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
                                                     const StagedVersion& staged) const;
   Status write_out(const std::string& journal_path);
 

@@ -70,6 +70,11 @@ Status JournalWriter::append(std::span<const std::byte> frame) {
 }
 
 Status JournalWriter::commit(const CheckpointState& before, const CheckpointState& after) {
+  DRIFTLESS_RETURN_IF_ERROR(seal(before, after));
+  return decide();
+}
+
+Status JournalWriter::seal(const CheckpointState& before, const CheckpointState& after) {
   const std::string states = concat(state_to_json(before), state_to_json(after));
   Footer footer;
   footer.states_offset = offset_;
@@ -83,7 +88,10 @@ Status JournalWriter::commit(const CheckpointState& before, const CheckpointStat
   offset_ += states.size();
   DRIFTLESS_RETURN_IF_ERROR(file_->pwrite(offset_, std::as_bytes(std::span(&footer, 1))));
   offset_ += sizeof(footer);
-  DRIFTLESS_RETURN_IF_ERROR(file_->sync());
+  return file_->sync();
+}
+
+Status JournalWriter::decide() {
   DRIFTLESS_RETURN_IF_ERROR(fs_->rename_file(path_ + ".tmp", path_));
   committed_ = true;
   return fs_->sync_directory(path_.substr(0, path_.rfind('/') + 1));

@@ -34,11 +34,14 @@ class JournalWriter {
   // Replaces what an earlier, unfinished writer left as `path`.tmp.
   [[nodiscard]] static Result<std::unique_ptr<JournalWriter>> create(FileSystem& fs,
                                                                      const std::string& path);
-  ~JournalWriter();  // removes the temporary file where commit() was not reached
+  ~JournalWriter();  // removes the temporary file where decide() was not reached
 
   [[nodiscard]] Status append(std::span<const std::byte> frame);
-  // Adds the states and the footer, syncs, renames, syncs the directory. After that the version is
-  // decided.
+  // Adds the states and the footer, and syncs. The journal is whole, and nobody acts on it yet.
+  [[nodiscard]] Status seal(const CheckpointState& before, const CheckpointState& after);
+  // Renames and syncs the directory. After that the version is decided.
+  [[nodiscard]] Status decide();
+  // Both.
   [[nodiscard]] Status commit(const CheckpointState& before, const CheckpointState& after);
   [[nodiscard]] std::uint64_t size_bytes() const { return offset_; }
 

@@ -234,7 +234,7 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   while (target->state().id.version < version) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, receiver->stage(deadline));
     if (!staged) return deadline.check(concat("reading version ", version, " back"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver->commit());
+    DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
   }
   part_digest_ = target->state().digest;
   return receiver->leave();

@@ -24,14 +24,16 @@ struct ReceiverOptions {
   std::string id = "receiver";                        // plain, unique on the road
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
   std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
-  unsigned threads = 0;
-  // Called around the writing; a failure of pause leaves everything as it was, one of resume is
-  // returned after the commit. May be empty.
+  std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
+  unsigned threads = 0;                               // for hashing; 0: default_threads()
+  // Called around the writing, also by rollback(). A failure of pause leaves everything as it was,
+  // and commit() may be called again; one of resume is returned after the commit, which holds. May
+  // be empty.
   std::function<Status()> pause;
   std::function<Status()> resume;
 };
 
-// What one commit took: several versions may be folded into it.
+// What one commit took: several versions may be folded into it. Bytes are sums over them.
 struct UpdateReport {
   std::uint64_t from_version = 0;
   std::uint64_t version = 0;
@@ -39,14 +41,19 @@ struct UpdateReport {
   bool anchor = false;         // taken from an anchor
   Digest digest;
   std::uint64_t changed_units = 0;
+  // Of all weights; of the encoded payload; of everything fetched, manifests included.
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
-  double fetch_ms = 0, stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
+  double fetch_ms = 0;  // on the road, and hashing
+  double stage_ms = 0;  // decoding and proving
+  double pause_ms = 0, apply_ms = 0, resume_ms = 0;
+  std::vector<std::string> notes;  // what failed without harm: a report to the road, ...
 };
 
 class Receiver {
  public:
-  // Waits for the run's announcement, refuses another layout (kWrongLayout) or another run
-  // (kWrongRun), registers with the road.
+  // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
+  // (kWrongRun) or another base (kWrongBase), registers with the road. A target without a layout
+  // gets the run's.
   [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
                                                               ReceiveRoad& road,
                                                               WeightTarget& target,
@@ -56,14 +63,16 @@ class Receiver {
   // Waits until something newer than the target is there, and makes it ready: the steps that follow
   // the target's version, as many as there are, or an anchor where they cannot be had any more.
   // What is damaged or incomplete is fetched again until options.fetch_deadline. False: the
-  // deadline passed and nothing was new.
+  // deadline passed and nothing was new. kWrongBase: the steps are gone and there is no anchor.
+  // After any failure the target is as it was, and stage() may be called again.
   [[nodiscard]] virtual Result<bool> stage(const Deadline& deadline) = 0;
   // Commits what stage() made ready, and reports it to the road.
   [[nodiscard]] virtual Result<UpdateReport> commit() = 0;
-  // Takes the last commit back (StagedChange::undo), or drops what is staged.
+  // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo).
   [[nodiscard]] virtual Status rollback() = 0;
   // A sign of life, to be given while nothing is new.
   [[nodiscard]] virtual Status report() = 0;
+  // Nothing more will be asked for.
   [[nodiscard]] virtual Status leave() = 0;
 
   [[nodiscard]] virtual TargetState state() const = 0;

@@ -1,5 +1,5 @@
-// The payload of a version directory, opened and checked against a weight layout: which tensors it
-// changes, and for each the TensorPatcher that makes its new bytes.
+// The payload of a version, opened and checked against a weight layout: which tensors it changes,
+// and for each what makes its new bytes. The same for a directory and for what came over a road.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "core/layout.h"
 #include "core/status.h"
 #include "formats/flush_file.h"
+#include "formats/frame.h"
 #include "formats/safetensors.h"
 #include "formats/tensor_patcher.h"
 #include "formats/version_dir.h"
@@ -25,39 +26,73 @@ struct TensorChange {
   std::string checksum;  // of its new bytes, hexadecimal; empty where the version has none
 };
 
-// Holds the payload files mapped. Immutable once open; patchers may be made and used from several
-// threads, and must not outlive it.
+// New bytes of a tensor from `byte_offset` on, verbatim.
+struct DensePiece {
+  std::uint64_t byte_offset = 0;
+  std::span<const std::byte> bytes;
+};
+
+// Holds the payload mapped. Immutable once open; patchers may be made and used from several
+// threads, and must not outlive it. The layout outlives it.
 class VersionSource {
  public:
   // Refuses a tensor that is unknown, is there twice (in two files, by two ranks), is listed but
   // missing or there but not listed, has another dtype or shape, or lacks the checksum it must
-  // have. Compressed flush files are inflated into `spool_directory`.
+  // have; and a full version that does not hold every byte of every tensor once. Compressed flush
+  // files are inflated into `spool_directory`, or, where that is empty, into memory.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& fs, const VersionDirectory& version,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory);
+  // The same from payload that is there already: `parts` as version.payload_files. Frames must
+  // belong to the version, and each rank's must be numbered from 0 without a gap.
+  [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
+                                                  std::vector<MappedFile> parts,
+                                                  const WeightLayout& layout,
+                                                  const std::string& spool_directory,
+                                                  unsigned threads);
 
+  [[nodiscard]] const VersionDirectory& version() const { return version_; }
   // Largest tensors first, so that parallel work ends together.
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
+  // Null where the version does not change the tensor.
+  [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
   [[nodiscard]] std::uint64_t payload_bytes() const;
 
+  // True: every change is pieces(); what lies between them stays.
+  [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
+  [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
+  // Of a full version: all of the tensor, ascending.
+  [[nodiscard]] std::span<const DensePiece> dense(const TensorChange& change) const;
+
  private:
-  VersionSource(const VersionDirectory& version, const WeightLayout& layout)
-      : version_(&version), layout_(&layout) {}
-  Status open_shards(FileSystem& fs);
+  VersionSource(VersionDirectory version, const WeightLayout& layout)
+      : version_(std::move(version)), layout_(&layout) {}
+  Status open_shards(std::vector<MappedFile> parts);
   Status add_shard(const std::string& name, const SafetensorsFile& shard);
-  Status open_flushes(FileSystem& fs, const std::string& spool_directory);
+  Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
+                      const std::string& spool_directory);
+  Status open_frames(std::vector<MappedFile> parts, unsigned threads);
+  Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
+  Status add_runs(const std::string& name, const std::string& rank, const Frame& frame);
+  Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
+  Status check_coverage();
   Status adopt_manifest_checksums();
+  void order_changes();
 
   struct Payload {
     std::span<const std::byte> bytes;  // hf_delta
-    std::vector<BucketPiece> pieces;   // flush
-    std::string source;                // the file it was first seen in
+    std::vector<BucketPiece> pieces;   // flush, frames
+    std::vector<DensePiece> dense;     // of a full version
+    std::string source;                // the file, or the rank, it was first seen in
+    std::size_t change = 0;            // index into changes_
   };
-  const VersionDirectory* version_;
+  VersionDirectory version_;
   const WeightLayout* layout_;
   std::vector<SafetensorsFile> shards_;
   std::vector<std::unique_ptr<FlushFile>> flushes_;
+  std::vector<MappedFile> frame_bytes_;
+  std::vector<std::unique_ptr<Frame>> frames_;
   std::map<std::uint32_t, Payload> payloads_;
   std::vector<TensorChange> changes_;
 };

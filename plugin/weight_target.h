@@ -25,10 +25,13 @@ struct FetchedVersion {
 };
 
 struct TargetState {
-  VersionId id;        // run zero: not known yet
-  Digest digest;       // of the weights
-  bool valid = false;  // false: holds no version (nothing yet, or a change that could not be
-                       // undone); takes a full version only
+  VersionId id;          // run zero: not known yet
+  Digest digest;         // of the weights
+  bool valid = false;    // false: holds no version (nothing yet, or a change that could not be
+                         // undone); takes a full version only
+  bool partial = false;  // holds some of the tensors: the digest is theirs, and proves nothing here
+
+  friend bool operator==(const TargetState&, const TargetState&) = default;
 };
 
 struct CommitReport {
@@ -39,7 +42,7 @@ struct CommitReport {
 };
 
 // A change worked out and proven as far as it can be without touching the weights. Dropped by the
-// destructor.
+// destructor. The target outlives it.
 class StagedChange {
  public:
   virtual ~StagedChange() = default;
@@ -57,8 +60,12 @@ class WeightTarget {
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
   [[nodiscard]] virtual TargetState state() const = 0;
+  // Ends what an interrupted commit left half done, where the target can, so that its state may be
+  // valid again. Ok where there is nothing to do.
+  [[nodiscard]] virtual Status settle() = 0;
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
-  // version. The target's weights are read, not written; the engine may go on reading them.
+  // version. The target's weights are read, not written; the engine may go on reading them. What
+  // was staged before must be dropped first.
   [[nodiscard]] virtual Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) = 0;
 };
@@ -78,7 +85,10 @@ class OwnedWeights : public WeightTarget {
 [[nodiscard]] Result<std::unique_ptr<OwnedWeights>> make_owned_target(
     FileSystem& fs, const std::optional<std::string>& base, unsigned threads);
 // A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It
-// exists and holds its base, or a version of the run.
+// exists and holds its base, or a version of the run. All weights are read once, to know or to
+// prove their digest; a checkpoint that is not what its state says is not valid, and is replaced by
+// a full version. The directory is locked as long as the target lives (kBusy where another holds
+// it).
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(
     FileSystem& fs, const std::string& checkpoint, unsigned threads);
 

@@ -1,0 +1,28 @@
+// What targets do with fetched versions before they look at payloads: whether they follow from the
+// target's state, and their payloads opened.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "plugin/version_source.h"
+#include "plugin/weight_target.h"
+
+namespace driftless {
+
+// Ok where `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
+// kWrongLayout, or kWrongBase naming the version and what it needs.
+[[nodiscard]] Status check_chain(const TargetState& state, const WeightLayout& layout,
+                                 std::span<const FetchedVersion> chain);
+
+// The payloads, in order (VersionSource::open). The layout outlives them.
+[[nodiscard]] Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
+                                                            std::vector<FetchedVersion> chain,
+                                                            const WeightLayout& layout,
+                                                            const std::string& spool_directory,
+                                                            unsigned threads);
+
+}  // namespace driftless

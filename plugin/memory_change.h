@@ -1,0 +1,41 @@
+// Changes to weights in host memory, worked out beforehand: part of the memory target.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "plugin/version_source.h"
+#include "plugin/weight_target.h"
+
+namespace driftless {
+
+// What a memory target and the changes made for it share.
+struct MemoryWeights {
+  WeightLayout layout;
+  std::vector<std::byte*> data;       // per tensor; null: not held
+  std::vector<DigestTensorKey> keys;  // per tensor
+  TargetState state;
+  unsigned threads = 1;
+
+  [[nodiscard]] bool holds(std::size_t tensor) const { return data[tensor] != nullptr; }
+};
+
+// Adjoining deltas. Decodes and checks every position here, so that commit() only gathers, sums and
+// scatters: O(changed), and nothing in it can fail half way but the last digest, which is then
+// undone. Memory: per changed unit 4 bytes and twice its width, plus the parts.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_deltas(
+    std::shared_ptr<MemoryWeights> weights, std::vector<VersionSource> chain);
+
+// One full version. Its digest is proven here; commit() copies, and cannot be undone.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_full(
+    std::shared_ptr<MemoryWeights> weights, VersionSource source);
+
+// The digest of the held tensors, as they are.
+[[nodiscard]] Digest digest_of(const MemoryWeights& weights);
+
+}  // namespace driftless

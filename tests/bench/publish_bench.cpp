@@ -1,0 +1,248 @@
+// What publishing and committing cost, as ratios of one run:
+//
+//   publish_bench [GIGABYTES] [THREADS] [REPEATS]
+//
+// publish over loopback / the diff alone; publish into files / plain writes and fsync of the same
+// bytes; commit of the same number of changes into a tenth of the weights / into all of them; and
+// the publisher's peak memory beyond its snapshot. Medians. Files go to TMPDIR.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <vector>
+
+#include "collectives/loopback/loopback_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/publisher.h"
+#include "plugin/receiver.h"
+#include "plugin/stopwatch.h"
+#include "plugin/temporary_directory.h"
+
+namespace driftless {
+namespace {
+
+using namespace std::chrono_literals;
+
+[[noreturn]] void fail(const Status& status) {
+  std::fprintf(stderr, "publish_bench: %s\n", status.to_string().c_str());
+  std::exit(1);
+}
+template <typename T>
+T take(Result<T> result) {
+  if (!result.ok()) fail(result.status());
+  return std::move(*result);
+}
+void check(const Status& status) {
+  if (!status.ok()) fail(status);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Peak anonymous memory so far, in MB.
+double peak_anonymous_mb() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  double resident = 0;
+  while (status >> word) {
+    if (word == "RssAnon:") status >> resident;
+  }
+  return resident / 1024;
+}
+
+// bf16 tensors in memory, offered without copying.
+class Arrays final : public WeightSource {
+ public:
+  Arrays(std::uint64_t total_bytes, std::uint64_t seed) {
+    constexpr std::uint64_t kColumns = 4096;
+    const std::uint64_t tensors = 48;
+    const std::uint64_t rows = std::max<std::uint64_t>(1, total_bytes / tensors / kColumns / 2);
+    std::mt19937_64 random(seed);
+    for (std::uint64_t i = 0; i < tensors; ++i) {
+      specs_.push_back(take(TensorSpec::make(concat("model.layers.", 1000 + i, ".weight"),
+                                             DType::kBF16, {rows, kColumns})));
+      data_.emplace_back(rows * kColumns);
+      for (std::uint16_t& value : data_.back()) value = static_cast<std::uint16_t>(random());
+    }
+  }
+  void change(std::uint64_t count, std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      std::vector<std::uint16_t>& tensor = data_[random() % data_.size()];
+      tensor[random() % tensor.size()] ^= static_cast<std::uint16_t>(1 + random() % 7);
+    }
+  }
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return specs_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    std::vector<OfferedTensor> offered;
+    for (std::size_t i = 0; i < data_.size(); ++i) {
+      offered.push_back({i, reinterpret_cast<const std::byte*>(data_[i].data())});
+    }
+    return use(offered);
+  }
+  [[nodiscard]] std::vector<std::vector<std::uint16_t>>& data() { return data_; }
+  [[nodiscard]] std::uint64_t units() const { return data_.size() * data_.front().size(); }
+
+ private:
+  std::vector<TensorSpec> specs_;
+  std::vector<std::vector<std::uint16_t>> data_;
+};
+
+double diff_alone_ms(Arrays& before, Arrays& after, unsigned threads) {
+  std::vector<TensorPair> pairs;
+  for (std::uint32_t i = 0; i < before.data().size(); ++i) {
+    pairs.push_back({i, 2, before.data()[i].size(),
+                     reinterpret_cast<const std::byte*>(before.data()[i].data()),
+                     reinterpret_cast<const std::byte*>(after.data()[i].data())});
+  }
+  DiffOptions options;
+  options.threads = threads;
+  Stopwatch watch;
+  check(
+      diff_tensors(host_kernels(), pairs, options, {}, [](const DiffPiece&) { return Status(); }));
+  return watch.lap_ms();
+}
+
+void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
+  Arrays before(bytes, 1);
+  Arrays weights(bytes, 1);
+  const std::uint64_t changes = weights.units() / 100;
+  LoopbackHub hub({}, 1);
+  SoloGroup group;
+  const auto road = hub.sender(0);
+  PublisherOptions options;
+  options.threads = threads;
+  const double own = peak_anonymous_mb();
+  const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
+  std::vector<double> publish, diff, process, peak;
+  for (unsigned i = 0; i < repeats; ++i) {
+    weights.change(changes, i + 2);
+    diff.push_back(diff_alone_ms(before, weights, threads));
+    Stopwatch watch;
+    const PublishReport report = take(publisher->publish(weights));
+    publish.push_back(watch.lap_ms());
+    process.push_back(report.process_ms);
+    peak.push_back(peak_anonymous_mb());
+    before.change(changes, i + 2);  // the same changes: both sides are equal again
+  }
+  std::printf("diff alone                      %8.1f ms\n", median(diff));
+  std::printf("publish over loopback           %8.1f ms  (of it diff, encoding, writing %.1f)\n",
+              median(publish), median(process));
+  std::printf("publish / diff alone            %8.2f     (1.5 at most)\n",
+              median(publish) / median(diff));
+  std::printf(
+      "publisher's memory              %8.0f MB after %u versions (snapshot %.0f MB, ring of "
+      "the road included)\n",
+      peak.back() - own, repeats, static_cast<double>(bytes) / 1048576);
+}
+
+double plain_files_ms(const std::string& directory, const std::vector<std::uint64_t>& sizes) {
+  std::vector<std::byte> bytes(*std::max_element(sizes.begin(), sizes.end()), std::byte{7});
+  Stopwatch watch;
+  unsigned number = 0;
+  for (const std::uint64_t size : sizes) {
+    const std::string path = concat(directory, "/plain", number++);
+    const int file = ::open(path.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    std::uint64_t done = 0;
+    while (done < size) {
+      const ssize_t wrote = ::write(file, bytes.data() + done, size - done);
+      if (wrote <= 0) fail(errno_status(errno, path));
+      done += static_cast<std::uint64_t>(wrote);
+    }
+    ::fsync(file);
+    ::close(file);
+  }
+  const double ms = watch.lap_ms();
+  for (unsigned i = 0; i < number; ++i) ::unlink(concat(directory, "/plain", i).c_str());
+  return ms;
+}
+
+// The road alone: parts that are there already, written as a publication.
+void bench_files(unsigned repeats) {
+  const auto directory = take(TemporaryDirectory::create());
+  SharedFsOptions options;
+  options.dir = directory.path() + "/road";
+  const auto road = take(make_shared_fs_sender(posix_file_system(), options, 0, 1));
+  const std::vector<std::uint64_t> sizes(4, std::uint64_t{32} << 20);
+  const std::vector<std::byte> bytes(sizes.front(), std::byte{7});
+  std::vector<double> plain, published;
+  for (unsigned i = 0; i < repeats; ++i) {
+    plain.push_back(plain_files_ms(directory.path(), sizes));
+    const Deadline deadline = Deadline::after(60s);
+    Stopwatch watch;
+    check(road->begin({i + 1, PublicationKind::kStep}, deadline));
+    for (std::size_t part = 0; part < sizes.size(); ++part) {
+      const auto file = take(road->create_part(concat("part", part)));
+      check(file->pwrite(0, bytes));
+      check(file->sync());
+    }
+    take(road->flush(deadline));
+    check(road->seal("{}", deadline));
+    published.push_back(watch.lap_ms());
+  }
+  std::printf("plain writes and fsync, 128 MiB %8.1f ms\n", median(plain));
+  std::printf("the same through shared_fs      %8.1f ms\n", median(published));
+  std::printf("plain / shared_fs               %8.2f     (0.8 at least)\n",
+              median(plain) / median(published));
+}
+
+double commit_ms(std::uint64_t bytes, std::uint64_t changes, unsigned threads, unsigned repeats) {
+  Arrays weights(bytes, 1);
+  Arrays held(bytes, 1);
+  LoopbackHub hub({}, 1);
+  SoloGroup group;
+  const auto road = hub.sender(0);
+  PublisherOptions options;
+  options.threads = threads;
+  const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
+  std::vector<std::byte*> data;
+  for (auto& tensor : held.data()) data.push_back(reinterpret_cast<std::byte*>(tensor.data()));
+  const auto target = take(make_memory_target(publisher->layout(), data, VersionId{}, threads));
+  const auto receive = hub.receiver();
+  ReceiverOptions receiver_options;
+  receiver_options.threads = threads;
+  const auto receiver =
+      take(Receiver::open(receiver_options, *receive, *target, Deadline::after(10s)));
+  std::vector<double> times;
+  for (unsigned i = 0; i < repeats; ++i) {
+    weights.change(changes, i + 2);
+    take(publisher->publish(weights));
+    if (!take(receiver->stage(Deadline::after(10s)))) fail(error(StatusCode::kInternal, "nothing"));
+    times.push_back(take(receiver->commit()).apply_ms);
+  }
+  return median(times);
+}
+
+void bench_commit(std::uint64_t bytes, unsigned threads, unsigned repeats) {
+  const std::uint64_t changes = bytes / 2 / 1000;  // 0.1 % of the large one, 1 % of the small one
+  const double small = commit_ms(bytes / 10, changes, threads, repeats);
+  const double large = commit_ms(bytes, changes, threads, repeats);
+  std::printf("commit of %llu changes into %llu MB %8.2f ms, into %llu MB %8.2f ms\n",
+              static_cast<unsigned long long>(changes),
+              static_cast<unsigned long long>(bytes / 10 / 1000000), small,
+              static_cast<unsigned long long>(bytes / 1'000'000), large);
+  std::printf("large / small                   %8.2f     (1.5 at most)\n", large / small);
+}
+
+}  // namespace
+}  // namespace driftless
+
+int main(int argc, char** argv) {
+  const double gigabytes = argc > 1 ? std::atof(argv[1]) : 1.0;
+  const auto bytes = static_cast<std::uint64_t>(gigabytes * 1e9);
+  const unsigned threads = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 2;
+  const unsigned repeats = argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 5;
+  driftless::bench_loopback(bytes, threads, repeats);
+  driftless::bench_files(repeats);
+  driftless::bench_commit(bytes, threads, repeats);
+  return 0;
+}

@@ -1,0 +1,75 @@
+// A ReceiveRoad that passes everything on, and at random does what networks and file systems do:
+// answers late, not yet, not any more, too late, or with other bytes.
+#pragma once
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/road.h"
+
+namespace driftless::testing {
+
+class FaultyReceiveRoad final : public ReceiveRoad {
+ public:
+  FaultyReceiveRoad(std::unique_ptr<ReceiveRoad> road, std::uint64_t seed, double rate)
+      : road_(std::move(road)), random_(seed), rate_(rate) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    return road_->run_info(deadline);
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    if (fires()) return failure();
+    return road_->list(deadline);
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return road_->wait_beyond(version, deadline);
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    if (fires()) return failure();
+    Result<std::string> text = road_->fetch_manifest(id, deadline);
+    if (text.ok() && !text->empty() && fires()) (*text)[random_() % text->size()] ^= 4;
+    return text;
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    if (fires()) return failure();
+    Result<MappedFile> bytes = road_->fetch_part(id, part, deadline);
+    if (!bytes.ok() || bytes->bytes().empty() || !fires()) return bytes;
+    auto damaged =
+        std::make_shared<std::vector<std::byte>>(bytes->bytes().begin(), bytes->bytes().end());
+    (*damaged)[random_() % damaged->size()] ^= std::byte{16};
+    if (random_() % 2 == 0) damaged->resize(damaged->size() / 2);
+    ++injected_;
+    return MappedFile(part.name, damaged, *damaged);
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    if (fires()) return error(StatusCode::kIo, "injected failure of report");
+    return road_->report(report, deadline);
+  }
+  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
+
+  [[nodiscard]] std::uint64_t injected() const { return injected_; }
+
+ private:
+  bool fires() {
+    const bool now = std::uniform_real_distribution<>(0, 1)(random_) < rate_;
+    injected_ += now ? 1 : 0;
+    return now;
+  }
+  Status failure() {
+    static constexpr StatusCode kCodes[] = {StatusCode::kIncomplete, StatusCode::kIo,
+                                            StatusCode::kNotFound, StatusCode::kDeadlineExceeded,
+                                            StatusCode::kCorrupt};
+    return error(kCodes[random_() % std::size(kCodes)], "injected failure");
+  }
+
+  std::unique_ptr<ReceiveRoad> road_;
+  std::mt19937_64 random_;
+  double rate_;
+  std::uint64_t injected_ = 0;
+};
+
+}  // namespace driftless::testing

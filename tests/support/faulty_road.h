@@ -1,0 +1,106 @@
+// A SendRoad that passes everything on, and fails where it is told to.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/road.h"
+
+namespace driftless::testing {
+
+enum class RoadFault {
+  kNone,
+  kBegin,
+  kCreate,
+  kWrite,
+  kFlush,
+  kSeal,            // and nothing is published
+  kSealLost,        // published, but the answer is lost; published() knows
+  kSealUnknown,     // published, and published() fails as well
+  kSealUnknownNot,  // not published, and published() fails as well
+};
+
+// Fails once, at the next call that the fault stands for; then it is whole again.
+class FaultyRoad final : public SendRoad {
+ public:
+  explicit FaultyRoad(std::unique_ptr<SendRoad> road) : road_(std::move(road)) {}
+  void arm(RoadFault fault) { fault_ = fault; }
+  [[nodiscard]] bool armed() const { return fault_ != RoadFault::kNone; }
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    return road_->announce(run_info, deadline);
+  }
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    return fires(RoadFault::kBegin) ? failure("begin") : road_->begin(id, deadline);
+  }
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    if (fires(RoadFault::kCreate)) return failure("create_part");
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
+    return std::unique_ptr<File>(new FaultyPart(std::move(file), *this));
+  }
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    if (fires(RoadFault::kFlush)) return failure("flush");
+    return road_->flush(deadline);
+  }
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    if (fires(RoadFault::kSeal)) return failure("seal");
+    if (fires(RoadFault::kSealUnknownNot)) {
+      lie_ = true;
+      return failure("seal");
+    }
+    if (fires(RoadFault::kSealUnknown)) {
+      lie_ = true;
+      const Status sealed = road_->seal(manifest, deadline);
+      return sealed.ok() ? failure("seal") : sealed;
+    }
+    if (!fires(RoadFault::kSealLost)) return road_->seal(manifest, deadline);
+    const Status sealed = road_->seal(manifest, deadline);
+    return sealed.ok() ? failure("seal") : sealed;
+  }
+  Status abort() override { return road_->abort(); }
+  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+    if (std::exchange(lie_, false)) return failure("published");
+    return road_->published(id, deadline);
+  }
+  Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
+    return road_->prune(version);
+  }
+  void progress() override { road_->progress(); }
+
+ private:
+  class FaultyPart final : public File {
+   public:
+    FaultyPart(std::unique_ptr<File> file, FaultyRoad& road)
+        : file_(std::move(file)), road_(road) {}
+    Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+      return road_.fires(RoadFault::kWrite) ? failure("write") : file_->pwrite(offset, bytes);
+    }
+    Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+      return file_->pread(offset, bytes);
+    }
+    Status sync() override { return file_->sync(); }
+    const std::string& path() const override { return file_->path(); }
+
+   private:
+    std::unique_ptr<File> file_;
+    FaultyRoad& road_;
+  };
+
+  static Status failure(std::string_view call) {
+    return error(StatusCode::kIo, "injected failure of ", call);
+  }
+  bool fires(RoadFault fault) {
+    if (fault_ != fault) return false;
+    fault_ = RoadFault::kNone;
+    return true;
+  }
+
+  std::unique_ptr<SendRoad> road_;
+  RoadFault fault_ = RoadFault::kNone;
+  bool lie_ = false;
+};
+
+}  // namespace driftless::testing

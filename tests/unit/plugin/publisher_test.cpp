@@ -1,0 +1,446 @@
+// The publisher over loopback, one rank or two, with real receivers behind it.
+#include "plugin/publisher.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "collectives/loopback/loopback_road.h"
+#include "plugin/receiver.h"
+#include "support/faulty_road.h"
+#include "support/weight_source.h"
+#include "support/weights.h"
+
+namespace driftless {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::FaultyRoad;
+using testing::MemorySource;
+using testing::RoadFault;
+using testing::Weights;
+
+PublisherOptions quick_options() {
+  PublisherOptions options;
+  options.threads = 2;
+  options.buffer_bytes = 4096;
+  options.deadline = 5s;
+  return options;
+}
+
+// A trainer of some ranks over a hub, each rank on a thread of its own while it publishes.
+class Trainer {
+ public:
+  Trainer(LoopbackHub& hub, unsigned ranks, const PublisherOptions& options, const Weights& base) {
+    for (unsigned rank = 0; rank < ranks; ++rank) {
+      groups_.push_back(hub.group(rank));
+      roads_.push_back(std::make_unique<FaultyRoad>(hub.sender(rank)));
+      histories_.push_back(hub.receiver());
+    }
+    publishers_.resize(ranks);
+    statuses_ = each([&](unsigned rank) -> Status {
+      MemorySource source = offer(base, rank);
+      auto opened =
+          Publisher::open(options, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
+      if (opened.ok()) publishers_[rank] = std::move(*opened);
+      return opened.status();
+    });
+  }
+
+  // Of every rank.
+  std::vector<Status> publish(const Weights& weights) {
+    reports_.assign(publishers_.size(), {});
+    return each([&](unsigned rank) -> Status {
+      MemorySource source = offer(weights, rank);
+      auto report = publishers_[rank]->publish(source);
+      if (report.ok()) reports_[rank] = *report;
+      return report.status();
+    });
+  }
+
+  std::vector<Status> each(const std::function<Status(unsigned)>& work) {
+    std::vector<Status> statuses(roads_.size());
+    std::vector<std::thread> threads;
+    for (unsigned rank = 0; rank < roads_.size(); ++rank) {
+      threads.emplace_back([&, rank] { statuses[rank] = work(rank); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return statuses;
+  }
+
+  [[nodiscard]] MemorySource offer(const Weights& weights, unsigned rank) const {
+    MemorySource source(weights, rank, roads_.size(), 2);
+    if (shared_ && rank > 0) source.add("model.embed.weight", weights.at("model.embed.weight"));
+    return source;
+  }
+  static void share_embedding(bool shared) { shared_ = shared; }
+
+  [[nodiscard]] FaultyRoad& road(unsigned rank) { return *roads_[rank]; }
+  [[nodiscard]] Publisher& rank(unsigned rank) { return *publishers_[rank]; }
+  [[nodiscard]] const PublishReport& report(unsigned rank = 0) const { return reports_[rank]; }
+  [[nodiscard]] const std::vector<Status>& opened() const { return statuses_; }
+
+ private:
+  static inline bool shared_ = false;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::unique_ptr<FaultyRoad>> roads_;
+  std::vector<std::unique_ptr<ReceiveRoad>> histories_;
+  std::vector<std::unique_ptr<Publisher>> publishers_;
+  std::vector<PublishReport> reports_;
+  std::vector<Status> statuses_;
+};
+
+// A rollout that holds its weights in memory.
+class Rollout {
+ public:
+  Rollout(LoopbackHub& hub, const std::optional<Weights>& base) : road_(hub.receiver()) {
+    if (base) {
+      std::vector<TensorSpec> specs;
+      for (const auto& [name, tensor] : *base) {
+        specs.push_back(*TensorSpec::make(name, tensor.dtype, tensor.shape));
+      }
+      layout_ = *WeightLayout::make(specs);
+      held_ = *base;
+      std::vector<std::byte*> data;
+      for (auto& [name, tensor] : held_) data.push_back(tensor.bytes.data());
+      auto made = make_memory_target(layout_, data, VersionId{}, 2);
+      EXPECT_TRUE(made.ok()) << made.status().to_string();
+      target_ = std::move(*made);
+    } else {
+      auto made = make_owned_target(posix_file_system(), std::nullopt, 2);
+      EXPECT_TRUE(made.ok()) << made.status().to_string();
+      owned_ = made->get();
+      target_ = std::move(*made);
+    }
+    auto opened = Receiver::open({}, *road_, *target_, Deadline::after(1s));
+    EXPECT_TRUE(opened.ok()) << opened.status().to_string();
+    if (opened.ok()) receiver_ = std::move(*opened);
+  }
+
+  // Follows to the newest version there is.
+  Status follow() {
+    for (;;) {
+      auto staged = receiver_->stage(Deadline::after(20ms));
+      if (!staged.ok()) return staged.status();
+      if (!*staged) return {};
+      auto done = receiver_->commit();
+      if (!done.ok()) return done.status();
+      last_ = *done;
+    }
+  }
+
+  [[nodiscard]] bool holds(const Weights& weights) const {
+    std::size_t index = 0;
+    for (const auto& [name, tensor] : weights) {
+      if (owned_ != nullptr) {
+        const auto bytes = owned_->tensor(index++);
+        if (!std::equal(bytes.begin(), bytes.end(), tensor.bytes.begin(), tensor.bytes.end())) {
+          return false;
+        }
+      } else if (held_.at(name).bytes != tensor.bytes) {
+        return false;
+      }
+    }
+    return true;
+  }
+  [[nodiscard]] TargetState state() const { return target_->state(); }
+  [[nodiscard]] const UpdateReport& last() const { return last_; }
+
+ private:
+  std::unique_ptr<ReceiveRoad> road_;
+  WeightLayout layout_;
+  Weights held_;
+  std::unique_ptr<WeightTarget> target_;
+  OwnedWeights* owned_ = nullptr;
+  std::unique_ptr<Receiver> receiver_;
+  UpdateReport last_;
+};
+
+void expect_ok(const std::vector<Status>& statuses) {
+  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+class PublisherRanks : public ::testing::TestWithParam<unsigned> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, PublisherRanks, ::testing::Values(1U, 2U, 3U));
+
+TEST_P(PublisherRanks, EveryVersionArrivesBitForBitInEveryEncoding) {
+  for (const Encoding encoding : {Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd}) {
+    LoopbackHub hub({}, GetParam());
+    const Weights base = testing::random_weights(1);
+    PublisherOptions options = quick_options();
+    options.encoding = encoding;
+    Trainer trainer(hub, GetParam(), options, base);
+    expect_ok(trainer.opened());
+    Rollout rollout(hub, base);
+    Weights weights = base;
+    for (unsigned version = 1; version <= 4; ++version) {
+      weights = testing::changed_weights(weights, version, 0.01, "none");
+      expect_ok(trainer.publish(weights));
+      ASSERT_TRUE(rollout.follow().ok());
+      EXPECT_TRUE(rollout.holds(weights)) << "version " << version;
+      EXPECT_EQ(rollout.state().digest, trainer.report().digest);
+      EXPECT_EQ(rollout.state().id.version, version);
+      EXPECT_EQ(trainer.report().version, version);
+      EXPECT_GT(trainer.report().changed_units, 0U);
+      EXPECT_LT(trainer.report().wire_bytes, trainer.report().full_bytes);
+    }
+  }
+}
+
+TEST_P(PublisherRanks, NoChangeIsStillAVersion) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  Trainer trainer(hub, GetParam(), quick_options(), base);
+  Rollout rollout(hub, base);
+  expect_ok(trainer.publish(base));
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_EQ(rollout.state().id.version, 1U);
+  EXPECT_TRUE(rollout.holds(base));
+}
+
+TEST_P(PublisherRanks, DenseVersionIsSentInFullAndSaysSo) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.full_above_density = 0.2;
+  Trainer trainer(hub, GetParam(), options, base);
+  Rollout rollout(hub, base);
+  const Weights dense = testing::random_weights(2);
+  expect_ok(trainer.publish(dense));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kFull);
+  ASSERT_EQ(trainer.report().notes.size(), 1U);
+  EXPECT_NE(trainer.report().notes[0].find("sent in full"), std::string::npos);
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(dense));
+  const Weights next = testing::changed_weights(dense, 7, 0.01, "none");
+  expect_ok(trainer.publish(next));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kDeltas);
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(next));
+}
+
+TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.mode = UpdateMode::kFull;
+  Trainer trainer(hub, GetParam(), options, base);
+  Rollout rollout(hub, base);
+  const Weights next = testing::changed_weights(base, 7, 0.01, "none");
+  expect_ok(trainer.publish(next));
+  EXPECT_GE(trainer.report().wire_bytes, trainer.report().full_bytes);
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(next));
+}
+
+// Whatever fails on whichever rank: nobody sees the version, and the next one brings everybody to
+// the weights it is given.
+TEST_P(PublisherRanks, FailureOnOneRankAbortsTheVersionOnAll) {
+  for (const bool full : {false, true}) {
+    for (unsigned bad = 0; bad < GetParam(); ++bad) {
+      for (const RoadFault fault : {RoadFault::kBegin, RoadFault::kCreate, RoadFault::kWrite,
+                                    RoadFault::kFlush, RoadFault::kSeal}) {
+        if (fault == RoadFault::kSeal && bad > 0) continue;
+        LoopbackHub hub({}, GetParam());
+        const Weights base = testing::random_weights(1);
+        PublisherOptions options = quick_options();
+        options.mode = full ? UpdateMode::kFull : UpdateMode::kDelta;
+        Trainer trainer(hub, GetParam(), options, base);
+        Rollout rollout(hub, base);
+        const Weights first = testing::changed_weights(base, 1, 0.01, "none");
+        const Weights second = testing::changed_weights(first, 2, 0.01, "none");
+        trainer.road(bad).arm(fault);
+        for (const Status& status : trainer.publish(first)) {
+          ASSERT_FALSE(status.ok());
+          EXPECT_NE(status.message().find("injected"), std::string::npos) << status.to_string();
+        }
+        EXPECT_FALSE(trainer.road(bad).armed());
+        ASSERT_TRUE(rollout.follow().ok());
+        EXPECT_EQ(rollout.state().id.version, 0U);
+        expect_ok(trainer.publish(second));
+        EXPECT_EQ(trainer.report().version, 1U);
+        ASSERT_TRUE(rollout.follow().ok());
+        EXPECT_TRUE(rollout.holds(second)) << static_cast<int>(fault) << " on rank " << bad;
+        EXPECT_EQ(rollout.state().digest, trainer.report().digest);
+      }
+    }
+  }
+}
+
+TEST_P(PublisherRanks, SealWhoseAnswerIsLostIsFoundOut) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  Trainer trainer(hub, GetParam(), quick_options(), base);
+  Rollout rollout(hub, base);
+  const Weights first = testing::changed_weights(base, 1, 0.01, "none");
+  trainer.road(0).arm(RoadFault::kSealLost);
+  expect_ok(trainer.publish(first));
+  EXPECT_EQ(trainer.report().notes.size(), 1U);
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(first));
+}
+
+TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
+  for (const bool really : {true, false}) {
+    LoopbackHub hub({}, GetParam());
+    const Weights base = testing::random_weights(1);
+    Trainer trainer(hub, GetParam(), quick_options(), base);
+    Rollout rollout(hub, base);
+    const Weights first = testing::changed_weights(base, 1, 0.01, "none");
+    const Weights second = testing::changed_weights(first, 2, 0.01, "none");
+    trainer.road(0).arm(really ? RoadFault::kSealUnknown : RoadFault::kSealUnknownNot);
+    for (const Status& status : trainer.publish(first)) ASSERT_FALSE(status.ok());
+    ASSERT_TRUE(rollout.follow().ok());
+    EXPECT_EQ(rollout.state().id.version, really ? 1U : 0U);
+    expect_ok(trainer.publish(second));
+    EXPECT_EQ(trainer.report().version, really ? 2U : 1U);
+    ASSERT_TRUE(rollout.follow().ok());
+    EXPECT_TRUE(rollout.holds(second));
+    EXPECT_EQ(rollout.state().digest, trainer.report().digest);
+  }
+}
+
+TEST_P(PublisherRanks, AnchorsByNumberOnDemandAndBySize) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.first_anchor = true;
+  options.anchor_every = 3;
+  Trainer trainer(hub, GetParam(), options, base);
+  expect_ok(trainer.opened());
+  Rollout early(hub, std::nullopt);
+  ASSERT_TRUE(early.follow().ok());
+  EXPECT_TRUE(early.holds(base));
+  Weights weights = base;
+  std::vector<bool> anchored;
+  for (unsigned version = 1; version <= 5; ++version) {
+    weights = testing::changed_weights(weights, version, 0.01, "none");
+    if (version == 5) trainer.rank(0).request_anchor();
+    expect_ok(trainer.publish(weights));
+    anchored.push_back(trainer.report().anchor);
+  }
+  EXPECT_EQ(anchored, (std::vector<bool>{false, false, true, false, true}));
+  Rollout late(hub, std::nullopt);
+  ASSERT_TRUE(late.follow().ok());
+  EXPECT_TRUE(late.holds(weights));
+  ASSERT_TRUE(early.follow().ok());
+  EXPECT_TRUE(early.holds(weights));
+}
+
+TEST_P(PublisherRanks, AnchorComesWhenTheStepsOutgrowIt) {
+  LoopbackHub hub({}, GetParam());
+  Weights weights = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.anchor_by_size = true;
+  options.full_above_density = 1.0;
+  Trainer trainer(hub, GetParam(), options, weights);
+  std::uint64_t since = 0;
+  for (unsigned version = 1; version <= 8; ++version) {
+    weights = testing::changed_weights(weights, version, 0.2, "none");
+    expect_ok(trainer.publish(weights));
+    since += trainer.report().wire_bytes;
+    EXPECT_EQ(trainer.report().anchor, since > trainer.report().full_bytes) << version;
+    if (trainer.report().anchor) since = 0;
+  }
+}
+
+TEST_P(PublisherRanks, RestartedTrainerGoesOnWithTheRun) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  Rollout* rollout = nullptr;
+  std::unique_ptr<Rollout> held;
+  Weights weights = base;
+  Hash128 run;
+  {
+    Trainer trainer(hub, GetParam(), quick_options(), base);
+    held = std::make_unique<Rollout>(hub, base);
+    rollout = held.get();
+    for (unsigned version = 1; version <= 2; ++version) {
+      weights = testing::changed_weights(weights, version, 0.01, "none");
+      expect_ok(trainer.publish(weights));
+    }
+    run = trainer.rank(0).version().run;
+  }
+  ASSERT_TRUE(rollout->follow().ok());
+  Trainer again(hub, GetParam(), quick_options(), base);
+  expect_ok(again.opened());
+  EXPECT_TRUE(again.rank(0).resumed());
+  EXPECT_EQ(again.rank(0).version(), (VersionId{run, 2}));
+  // Two steps of training were lost or made again: whatever, the weights are what counts.
+  weights = testing::changed_weights(base, 99, 0.02, "none");
+  expect_ok(again.publish(weights));
+  EXPECT_EQ(again.report().version, 3U);
+  ASSERT_TRUE(rollout->follow().ok());
+  EXPECT_TRUE(rollout->holds(weights));
+}
+
+TEST_P(PublisherRanks, RefusesTheRoadOfAnotherRun) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  {
+    Trainer trainer(hub, GetParam(), quick_options(), base);
+  }
+  for (const Status& status :
+       Trainer(hub, GetParam(), quick_options(), testing::random_weights(2)).opened()) {
+    EXPECT_EQ(status.code(), StatusCode::kWrongBase) << status.to_string();
+  }
+  for (const Status& status :
+       Trainer(hub, GetParam(), quick_options(), testing::random_weights(1, 65)).opened()) {
+    EXPECT_EQ(status.code(), StatusCode::kWrongLayout) << status.to_string();
+  }
+  PublisherOptions never = quick_options();
+  never.resume = ResumeMode::kNever;
+  for (const Status& status : Trainer(hub, GetParam(), never, base).opened()) {
+    EXPECT_EQ(status.code(), StatusCode::kAlreadyExists) << status.to_string();
+  }
+}
+
+TEST(Publisher, TensorOfTwoRanksIsDroppedOnOneAndReported) {
+  Trainer::share_embedding(true);
+  LoopbackHub hub({}, 2);
+  const Weights base = testing::random_weights(1);
+  Trainer trainer(hub, 2, quick_options(), base);
+  expect_ok(trainer.opened());
+  ASSERT_EQ(trainer.rank(0).notes().size(), 1U);
+  EXPECT_NE(trainer.rank(0).notes()[0].find("'model.embed.weight'"), std::string::npos);
+  Rollout rollout(hub, base);
+  const Weights next = testing::changed_weights(base, 1, 0.05, "none");
+  expect_ok(trainer.publish(next));
+  Trainer::share_embedding(false);
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(next));
+}
+
+TEST(Publisher, SilentRankEndsTheVersionWithinTheDeadline) {
+  LoopbackHub hub({}, 2);
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.deadline = 300ms;
+  Trainer trainer(hub, 2, options, base);
+  Rollout rollout(hub, base);
+  const Weights first = testing::changed_weights(base, 1, 0.01, "none");
+  const Weights second = testing::changed_weights(first, 2, 0.01, "none");
+  const auto statuses = trainer.each([&](unsigned rank) -> Status {
+    if (rank == 1) std::this_thread::sleep_for(500ms);  // too late for this one
+    MemorySource source = trainer.offer(first, rank);
+    return trainer.rank(rank).publish(source).status();
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kDeadlineExceeded) << statuses[0].to_string();
+  EXPECT_NE(statuses[0].message().find("1"), std::string::npos);
+  EXPECT_FALSE(statuses[1].ok());
+  expect_ok(trainer.publish(second));
+  ASSERT_TRUE(rollout.follow().ok());
+  EXPECT_TRUE(rollout.holds(second));
+}
+
+TEST(Publisher, OtherTensorsThanAtTheBeginningAreRefused) {
+  LoopbackHub hub({}, 1);
+  const Weights base = testing::random_weights(1);
+  Trainer trainer(hub, 1, quick_options(), base);
+  const auto statuses = trainer.publish(testing::random_weights(1, 65));
+  EXPECT_EQ(statuses[0].code(), StatusCode::kWrongLayout);
+  expect_ok(trainer.publish(base));
+}
+
+}  // namespace
+}  // namespace driftless
