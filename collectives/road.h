@@ -50,13 +50,17 @@ struct PartReceipt {
 };
 
 // What a receiver says of itself: that it is there, what it holds, and its proof (opaque to the
-// road). Kept by the road until the receiver says something newer or leaves.
+// road). Version 0 without a proof: it holds nothing yet, not even the base. Kept by the road until
+// the receiver says something newer or leaves.
 struct ReceiverReport {
   std::string id;  // a plain file name, unique among the receivers of the road
   std::uint64_t version = 0;
   std::string proof;  // at most kMaxProofBytes
 };
 inline constexpr std::size_t kMaxProofBytes = 512;
+inline constexpr std::size_t kMaxReceiverIdBytes = 200;
+// kInvalidArgument where the id is not a plain file name, or something is too long.
+[[nodiscard]] Status check_report(const ReceiverReport& report);
 
 // The sending side of one publisher rank. Every publisher rank has one, and makes the calls marked
 // [all]; [leader] is rank 0 alone. One thread at a time.

@@ -1,7 +1,12 @@
 // loopback: a road inside one process. Publisher ranks and receivers are threads that share a hub.
 // The reference for what a road must do, and the road of tests and measurements.
+//
+// Parts are bytes in memory; a receiver gets the very bytes that were written, and keeps them
+// alive. The newest anchor is held beside the ring of steps. Where the ring is full, the oldest
+// steps go.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -16,18 +21,22 @@ struct LoopbackOptions {
   std::chrono::milliseconds patience{60'000};         // with a silent receiver
 };
 
-// What both sides share. Safe to use from any thread; outlives roads and groups made from it.
+class LoopbackMedium;
+class LoopbackMail;
+
+// What both sides share. Safe to use from any thread; roads and groups made from it may outlive it.
 class LoopbackHub {
  public:
   LoopbackHub(const LoopbackOptions& options, unsigned ranks);
   ~LoopbackHub();
+  // One for each rank at a time.
   [[nodiscard]] std::unique_ptr<SendRoad> sender(unsigned rank);
   [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver();
   [[nodiscard]] std::unique_ptr<Group> group(unsigned rank);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<LoopbackMedium> medium_;
+  std::shared_ptr<LoopbackMail> mail_;
 };
 
 }  // namespace driftless

@@ -35,30 +35,28 @@ class World final : public MpiRmaWorld {
   [[nodiscard]] bool threads() const override { return medium_->threads(); }
 
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender() override {
-    DRIFTLESS_RETURN_IF_ERROR(make_once(publishes(), "sender"));
+    DRIFTLESS_RETURN_IF_ERROR(check_side(publishes(), "publisher"));
+    // What lies in the window is known to the first one alone.
+    if (std::exchange(sender_made_, true)) {
+      return error(StatusCode::kInvalidArgument, "mpi_rma: the sender was made already");
+    }
     return mpi_rma::make_sender(*medium_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver() override {
-    DRIFTLESS_RETURN_IF_ERROR(make_once(!publishes(), "receiver"));
+    DRIFTLESS_RETURN_IF_ERROR(check_side(!publishes(), "receiver"));
     return mpi_rma::make_receiver(*medium_);
   }
 
  private:
-  [[nodiscard]] Status make_once(bool right_side, std::string_view what) {
-    if (!right_side) {
-      return error(StatusCode::kInvalidArgument, "mpi_rma: rank ", medium_->rank(),
-                   " of the world is no ", what, ": the first ", medium_->publishers(),
-                   " ranks publish");
-    }
-    if (std::exchange(made_, true)) {
-      return error(StatusCode::kInvalidArgument, "mpi_rma: the ", what, " was made already");
-    }
-    return {};
+  [[nodiscard]] Status check_side(bool right, std::string_view side) const {
+    if (right) return {};
+    return error(StatusCode::kInvalidArgument, "mpi_rma: rank ", medium_->rank(),
+                 " of the world is no ", side, ": the first ", medium_->publishers(), " publish");
   }
 
   std::unique_ptr<Medium> medium_;
   std::unique_ptr<ProgressThread> progress_;  // ends first; the medium's farewell lets MPI work
-  bool made_ = false;
+  bool sender_made_ = false;
 };
 
 }  // namespace

@@ -61,8 +61,10 @@ Result<std::unique_ptr<File>> PartRing::create(const std::string& name) {
   part.name = name;
   part.open = true;
   if (!growing_) {
-    part.placed = true;
-    part.at = head_;
+    if (const Status status = place(part); !status.ok()) {
+      parts_.pop_back();
+      return status.with_context(name);
+    }
     growing_ = parts_.size() - 1;
   }
   return std::unique_ptr<File>(
@@ -70,48 +72,46 @@ Result<std::unique_ptr<File>> PartRing::create(const std::string& name) {
 }
 
 Result<std::vector<PartReceipt>> PartRing::flush() {
-  std::vector<PartReceipt> receipts;
-  for (std::size_t i = 0;; ++i) {
-    const std::unique_lock lock(mutex_);
-    if (i >= parts_.size()) break;
-    Part& part = parts_[i];
-    if (part.open) {
+  const std::unique_lock lock(mutex_);
+  if (!current_) return error(StatusCode::kInvalidArgument, "flush() of no publication");
+  for (Part& part : parts_) {
+    if (part.open || !part.hash) {
       return error(StatusCode::kInvalidArgument, part.name,
-                   ": still open; close it before flush()");
+                   ": still open, or not synced since it was written");
     }
     if (!part.placed) DRIFTLESS_RETURN_IF_ERROR(place(part).with_context(part.name));
   }
-  const std::unique_lock lock(mutex_);  // after the loop: placing one may have moved another
-  for (Part& part : parts_) {
-    if (!part.hash) part.hash = xxh3_128(std::span<const std::byte>(at(part), part.size));
+  std::vector<PartReceipt> receipts;
+  for (Part& part : parts_) {  // only now: placing one may have moved another
+    const PartLabel label{
+        .version = current_->version, .size_bytes = part.size, .name = xxh3_128(part.name)};
+    std::memcpy(block(part), &label, sizeof(label));
     receipts.push_back({.name = part.name,
                         .rank = 0,
                         .size_bytes = part.size,
                         .hash = *part.hash,
-                        .locator = part.at % memory_.size()});
+                        .locator = part.at % memory_.size() + sizeof(label)});
   }
   return receipts;
 }
 
 Result<std::uint64_t> PartRing::append(std::string_view bytes) {
   const std::unique_lock lock(mutex_);
-  Part part;
-  part.placed = true;
-  part.at = head_;
+  if (!current_) return error(StatusCode::kInvalidArgument, "append() to no publication");
+  const std::uint64_t capacity = memory_.size();
+  std::uint64_t position = head_;
+  if (bytes.size() > capacity) return too_small(bytes.size());
   // Parts stay where the receipts say they are, so only the new bytes may be set elsewhere.
-  if (part.at % memory_.size() + bytes.size() > memory_.size()) {
-    part.at = round_up(part.at, memory_.size());
-  }
-  const std::uint64_t end = part.at + bytes.size();
-  if (bytes.size() > memory_.size() || end - current_->begin > memory_.size()) {
+  if (position % capacity + bytes.size() > capacity) position = round_up(position, capacity);
+  const std::uint64_t end = position + bytes.size();
+  if (end - current_->begin > capacity) {
     restart_ = true;
     return too_small(end - current_->begin);
   }
   evict_before(end);
-  part.size = bytes.size();
-  if (!bytes.empty()) std::memcpy(at(part), bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(&memory_[position % capacity], bytes.data(), bytes.size());
   head_ = round_up(end, kPartAlignment);
-  return part.at % memory_.size();
+  return position % capacity;
 }
 
 void PartRing::finish() {
@@ -152,11 +152,12 @@ Status PartRing::write(std::uint64_t turn, std::size_t index, std::uint64_t offs
     DRIFTLESS_RETURN_IF_ERROR(grow(part, offset + bytes.size()));
     part.hash.reset();
     // A gap reads as zeros, as that of a file does.
-    if (offset > old_size) std::memset(at(part) + old_size, 0, offset - old_size);
+    if (offset > old_size) std::memset(this->bytes(part) + old_size, 0, offset - old_size);
   }
   const std::shared_lock lock(mutex_);
   DRIFTLESS_RETURN_IF_ERROR(check(turn, index));
-  std::memcpy(at(parts_[index]) + offset, bytes.data(), bytes.size());
+  std::memcpy(this->bytes(parts_[index]) + offset, bytes.data(), bytes.size());
+  parts_[index].hashing->wrote(offset, bytes);
   return {};
 }
 
@@ -170,7 +171,7 @@ Status PartRing::read(std::uint64_t turn, std::size_t index, std::uint64_t offse
     return error(StatusCode::kCorrupt, "ends at ", part.size, ", read of ", bytes.size(),
                  " bytes at ", offset);
   }
-  std::memcpy(bytes.data(), at(part) + offset, bytes.size());
+  std::memcpy(bytes.data(), this->bytes(part) + offset, bytes.size());
   return {};
 }
 
@@ -189,7 +190,8 @@ Status PartRing::sync(std::uint64_t turn, std::size_t index) {
     const std::shared_lock lock(mutex_);
     DRIFTLESS_RETURN_IF_ERROR(check(turn, index));
     Part& part = parts_[index];
-    hash = xxh3_128(std::span<const std::byte>(at(part), part.size));
+    const std::optional<Hash128> known = part.hashing->hash();
+    hash = known ? *known : xxh3_128(std::span<const std::byte>(bytes(part), part.size));
   }
   const std::unique_lock lock(mutex_);
   DRIFTLESS_RETURN_IF_ERROR(check(turn, index));
@@ -229,21 +231,22 @@ Status PartRing::grow(Part& part, std::uint64_t size) {
 // publications.
 Status PartRing::grow_in_ring(Part& part, std::uint64_t size) {
   const std::uint64_t capacity = memory_.size();
+  const std::uint64_t needed = sizeof(PartLabel) + size;
   std::uint64_t target = part.at;
-  if (target % capacity + size > capacity) target = round_up(target, capacity);
+  if (target % capacity + needed > capacity) target = round_up(target, capacity);
   // Where it is the only part, the publication begins with it.
   const bool first = part.at == current_->begin;
   const std::uint64_t begin = first ? target : current_->begin;
-  if (target + size - begin > capacity) return compact(part, size);
-  evict_before(target + size);
+  if (target + needed - begin > capacity) return compact(part, size);
+  evict_before(target + needed);
   if (target != part.at) {
-    const std::byte* from = at(part);
+    const std::byte* from = block(part);
     current_->begin = begin;
     part.at = target;
-    std::memmove(at(part), from, part.size);
+    std::memmove(block(part), from, sizeof(PartLabel) + part.size);
   }
   part.size = size;
-  head_ = round_up(target + size, kPartAlignment);
+  head_ = round_up(target + needed, kPartAlignment);
   return {};
 }
 
@@ -252,16 +255,16 @@ Status PartRing::grow_in_ring(Part& part, std::uint64_t size) {
 Status PartRing::compact(Part& last, std::uint64_t size) {
   const std::uint64_t capacity = memory_.size();
   std::vector<Part*> order;
-  std::uint64_t needed = size;
+  std::uint64_t needed = sizeof(PartLabel) + size;
   for (Part& part : parts_) {
     if (!part.placed || &part == &last) continue;
     order.push_back(&part);
-    needed += round_up(part.size, kPartAlignment);
+    needed += round_up(sizeof(PartLabel) + part.size, kPartAlignment);
   }
   if (needed > capacity) return too_small(needed);
   std::vector<std::byte> aside;
   try {
-    aside.assign(at(last), at(last) + last.size);
+    aside.assign(bytes(last), bytes(last) + last.size);
   } catch (const std::bad_alloc&) {
     return error(StatusCode::kNoSpace, "no memory to move a part of ", last.size, " bytes");
   }
@@ -271,16 +274,17 @@ Status PartRing::compact(Part& last, std::uint64_t size) {
   const std::uint64_t begin = round_up(head_, capacity);
   std::uint64_t position = begin;
   for (Part* part : order) {  // each moves downwards, or stays
-    const std::byte* from = at(*part);
+    const std::byte* from = block(*part);
+    const std::uint64_t moved = sizeof(PartLabel) + part->size;
     part->at = position;
-    std::memmove(at(*part), from, part->size);
-    position += round_up(part->size, kPartAlignment);
+    std::memmove(block(*part), from, moved);
+    position += round_up(moved, kPartAlignment);
   }
   current_->begin = begin;
   last.at = position;
-  if (!aside.empty()) std::memcpy(at(last), aside.data(), aside.size());
   last.size = size;
-  head_ = round_up(position + size, kPartAlignment);
+  if (!aside.empty()) std::memcpy(bytes(last), aside.data(), aside.size());
+  head_ = round_up(position + sizeof(PartLabel) + size, kPartAlignment);
   return {};
 }
 
@@ -289,14 +293,12 @@ Status PartRing::place(Part& part) {
   const std::uint64_t size = std::exchange(part.size, 0);
   part.placed = true;
   part.at = head_;
-  if (size > 0) {
-    if (const Status status = grow_in_ring(part, size); !status.ok()) {
-      part.placed = false;
-      part.size = size;
-      return status;
-    }
-    std::memcpy(at(part), part.buffer.data(), size);
+  if (const Status status = grow_in_ring(part, size); !status.ok()) {
+    part.placed = false;
+    part.size = size;
+    return status;
   }
+  if (size > 0) std::memcpy(bytes(part), part.buffer.data(), size);
   part.buffer = {};
   return {};
 }
@@ -311,9 +313,11 @@ void PartRing::evict_oldest() {
   raise_(live_.empty() ? current_->version : live_.front().version);
 }
 
-std::byte* PartRing::at(const Part& part) {
-  if (!part.placed) return const_cast<std::byte*>(part.buffer.data());
-  return memory_.data() + part.at % memory_.size();
+std::byte* PartRing::block(const Part& part) { return memory_.data() + part.at % memory_.size(); }
+
+std::byte* PartRing::bytes(const Part& part) {
+  if (part.placed) return block(part) + sizeof(PartLabel);
+  return const_cast<std::byte*>(part.buffer.data());
 }
 
 Status PartRing::too_small(std::uint64_t needed) const {

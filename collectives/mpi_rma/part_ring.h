@@ -15,6 +15,7 @@
 // nothing of MPI.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -28,6 +29,7 @@
 #include <string_view>
 #include <vector>
 
+#include "collectives/part_hash.h"
 #include "collectives/road.h"
 #include "core/file_system.h"
 #include "core/status.h"
@@ -35,6 +37,18 @@
 namespace driftless::mpi_rma {
 
 inline constexpr std::uint64_t kPartAlignment = 64;
+
+// Lies right before the bytes of each part: a receiver sees that it got what it asked for.
+struct PartLabel {
+  std::uint64_t magic = 0x6c62'616c'7472'6170;  // "partlabl"
+  std::uint64_t version = 0;
+  std::uint64_t size_bytes = 0;
+  Hash128 name;  // hash of it
+  std::array<std::uint64_t, 3> unused{};
+
+  friend bool operator==(const PartLabel&, const PartLabel&) = default;
+};
+static_assert(sizeof(PartLabel) == kPartAlignment);
 
 class PartRing : public std::enable_shared_from_this<PartRing> {
  public:
@@ -47,8 +61,8 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   void begin(std::uint64_t version);
   // kAlreadyExists for a name that this publication has.
   [[nodiscard]] Result<std::unique_ptr<File>> create(const std::string& name);
-  // All parts in the order of their creation; the locator counts from the begin of the memory. No
-  // file may be open. Afterwards nothing moves.
+  // All parts in the order of their creation; the locator counts from the begin of the memory. All
+  // must be synced and closed. Afterwards nothing moves.
   [[nodiscard]] Result<std::vector<PartReceipt>> flush();
   // After flush(): further bytes of the same publication; returns where they lie.
   [[nodiscard]] Result<std::uint64_t> append(std::string_view bytes);
@@ -60,12 +74,13 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   friend class RingFile;
   struct Part {
     std::string name;
-    std::uint64_t at = 0;  // position, see head_
-    std::uint64_t size = 0;
+    std::uint64_t at = 0;    // position of its label, see head_
+    std::uint64_t size = 0;  // without the label
     bool open = false;
     bool placed = false;            // in the ring; else in `buffer`
     std::vector<std::byte> buffer;  // its size is at least `size`
-    std::optional<Hash128> hash;    // of what was there at the last sync()
+    std::unique_ptr<PartHash> hashing = std::make_unique<PartHash>();
+    std::optional<Hash128> hash;  // since the last sync()
   };
   struct Publication {
     std::uint64_t version = 0;
@@ -88,7 +103,8 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   [[nodiscard]] Status place(Part& part);
   void evict_before(std::uint64_t end_position);
   void evict_oldest();
-  [[nodiscard]] std::byte* at(const Part& part);
+  [[nodiscard]] std::byte* block(const Part& part);  // its label, or nothing where not placed
+  [[nodiscard]] std::byte* bytes(const Part& part);
   [[nodiscard]] Status too_small(std::uint64_t needed) const;
   void drop_locked();
 

@@ -1,11 +1,13 @@
 // The receiving side: everything is read from the publishers' windows; a slot in the leader's says
 // who reads.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 
 #include "collectives/mpi_rma/medium.h"
 #include "collectives/mpi_rma/part_buffers.h"
+#include "collectives/mpi_rma/part_ring.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -15,7 +17,10 @@ constexpr std::uint64_t kIdleBytes = std::uint64_t{256} << 20;
 class RmaReceiver final : public ReceiveRoad {
  public:
   explicit RmaReceiver(Medium& medium)
-      : medium_(medium), leader_(medium.map(0)), buffers_(kIdleBytes) {}
+      : medium_(medium), leader_(medium.map(0)), buffers_(kIdleBytes) {
+    // Of another receiver that this process had before the leader has seen other beats.
+    slot_.beat = slot_.hold_beat = random_hash128().low;
+  }
 
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override;
   [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override;
@@ -137,18 +142,22 @@ Status RmaReceiver::wait_beyond(std::uint64_t version, const Deadline& deadline)
   return deadline.check(concat("mpi_rma: nothing beyond version ", version));
 }
 
-// Looked at after its bytes were read: what was whole then was whole before.
+// Looked at after bytes of publisher `rank` were read: what is whole now was whole then.
 Status RmaReceiver::check_still_there(unsigned rank, const PublicationId& id,
                                       const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<std::byte> bytes,
-      medium_.get(rank, 0, sizeof(Control), deadline, "mpi_rma: a publisher's state"));
+  const auto bytes = std::make_shared<std::vector<std::byte>>(leader_.slots + sizeof(Control));
+  const std::span<std::byte> all(*bytes);
+  const std::array<Piece, 2> pieces{Piece{0, 0, all.first(leader_.slots)},
+                                    Piece{rank, 0, all.subspan(leader_.slots)}};
+  DRIFTLESS_RETURN_IF_ERROR(medium_.get(pieces, bytes, deadline, "mpi_rma: the publishers' state"));
+  const Board now = Board::read(leader_, all.first(leader_.slots));
   Control control;
-  std::memcpy(&control, bytes.data(), sizeof(control));
+  std::memcpy(&control, all.data() + leader_.slots, sizeof(control));
+  DRIFTLESS_RETURN_IF_ERROR(check_control(now.control, leader_, 0));
   DRIFTLESS_RETURN_IF_ERROR(check_control(control, medium_.map(rank), rank));
-  const bool there = id.kind == PublicationKind::kAnchor ? control.anchor_mark == id.version + 1
+  const bool whole = id.kind == PublicationKind::kAnchor ? control.anchor_mark == id.version + 1
                                                          : control.steps_from <= id.version;
-  return there ? Status() : gone(id);
+  return whole && now.find(id) ? Status() : gone(id);
 }
 
 Result<std::string> RmaReceiver::fetch_manifest(const PublicationId& id, const Deadline& deadline) {
@@ -178,11 +187,20 @@ Result<MappedFile> RmaReceiver::fetch_part(const PublicationId& id, const PartRe
                  " publishers");
   }
   if (slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(slot_.held_mark, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(PartBuffers::Buffer buffer, buffers_.take(part.size_bytes));
-  const Piece piece{part.rank, part.locator, buffer.bytes};
+  constexpr std::uint64_t kLabel = sizeof(PartLabel);
+  DRIFTLESS_ASSIGN_OR_RETURN(PartBuffers::Buffer buffer, buffers_.take(kLabel + part.size_bytes));
+  const Piece piece{part.rank, part.locator - kLabel, buffer.bytes};
   DRIFTLESS_RETURN_IF_ERROR(medium_.get({&piece, 1}, buffer.owner, deadline, what));
   DRIFTLESS_RETURN_IF_ERROR(check_still_there(part.rank, id, deadline));
-  return MappedFile(part.name, std::move(buffer.owner), buffer.bytes);
+  PartLabel label;
+  std::memcpy(&label, buffer.bytes.data(), sizeof(label));
+  const PartLabel expected{
+      .version = id.version, .size_bytes = part.size_bytes, .name = xxh3_128(part.name)};
+  if (label != expected) {
+    return error(StatusCode::kCorrupt, what, ": ", part.size_bytes, " bytes at offset ",
+                 part.locator, " of rank ", part.rank, "'s window are another part");
+  }
+  return MappedFile(part.name, std::move(buffer.owner), buffer.bytes.subspan(kLabel));
 }
 
 Status RmaReceiver::hold(std::uint64_t mark, const Deadline& deadline) {
@@ -201,12 +219,7 @@ Status RmaReceiver::put_slot(const Deadline& deadline) {
 }
 
 Status RmaReceiver::report(const ReceiverReport& report, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(report.id));
-  if (report.id.size() > kMaxReceiverIdBytes || report.proof.size() > kMaxProofBytes) {
-    return error(StatusCode::kInvalidArgument, "receiver ", report.id, ": an id of at most ",
-                 kMaxReceiverIdBytes, " and a proof of at most ", kMaxProofBytes, " bytes, not of ",
-                 report.id.size(), " and ", report.proof.size());
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_report(report));
   slot_.state = SlotState::kRegistered;
   slot_.version = report.version;
   slot_.id_bytes = static_cast<std::uint32_t>(report.id.size());

@@ -2,14 +2,19 @@
 
 #include <algorithm>
 
+#include "collectives/mpi_rma/part_ring.h"
+
 namespace driftless::mpi_rma {
 namespace {
 
-constexpr std::uint64_t kUnit = 4096;  // so that areas do not share pages
+constexpr std::uint64_t kPage = 4096;  // areas do not share pages
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 46;
+constexpr std::uint64_t kLeastRing = 1024;
 constexpr unsigned kMostVersions = 1U << 16;
 
-std::uint64_t round_up(std::uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 Status check_bytes(std::string_view key, std::uint64_t value, std::uint64_t least) {
   if (value >= least && value <= kMostBytes) return {};
@@ -35,14 +40,14 @@ WindowMap WindowMap::of(const MpiRmaOptions& options, unsigned receivers, bool l
     map.anchor_record = end + sizeof(Record);
     map.step_records = end + 2 * sizeof(Record);
     map.slots = map.step_records + map.records * sizeof(Record);
-    map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot));
+    map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
     map.announcement_bytes = options.announcement_bytes;
     end = map.announcement + map.announcement_bytes;
   }
-  map.ring = round_up(end);
-  map.ring_bytes = round_up(options.ring_bytes);
-  map.anchor = map.ring + map.ring_bytes;
-  map.anchor_bytes = round_up(options.anchor_bytes);
+  map.ring = round_up(end, kPage);
+  map.ring_bytes = round_up(options.ring_bytes, kPartAlignment);
+  map.anchor = round_up(map.ring + map.ring_bytes, kPage);
+  map.anchor_bytes = round_up(options.anchor_bytes, kPartAlignment);
   map.window_bytes = map.anchor + map.anchor_bytes;
   return map;
 }
@@ -51,7 +56,8 @@ bool WindowMap::holds_part(PublicationKind kind, std::uint64_t offset, std::uint
   const bool is_anchor = kind == PublicationKind::kAnchor;
   const std::uint64_t begin = is_anchor ? anchor : ring;
   const std::uint64_t length = is_anchor ? anchor_bytes : ring_bytes;
-  return offset >= begin && offset - begin <= length && size <= length - (offset - begin);
+  return offset >= begin + sizeof(PartLabel) && offset - begin <= length &&
+         size <= length - (offset - begin);
 }
 
 Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned ranks) {
@@ -63,7 +69,7 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
     return error(StatusCode::kInvalidArgument, "road.ring_versions is ", options.ring_versions,
                  ": expected 1 to ", kMostVersions);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_bytes", options.ring_bytes, 1));
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_bytes", options.ring_bytes, kLeastRing));
   DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.anchor_bytes", options.anchor_bytes, 0));
   return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
 }

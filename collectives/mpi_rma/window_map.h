@@ -48,7 +48,6 @@ struct Record {
 static_assert(sizeof(Record) == 64);
 
 enum class SlotState : std::uint32_t { kEmpty = 0, kNameless = 1, kRegistered = 2, kLeft = 3 };
-inline constexpr std::size_t kMaxReceiverIdBytes = 128;
 
 // What a receiver says of itself, put into the leader's window.
 struct ReceiverSlot {
@@ -64,7 +63,7 @@ struct ReceiverSlot {
   std::array<char, kMaxProofBytes> proof{};
   Hash128 hash;  // of all before
 };
-static_assert(sizeof(ReceiverSlot) == 704);
+static_assert(sizeof(ReceiverSlot) == 776);
 
 // Records and slots: those whose last member is the hash of all before it.
 template <typename T>
@@ -88,7 +87,7 @@ struct WindowMap {
 
   // Of options that check_options() accepts.
   [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
-  // [offset, offset + size) lies within the ring or within the anchor.
+  // [offset, offset + size) and the label before it lie within the ring or within the anchor.
   [[nodiscard]] bool holds_part(PublicationKind kind, std::uint64_t offset,
                                 std::uint64_t size) const;
 };

@@ -50,6 +50,9 @@ class FaultyFileSystem final : public FileSystem {
 
   Result<std::unique_ptr<File>> create(const std::string& path) override;
   Result<std::unique_ptr<File>> open(const std::string& path) override;
+  Result<std::unique_ptr<File>> open_to_read(const std::string& path) override {
+    return real_.open_to_read(path);
+  }
   Result<FileInfo> info(const std::string& path) override { return real_.info(path); }
   Result<std::vector<std::string>> list(const std::string& path) override {
     return real_.list(path);

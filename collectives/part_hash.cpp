@@ -1,0 +1,38 @@
+#include "collectives/part_hash.h"
+
+#include <algorithm>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace driftless {
+
+struct PartHash::Stream {
+  XXH3_state_t state;
+};
+
+PartHash::PartHash() : stream_(std::make_unique<Stream>()) { XXH3_128bits_reset(&stream_->state); }
+
+PartHash::~PartHash() = default;
+
+void PartHash::wrote(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  const std::scoped_lock lock(mutex_);
+  if (offset != size_bytes_) stream_.reset();
+  if (stream_ != nullptr) XXH3_128bits_update(&stream_->state, bytes.data(), bytes.size());
+  size_bytes_ = std::max(size_bytes_, offset + bytes.size());
+}
+
+std::uint64_t PartHash::size_bytes() const {
+  const std::scoped_lock lock(mutex_);
+  return size_bytes_;
+}
+
+std::optional<Hash128> PartHash::hash() const {
+  const std::scoped_lock lock(mutex_);
+  if (stream_ == nullptr) return std::nullopt;
+  const XXH128_hash_t hash = XXH3_128bits_digest(&stream_->state);
+  return Hash128{hash.high64, hash.low64};
+}
+
+}  // namespace driftless

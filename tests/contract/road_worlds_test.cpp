@@ -1,0 +1,77 @@
+// The roads that every build has, held to the contract.
+#include "collectives/loopback/loopback_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "support/road_contract.h"
+#include "support/temp_dir.h"
+
+namespace driftless::testing {
+namespace {
+
+class LoopbackWorld : public RoadWorld {
+ public:
+  explicit LoopbackWorld(const WorldOptions& options)
+      : hub_({.ring_bytes = options.ring_bytes,
+              .ring_versions = options.ring_versions,
+              .patience = options.patience},
+             options.ranks) {
+    for (unsigned rank = 0; rank < options.ranks; ++rank) {
+      senders_.push_back(hub_.sender(rank));
+      groups_.push_back(hub_.group(rank));
+    }
+  }
+  [[nodiscard]] unsigned ranks() const override { return static_cast<unsigned>(senders_.size()); }
+  [[nodiscard]] SendRoad& sender(unsigned rank) override { return *senders_[rank]; }
+  [[nodiscard]] Group& group(unsigned rank) override { return *groups_[rank]; }
+  [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver() override { return hub_.receiver(); }
+
+ private:
+  LoopbackHub hub_;
+  std::vector<std::unique_ptr<SendRoad>> senders_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+class SharedFsWorld : public RoadWorld {
+ public:
+  explicit SharedFsWorld(const WorldOptions& options) : hub_({}, options.ranks) {
+    options_.dir = dir_.file("road");
+    options_.patience = options.patience;
+    options_.poll_first = std::chrono::milliseconds(1);
+    options_.poll_longest = std::chrono::milliseconds(5);
+    for (unsigned rank = 0; rank < options.ranks; ++rank) {
+      auto sender = make_shared_fs_sender(posix_file_system(), options_, rank, options.ranks);
+      EXPECT_TRUE(is_ok(sender));
+      senders_.push_back(std::move(*sender));
+      groups_.push_back(hub_.group(rank));
+    }
+  }
+  [[nodiscard]] unsigned ranks() const override { return static_cast<unsigned>(senders_.size()); }
+  [[nodiscard]] SendRoad& sender(unsigned rank) override { return *senders_[rank]; }
+  [[nodiscard]] Group& group(unsigned rank) override { return *groups_[rank]; }
+  [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver() override {
+    auto receiver = make_shared_fs_receiver(posix_file_system(), options_);
+    EXPECT_TRUE(is_ok(receiver));
+    return std::move(*receiver);
+  }
+
+ private:
+  TempDir dir_{TempDir::Where::kMemory};
+  SharedFsOptions options_;
+  LoopbackHub hub_;  // files bring no group
+  std::vector<std::unique_ptr<SendRoad>> senders_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+template <typename World>
+std::unique_ptr<RoadWorld> make_world(const WorldOptions& options) {
+  return std::make_unique<World>(options);
+}
+
+const RoadCase kLoopback{.name = "loopback", .make = make_world<LoopbackWorld>, .ring = true};
+const RoadCase kSharedFs{.name = "shared_fs", .make = make_world<SharedFsWorld>};
+
+INSTANTIATE_TEST_SUITE_P(Roads, RoadContractTest, ::testing::Values(kLoopback, kSharedFs),
+                         road_case_name);
+INSTANTIATE_TEST_SUITE_P(Roads, GroupContractTest, ::testing::Values(kLoopback), road_case_name);
+
+}  // namespace
+}  // namespace driftless::testing
