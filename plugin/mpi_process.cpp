@@ -1,6 +1,6 @@
 #include "plugin/mpi_process.h"
 
-#include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "collectives/mpi_rma/mpi_status.h"
@@ -111,7 +111,8 @@ Status MpiProcess::finish(const Deadline& deadline) {
 }
 
 void MpiProcess::abandon(int exit_code) {
-  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  int over = 0;
+  if (MPI_Finalized(&over) == MPI_SUCCESS && over == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }
 

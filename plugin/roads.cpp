@@ -62,6 +62,7 @@ class SoloProcess final : public JobProcess {
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
   [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
+  [[nodiscard]] bool threads() const override { return true; }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
   }
@@ -97,6 +98,7 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] unsigned rank() const override { return process_->rank(); }
   [[nodiscard]] unsigned trainers() const override { return process_->trainers(); }
   [[nodiscard]] unsigned rollouts() const override { return process_->rollouts(); }
+  [[nodiscard]] bool threads() const override { return world_ == nullptr || world_->threads(); }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     return make_mpi_group(process_->role());
   }

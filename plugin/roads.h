@@ -47,6 +47,10 @@ class JobProcess {
   // Trainers and rollouts were started as one job, and can hear each other.
   [[nodiscard]] bool together() const { return trainers() > 0 && rollouts() > 0; }
 
+  // Whether a road may be used by other threads than the one that joined (one at a time). Known
+  // once it is made.
+  [[nodiscard]] virtual bool threads() const = 0;
+
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all processes of a job, collective: trainers call sender(), rollouts receiver()]
