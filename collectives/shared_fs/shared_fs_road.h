@@ -1,14 +1,20 @@
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
-//   <dir>/run.json                    the announcement
-//   <dir>/weight_v000007/             a step: its parts, manifest.json, DONE (hash of the manifest)
-//   <dir>/anchor_v000007/             an anchor, likewise
-//   <dir>/.weight_v000007.tmp/        one that is being written
-//   <dir>/.receivers/<id>.json        what a receiver last said
-//   <dir>/.driftless-publisher.lock   held by the leader
+//   <dir>/run.json                     the announcement
+//   <dir>/weight_v000007/              a step: its parts, manifest.json, DONE (hash of the
+//   manifest) <dir>/anchor_v000007/              an anchor, likewise
+//   <dir>/.weight_v000007.<token>.tmp/ one that is being written; the token is new for each attempt
+//   <dir>/.dropped_*.tmp/              one that is being removed
+//   <dir>/.receivers/<id>.json         what a receiver last said
+//   <dir>/.driftless-publisher.lock    held by the leader
 //
-// A publication is written into the hidden directory by all ranks, synced, and renamed. Nobody's
-// clock is compared with anybody else's: whether a receiver is alive is told by its file changing.
+// A publication is written into the hidden directory by all ranks, synced, and renamed. What is
+// removed is renamed first. So a name without a dot stands for something whole, whatever happens
+// to whoever made it. Nobody's clock is compared with anybody else's: whether a receiver is alive
+// is told by its file changing.
+//
+// A system call on a file system that stalls cannot be interrupted: deadlines are looked at between
+// calls, not within one. Mount such a file system so that its calls end (NFS: "soft" or "timeo").
 #pragma once
 
 #include <chrono>
@@ -26,7 +32,8 @@ struct SharedFsOptions {
   std::string dir;
   // Commands for /bin/sh, run by the leader after a publication appeared, and by a receiver before
   // it looks: for file systems that must be told to become visible. DRIFTLESS_DIR and, after
-  // publishing, DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error.
+  // publishing, DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error;
+  // what appeared before a failing after_publish stays published.
   std::string after_publish;
   std::string before_read;
   std::chrono::milliseconds hook_timeout{60'000};
@@ -37,8 +44,12 @@ struct SharedFsOptions {
 };
 
 // `ranks` publisher ranks share the directory; each makes its own sender. `sink` holds the parts of
-// a publication (null: a file each). kBusy where another publisher holds the directory. `fs` and
-// what the sink needs outlive the road.
+// a publication (null: a file each). kBusy where another publisher holds the directory; the
+// leader's sender holds it until it is destroyed. `fs` and what the sink needs outlive the road.
+//
+// begin() on the leader removes what earlier attempts left and makes the hidden directory; on the
+// others it waits until it sees the one directory of that publication. They are therefore called
+// after the leader's has returned (SendRoad says so), or they would take a leftover for it.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(
     FileSystem& fs, const SharedFsOptions& options, unsigned rank, unsigned ranks,
     std::unique_ptr<PartSink> sink = nullptr);

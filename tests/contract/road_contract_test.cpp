@@ -506,8 +506,10 @@ TEST_P(RoadContractTest, PruneKeepsTheOldestAnchorForWhoHasNothing) {
   }
   const auto joining = world.receiver();
   ASSERT_OK(joining->report({"joining", 0, ""}, soon()));  // no proof: holds nothing
-  EXPECT_EQ(*world.sender(0).prune(5), (std::vector{step(1), step(2)}));
+  EXPECT_EQ(*world.sender(0).prune(4), (std::vector{step(1), step(2)}));
   EXPECT_EQ(listed(*joining), (std::vector{anchor(2), step(3), step(4), anchor(4), step(5)}));
+  ASSERT_OK(joining->report({"joining", 3, "proof"}, soon()));
+  EXPECT_EQ(*world.sender(0).prune(4), (std::vector{anchor(2), step(3)}));
 }
 
 TEST_P(RoadContractTest, PruneKeepsEverythingForWhoHasTheBase) {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <span>
 #include <string>
@@ -24,6 +25,10 @@
 
 #include "collectives/group.h"
 #include "collectives/road.h"
+
+namespace driftless {
+inline void PrintTo(const PublicationId& id, std::ostream* out) { *out << to_string(id); }
+}  // namespace driftless
 
 namespace driftless::testing {
 
@@ -52,6 +57,7 @@ struct RoadCase {
   bool ring = false;       // makes room by itself; else prune() does
   unsigned max_ranks = 4;  // inside one process
 };
+inline void PrintTo(const RoadCase& road, std::ostream* out) { *out << road.name; }
 inline std::string road_case_name(const ::testing::TestParamInfo<RoadCase>& info) {
   return info.param.name;
 }

@@ -1,0 +1,57 @@
+// The directory that both sides of the shared_fs road share: its names, and how it is read.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "collectives/road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/file_system.h"
+
+namespace driftless::shared_fs {
+
+// In <dir>. The lock's name is also that of formats/version_writer.cpp, which this room cannot see:
+// a single version written by hand and a run exclude each other.
+inline constexpr std::string_view kLockName = ".driftless-publisher.lock";
+inline constexpr std::string_view kRunName = "run.json";
+inline constexpr std::string_view kReceiversName = ".receivers";
+// In the directory of a publication, beside its parts.
+inline constexpr std::string_view kManifestName = "manifest.json";
+inline constexpr std::string_view kDoneName = "DONE";
+
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
+
+// kInvalidArgument where an option cannot work.
+[[nodiscard]] Status check_options(const SharedFsOptions& options);
+
+// "weight_v000007", "anchor_v000007", and back.
+[[nodiscard]] std::string publication_name(const PublicationId& id);
+[[nodiscard]] std::optional<PublicationId> parse_publication_name(std::string_view name);
+
+// ".weight_v000007.<token>.tmp" with a new token: whoever still writes into the directory of an
+// earlier attempt does not reach this one.
+[[nodiscard]] std::string new_hidden_name(const PublicationId& id);
+[[nodiscard]] bool is_hidden_name_of(const PublicationId& id, std::string_view name);
+// A hidden directory of any publication, being written or being removed.
+[[nodiscard]] bool is_leftover(std::string_view name);
+[[nodiscard]] bool is_dropped(std::string_view name);
+
+// Takes <dir>/<name> out of the way at once, whoever is writing in it: by a new name, which is
+// returned, under which remove_dropped() removes it. An empty name: it was not there.
+[[nodiscard]] Result<std::string> drop(FileSystem& fs, const std::string& dir,
+                                       const std::string& name);
+// As far as it goes: what stays is hidden, and the next leader tries again.
+void remove_dropped(FileSystem& fs, const std::string& dir, const std::string& name);
+
+// The content of DONE.
+[[nodiscard]] std::string done_text(std::string_view manifest);
+
+// A small file, read without mapping it, since an I/O error in a mapping ends the process.
+// kNotFound; kCorrupt where it is longer than `max_bytes` or ends early.
+[[nodiscard]] Result<std::string> read_small(FileSystem& fs, const std::string& path,
+                                             std::uint64_t max_bytes);
+
+}  // namespace driftless::shared_fs

@@ -1,0 +1,107 @@
+#include "collectives/shared_fs/receiver_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include "collectives/shared_fs/medium.h"
+#include "core/version.h"
+
+namespace driftless::shared_fs {
+namespace {
+
+constexpr std::string_view kSuffix = ".json";
+
+// JSON holds text, a proof is bytes: each stands for the code point of its number (Latin-1).
+std::string text_of(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80) text += static_cast<char>(0xC0U | (byte >> 6U));
+    text += static_cast<char>(byte >= 0x80 ? 0x80U | (byte & 0x3FU) : byte);
+  }
+  return text;
+}
+
+Result<std::string> bytes_of(std::string_view text) {
+  std::string bytes;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x80) {
+      bytes += text[i];
+      continue;
+    }
+    if ((byte != 0xC2 && byte != 0xC3) || i + 1 == text.size()) {
+      return error(StatusCode::kCorrupt, "a character past U+00FF");
+    }
+    const auto next = static_cast<unsigned char>(text[++i]);
+    bytes += static_cast<char>(((byte & 3U) << 6U) | (next & 0x3FU));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string receiver_file_name(std::string_view id) { return concat(id, kSuffix); }
+
+std::string receiver_to_json(const ReceiverReport& report, std::uint64_t beat) {
+  const nlohmann::json json{{"id", text_of(report.id)},
+                            {"version", report.version},
+                            {"proof", text_of(report.proof)},
+                            {"beat", beat}};
+  return json.dump() + "\n";
+}
+
+Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_view id) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto damaged = [](std::string_view why) {
+    return error(StatusCode::kCorrupt, "not what a receiver writes: ", why);
+  };
+  if (!json.is_object()) return damaged("not a JSON object");
+  const auto id_json = json.find("id");
+  const auto version = json.find("version");
+  const auto proof = json.find("proof");
+  if (id_json == json.end() || !id_json->is_string()) return damaged("id");
+  if (version == json.end() || !version->is_number_unsigned()) return damaged("version");
+  if (proof == json.end() || !proof->is_string()) return damaged("proof");
+  ReceiverReport report;
+  DRIFTLESS_ASSIGN_OR_RETURN(report.id, bytes_of(id_json->get_ref<const std::string&>()));
+  DRIFTLESS_ASSIGN_OR_RETURN(report.proof, bytes_of(proof->get_ref<const std::string&>()));
+  report.version = version->get<std::uint64_t>();
+  if (report.id != id) return damaged("the id is another's");
+  if (report.version > kMaxVersion) return damaged("version");
+  DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+  return report;
+}
+
+ReceiverWatch::ReceiverWatch(FileSystem& fs, std::string directory,
+                             std::chrono::milliseconds patience)
+    : fs_(&fs), directory_(std::move(directory)), patience_(patience) {}
+
+Result<std::vector<ReceiverWatch::Receiver>> ReceiverWatch::look() {
+  const auto names = fs_->list(directory_);
+  if (names.status().code() == StatusCode::kNotFound) return std::vector<Receiver>();
+  DRIFTLESS_RETURN_IF_ERROR(names.status());
+  const auto now = Deadline::Clock::now();
+  std::map<std::string, Seen> seen;
+  std::vector<Receiver> alive;
+  for (const std::string& name : *names) {
+    if (!name.ends_with(kSuffix)) continue;  // among them the temporary names of a replacement
+    const auto text = read_small(*fs_, join_path(directory_, name), kMaxReceiverFileBytes);
+    if (text.status().code() == StatusCode::kNotFound) continue;  // has left meanwhile
+    const Hash128 content = text.ok() ? xxh3_128(*text) : Hash128();
+    const auto before = seen_.find(name);
+    const bool changed = before == seen_.end() || before->second.content != content;
+    const Seen& entry = seen[name] = {content, changed ? now : before->second.at};
+    if (now - entry.at > patience_) continue;
+    const std::string id = name.substr(0, name.size() - kSuffix.size());
+    auto report = text.ok() ? receiver_from_json(*text, id) : Result<ReceiverReport>(text.status());
+    if (report.ok()) {
+      alive.push_back({std::move(*report), true});
+    } else {
+      alive.push_back({{id, 0, ""}, false});
+    }
+  }
+  seen_ = std::move(seen);
+  return alive;
+}
+
+}  // namespace driftless::shared_fs

@@ -1,0 +1,51 @@
+// <dir>/.receivers/<id>.json: what a receiver last said, and how the leader watches these files.
+//
+//   {"beat": 17, "id": "host3-0", "proof": "...", "version": 7}
+//
+// `beat` grows with every report and starts anywhere, so that the content changes with each sign of
+// life, also across a restart. Bytes of id and proof stand for the code points of the same number.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/file_system.h"
+
+namespace driftless::shared_fs {
+
+inline constexpr std::uint64_t kMaxReceiverFileBytes = 65536;
+
+[[nodiscard]] std::string receiver_file_name(std::string_view id);
+[[nodiscard]] std::string receiver_to_json(const ReceiverReport& report, std::uint64_t beat);
+// kCorrupt where it is not one, or not that of receiver `id`.
+[[nodiscard]] Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_view id);
+
+// The leader's view. Alive is who changed its file within `patience` of our own monotonic clock; a
+// file seen for the first time counts as changed then. One thread at a time.
+class ReceiverWatch {
+ public:
+  ReceiverWatch(FileSystem& fs, std::string directory, std::chrono::milliseconds patience);
+
+  struct Receiver {
+    ReceiverReport report;
+    bool readable = true;  // false: the file is damaged, so it may need anything
+  };
+  // Looks at all files; those alive.
+  [[nodiscard]] Result<std::vector<Receiver>> look();
+
+ private:
+  struct Seen {
+    Hash128 content;
+    Deadline::Clock::time_point at;
+  };
+  FileSystem* fs_;
+  std::string directory_;
+  std::chrono::milliseconds patience_;
+  std::map<std::string, Seen> seen_;  // by file name
+};
+
+}  // namespace driftless::shared_fs

@@ -1,0 +1,293 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "collectives/shared_fs/medium.h"
+#include "collectives/shared_fs/part_files.h"
+#include "collectives/shared_fs/pruning.h"
+#include "collectives/shared_fs/receiver_file.h"
+#include "collectives/shared_fs/visibility_hook.h"
+
+namespace driftless {
+namespace shared_fs {
+namespace {
+
+class Sender final : public SendRoad {
+ public:
+  Sender(FileSystem& fs, const SharedFsOptions& options, unsigned rank,
+         std::unique_ptr<PartSink> sink)
+      : fs_(&fs),
+        options_(options),
+        rank_(rank),
+        sink_(std::move(sink)),
+        watch_(fs, join_path(options.dir, kReceiversName), options.patience) {}
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  ~Sender() override { const Status ignored = abort(); }
+
+  [[nodiscard]] Status open();
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override;
+  Status begin(const PublicationId& id, const Deadline& deadline) override;
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override;
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
+  Status seal(std::string_view manifest, const Deadline& deadline) override;
+  Status abort() override;
+  Result<bool> published(const PublicationId& id, const Deadline& deadline) override;
+  Result<std::vector<ReceiverReport>> receivers() override;
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
+  void progress() override {}
+
+ private:
+  struct Pending {
+    PublicationId id;
+    std::string name;  // of the hidden directory
+  };
+
+  [[nodiscard]] bool leads() const { return rank_ == 0; }
+  [[nodiscard]] std::string path(std::string_view name) const {
+    return join_path(options_.dir, name);
+  }
+  [[nodiscard]] Status check_leads(std::string_view what) const;
+  [[nodiscard]] Status check_begun(std::string_view what) const;
+  [[nodiscard]] Status clear_leftovers();
+  [[nodiscard]] Status check_order(const PublicationId& id) const;
+  [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id,
+                                                 const Deadline& deadline) const;
+  [[nodiscard]] Result<std::vector<PublicationId>> there() const;
+
+  FileSystem* fs_;
+  const SharedFsOptions options_;
+  const unsigned rank_;
+  std::unique_ptr<FileLock> lock_;  // the leader's; given up last
+  std::unique_ptr<PartSink> sink_;
+  ReceiverWatch watch_;
+  std::optional<Pending> pending_;
+  std::string last_hidden_;  // of our last attempt: a listing may still show it
+};
+
+Status Sender::open() {
+  DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, options_.dir));
+  if (!leads()) return {};
+  auto lock = fs_->lock(path(kLockName), options_.lock_wait);
+  if (lock.status().code() == StatusCode::kBusy) {
+    return error(StatusCode::kBusy, options_.dir,
+                 ": another publisher holds this directory (waited ", options_.lock_wait.count(),
+                 " ms); stop it, or publish to another directory");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(lock.status());
+  lock_ = std::move(*lock);
+  return clear_leftovers();
+}
+
+Status Sender::check_leads(std::string_view what) const {
+  if (leads()) return {};
+  return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " is rank 0's, not rank ",
+               rank_, "'s");
+}
+
+Status Sender::check_begun(std::string_view what) const {
+  if (pending_.has_value()) return {};
+  return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " on rank ", rank_,
+               " without a begin()");
+}
+
+// What a publisher that died, or an attempt of ours, left behind. The lock is held.
+Status Sender::clear_leftovers() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
+  for (const std::string& name : names) {
+    if (!is_leftover(name)) continue;
+    std::string dropped = name;
+    if (!is_dropped(name)) {
+      DRIFTLESS_ASSIGN_OR_RETURN(dropped, drop(*fs_, options_.dir, name));
+    }
+    remove_dropped(*fs_, options_.dir, dropped);
+  }
+  return {};
+}
+
+Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("announcing"));
+  const std::string file = path(kRunName);
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
+  if (run_info.size() > kMaxRunInfoBytes) {
+    return error(StatusCode::kUnsupported, file, ": an announcement of ", run_info.size(),
+                 " bytes, at most ", kMaxRunInfoBytes, " are allowed");
+  }
+  const auto before = read_small(*fs_, file, kMaxRunInfoBytes);
+  if (before.ok() && *before == run_info) return {};
+  if (before.ok()) {
+    return error(
+        StatusCode::kAlreadyExists, file,
+        ": the directory belongs to another run; use another directory, or empty this one");
+  }
+  if (before.status().code() != StatusCode::kNotFound) return before.status();
+  return replace_text(*fs_, file, run_info);
+}
+
+Result<std::vector<PublicationId>> Sender::there() const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
+  std::vector<PublicationId> ids;
+  for (const std::string& name : names) {
+    if (const auto id = parse_publication_name(name); id.has_value()) ids.push_back(*id);
+  }
+  std::ranges::sort(ids);
+  return ids;
+}
+
+Status Sender::check_order(const PublicationId& id) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
+  for (const PublicationId& other : ids) {
+    if (other.kind != id.kind || other.version < id.version) continue;
+    if (other == id) {
+      return error(StatusCode::kAlreadyExists, path(publication_name(id)),
+                   ": it is there already, and publications are never replaced; choose another "
+                   "number or another directory");
+    }
+    return error(StatusCode::kInvalidArgument, options_.dir, ": ", to_string(id), " after ",
+                 to_string(other), ": versions ascend");
+  }
+  return {};
+}
+
+Result<std::string> Sender::await_hidden(const PublicationId& id, const Deadline& deadline) const {
+  Backoff backoff(options_.poll_first, options_.poll_longest);
+  do {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
+    std::erase_if(names, [&](const std::string& name) {
+      return !is_hidden_name_of(id, name) || name == last_hidden_;
+    });
+    if (names.size() == 1) return names.front();
+  } while (backoff.sleep(deadline));
+  return deadline.check(concat(options_.dir, ": rank ", rank_, " waits for the directory of ",
+                               to_string(id), ", which rank 0 makes"));
+}
+
+Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
+  const Status ignored = abort();  // what it leaves is a leftover
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
+  std::string name;
+  if (leads()) {
+    DRIFTLESS_RETURN_IF_ERROR(clear_leftovers());
+    DRIFTLESS_RETURN_IF_ERROR(check_order(id));
+    name = new_hidden_name(id);
+    DRIFTLESS_RETURN_IF_ERROR(fs_->make_directory(path(name)));
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(name, await_hidden(id, deadline));
+  }
+  last_hidden_ = name;
+  pending_ = Pending{id, name};
+  const Status begun = sink_->begin(path(name), deadline);
+  if (begun.ok()) return {};
+  const Status also_ignored = abort();
+  return begun;
+}
+
+Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
+  if (name.starts_with('.') || name == kManifestName || name == kDoneName) {
+    return error(StatusCode::kInvalidArgument, path(pending_->name), ": a part cannot be named '",
+                 name, "'");
+  }
+  return sink_->create_part(name);
+}
+
+Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> receipts, sink_->flush(deadline));
+  for (PartReceipt& receipt : receipts) receipt.rank = rank_;
+  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(path(pending_->name)));
+  return receipts;
+}
+
+Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("sealing"));
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+  const std::string hidden = path(pending_->name);
+  const std::string final_path = path(publication_name(pending_->id));
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", final_path)));
+  if (manifest.size() > kMaxManifestBytes) {
+    return error(StatusCode::kUnsupported, final_path, ": a manifest of ", manifest.size(),
+                 " bytes, at most ", kMaxManifestBytes, " are allowed");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kManifestName), manifest));
+  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest)));
+  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden));
+  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_directory(hidden, final_path));
+  pending_.reset();
+  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
+  const VisibilityHook hook{
+      "after_publish",
+      options_.after_publish,
+      {{"DRIFTLESS_DIR", options_.dir}, {"DRIFTLESS_VERSION_DIR", final_path}}};
+  return run_hook(hook, options_.hook_timeout, deadline)
+      .with_context(concat(final_path, " is published, but"));
+}
+
+Status Sender::abort() {
+  if (!pending_.has_value()) return {};
+  const std::string name = std::exchange(pending_, std::nullopt)->name;
+  DRIFTLESS_RETURN_IF_ERROR(sink_->abort());
+  if (!leads()) return {};  // the directory is the leader's
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string dropped, drop(*fs_, options_.dir, name));
+  remove_dropped(*fs_, options_.dir, dropped);
+  return {};
+}
+
+Result<bool> Sender::published(const PublicationId& id, const Deadline& deadline) {
+  const std::string done = join_path(path(publication_name(id)), kDoneName);
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("looking for ", done)));
+  const auto info = fs_->info(done);
+  if (info.ok()) return true;
+  if (info.status().code() == StatusCode::kNotFound) return false;
+  return info.status();
+}
+
+Result<std::vector<ReceiverReport>> Sender::receivers() {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the receivers"));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverWatch::Receiver> alive, watch_.look());
+  std::vector<ReceiverReport> reports;
+  for (ReceiverWatch::Receiver& receiver : alive) reports.push_back(std::move(receiver.report));
+  return reports;
+}
+
+Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverWatch::Receiver> alive, watch_.look());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
+  std::vector<PublicationId> removed;
+  std::vector<std::string> dropped;
+  Status failed;
+  for (const PublicationId& id : prunable(ids, version, alive)) {
+    auto name = drop(*fs_, options_.dir, publication_name(id));
+    failed = name.status();
+    if (!failed.ok()) break;  // not past a gap
+    removed.push_back(id);
+    dropped.push_back(std::move(*name));
+  }
+  // A power cut must not bring a name back without all of its files.
+  if (!dropped.empty()) DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
+  for (const std::string& name : dropped) remove_dropped(*fs_, options_.dir, name);
+  DRIFTLESS_RETURN_IF_ERROR(failed);
+  return removed;
+}
+
+}  // namespace
+}  // namespace shared_fs
+
+Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(FileSystem& fs,
+                                                        const SharedFsOptions& options,
+                                                        unsigned rank, unsigned ranks,
+                                                        std::unique_ptr<PartSink> sink) {
+  DRIFTLESS_RETURN_IF_ERROR(shared_fs::check_options(options));
+  if (rank >= ranks) {
+    return error(StatusCode::kInvalidArgument, options.dir, ": rank ", rank, " of ", ranks);
+  }
+  if (sink == nullptr) sink = make_part_files_sink(fs);
+  auto sender = std::make_unique<shared_fs::Sender>(fs, options, rank, std::move(sink));
+  DRIFTLESS_RETURN_IF_ERROR(sender->open());
+  return std::unique_ptr<SendRoad>(std::move(sender));
+}
+
+}  // namespace driftless

@@ -1,0 +1,218 @@
+#include "collectives/shared_fs/visibility_hook.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <optional>
+#include <string_view>
+
+extern char** environ;  // NOLINT: passed on to the command, not looked at
+
+namespace driftless::shared_fs {
+namespace {
+
+constexpr std::size_t kMaxTailBytes = 400;
+constexpr std::chrono::milliseconds kLastWait(1'000);  // for a killed process to be gone
+
+// The environment with the hook's variables in place of any of the same name.
+class Environment {
+ public:
+  explicit Environment(const VisibilityHook& hook) {
+    for (const auto& [name, value] : hook.variables) {
+      entries_.push_back(concat(name, "=", value));
+    }
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+      const std::string_view text(*entry);
+      const bool replaced = std::ranges::any_of(hook.variables, [&](const auto& variable) {
+        return text.starts_with(concat(variable.first, "="));
+      });
+      if (!replaced) entries_.emplace_back(text);
+    }
+    for (std::string& entry : entries_) pointers_.push_back(entry.data());
+    pointers_.push_back(nullptr);
+  }
+  [[nodiscard]] char** get() { return pointers_.data(); }
+
+ private:
+  std::vector<std::string> entries_;
+  std::vector<char*> pointers_;
+};
+
+// Both ends are closed when the process is replaced, and by the destructor.
+class Pipe {
+ public:
+  Pipe() : ok_(::pipe2(ends_.data(), O_CLOEXEC | O_NONBLOCK) == 0) {}
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    close_end(0);
+    close_end(1);
+  }
+  [[nodiscard]] bool ok() const { return ok_; }
+  [[nodiscard]] int end(std::size_t which) const { return ends_[which]; }
+  void close_end(std::size_t which) {
+    if (ends_[which] >= 0) ::close(ends_[which]);
+    ends_[which] = -1;
+  }
+
+ private:
+  std::array<int, 2> ends_{-1, -1};
+  bool ok_;
+};
+
+// What posix_spawn() is told. Freed by the destructor.
+class SpawnPlan {
+ public:
+  explicit SpawnPlan(int stderr_fd) {
+    ::posix_spawn_file_actions_init(&actions_);
+    ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDONLY, 0);
+    ::posix_spawn_file_actions_addopen(&actions_, 1, "/dev/null", O_WRONLY, 0);
+    ::posix_spawn_file_actions_adddup2(&actions_, stderr_fd, 2);
+    ::posix_spawnattr_init(&attributes_);
+    // A trainer may block or ignore signals; a command expects the usual ones.
+    sigset_t none;
+    sigset_t all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    ::posix_spawnattr_setsigmask(&attributes_, &none);
+    ::posix_spawnattr_setsigdefault(&attributes_, &all);
+    ::posix_spawnattr_setpgroup(&attributes_, 0);
+    ::posix_spawnattr_setflags(
+        &attributes_, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  }
+  SpawnPlan(const SpawnPlan&) = delete;
+  SpawnPlan& operator=(const SpawnPlan&) = delete;
+  ~SpawnPlan() {
+    ::posix_spawn_file_actions_destroy(&actions_);
+    ::posix_spawnattr_destroy(&attributes_);
+  }
+  [[nodiscard]] Result<pid_t> spawn(const std::string& command, char** environment) const {
+    std::string shell("sh");
+    std::string flag("-c");
+    std::string text(command);
+    std::array<char*, 4> arguments{shell.data(), flag.data(), text.data(), nullptr};
+    pid_t pid = 0;
+    const int failure =
+        ::posix_spawn(&pid, "/bin/sh", &actions_, &attributes_, arguments.data(), environment);
+    if (failure != 0) return errno_status(failure, "starting /bin/sh");
+    return pid;
+  }
+
+ private:
+  posix_spawn_file_actions_t actions_{};
+  posix_spawnattr_t attributes_{};
+};
+
+// The end of what the command says on stderr.
+class Tail {
+ public:
+  // Reads what is there; false once there is no more to come.
+  bool read(int fd) {
+    std::array<char, 4096> buffer{};
+    for (;;) {
+      const ssize_t got = ::read(fd, buffer.data(), buffer.size());
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+      if (got == 0) return false;
+      text_.append(buffer.data(), static_cast<std::size_t>(got));
+      if (text_.size() > kMaxTailBytes) text_.erase(0, text_.size() - kMaxTailBytes);
+    }
+  }
+  // As one line.
+  [[nodiscard]] std::string line() const {
+    std::string line;
+    for (const char c : text_) line += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    line.erase(line.find_last_not_of(' ') + 1);
+    return line.empty() ? line : concat(": ", line);
+  }
+
+ private:
+  std::string text_;
+};
+
+struct Ended {
+  int status = 0;  // of waitpid()
+  int error = 0;   // or why it cannot be known
+};
+
+std::optional<Ended> look_for_end(pid_t pid) {
+  Ended ended;
+  const pid_t found = ::waitpid(pid, &ended.status, WNOHANG);
+  if (found == 0 || (found < 0 && errno == EINTR)) return std::nullopt;
+  if (found < 0) ended.error = errno;
+  return ended;
+}
+
+// Until the shell has ended or the deadline has come, reading its stderr meanwhile.
+std::optional<Ended> wait_for_end(pid_t pid, Pipe& pipe, Tail& tail, const Deadline& deadline) {
+  std::chrono::milliseconds nap(1);
+  for (;;) {
+    if (const auto ended = look_for_end(pid); ended.has_value()) return ended;
+    if (deadline.expired()) return std::nullopt;
+    // A closed pipe would wake the poll at once: then it is only a sleep.
+    pollfd readable{pipe.end(0), POLLIN, 0};
+    const auto wait = static_cast<int>(std::min(nap, deadline.remaining()).count());
+    const bool heard = ::poll(&readable, pipe.end(0) < 0 ? 0 : 1, wait) > 0;
+    if (heard && !tail.read(pipe.end(0))) pipe.close_end(0);
+    nap = std::min(nap * 2, std::chrono::milliseconds(20));
+  }
+}
+
+// Kills the group and takes the shell's end away. False where it would not go: a process waiting
+// for a file system that stalls cannot be killed, and is not waited for.
+bool kill_group(pid_t pid) {
+  ::kill(-pid, SIGKILL);
+  Backoff backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(20));
+  const Deadline deadline = Deadline::after(kLastWait);
+  do {
+    if (look_for_end(pid).has_value()) return true;
+  } while (backoff.sleep(deadline));
+  return false;
+}
+
+Status outcome(const std::string& what, const Ended& ended, const Tail& tail) {
+  if (ended.error != 0) {
+    return errno_status(ended.error, concat(what,
+                                            ": its exit status cannot be learnt (does this "
+                                            "process ignore SIGCHLD?)"));
+  }
+  if (WIFEXITED(ended.status) && WEXITSTATUS(ended.status) == 0) return {};
+  if (WIFSIGNALED(ended.status)) {
+    return error(StatusCode::kIo, what, ": ended by signal ", WTERMSIG(ended.status), tail.line());
+  }
+  return error(StatusCode::kIo, what, ": exited with status ", WEXITSTATUS(ended.status),
+               tail.line());
+}
+
+}  // namespace
+
+Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
+                const Deadline& deadline) {
+  if (hook.command.empty()) return {};
+  const std::string what = concat(hook.name, " hook '", hook.command, "'");
+  const Deadline end = deadline.sooner(timeout);
+  DRIFTLESS_RETURN_IF_ERROR(end.check(what));
+  Pipe pipe;
+  if (!pipe.ok()) return errno_status(errno, concat(what, ": making a pipe"));
+  Environment environment(hook);
+  const auto pid = SpawnPlan(pipe.end(1)).spawn(hook.command, environment.get());
+  if (!pid.ok()) return pid.status().with_context(what);
+  pipe.close_end(1);
+  Tail tail;
+  const std::optional<Ended> ended = wait_for_end(*pid, pipe, tail, end);
+  if (!ended.has_value()) {
+    const bool gone = kill_group(*pid);
+    return end.check(what).with_context(gone ? "killed" : "cannot be killed");
+  }
+  if (pipe.end(0) >= 0) tail.read(pipe.end(0));
+  return outcome(what, *ended, tail);
+}
+
+}  // namespace driftless::shared_fs
