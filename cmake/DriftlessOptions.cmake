@@ -78,11 +78,8 @@ endif()
 
 set(hdf5_missing "no parallel HDF5 was found (Debian: libhdf5-openmpi-dev)")
 if(NOT DRIFTLESS_WITH_HDF5 STREQUAL "OFF")
-  foreach(module hdf5-openmpi hdf5-mpich hdf5)
-    if(NOT HDF5_FOUND)
-      pkg_check_modules(HDF5 QUIET IMPORTED_TARGET GLOBAL ${module})
-    endif()
-  endforeach()
+  # The first of them; makes its target again when CMake runs again.
+  pkg_search_module(HDF5 QUIET IMPORTED_TARGET GLOBAL hdf5-openmpi hdf5-mpich hdf5)
 endif()
 set(hdf5_usable FALSE)
 if(HDF5_FOUND AND NOT DRIFTLESS_HAS_MPI)

@@ -1,0 +1,219 @@
+#include "collectives/shared_fs/hdf5_attempt.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "collectives/shared_fs/hdf5_container.h"
+#include "collectives/shared_fs/hdf5_layout.h"
+
+namespace driftless {
+
+// A part while it is being filled. Calls of pwrite() may overlap, so the buffer has a lock.
+class Hdf5PartFile final : public File {
+ public:
+  Hdf5PartFile(std::shared_ptr<Hdf5Attempt> attempt, std::size_t index, std::string path)
+      : attempt_(std::move(attempt)), index_(index), path_(std::move(path)) {}
+
+  [[nodiscard]] Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finished_) return already_finished();
+    return buffer_.write(offset, bytes, attempt_->limits_.part_bytes, path_);
+  }
+
+  [[nodiscard]] Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finished_) return already_finished();
+    const std::span<const std::byte> all = buffer_.bytes();
+    if (offset > all.size() || bytes.size() > all.size() - offset) {
+      return error(StatusCode::kCorrupt, path_, ": ends at ", all.size(), ", ", bytes.size(),
+                   " bytes were asked for at ", offset);
+    }
+    if (!bytes.empty()) std::memcpy(bytes.data(), all.data() + offset, bytes.size());
+    return {};
+  }
+
+  // Hands the part over to the rounds; waits while the queue is full.
+  [[nodiscard]] Status sync() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (finished_) return {};
+    finished_ = true;
+    return attempt_->finish(index_, std::move(buffer_));
+  }
+
+  [[nodiscard]] const std::string& path() const override { return path_; }
+
+ private:
+  [[nodiscard]] Status already_finished() const {
+    return error(StatusCode::kInvalidArgument, path_, ": the part was finished by sync()");
+  }
+
+  const std::shared_ptr<Hdf5Attempt> attempt_;
+  const std::size_t index_;
+  const std::string path_;
+  std::mutex mutex_;
+  Hdf5Buffer buffer_;
+  bool finished_ = false;
+};
+
+Status Hdf5Buffer::write(std::uint64_t offset, std::span<const std::byte> bytes,
+                         std::uint64_t limit, const std::string& what) {
+  if (offset > limit || bytes.size() > limit - offset) {
+    return error(StatusCode::kNoSpace, what, ": ", bytes.size(), " bytes at ", offset,
+                 " exceed the limit of ", limit, " bytes of a part");
+  }
+  const std::uint64_t end = offset + bytes.size();
+  if (end > capacity_) {
+    const std::uint64_t wanted = std::min(limit, std::max(end, capacity_ + capacity_ / 2));
+    auto* grown = static_cast<std::byte*>(std::realloc(data_.get(), wanted));
+    if (grown == nullptr) {
+      return error(StatusCode::kNoSpace, what, ": no memory for ", wanted, " bytes");
+    }
+    (void)data_.release();  // realloc() owned it
+    data_.reset(grown);
+    capacity_ = wanted;
+  }
+  if (bytes.empty()) return {};
+  if (offset > size_) std::memset(data_.get() + size_, 0, offset - size_);
+  std::memcpy(data_.get() + offset, bytes.data(), bytes.size());
+  size_ = std::max(size_, end);
+  return {};
+}
+
+Hdf5Attempt::Hdf5Attempt(std::shared_ptr<Hdf5Monitor> monitor, std::string directory, Hash128 id,
+                         unsigned rank, Limits limits, const Deadline& deadline)
+    : monitor_(std::move(monitor)),
+      directory_(std::move(directory)),
+      id_(id),
+      rank_(rank),
+      limits_(limits),
+      deadline_(deadline) {}
+
+Result<std::unique_ptr<File>> Hdf5Attempt::create_part(const std::string& name) {
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
+  const std::string path =
+      concat(join_path(directory_, kHdf5FileName), ":", hdf5_group_name(rank_), "/", name);
+  if (name.size() > kMaxHdf5PartName) {
+    return error(StatusCode::kInvalidArgument, path, ": a part's name has at most ",
+                 kMaxHdf5PartName, " bytes");
+  }
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (!failure_.ok()) return failure_;
+  if (flushing_ || over_) {
+    return error(StatusCode::kInvalidArgument, path, ": the publication was flushed already");
+  }
+  for (const PartReceipt& receipt : receipts_) {
+    if (receipt.name == name) return error(StatusCode::kAlreadyExists, path, ": is there already");
+  }
+  PartReceipt receipt;
+  receipt.name = name;
+  receipt.rank = rank_;
+  receipts_.push_back(std::move(receipt));
+  finished_.push_back(false);
+  return std::unique_ptr<File>(
+      std::make_unique<Hdf5PartFile>(shared_from_this(), receipts_.size() - 1, path));
+}
+
+Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock) {
+  const auto room = [this] {
+    return !failure_.ok() || over_ || queue_.size() < limits_.queued_parts;
+  };
+  if (!monitor_->changed.wait_until(lock, deadline_.at(), room)) {
+    return deadline_.check(concat(directory_, ": waiting for the other publisher ranks to write"));
+  }
+  if (!failure_.ok()) return failure_;
+  if (over_) return error(StatusCode::kInvalidArgument, directory_, ": the publication is over");
+  return {};
+}
+
+Status Hdf5Attempt::finish(std::size_t index, Hdf5Buffer buffer) {
+  auto part = std::make_shared<Hdf5FinishedPart>();
+  part->hash = xxh3_128(buffer.bytes());
+  part->buffer = std::move(buffer);
+  std::unique_lock<std::mutex> lock(monitor_->mutex);
+  DRIFTLESS_RETURN_IF_ERROR(wait_for_room(lock));
+  part->name = receipts_[index].name;
+  receipts_[index].size_bytes = part->buffer.bytes().size();
+  receipts_[index].hash = part->hash;
+  finished_[index] = true;
+  queue_.push_back(std::move(part));
+  monitor_->changed.notify_all();
+  return {};
+}
+
+Status Hdf5Attempt::start_flush() {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (!failure_.ok()) return failure_;
+  for (std::size_t i = 0; i < receipts_.size(); ++i) {
+    if (!finished_[i]) {
+      return error(StatusCode::kInvalidArgument, directory_, ": part '", receipts_[i].name,
+                   "' of publisher rank ", rank_, " was not finished by sync()");
+    }
+  }
+  flushing_ = true;
+  monitor_->changed.notify_all();
+  return {};
+}
+
+bool Hdf5Attempt::over() const {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  return over_;
+}
+
+bool Hdf5Attempt::wait_over(const Deadline& deadline) const {
+  std::unique_lock<std::mutex> lock(monitor_->mutex);
+  return monitor_->changed.wait_until(lock, deadline.at(), [this] { return over_; });
+}
+
+Status Hdf5Attempt::status() const {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  return failure_;
+}
+
+std::vector<PartReceipt> Hdf5Attempt::receipts() const {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  return receipts_;
+}
+
+void Hdf5Attempt::fail(const Status& why) {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (over_ || !failure_.ok()) return;
+  failure_ = why;
+  // The front part may be in a round at this moment, which holds it itself.
+  queue_.clear();
+  monitor_->changed.notify_all();
+}
+
+Hdf5Attempt::Word Hdf5Attempt::word() const {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  return word_locked();
+}
+
+Hdf5Attempt::Word Hdf5Attempt::word_locked() const {
+  if (over_) return Word::kNothing;
+  if (!failure_.ok()) return Word::kFailed;
+  if (!queue_.empty()) return Word::kPart;
+  return flushing_ ? Word::kNoMore : Word::kNothing;
+}
+
+std::shared_ptr<const Hdf5FinishedPart> Hdf5Attempt::front() const {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  return queue_.empty() ? nullptr : queue_.front();
+}
+
+void Hdf5Attempt::pop_front() {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (!queue_.empty()) queue_.pop_front();
+  monitor_->changed.notify_all();
+}
+
+void Hdf5Attempt::end(const Status& how) {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (over_) return;
+  if (failure_.ok()) failure_ = how;
+  over_ = true;
+  queue_.clear();
+  monitor_->changed.notify_all();
+}
+
+}  // namespace driftless

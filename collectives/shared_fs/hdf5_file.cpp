@@ -1,0 +1,222 @@
+#include "collectives/shared_fs/hdf5_file.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include "collectives/shared_fs/hdf5_layout.h"
+#include "core/file_system.h"
+
+namespace driftless {
+namespace {
+
+// MPI counts in int: a write stays below 2 GiB.
+constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
+// Small parts need not begin at a stripe.
+constexpr std::uint64_t kAlignFromBytes = 65536;
+
+Status write_attribute(const Hid& object, const char* name, const Hid& type, hid_t memory_type,
+                       const void* value, const std::string& what) {
+  const Hid space(H5Screate(H5S_SCALAR), H5Sclose);
+  const Hid attribute(
+      H5Acreate2(object.get(), name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  if (!attribute.valid() || H5Awrite(attribute.get(), memory_type, value) < 0) {
+    return hdf5_error(StatusCode::kIo, concat(what, ": attribute ", name));
+  }
+  return {};
+}
+
+Status write_text_attribute(const Hid& object, const char* name, std::string_view text,
+                            const std::string& what) {
+  const Hid type(H5Tcopy(H5T_C_S1), H5Tclose);
+  if (!type.valid() || H5Tset_size(type.get(), text.size()) < 0 ||
+      H5Tset_strpad(type.get(), H5T_STR_NULLPAD) < 0) {
+    return hdf5_error(StatusCode::kInternal, what);
+  }
+  return write_attribute(object, name, type, type.get(), text.data(), what);
+}
+
+Status write_number_attribute(const Hid& object, const char* name, std::uint64_t value,
+                              const std::string& what) {
+  const Hid type(H5Tcopy(H5T_STD_U64LE), H5Tclose);
+  return write_attribute(object, name, type, H5T_NATIVE_UINT64, &value, what);
+}
+
+// Names may be UTF-8.
+Result<Hid> link_properties(const std::string& what) {
+  Hid properties(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+  if (!properties.valid() || H5Pset_char_encoding(properties.get(), H5T_CSET_UTF8) < 0) {
+    return hdf5_error(StatusCode::kInternal, what);
+  }
+  return properties;
+}
+
+class Info {
+ public:
+  ~Info() {
+    if (info_ != MPI_INFO_NULL) MPI_Info_free(&info_);
+  }
+  Info() = default;
+  Info(const Info&) = delete;
+  Info& operator=(const Info&) = delete;
+
+  [[nodiscard]] Status set(const std::vector<std::pair<std::string, std::string>>& hints) {
+    if (hints.empty()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(hdf5_mpi_status(MPI_Info_create(&info_), "MPI-IO hints"));
+    for (const auto& [key, value] : hints) {
+      DRIFTLESS_RETURN_IF_ERROR(hdf5_mpi_status(MPI_Info_set(info_, key.c_str(), value.c_str()),
+                                                concat("MPI-IO hint ", key, "=", value)));
+    }
+    return {};
+  }
+  [[nodiscard]] MPI_Info get() const { return info_; }
+
+ private:
+  MPI_Info info_ = MPI_INFO_NULL;
+};
+
+}  // namespace
+
+Result<Hid> Hdf5VersionFile::access_properties() const {
+  Info info;
+  DRIFTLESS_RETURN_IF_ERROR(info.set(options_.mpi_io_hints));
+  Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  if (!access.valid() || H5Pset_fapl_mpio(access.get(), ranks_, info.get()) < 0 ||
+      (options_.alignment_bytes > 1 &&
+       H5Pset_alignment(access.get(), kAlignFromBytes, options_.alignment_bytes) < 0)) {
+    return hdf5_error(StatusCode::kInternal, concat(path_, ": MPI-IO"));
+  }
+  return access;
+}
+
+Status Hdf5VersionFile::create(const std::string& path) {
+  const Hdf5Scope scope;
+  path_ = path;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hid access, access_properties());
+  file_ = Hid(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), H5Fclose);
+  if (!file_.valid()) return hdf5_error(StatusCode::kIo, concat(path, ": cannot be created"));
+  return create_groups();
+}
+
+Status Hdf5VersionFile::create_groups() {
+  const Hid root(H5Gopen2(file_.get(), "/", H5P_DEFAULT), H5Gclose);
+  if (!root.valid()) return hdf5_error(StatusCode::kIo, path_);
+  DRIFTLESS_RETURN_IF_ERROR(write_text_attribute(root, "format", "driftless", path_));
+  DRIFTLESS_RETURN_IF_ERROR(
+      write_number_attribute(root, "format_version", kHdf5FormatVersion, path_));
+  DRIFTLESS_RETURN_IF_ERROR(write_number_attribute(root, "ranks", size_, path_));
+  for (unsigned rank = 0; rank < size_; ++rank) {
+    const std::string name = hdf5_group_name(rank);
+    const Hid group(H5Gcreate2(file_.get(), name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                    H5Gclose);
+    if (!group.valid()) return hdf5_error(StatusCode::kIo, concat(path_, ":", name));
+  }
+  return {};
+}
+
+Result<Hid> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5Message& part) {
+  const std::string name = concat(hdf5_group_name(rank), "/", part.name.data());
+  const std::string what = concat(path_, ":", name);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hid link, link_properties(what));
+  const Hid creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  const hsize_t length = part.size_bytes;
+  const Hid space(H5Screate_simple(1, &length, nullptr), H5Sclose);
+  // Never filled: every byte is written, or the publication fails.
+  if (!creation.valid() || !space.valid() || H5Pset_layout(creation.get(), H5D_CONTIGUOUS) < 0 ||
+      H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER) < 0) {
+    return hdf5_error(StatusCode::kInternal, what);
+  }
+  Hid dataset(H5Dcreate2(file_.get(), name.c_str(), H5T_STD_U8LE, space.get(), link.get(),
+                         creation.get(), H5P_DEFAULT),
+              H5Dclose);
+  if (!dataset.valid()) return hdf5_error(StatusCode::kIo, what);
+  DRIFTLESS_RETURN_IF_ERROR(write_number_attribute(dataset, "size", part.size_bytes, what));
+  DRIFTLESS_RETURN_IF_ERROR(write_text_attribute(dataset, "xxh3_128", to_hex(part.hash), what));
+  return dataset;
+}
+
+Status Hdf5VersionFile::write(const Hid& dataset, std::span<const std::byte> bytes) {
+  const Hid space(H5Dget_space(dataset.get()), H5Sclose);
+  const Hid transfer(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
+  // Independent: each rank has a dataset of its own, which the others would only wait for; and an
+  // error (a full disk) stays on the rank that has it, which tells the others in the next round.
+  if (!space.valid() || !transfer.valid() ||
+      H5Pset_dxpl_mpio(transfer.get(), H5FD_MPIO_INDEPENDENT) < 0) {
+    return hdf5_error(StatusCode::kInternal, path_);
+  }
+  for (hsize_t at = 0; at < bytes.size(); at += kSlabBytes) {
+    const hsize_t count = std::min<hsize_t>(kSlabBytes, bytes.size() - at);
+    const Hid memory(H5Screate_simple(1, &count, nullptr), H5Sclose);
+    if (!memory.valid() ||
+        H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &at, nullptr, &count, nullptr) < 0 ||
+        H5Dwrite(dataset.get(), H5T_NATIVE_UINT8, memory.get(), space.get(), transfer.get(),
+                 bytes.data() + at) < 0) {
+      return write_error(count);
+    }
+  }
+  return {};
+}
+
+// MPI-IO does not say why a write failed; a file system without room does.
+Status Hdf5VersionFile::write_error(std::uint64_t bytes) const {
+  struct statvfs room{};
+  if (::statvfs(path_.c_str(), &room) == 0 && room.f_bavail < bytes / room.f_frsize + 1) {
+    return hdf5_error(StatusCode::kNoSpace,
+                      concat(path_, ": writing ", bytes, " bytes where the file system is full"));
+  }
+  return hdf5_error(StatusCode::kIo, concat(path_, ": writing ", bytes, " bytes"));
+}
+
+Status Hdf5VersionFile::write_round(const std::vector<Hdf5Message>& announced,
+                                    std::span<const std::byte> mine) {
+  const Hdf5Scope scope;
+  Hid own;
+  Status status;
+  // A rank goes on after an error: the others count on it for what comes.
+  for (unsigned rank = 0; rank < size_; ++rank) {
+    if (announced[rank].kind != Hdf5Message::kPart) continue;
+    Result<Hid> dataset = create_dataset(rank, announced[rank]);
+    if (!dataset.ok() && status.ok()) status = dataset.status();
+    if (dataset.ok() && rank == rank_) own = std::move(*dataset);
+  }
+  if (status.ok() && own.valid()) status = write(own, mine);
+  if (!own.close() && status.ok()) status = hdf5_error(StatusCode::kIo, path_);
+  return status;
+}
+
+Status Hdf5VersionFile::flush() {
+  const Hdf5Scope scope;
+  if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0) return {};
+  return hdf5_error(StatusCode::kIo, concat(path_, ": flushing"));
+}
+
+Status Hdf5VersionFile::close() {
+  {
+    const Hdf5Scope scope;
+    if (!file_.close()) return hdf5_error(StatusCode::kIo, concat(path_, ": closing"));
+  }
+  if (rank_ != 0) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, posix_file_system().open(path_));
+  return file->sync();
+}
+
+void Hdf5VersionFile::discard() {
+  if (!is_open()) return;
+  if (rank_ == 0) (void)::truncate(path_.c_str(), 0);
+  (void)MPI_Barrier(ranks_);
+  int ok = flush().ok() ? 1 : 0;
+  if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, ranks_) != MPI_SUCCESS) ok = 0;
+  const Hdf5Scope scope;
+  if (ok == 0) {
+    leave();
+  } else {
+    (void)file_.close();
+  }
+}
+
+void Hdf5VersionFile::leave() { file_.forget(); }
+
+}  // namespace driftless

@@ -1,0 +1,68 @@
+// What every call into HDF5 here goes through. Internal to the hdf5_*.cpp files.
+#pragma once
+
+#include <hdf5.h>
+
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "core/status.h"
+
+namespace driftless {
+
+// Held around every use of HDF5, the closing of handles included. The library keeps its state in
+// globals and is not thread-safe as packaged, so the lock is one for the process: a writer thread
+// and a reader in the same process take turns. While it lives, HDF5 prints nothing; what went wrong
+// is asked for with hdf5_error().
+class Hdf5Scope {
+ public:
+  Hdf5Scope();
+  ~Hdf5Scope();
+  Hdf5Scope(const Hdf5Scope&) = delete;
+  Hdf5Scope& operator=(const Hdf5Scope&) = delete;
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  H5E_auto2_t printer_ = nullptr;
+  void* printer_data_ = nullptr;
+};
+
+// "<what>: HDF5: <where it began>; <what it meant>", from the error stack of the call that failed
+// last, within its Hdf5Scope. kNoSpace where the stack says so, else `code`.
+[[nodiscard]] Status hdf5_error(StatusCode code, std::string_view what);
+
+// Owns an identifier of HDF5. Used and destroyed within a Hdf5Scope.
+class Hid {
+ public:
+  using Close = herr_t (*)(hid_t);
+
+  Hid() = default;
+  Hid(hid_t id, Close how) : id_(id), close_(how) {}
+  Hid(Hid&& other) noexcept
+      : id_(std::exchange(other.id_, H5I_INVALID_HID)), close_(other.close_) {}
+  Hid& operator=(Hid&& other) noexcept {
+    if (this != &other) {
+      (void)close();
+      id_ = std::exchange(other.id_, H5I_INVALID_HID);
+      close_ = other.close_;
+    }
+    return *this;
+  }
+  Hid(const Hid&) = delete;
+  Hid& operator=(const Hid&) = delete;
+  ~Hid() { (void)close(); }
+
+  [[nodiscard]] bool valid() const { return id_ >= 0; }
+  [[nodiscard]] hid_t get() const { return id_; }
+  // True where it was closed, or there was nothing to close.
+  bool close() { return !valid() || close_(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
+  // Left open for good: for a file whose collective closing would wait for ranks that do not come.
+  void forget() { id_ = H5I_INVALID_HID; }
+
+ private:
+  hid_t id_ = H5I_INVALID_HID;
+  Close close_ = nullptr;
+};
+
+}  // namespace driftless

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <cstdlib>
+
+#include "collectives/shared_fs/hdf5_container.h"
+#include "collectives/shared_fs/hdf5_handle.h"
+#include "collectives/shared_fs/hdf5_layout.h"
+
+namespace driftless {
+namespace {
+
+// Slabs keep each system call below what one read() moves.
+constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
+
+Result<Hid> open_file(const std::string& path) {
+  const Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  // A published file never changes, and file systems without locks are common.
+  if (!access.valid() || H5Pset_fapl_sec2(access.get()) < 0 ||
+      H5Pset_file_locking(access.get(), false, true) < 0) {
+    return hdf5_error(StatusCode::kInternal, path);
+  }
+  Hid file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
+  if (!file.valid()) {
+    return hdf5_error(StatusCode::kIncomplete, concat(path, ": cannot be opened (yet)"));
+  }
+  return file;
+}
+
+// Neither group nor dataset may be a link that leads elsewhere.
+Status check_link(const Hid& file, const std::string& link, const std::string& what) {
+  H5L_info_t info;
+  if (H5Lget_info(file.get(), link.c_str(), &info, H5P_DEFAULT) < 0) {
+    (void)H5Eclear2(H5E_DEFAULT);
+    return error(StatusCode::kCorrupt, what, ": is not in the file");
+  }
+  if (info.type != H5L_TYPE_HARD) {
+    return error(StatusCode::kCorrupt, what, ": is a link to elsewhere, which is not followed");
+  }
+  return {};
+}
+
+// Bytes within this file: no external storage, no virtual dataset, no filter.
+Status check_storage(const Hid& dataset, const std::string& what) {
+  const Hid properties(H5Dget_create_plist(dataset.get()), H5Pclose);
+  if (!properties.valid()) return hdf5_error(StatusCode::kCorrupt, what);
+  if (H5Pget_layout(properties.get()) != H5D_CONTIGUOUS ||
+      H5Pget_external_count(properties.get()) != 0) {
+    return error(StatusCode::kCorrupt, what, ": expected contiguous storage within the file");
+  }
+  return {};
+}
+
+Status check_shape(const Hid& dataset, std::uint64_t size_bytes, const std::string& what) {
+  const Hid type(H5Dget_type(dataset.get()), H5Tclose);
+  const Hid space(H5Dget_space(dataset.get()), H5Sclose);
+  if (!type.valid() || !space.valid()) return hdf5_error(StatusCode::kCorrupt, what);
+  if (H5Tequal(type.get(), H5T_STD_U8LE) <= 0 || H5Sget_simple_extent_ndims(space.get()) != 1) {
+    return error(StatusCode::kCorrupt, what, ": expected a 1-D dataset of uint8");
+  }
+  hsize_t length = 0;
+  if (H5Sget_simple_extent_dims(space.get(), &length, nullptr) != 1 || length != size_bytes) {
+    return error(StatusCode::kCorrupt, what, ": expected ", size_bytes, " bytes, found ", length);
+  }
+  return {};
+}
+
+Result<Hid> open_part(const Hid& file, const PartReceipt& part, const std::string& what) {
+  const std::string group = hdf5_group_name(part.rank);
+  const std::string name = concat(group, "/", part.name);
+  DRIFTLESS_RETURN_IF_ERROR(check_link(file, group, what));
+  DRIFTLESS_RETURN_IF_ERROR(check_link(file, name, what));
+  Hid dataset(H5Dopen2(file.get(), name.c_str(), H5P_DEFAULT), H5Dclose);
+  if (!dataset.valid()) return hdf5_error(StatusCode::kCorrupt, what);
+  DRIFTLESS_RETURN_IF_ERROR(check_storage(dataset, what));
+  DRIFTLESS_RETURN_IF_ERROR(check_shape(dataset, part.size_bytes, what));
+  return dataset;
+}
+
+Status read_all(const Hid& dataset, std::byte* to, std::uint64_t size, const std::string& what,
+                const Deadline& deadline) {
+  const Hid space(H5Dget_space(dataset.get()), H5Sclose);
+  for (hsize_t at = 0; at < size; at += kSlabBytes) {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
+    const hsize_t count = std::min<hsize_t>(kSlabBytes, size - at);
+    const Hid memory(H5Screate_simple(1, &count, nullptr), H5Sclose);
+    if (!memory.valid() ||
+        H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &at, nullptr, &count, nullptr) < 0 ||
+        H5Dread(dataset.get(), H5T_NATIVE_UINT8, memory.get(), space.get(), H5P_DEFAULT, to + at) <
+            0) {
+      return hdf5_error(StatusCode::kCorrupt, what);
+    }
+  }
+  return {};
+}
+
+class Hdf5Reader final : public PartReader {
+ public:
+  [[nodiscard]] Result<MappedFile> fetch(const std::string& directory, const PartReceipt& part,
+                                         const Deadline& deadline) override {
+    const std::string path = join_path(directory, kHdf5FileName);
+    const std::string what = concat(path, ":", hdf5_group_name(part.rank), "/", part.name);
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+    const Result<FileInfo> info = posix_file_system().info(path);
+    if (!info.ok() && info.status().code() == StatusCode::kNotFound) {
+      return error(StatusCode::kIncomplete, path, ": is not there (yet)");
+    }
+    if (!info.ok()) return info.status();
+    if (info->kind != FileKind::kFile) {
+      return error(StatusCode::kCorrupt, path, ": is no regular file");
+    }
+    // The file holds the part verbatim, so nothing larger than the file is allocated for it.
+    if (info->size_bytes < part.size_bytes) {
+      return error(StatusCode::kIncomplete, what, ": the file has ", info->size_bytes,
+                   " bytes, the part alone has ", part.size_bytes);
+    }
+    const Hdf5Scope scope;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Hid file, open_file(path));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Hid dataset, open_part(file, part, what));
+    return read(dataset, part.size_bytes, what, deadline);
+  }
+
+ private:
+  static Result<MappedFile> read(const Hid& dataset, std::uint64_t size, const std::string& what,
+                                 const Deadline& deadline) {
+    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(std::malloc(size + 1)),
+                                            [](std::byte* bytes) { std::free(bytes); });
+    if (memory == nullptr) {
+      return error(StatusCode::kNoSpace, what, ": no memory for ", size, " bytes");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(read_all(dataset, memory.get(), size, what, deadline));
+    return MappedFile(what, memory, std::span<const std::byte>(memory.get(), size));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<PartReader> make_hdf5_reader() { return std::make_unique<Hdf5Reader>(); }
+
+}  // namespace driftless

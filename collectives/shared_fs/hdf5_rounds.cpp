@@ -1,0 +1,241 @@
+#include "collectives/shared_fs/hdf5_rounds.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "core/file_system.h"
+
+namespace driftless {
+
+Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id) {
+  FileSystem& fs = posix_file_system();
+  const std::string path = join_path(directory, kHdf5FileName);
+  if (exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(fs.remove_file(path));
+  return write_text(fs, path, to_hex(id));
+}
+
+Result<Hash128> read_hdf5_attempt_id(const std::string& directory) {
+  const std::string path = join_path(directory, kHdf5FileName);
+  const Result<std::unique_ptr<File>> file = posix_file_system().open(path);
+  if (!file.ok() && file.status().code() != StatusCode::kNotFound) return file.status();
+  std::string text(32, '\0');
+  // Read, not mapped: the file may be truncated at any moment.
+  if (!file.ok() ||
+      !(*file)->pread(0, std::as_writable_bytes(std::span(text.data(), text.size()))).ok() ||
+      !hash128_from_hex(text).ok()) {
+    return error(StatusCode::kIncomplete, path, ": the leader has not begun it (yet)");
+  }
+  return hash128_from_hex(text);
+}
+
+Hdf5Rounds::Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
+                       const Hdf5Options& options)
+    : exchange_(std::move(exchange)),
+      monitor_(std::move(monitor)),
+      file_(exchange_->comm(), exchange_->rank(), exchange_->size(), options) {}
+
+Hdf5Rounds::~Hdf5Rounds() {
+  // To close it would be to wait for ranks that did not come.
+  file_.leave();
+}
+
+void Hdf5Rounds::set_next(std::shared_ptr<Hdf5Attempt> next) {
+  std::shared_ptr<Hdf5Attempt> replaced;
+  {
+    const std::lock_guard<std::mutex> lock(monitor_->mutex);
+    replaced = std::exchange(next_, std::move(next));
+    monitor_->changed.notify_all();
+  }
+  if (replaced != nullptr) {
+    replaced->end(error(StatusCode::kIncomplete, replaced->directory(), ": was begun anew"));
+  }
+}
+
+bool Hdf5Rounds::has_work_locked() const {
+  if (phase_ != Phase::kSilent) return true;
+  if (active_ == nullptr) return next_ != nullptr;
+  return active_->word_locked() != Hdf5Attempt::Word::kNothing;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::step() {
+  if (phase_ == Phase::kSilent) return announce();
+  const Result<bool> heard = exchange_->test();
+  if (!heard.ok()) return give_up(heard.status());
+  if (!*heard) return Step::kWaiting;
+  switch (phase_) {
+    case Phase::kAnnounced: return on_announced();
+    case Phase::kConfirming: return on_confirmed();
+    case Phase::kFlushed: return on_flushed();
+    default: return on_closed();
+  }
+}
+
+Hdf5Message Hdf5Rounds::blank() const {
+  Hdf5Message message;
+  message.attempt = active_->id();
+  message.file_open = file_.is_open() ? 1 : 0;
+  return message;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::announce() {
+  {
+    const std::lock_guard<std::mutex> lock(monitor_->mutex);
+    if (active_ == nullptr) active_ = std::move(next_);
+    if (active_ == nullptr) return Step::kNothing;
+  }
+  if (!broken_.ok()) return give_up(broken_);
+  Hdf5Message message = blank();
+  switch (active_->word()) {
+    case Hdf5Attempt::Word::kNothing: return Step::kNothing;
+    case Hdf5Attempt::Word::kNoMore: message.kind = Hdf5Message::kNoMore; break;
+    case Hdf5Attempt::Word::kFailed: message.set_failure(active_->status()); break;
+    case Hdf5Attempt::Word::kPart:
+      part_ = active_->front();
+      if (part_ == nullptr) return Step::kMoved;  // it failed this very moment
+      message.kind = Hdf5Message::kPart;
+      message.size_bytes = part_->buffer.bytes().size();
+      message.hash = part_->hash;
+      std::copy(part_->name.begin(), part_->name.end(), message.name.begin());
+      break;
+  }
+  return post(message, Phase::kAnnounced);
+}
+
+Hdf5Rounds::Step Hdf5Rounds::post(const Hdf5Message& mine, Phase next) {
+  const Status posted = exchange_->post(mine);
+  if (!posted.ok()) return give_up(posted);
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  phase_ = next;
+  return Step::kMoved;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::say(const Status& mine, Phase next) {
+  Hdf5Message message = blank();
+  message.kind = Hdf5Message::kGo;
+  if (!mine.ok()) message.set_failure(mine);
+  return post(message, next);
+}
+
+Status Hdf5Rounds::first_failure() const {
+  const std::vector<Hdf5Message>& heard = exchange_->heard();
+  for (unsigned rank = 0; rank < heard.size(); ++rank) {
+    if (heard[rank].kind == Hdf5Message::kFailed) return heard[rank].failure(rank);
+  }
+  return {};
+}
+
+bool Hdf5Rounds::everybody_has_file() const {
+  return std::ranges::all_of(exchange_->heard(),
+                             [](const Hdf5Message& word) { return word.file_open != 0; });
+}
+
+Hdf5Rounds::Step Hdf5Rounds::on_announced() {
+  announced_ = exchange_->heard();
+  for (const Hdf5Message& word : announced_) {
+    if (word.attempt != active_->id()) return on_misaligned();
+  }
+  if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
+  return say(active_->status(), Phase::kConfirming);
+}
+
+// No rank has the file open here: an open file is of one attempt, on all ranks.
+Hdf5Rounds::Step Hdf5Rounds::on_misaligned() {
+  part_ = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(monitor_->mutex);
+    phase_ = Phase::kSilent;
+  }
+  Status failure = active_->status();
+  const Result<Hash128> leaders = read_hdf5_attempt_id(active_->directory());
+  if (failure.ok() && (!leaders.ok() || *leaders != active_->id())) {
+    failure = error(StatusCode::kIncomplete, active_->directory(),
+                    ": the leader has left this attempt, or begun another: begin again");
+  }
+  if (failure.ok()) return Step::kWaiting;  // a little, for the rank that is behind
+  if (rank() == 0) remove_file();
+  end_active(failure);
+  return Step::kMoved;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::on_confirmed() {
+  if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
+  const bool last = std::ranges::all_of(
+      announced_, [](const Hdf5Message& word) { return word.kind == Hdf5Message::kNoMore; });
+  set_writing(true);
+  Status status;
+  if (!file_.is_open()) {
+    status = file_.create(join_path(active_->directory(), kHdf5FileName));
+  }
+  if (last && status.ok()) status = file_.flush();
+  if (!last && status.ok()) {
+    status = file_.write_round(
+        announced_, part_ == nullptr ? std::span<const std::byte>{} : part_->buffer.bytes());
+  }
+  set_writing(false);
+  if (last) return say(status, Phase::kFlushed);
+  if (part_ != nullptr) active_->pop_front();
+  part_ = nullptr;
+  if (!status.ok()) active_->fail(status);  // said in the next round
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  phase_ = Phase::kSilent;
+  return Step::kMoved;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::on_flushed() {
+  if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
+  set_writing(true);
+  const Status closed = file_.close();
+  set_writing(false);
+  return say(closed, Phase::kClosed);
+}
+
+Hdf5Rounds::Step Hdf5Rounds::on_closed() {
+  if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
+  end_active({});
+  return Step::kMoved;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::finish_failed(const Status& why) {
+  set_writing(true);
+  if (everybody_has_file()) {
+    file_.discard();
+  } else {
+    file_.leave();
+  }
+  if (rank() == 0) remove_file();
+  set_writing(false);
+  end_active(why);
+  return Step::kMoved;
+}
+
+Hdf5Rounds::Step Hdf5Rounds::give_up(const Status& why) {
+  broken_ = why;
+  file_.leave();
+  end_active(why);
+  return Step::kMoved;
+}
+
+// Where the same directory was begun anew, what lies there belongs to the next attempt.
+void Hdf5Rounds::remove_file() {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  if (next_ != nullptr && next_->directory() == active_->directory()) return;
+  (void)posix_file_system().remove_file(join_path(active_->directory(), kHdf5FileName));
+}
+
+void Hdf5Rounds::set_writing(bool writing) {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  writing_ = writing;
+  monitor_->changed.notify_all();
+}
+
+void Hdf5Rounds::end_active(const Status& how) {
+  part_ = nullptr;
+  active_->end(how);
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  phase_ = Phase::kSilent;
+  active_ = nullptr;
+  monitor_->changed.notify_all();
+}
+
+}  // namespace driftless

@@ -1,0 +1,92 @@
+// The rounds in which the publisher ranks write version.h5 together. Internal to the hdf5_*.cpp
+// files.
+//
+// A round: every rank says "a part", "no more" or "failed" (announcement); then every rank says
+// "go", or "failed" if it failed since (confirmation); only after "go" from all does anybody make a
+// collective call. So a rank that gives up between the two stops the others instead of leaving them
+// alone within HDF5. "No more" from all: the file is flushed, then closed, and after each they tell
+// whether all went well. Any "failed": the leader removes the file, and the attempt is over.
+//
+// Announcements name the attempt. Where they differ, a rank is behind: it missed a publication, or
+// still has the word in the air that it said for one which it has left. Those whose attempt is not
+// the leader's any more drop it, and all say their word again.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/shared_fs/hdf5_attempt.h"
+#include "collectives/shared_fs/hdf5_exchange.h"
+#include "collectives/shared_fs/hdf5_file.h"
+#include "core/hash128.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// What the leader's begin() leaves in place of version.h5 until the file is made: the attempt's id.
+[[nodiscard]] Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id);
+// kIncomplete where it is not there (yet).
+[[nodiscard]] Result<Hash128> read_hdf5_attempt_id(const std::string& directory);
+
+// step() is called by one thread at a time; the others by any.
+class Hdf5Rounds {
+ public:
+  Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
+             const Hdf5Options& options);
+  ~Hdf5Rounds();
+  Hdf5Rounds(const Hdf5Rounds&) = delete;
+  Hdf5Rounds& operator=(const Hdf5Rounds&) = delete;
+
+  [[nodiscard]] unsigned rank() const { return exchange_->rank(); }
+
+  // The attempt that is to follow; one that waits already is over, failed.
+  void set_next(std::shared_ptr<Hdf5Attempt> next);
+
+  enum class Step : unsigned char {
+    kNothing,  // nothing to say until an attempt changes
+    kWaiting,  // for the other ranks
+    kMoved,
+  };
+  // Does what can be done without waiting for another rank's word. Not short: it writes.
+  [[nodiscard]] Step step();
+  // Whether step() would not return kNothing. The caller holds the monitor's lock.
+  [[nodiscard]] bool has_work_locked() const;
+  // Whether an attempt is being written or waits. The caller holds the monitor's lock.
+  [[nodiscard]] bool idle_locked() const { return active_ == nullptr && next_ == nullptr; }
+  // Whether step() is within HDF5. The caller holds the monitor's lock.
+  [[nodiscard]] bool writing_locked() const { return writing_; }
+
+ private:
+  enum class Phase : unsigned char { kSilent, kAnnounced, kConfirming, kFlushed, kClosed };
+
+  [[nodiscard]] Step announce();
+  [[nodiscard]] Step on_announced();
+  [[nodiscard]] Step on_misaligned();
+  [[nodiscard]] Step on_confirmed();
+  [[nodiscard]] Step on_flushed();
+  [[nodiscard]] Step on_closed();
+  [[nodiscard]] Step say(const Status& mine, Phase next);
+  [[nodiscard]] Step post(const Hdf5Message& mine, Phase next);
+  [[nodiscard]] Step finish_failed(const Status& why);
+  [[nodiscard]] Step give_up(const Status& why);
+  [[nodiscard]] Hdf5Message blank() const;
+  [[nodiscard]] Status first_failure() const;
+  [[nodiscard]] bool everybody_has_file() const;
+  void set_writing(bool writing);
+  void end_active(const Status& how);
+  void remove_file();
+
+  const std::unique_ptr<Hdf5Exchange> exchange_;
+  const std::shared_ptr<Hdf5Monitor> monitor_;
+  Hdf5VersionFile file_;
+  Phase phase_ = Phase::kSilent;                  // of the exchange that is under way
+  std::vector<Hdf5Message> announced_;            // by rank, from the last announcement
+  std::shared_ptr<const Hdf5FinishedPart> part_;  // mine among them
+  // Guarded by the monitor; active_ is changed by step() only.
+  std::shared_ptr<Hdf5Attempt> active_, next_;
+  bool writing_ = false;
+  Status broken_;  // MPI failed: no round can be held any more
+};
+
+}  // namespace driftless
