@@ -83,6 +83,10 @@ class FileSystem {
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
   // An existing regular file, to be read and written in place.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
+  // The same, to be read only: also where the file is not ours to write.
+  [[nodiscard]] virtual Result<std::unique_ptr<File>> open_to_read(const std::string& path) {
+    return open(path);
+  }
   // kNotFound where nothing is there.
   [[nodiscard]] virtual Result<FileInfo> info(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".

@@ -108,6 +108,10 @@ class PosixFileSystem final : public FileSystem {
     return open_file(path, O_RDWR, "opening ");
   }
 
+  Result<std::unique_ptr<File>> open_to_read(const std::string& path) override {
+    return open_file(path, O_RDONLY, "opening ");
+  }
+
   Result<FileInfo> info(const std::string& path) override {
     struct stat status{};
     if (::lstat(path.c_str(), &status) != 0) return errno_status(errno, path);
