@@ -116,7 +116,7 @@ std::string receiver_id(const Config& config, const JobProcess& process, unsigne
   if (!config.receiver_id.empty()) {
     return config.receiver_id + (process.rollouts() > 1 ? number.data() : "");
   }
-  if (process.together() || process.rollouts() > 1) return std::string("rollout") + number.data();
+  if (process.together() || process.rollouts() > 1) return concat("rollout", number.data());
   std::array<char, 65> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   return concat("rollout_", host.data(), "_", ::getpid());

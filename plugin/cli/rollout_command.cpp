@@ -249,6 +249,7 @@ int run_rollout(const Common& common, RolloutArguments arguments) {
       report(common, done.status().with_context(concat("rollout ", (*process)->rank())));
   std::cout.flush();
   (*process)->abandon(code);
+  return code;  // not reached
 }
 
 }  // namespace driftless::cli

@@ -6,7 +6,7 @@ namespace driftless::cli {
 namespace {
 
 std::string step_path(const std::string& directory, std::uint64_t step) {
-  return join_path(directory, "step_" + version_string(step));
+  return join_path(directory, concat("step_", version_string(step)));
 }
 
 // The last step of those that follow each other; kNotFound where not even the base is there.

@@ -308,6 +308,7 @@ int run_trainer(const Common& common, const TrainerArguments& arguments) {
   std::cout.flush();
   trainer.remove_files();
   (*process)->abandon(code);
+  return code;  // not reached
 }
 
 }  // namespace driftless::cli
