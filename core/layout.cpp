@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 4096;
 constexpr std::uint64_t kMaxTensorBits = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMaxTotalBytes = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
 
@@ -74,6 +75,10 @@ Result<WeightLayout> WeightLayout::make(std::vector<TensorSpec> tensors) {
     canonical += '\0';
     for (const std::uint64_t extent : tensor.shape) canonical += std::to_string(extent) + ",";
     canonical += '\n';
+    if (tensor.size_bytes > kMaxTotalBytes - layout.total_bytes_) {
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name,
+                   "': the tensors reach 2^63 bytes in all");
+    }
     layout.total_bytes_ += tensor.size_bytes;
     layout.total_units_ += tensor.units();
   }

@@ -50,7 +50,7 @@ struct TensorView {
 class WeightLayout {
  public:
   WeightLayout() = default;
-  // Sorts; kCorrupt for two tensors of one name.
+  // Sorts; kCorrupt for two tensors of one name, and where the bytes of all reach 2^63.
   [[nodiscard]] static Result<WeightLayout> make(std::vector<TensorSpec> tensors);
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const { return tensors_; }

@@ -5,6 +5,7 @@
 
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
+#include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/version_dir.h"
 #include "formats/zstd_stream.h"
@@ -186,6 +187,23 @@ Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const s
   return result;
 }
 
+Inspection inspect_run(const RunInfo& run) {
+  Inspection result;
+  result.kind = "run";
+  result.facts = {{"run", to_hex(run.run)},
+                  {"ranks", std::to_string(run.ranks)},
+                  {"base_digest", to_hex(run.base_digest)},
+                  {"weight_layout", to_hex(run.layout.signature())},
+                  {"tensors", std::to_string(run.layout.size())},
+                  {"bytes", std::to_string(run.layout.total_bytes())}};
+  result.columns = {"tensor", "dtype", "shape", "bytes"};
+  for (const TensorSpec& tensor : run.layout.tensors()) {
+    result.rows.push_back({tensor.name, std::string(info(tensor.dtype).name), tensor.shape_string(),
+                           std::to_string(tensor.size_bytes)});
+  }
+  return result;
+}
+
 Result<Inspection> inspect_file(FileSystem& fs, const std::string& path) {
   constexpr std::uint64_t kMaxInflatedBytes = std::uint64_t{1} << 30;
   DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(path));
@@ -194,6 +212,7 @@ Result<Inspection> inspect_file(FileSystem& fs, const std::string& path) {
   if (begins_with(bytes, "DRIFTLSJ")) return inspect_journal(bytes, path);
   if (begins_with(bytes, "{")) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxManifestBytes));
+    if (const Result<RunInfo> run = parse_run_info(text, path); run.ok()) return inspect_run(*run);
     DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, parse_manifest(text, path));
     Inspection result;
     result.kind = "manifest";

@@ -48,7 +48,9 @@ class Environment {
 // Both ends are closed when the process is replaced, and by the destructor.
 class Pipe {
  public:
-  Pipe() : ok_(::pipe2(ends_.data(), O_CLOEXEC | O_NONBLOCK) == 0) {}
+  // Only our end does not block: the flag would travel with the other one.
+  Pipe()
+      : ok_(::pipe2(ends_.data(), O_CLOEXEC) == 0 && ::fcntl(ends_[0], F_SETFL, O_NONBLOCK) == 0) {}
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
   ~Pipe() {
@@ -72,9 +74,10 @@ class SpawnPlan {
  public:
   explicit SpawnPlan(int stderr_fd) {
     ::posix_spawn_file_actions_init(&actions_);
+    // First, since the pipe may itself be 0 or 1 in a process without these.
+    ::posix_spawn_file_actions_adddup2(&actions_, stderr_fd, 2);
     ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_addopen(&actions_, 1, "/dev/null", O_WRONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&actions_, stderr_fd, 2);
     ::posix_spawnattr_init(&attributes_);
     // A trainer may block or ignore signals; a command expects the usual ones.
     sigset_t none;

@@ -40,6 +40,27 @@ inline BucketBuilder golden_bucket(const WeightLayout& layout, Encoding encoding
   return builder;
 }
 
+// Two tensors, one of them in two runs; the last run reaches its tensor's end.
+struct GoldenRun {
+  std::uint32_t tensor = 0;
+  std::uint64_t first_unit = 0;
+  Bytes bytes;
+};
+inline std::vector<GoldenRun> golden_runs() {
+  std::vector<GoldenRun> runs{{0, 0, Bytes(10)}, {0, 7, Bytes(6)}, {2, (1ULL << 33) - 3, Bytes(6)}};
+  for (GoldenRun& run : runs) {
+    for (std::size_t k = 0; k < run.bytes.size(); ++k) {
+      run.bytes[k] = static_cast<std::byte>(0x51 + 5 * k + run.tensor);
+    }
+  }
+  return runs;
+}
+inline std::vector<DenseRun> views_of(const std::vector<GoldenRun>& runs) {
+  std::vector<DenseRun> views;
+  for (const GoldenRun& run : runs) views.push_back({run.tensor, run.first_unit, run.bytes});
+  return views;
+}
+
 inline FrameContext golden_context(const WeightLayout& layout, Encoding encoding) {
   return {{{0x0123456789abcdef, 0xfedcba9876543210}, 7}, 6, layout.signature(), encoding, 2, 5};
 }

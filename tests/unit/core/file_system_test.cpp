@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -192,6 +193,30 @@ TEST_F(PosixFileSystemTest, AMappingOutlivesMovesAndTheName) {
   ASSERT_TRUE(fs_.remove_file(at("f")).ok());
   EXPECT_EQ(second->path(), at("f"));
   EXPECT_EQ(std::memcmp(second->bytes().data(), "mapped", 6), 0);
+}
+
+TEST_F(PosixFileSystemTest, HeldContentLivesAsLongAsItsFile) {
+  auto owner = std::make_shared<std::string>(300'000, 'h');
+  const std::weak_ptr<std::string> watch = owner;
+  const auto bytes = std::as_bytes(std::span(owner->data(), owner->size()));
+  MappedFile held("part", std::move(owner), bytes);
+  EXPECT_EQ(held.path(), "part");
+  held.forget(0, bytes.size());  // nothing: the bytes are nobody's mapping
+  EXPECT_EQ(std::ranges::count(held.bytes(), std::byte{'h'}), 300'000);
+  {
+    make_file("f", "mapped");
+    auto mapped = fs_.map(at("f"));
+    ASSERT_TRUE(mapped.ok());
+    MappedFile moved(std::move(held));
+    EXPECT_TRUE(held.bytes().empty());
+    std::swap(moved, *mapped);  // each takes its own kind of ownership along
+    EXPECT_EQ(std::memcmp(moved.bytes().data(), "mapped", 6), 0);
+    EXPECT_EQ(mapped->bytes().data(), bytes.data());
+    EXPECT_FALSE(watch.expired());
+  }
+  EXPECT_TRUE(watch.expired());
+  const MappedFile unowned("static", nullptr, std::as_bytes(std::span("text", 4)));
+  EXPECT_EQ(unowned.bytes().size(), 4U);
 }
 
 TEST_F(PosixFileSystemTest, ForgettingAMappingKeepsItsContent) {

@@ -94,6 +94,16 @@ TEST(WeightLayout, RefusesTwoTensorsOfOneName) {
 }
 
 // XXH3-128 of "a\0BF16\0" "2,3,\n" "b\0F32\0\n", computed apart from this code.
+TEST(WeightLayout, RefusesMoreBytesThanCanBeCounted) {
+  std::vector<TensorSpec> tensors;
+  for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h"}) {
+    tensors.push_back(TensorSpec::make(name, DType::kU8, {(1ULL << 60) - 1}).value());
+  }
+  EXPECT_EQ(WeightLayout::make(tensors)->total_bytes(), (1ULL << 63) - 8);
+  tensors.push_back(TensorSpec::make("i", DType::kU8, {8}).value());
+  EXPECT_EQ(WeightLayout::make(tensors).status().code(), StatusCode::kCorrupt);
+}
+
 TEST(WeightLayout, SignatureIsFixed) {
   const WeightLayout weights =
       layout({spec("b", DType::kF32, {}), spec("a", DType::kBF16, {2, 3})});

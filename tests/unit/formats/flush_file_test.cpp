@@ -85,6 +85,34 @@ TEST(FlushFile, RoundTripsEveryTypeAndEncoding) {
   EXPECT_TRUE(fs.list(dir.path())->empty()) << "a spool file was left behind";
 }
 
+TEST(FlushFile, GoesIntoAnOpenFileAndComesFromHeldContent) {
+  const TempDir dir;
+  FileSystem& fs = posix_file_system();
+  const WeightLayout layout = layout_of({spec("a", DType::kBF16, {1000})});
+  for (const Encoding encoding : {Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd}) {
+    const std::string name(info(encoding).name);
+    BucketBuilder builder(layout, encoding);
+    ASSERT_TRUE(builder.add(delta_at(layout, 0, 0, {1, 2, 999}).view()).ok());
+    ASSERT_TRUE(write_flush_file(fs, dir.file(name), layout, builder.view(), encoding, 7, {}).ok());
+    auto file = fs.create(dir.file(name + "_part"));
+    ASSERT_TRUE(file.ok());
+    const auto size = write_flush_file(std::move(*file), layout, builder.view(), encoding, 7, {});
+    ASSERT_TRUE(size.ok()) << size.status().message();
+    const auto bytes = std::make_shared<Bytes>(read_file(dir.file(name + "_part")));
+    EXPECT_EQ(*size, bytes->size());
+    EXPECT_EQ(*bytes, read_file(dir.file(name)));
+
+    const auto held = FlushFile::open(fs, {"part 3", bytes, *bytes}, layout, 7, dir.path());
+    ASSERT_TRUE(held.ok()) << held.status().message();
+    EXPECT_EQ(decode_all(layout, held->bucket()).value(),
+              decode_all(layout, builder.view()).value());
+    bytes->back() ^= std::byte{1};
+    const auto damaged = FlushFile::open(fs, {"part 3", bytes, *bytes}, layout, 7, dir.path());
+    EXPECT_EQ(damaged.status().code(), StatusCode::kCorrupt);
+    EXPECT_NE(damaged.status().message().find("part 3"), std::string_view::npos);
+  }
+}
+
 TEST(FlushFile, ABucketWithoutChangesRoundTrips) {
   const TempDir dir;
   const WeightLayout layout = layout_of({spec("a", DType::kBF16, {10})});

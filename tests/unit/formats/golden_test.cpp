@@ -78,6 +78,27 @@ TEST(Golden, Frames) {
   }
 }
 
+TEST(Golden, FullFrame) {
+  const WeightLayout layout = golden_layout();
+  const FrameContext context = golden_context(layout, Encoding::kFull);
+  const auto runs = testing::golden_runs();
+  Bytes fresh;
+  ASSERT_TRUE(
+      encode_full_frame(context, layout, DType::kBF16, testing::views_of(runs), fresh).ok());
+  const Bytes committed = golden("frame_full.bin", fresh);
+  EXPECT_EQ(committed, fresh);
+  const auto frame = Frame::decode(committed, layout, kMaxBytes);
+  ASSERT_TRUE(frame.ok()) << frame.status().message();
+  EXPECT_EQ(frame->info().context, context);
+  const std::vector<DenseRun> found = frame->runs();
+  ASSERT_EQ(found.size(), runs.size());
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    EXPECT_EQ(found[i].tensor, runs[i].tensor);
+    EXPECT_EQ(found[i].first_unit, runs[i].first_unit);
+    EXPECT_TRUE(std::ranges::equal(found[i].bytes, runs[i].bytes));
+  }
+}
+
 // zstd's output may differ between releases of it; its content, and what the headers say, may not.
 TEST(Golden, CompressedFrameHoldsTheBodyOfThePlainOne) {
   const Bytes plain = golden("frame_deltas.bin", {});

@@ -43,6 +43,45 @@ TEST(ManifestTest, RoundTrips) {
   EXPECT_EQ(*parsed, example());
 }
 
+TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
+  const std::string plain = manifest_to_json(example());
+  for (const char* key : {"\"rank", "locator"}) EXPECT_EQ(plain.find(key), std::string::npos);
+
+  Manifest manifest = example();
+  manifest.ranks = 3;
+  manifest.files[0].rank = 2;
+  manifest.files[1].locator = ~std::uint64_t{0};
+  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush,
+                                       DirectoryLayout::kFrames, DirectoryLayout::kHdf5}) {
+    manifest.directory_layout = layout;
+    const auto parsed = parse_manifest(manifest_to_json(manifest), "m");
+    ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+    EXPECT_EQ(*parsed, manifest);
+    EXPECT_EQ(parse_directory_layout(to_string(layout)).value(), layout);
+  }
+  const std::string text = manifest_to_json(manifest);
+  const auto refuses = [&text](const std::string& what, const std::string& by) {
+    EXPECT_EQ(code_of(replaced(text, what, by)), StatusCode::kCorrupt) << by;
+  };
+  refuses("\"rank\":2", "\"rank\":3");  // of ranks 0, 1 and 2
+  refuses("\"rank\":2", "\"rank\":-1");
+  refuses("\"ranks\":3", "\"ranks\":0");
+  refuses("\"ranks\":3", "\"ranks\":4294967296");
+  refuses("18446744073709551615", "18446744073709551616");
+}
+
+TEST(ManifestTest, OnlyAFullVersionZeroHasItselfAsBase) {
+  Manifest manifest = example();
+  manifest.id.version = 0;
+  manifest.base_version = 0;
+  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
+  manifest.encoding = Encoding::kFull;
+  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kOk);
+  manifest.id.version = 1;
+  manifest.base_version = 1;
+  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
+}
+
 TEST(ManifestTest, PassesOverUnknownKeys) {
   const std::string text = replaced(manifest_to_json(example()), "{", "{\"later\":[1,{}],");
   const auto parsed = parse_manifest(text, "m");

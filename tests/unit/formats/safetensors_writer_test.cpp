@@ -75,6 +75,37 @@ TEST_F(SafetensorsWriterTest, WritesTheseBytes) {
   EXPECT_EQ(fs_.log().syncs, 1);
 }
 
+TEST_F(SafetensorsWriterTest, WritesIntoAnOpenFileAndReadsHeldContent) {
+  SafetensorsWriter by_path = create();
+  add(by_path, "t", "data");
+  ASSERT_TRUE(by_path.finish().ok());
+  auto file = fs_.create(dir_.file("v.safetensors"));
+  ASSERT_TRUE(file.ok());
+  Result<SafetensorsWriter> writer = SafetensorsWriter::create(std::move(*file), kRoom);
+  ASSERT_TRUE(writer.ok()) << writer.status().to_string();
+  add(*writer, "t", "data");
+  ASSERT_TRUE(writer->finish().ok());
+  const auto text = std::make_shared<std::string>(content(dir_.file("v.safetensors")));
+  EXPECT_EQ(*text, content(path_));
+
+  MappedFile held("part 7", text, std::as_bytes(std::span(*text)));
+  const auto opened = SafetensorsFile::open(std::move(held));
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  EXPECT_EQ(opened->bytes(*opened->find("t")).data(),
+            reinterpret_cast<const std::byte*>(text->data()) + text->size() - 4);
+  const auto cut =
+      SafetensorsFile::open({"part 7", text, std::as_bytes(std::span(*text).first(9))});
+  EXPECT_EQ(cut.status().code(), StatusCode::kCorrupt);
+  EXPECT_NE(cut.status().message().find("part 7"), std::string_view::npos);
+}
+
+TEST_F(SafetensorsWriterTest, RefusesAHeaderAboveTheFormatsBoundBeforeThereIsAFile) {
+  const auto refused =
+      SafetensorsWriter::create(fs_, path_, kMaxSafetensorsHeaderBytes + 1).status();
+  expect_invalid(refused, "header");
+  EXPECT_FALSE(exists(fs_, path_));
+}
+
 TEST_F(SafetensorsWriterTest, RoundTripsEveryDtype) {
   SafetensorsWriter writer = create();
   std::vector<TensorSpec> specs;

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "formats/flush_file.h"
+#include "formats/frame.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -35,6 +36,26 @@ class VersionDirTest : public ::testing::Test {
     ASSERT_TRUE(published.ok()) << published.to_string();
   }
 
+  // A version of frames, or of hdf5, with this payload file.
+  void publish_parts(std::uint64_t version, DirectoryLayout layout, std::string_view file) {
+    auto writer = VersionWriter::create(fs_, dir_.path(), version);
+    ASSERT_TRUE(writer.ok()) << writer.status().to_string();
+    ASSERT_TRUE(write_text(fs_, writer->file_path(file), "data").ok());
+    Manifest manifest;
+    manifest.id = {{1, 1}, version};
+    manifest.base_version = version - 1;
+    manifest.directory_layout = layout;
+    manifest.encoding = Encoding::kDeltas;
+    const Status published = writer->publish(manifest);
+    ASSERT_TRUE(published.ok()) << published.to_string();
+  }
+  // Writes another manifest, with its DONE.
+  void replace_manifest(std::uint64_t version, const Manifest& manifest) {
+    const std::string text = manifest_to_json(manifest);
+    ASSERT_TRUE(replace_text(fs_, path(version, kManifestName), text).ok());
+    ASSERT_TRUE(replace_text(fs_, path(version, kDoneName), to_hex(xxh3_128(text)) + "\n").ok());
+  }
+
   StatusCode open_code(std::uint64_t version) {
     return open_version(fs_, dir_.path(), version).status().code();
   }
@@ -55,6 +76,53 @@ TEST_F(VersionDirTest, PublishesAndOpens) {
   ASSERT_TRUE(version->manifest);
   EXPECT_EQ(version->manifest->files.size(), 2U);
   EXPECT_TRUE(check_file_hashes(fs_, *version, 2).ok());
+}
+
+TEST_F(VersionDirTest, FramesAreFilesLikeOthers) {
+  publish_parts(1, DirectoryLayout::kFrames, frame_file_name(0, 0));
+  const auto version = open_version(fs_, dir_.path(), 1);
+  ASSERT_TRUE(version.ok()) << version.status().to_string();
+  EXPECT_EQ(version->directory_layout, DirectoryLayout::kFrames);
+  EXPECT_EQ(version->encoding, Encoding::kDeltas);
+  EXPECT_EQ(version->payload_files, std::vector{frame_file_name(0, 0)});
+  EXPECT_TRUE(check_has_files(*version).ok());
+  EXPECT_TRUE(check_file_hashes(fs_, *version, 1).ok());
+
+  ASSERT_TRUE(write_text(fs_, path(1, frame_file_name(0, 1)), "").ok());
+  EXPECT_EQ(open_code(1), StatusCode::kCorrupt);  // added
+  ASSERT_TRUE(fs_.remove_file(path(1, frame_file_name(0, 1))).ok());
+  ASSERT_TRUE(fs_.remove_file(path(1, frame_file_name(0, 0))).ok());
+  EXPECT_EQ(open_code(1), StatusCode::kIncomplete);  // missing
+}
+
+TEST_F(VersionDirTest, PartsOfHdf5AreNotFiles) {
+  publish_parts(1, DirectoryLayout::kHdf5, kHdf5Name);
+  Manifest manifest = *open_version(fs_, dir_.path(), 1)->manifest;
+  manifest.files = {{frame_file_name(0, 0), 4, {1, 1}}, {frame_file_name(1, 0), 9, {2, 2}, 1, 77}};
+  manifest.ranks = 2;
+  replace_manifest(1, manifest);
+  const auto version = open_version(fs_, dir_.path(), 1);
+  ASSERT_TRUE(version.ok()) << version.status().to_string();
+  EXPECT_EQ(version->payload_files, std::vector<std::string>{std::string(kHdf5Name)});
+  EXPECT_EQ(*version->manifest, manifest);
+  for (const Status& status : {check_has_files(*version), check_file_hashes(fs_, *version, 1)}) {
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find("driftless rollout"), std::string_view::npos);
+  }
+  ASSERT_TRUE(fs_.remove_file(path(1, kHdf5Name)).ok());
+  EXPECT_EQ(open_code(1), StatusCode::kIncomplete);
+}
+
+TEST_F(VersionDirTest, FramesAndHdf5WithoutTheirManifestAreIncomplete) {
+  for (const auto& [layout, file] : {std::pair(DirectoryLayout::kFrames, frame_file_name(0, 0)),
+                                     std::pair(DirectoryLayout::kHdf5, std::string(kHdf5Name))}) {
+    publish_parts(1, layout, file);
+    ASSERT_TRUE(fs_.remove_file(path(1, kManifestName)).ok());
+    EXPECT_EQ(open_code(1), StatusCode::kIncomplete);
+    ASSERT_TRUE(fs_.remove_file(path(1, kDoneName)).ok());
+    EXPECT_EQ(open_code(1), StatusCode::kIncomplete);
+    ASSERT_TRUE(remove_tree(fs_, dir_.file(version_directory_name(1))).ok());
+  }
 }
 
 TEST_F(VersionDirTest, ListsInOrderAndPassesOverOthers) {

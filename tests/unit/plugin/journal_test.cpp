@@ -5,8 +5,11 @@
 #include <array>
 #include <fstream>
 
+#include "formats/checkpoint.h"
 #include "formats/frame.h"
+#include "plugin/journal_replay.h"
 #include "support/temp_dir.h"
+#include "support/weights.h"
 
 namespace driftless {
 namespace {
@@ -107,6 +110,29 @@ TEST_F(JournalTest, NoticesEveryFlippedByte) {
     }
     EXPECT_TRUE(noticed) << at;
   }
+}
+
+// Replay writes positions; a frame without any must not pass as one that changes nothing.
+TEST_F(JournalTest, AFullFrameIsNotReplayed) {
+  const testing::Weights weights = testing::random_weights(1);
+  testing::write_checkpoint(dir_.file("checkpoint"), weights);
+  const auto checkpoint = Checkpoint::open(fs_, dir_.file("checkpoint"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().to_string();
+  const TensorSpec& tensor = checkpoint->layout()[0];
+  const std::vector<std::byte> bytes(tensor.size_bytes);
+  const std::vector<DenseRun> runs{{0, 0, bytes}};
+  FrameContext context;
+  context.layout = checkpoint->layout().signature();
+  context.encoding = Encoding::kFull;
+  std::vector<std::byte> full;
+  ASSERT_TRUE(encode_full_frame(context, checkpoint->layout(), tensor.dtype, runs, full).ok());
+  auto writer = JournalWriter::create(fs_, path_);
+  ASSERT_TRUE(writer.ok() && (*writer)->append(full).ok());
+  ASSERT_TRUE((*writer)->commit(before_, after_).ok());
+  const auto journal = Journal::open(fs_, path_);
+  ASSERT_TRUE(journal.ok()) << journal.status().to_string();
+  EXPECT_EQ(replay_journal(fs_, *journal, *checkpoint, 1).code(), StatusCode::kCorrupt);
+  EXPECT_TRUE(testing::holds(dir_.file("checkpoint"), weights));
 }
 
 TEST(CheckpointStateTest, RoundTripsAndReadsOthers) {

@@ -1,0 +1,77 @@
+// Tells inference engines over HTTP that a version is there, each in its own way, and gathers what
+// they say. Needs libcurl (engine_notifier_curl.cpp); without it create() says so.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/file_system.h"
+#include "core/status.h"
+
+namespace driftless {
+
+enum class EngineAction : unsigned char {
+  kPullWeights,     // POST /pull_weights, then POST /update_weights_from_disk
+  kUpdateFromDisk,  // POST /update_weights_from_disk: somebody has patched the checkpoint already
+  kUpdateFlush,     // POST /update_weights_from_disk with the flush files of the version
+};
+
+struct EngineEndpoint {
+  std::string url;  // http://host:port or https://...; the call's path is appended
+  EngineAction action = EngineAction::kPullWeights;
+  std::string local_checkpoint_dir;  // as the engine sees it; not for kUpdateFlush
+  std::string token;                 // empty, or sent as a bearer token
+};
+
+struct NotifyOptions {
+  std::vector<EngineEndpoint> engines;
+  std::chrono::milliseconds timeout{120'000};  // of one call
+  unsigned retries = 3;                        // further tries of one call
+  std::chrono::milliseconds retry_wait{500};   // before the first of them; then twice as long
+  bool cleanup = false;  // for the caller: cleanup_version() once all_acknowledged()
+};
+
+// Paths as the engines see them.
+struct PublishedVersion {
+  std::string source_dir;          // the directory of versions
+  std::string version_dir;         // this one's
+  std::uint64_t version = 0;       // at most 2^63-1
+  std::vector<std::string> files;  // base names of its payload, for kUpdateFlush
+};
+
+struct EngineResult {
+  std::string url;
+  Status status;          // ok: the engine said that it has the version
+  unsigned attempts = 0;  // calls made
+  long http_status = 0;   // of the last; 0 where none was answered
+  std::string message;    // the engine's own words, on one line
+  double ms = 0;
+};
+
+// The engines' replies are data from outside: at most 1 MiB, strict JSON. Redirects are not
+// followed, and proxies of the environment are not used. A call is tried again where it could not
+// be made, was not answered in time, or met a status of 500 and above; an engine that says no (4xx,
+// or "success": false) has decided. To try again is safe: pulling a version that is there, loading
+// the same files and overwriting with the same values all leave what was.
+class EngineNotifier {
+ public:
+  // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl.
+  [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(NotifyOptions options);
+  virtual ~EngineNotifier() = default;
+  // Calls all engines at once, a thread each; they end before it returns. One result per engine, in
+  // their order. One thread at a time.
+  [[nodiscard]] virtual std::vector<EngineResult> notify(const PublishedVersion& version,
+                                                         const Deadline& deadline) = 0;
+};
+
+[[nodiscard]] bool all_acknowledged(const std::vector<EngineResult>& results);
+
+// Removes a version's directory (weight_v*, anchor_v*; anything else is kInvalidArgument). It
+// disappears at once, under its name; ok where it is not there.
+[[nodiscard]] Status cleanup_version(FileSystem& fs, const std::string& version_directory);
+
+}  // namespace driftless

@@ -1,0 +1,282 @@
+// Against real HTTP on the loopback interface.
+#include "plugin/engine_notifier.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "support/http_server.h"
+#include "support/temp_dir.h"
+
+namespace driftless {
+namespace {
+
+using driftless::testing::HttpRequest;
+using driftless::testing::HttpResponse;
+using driftless::testing::HttpServer;
+using driftless::testing::TempDir;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr char kYes[] = R"({"success":true,"message":"done"})";
+
+HttpResponse yes(const HttpRequest&) { return {200, kYes, milliseconds(0), ""}; }
+
+PublishedVersion version_seven() {
+  return {"/shared/run", "/shared/run/weight_v000007", 7, {"a.safetensors", "b.safetensors"}};
+}
+
+EngineEndpoint engine_at(const std::string& url,
+                         EngineAction action = EngineAction::kUpdateFromDisk) {
+  return {url, action, "/local/model", ""};
+}
+
+class EngineNotifierTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (EngineNotifier::create({}).status().code() == StatusCode::kUnsupported) {
+      GTEST_SKIP() << "built without libcurl";
+    }
+    options_.timeout = seconds(10);
+    options_.retry_wait = milliseconds(1);
+  }
+  std::vector<EngineResult> notify(std::vector<EngineEndpoint> engines,
+                                   const Deadline& deadline = Deadline::after(seconds(30))) {
+    options_.engines = std::move(engines);
+    Result<std::unique_ptr<EngineNotifier>> notifier = EngineNotifier::create(options_);
+    EXPECT_TRUE(notifier.ok()) << notifier.status().to_string();
+    std::vector<EngineResult> results = notifier.ok()
+                                            ? (*notifier)->notify(version_seven(), deadline)
+                                            : std::vector<EngineResult>{};
+    EXPECT_EQ(results.size(), options_.engines.size());
+    results.resize(options_.engines.size());
+    return results;
+  }
+
+  NotifyOptions options_;
+};
+
+TEST_F(EngineNotifierTest, PullsThenLoads) {
+  HttpServer server(yes);
+  const EngineResult result =
+      notify({engine_at(server.url() + "/", EngineAction::kPullWeights)})[0];
+  EXPECT_TRUE(result.status.ok()) << result.status.to_string();
+  EXPECT_EQ(result.attempts, 2U);
+  EXPECT_EQ(result.http_status, 200);
+  EXPECT_NE(result.message.find("done"), std::string::npos);
+  const std::vector<HttpRequest> requests = server.requests();
+  ASSERT_EQ(requests.size(), 2U);
+  EXPECT_EQ(requests[0].line, "POST /pull_weights HTTP/1.1");
+  EXPECT_EQ(json::parse(requests[0].body), (json{{"local_checkpoint_dir", "/local/model"},
+                                                 {"source_dir", "/shared/run"},
+                                                 {"target_version", 7}}));
+  EXPECT_EQ(requests[1].line, "POST /update_weights_from_disk HTTP/1.1");
+  EXPECT_EQ(json::parse(requests[1].body),
+            (json{{"model_path", "/local/model"}, {"weight_version", "7"}}));
+  EXPECT_NE(requests[0].headers.find("Content-Type: application/json"), std::string::npos);
+  EXPECT_EQ(requests[0].headers.find("Authorization"), std::string::npos);
+}
+
+TEST_F(EngineNotifierTest, FlushNamesTheFiles) {
+  HttpServer server(yes);
+  EngineEndpoint engine = engine_at(server.url(), EngineAction::kUpdateFlush);
+  engine.local_checkpoint_dir.clear();
+  EXPECT_TRUE(notify({engine})[0].status.ok());
+  ASSERT_EQ(server.requests().size(), 1U);
+  EXPECT_EQ(server.requests()[0].line, "POST /update_weights_from_disk HTTP/1.1");
+  EXPECT_EQ(json::parse(server.requests()[0].body),
+            (json{{"model_path", "/shared/run/weight_v000007"},
+                  {"load_format", "delta"},
+                  {"files", {"a.safetensors", "b.safetensors"}},
+                  {"weight_version", "7"}}));
+}
+
+TEST_F(EngineNotifierTest, ARefusalIsFinalAndItsWordsAreReported) {
+  HttpServer server([](const HttpRequest&) {
+    return HttpResponse{200, R"({"success":false,"message":"wrong\nbase"})", milliseconds(0), ""};
+  });
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kPullWeights)})[0];
+  EXPECT_FALSE(result.status.ok());
+  EXPECT_EQ(result.attempts, 1U);
+  EXPECT_NE(result.message.find("wrong"), std::string::npos);
+  EXPECT_EQ(result.message.find('\n'), std::string::npos);
+  EXPECT_NE(result.status.message().find("refused"), std::string::npos);
+  EXPECT_EQ(server.requests().size(), 1U);  // nothing is loaded after a pull that was refused
+}
+
+TEST_F(EngineNotifierTest, AWrongCallIsNotRepeated) {
+  HttpServer server([](const HttpRequest&) {
+    return HttpResponse{404, R"({"detail":"Not Found"})", milliseconds(0), ""};
+  });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(result.http_status, 404);
+  EXPECT_EQ(result.attempts, 1U);
+  EXPECT_NE(result.message.find("Not Found"), std::string::npos);
+}
+
+TEST_F(EngineNotifierTest, AFaultOfTheServerIsTriedAgain) {
+  int calls = 0;
+  HttpServer server([&calls](const HttpRequest& request) {
+    return ++calls < 3 ? HttpResponse{500, "boom", milliseconds(0), ""} : yes(request);
+  });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_TRUE(result.status.ok()) << result.status.to_string();
+  EXPECT_EQ(result.attempts, 3U);
+  EXPECT_EQ(result.http_status, 200);
+}
+
+TEST_F(EngineNotifierTest, TriesEnd) {
+  options_.retries = 2;
+  HttpServer server(
+      [](const HttpRequest&) { return HttpResponse{503, "later", milliseconds(0), ""}; });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kIo);
+  EXPECT_EQ(result.http_status, 503);
+  EXPECT_EQ(result.attempts, 3U);
+}
+
+TEST_F(EngineNotifierTest, NobodyThere) {
+  std::string url;
+  {
+    const HttpServer server(yes);
+    url = server.url();
+  }
+  options_.retries = 1;
+  const EngineResult result = notify({engine_at(url)})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kIo);
+  EXPECT_NE(result.status.message().find(url), std::string::npos);
+  EXPECT_EQ(result.http_status, 0);
+  EXPECT_EQ(result.attempts, 2U);
+}
+
+TEST_F(EngineNotifierTest, ASlowEngineIsGivenUpAfterTheTimeout) {
+  options_.timeout = milliseconds(100);
+  options_.retries = 1;
+  HttpServer server([](const HttpRequest&) { return HttpResponse{200, kYes, seconds(60), ""}; });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(result.attempts, 2U);
+  EXPECT_GE(result.ms, 200.0 - 10.0);
+  EXPECT_LT(result.ms, 10'000.0);
+}
+
+TEST_F(EngineNotifierTest, TheDeadlineEndsAllTries) {
+  options_.retries = 1'000;
+  HttpServer server([](const HttpRequest&) { return HttpResponse{200, kYes, seconds(60), ""}; });
+  const EngineResult result =
+      notify({engine_at(server.url())}, Deadline::after(milliseconds(200)))[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_LT(result.ms, 10'000.0);
+}
+
+TEST_F(EngineNotifierTest, RepliesAreStrictJson) {
+  for (const char* body : {"", "ok", "[]", "{}", R"({"success":1})", R"({"success":"true"})",
+                           R"({"success":true,"success":true})", R"({"success":true} x)"}) {
+    HttpServer server(
+        [body](const HttpRequest&) { return HttpResponse{200, body, milliseconds(0), ""}; });
+    const EngineResult result = notify({engine_at(server.url())})[0];
+    EXPECT_EQ(result.status.code(), StatusCode::kCorrupt) << body;
+    EXPECT_EQ(result.attempts, 1U) << body;
+  }
+}
+
+TEST_F(EngineNotifierTest, AnEndlessReplyIsCutOff) {
+  HttpServer server([](const HttpRequest&) {
+    return HttpResponse{200, std::string(3U << 20, ' ') + kYes, milliseconds(0), ""};
+  });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kCorrupt);
+  EXPECT_NE(result.status.message().find("longer"), std::string::npos);
+  EXPECT_EQ(result.attempts, 1U);
+}
+
+TEST_F(EngineNotifierTest, RedirectsAreNotFollowed) {
+  const HttpServer elsewhere(yes);
+  HttpServer server([&elsewhere](const HttpRequest&) {
+    return HttpResponse{307, "", milliseconds(0), "Location: " + elsewhere.url() + "/x\r\n"};
+  });
+  const EngineResult result = notify({engine_at(server.url())})[0];
+  EXPECT_FALSE(result.status.ok());
+  EXPECT_EQ(result.http_status, 307);
+  EXPECT_TRUE(elsewhere.requests().empty());
+}
+
+TEST_F(EngineNotifierTest, EnginesAreIndependentAndCalledAtOnce) {
+  // Nobody answers before all three were asked.
+  std::atomic<int> asked = 0;
+  const auto answer = [&asked](const char* body) {
+    return [&asked, body](const HttpRequest&) {
+      ++asked;
+      const Deadline deadline = Deadline::after(seconds(8));
+      while (asked < 3 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+      return HttpResponse{asked < 3 ? 400 : 200, body, milliseconds(0), ""};
+    };
+  };
+  HttpServer first(answer(kYes));
+  HttpServer second(answer(R"({"success":false,"message":"no"})"));
+  HttpServer third(answer(kYes));
+  const std::vector<EngineResult> results =
+      notify({engine_at(first.url()), engine_at(second.url()), engine_at(third.url())});
+  EXPECT_TRUE(results[0].status.ok());
+  EXPECT_FALSE(results[1].status.ok());
+  EXPECT_TRUE(results[2].status.ok());
+  EXPECT_EQ(results[1].url, second.url());
+  EXPECT_FALSE(all_acknowledged(results));
+  EXPECT_TRUE(all_acknowledged({results[0], results[2]}));
+}
+
+TEST_F(EngineNotifierTest, TheTokenIsSent) {
+  HttpServer server(yes);
+  EngineEndpoint engine = engine_at(server.url());
+  engine.token = "s3cret";
+  EXPECT_TRUE(notify({engine})[0].status.ok());
+  EXPECT_NE(server.requests().at(0).headers.find("Authorization: Bearer s3cret\r\n"),
+            std::string::npos);
+}
+
+TEST_F(EngineNotifierTest, EndpointsThatCannotBeCalledAreRefused) {
+  EngineEndpoint two_lines = engine_at("http://h");
+  two_lines.token = "a\r\nX: y";
+  EngineEndpoint nowhere = engine_at("http://h");
+  nowhere.local_checkpoint_dir.clear();
+  for (const EngineEndpoint& engine :
+       {engine_at("file:///etc/passwd"), engine_at("host:1"), engine_at("http://h/ x"),
+        engine_at("http://h/?a"), engine_at(""), two_lines, nowhere}) {
+    options_.engines = {engine};
+    EXPECT_EQ(EngineNotifier::create(options_).status().code(), StatusCode::kInvalidArgument)
+        << engine.url;
+  }
+}
+
+TEST_F(EngineNotifierTest, NoEnginesIsNoWork) { EXPECT_TRUE(notify({}).empty()); }
+
+TEST(CleanupVersion, RemovesAVersionAndNothingElse) {
+  const TempDir dir(TempDir::Where::kMemory);
+  const std::string version = dir.file("weight_v000007");
+  std::filesystem::create_directories(version + "/below");
+  std::ofstream(version + "/DONE") << "x";
+  std::filesystem::create_directories(dir.file("weight_v000008"));
+  std::filesystem::create_directories(dir.file(".weight_v000007.removed"));
+  EXPECT_TRUE(cleanup_version(posix_file_system(), version + "/").ok());
+  EXPECT_TRUE(cleanup_version(posix_file_system(), version).ok());  // not there any more
+  EXPECT_FALSE(std::filesystem::exists(version));
+  EXPECT_TRUE(std::filesystem::exists(dir.file("weight_v000008")));
+  EXPECT_FALSE(std::filesystem::exists(dir.file(".weight_v000007.removed")));
+  for (const std::string& other :
+       {dir.path(), std::string("/"), std::string(), dir.file("weight_v"), dir.file("weight_v7x"),
+        dir.file("weight_v000008/..")}) {
+    EXPECT_EQ(cleanup_version(posix_file_system(), other).code(), StatusCode::kInvalidArgument)
+        << other;
+  }
+  EXPECT_TRUE(std::filesystem::exists(dir.file("weight_v000008")));
+}
+
+}  // namespace
+}  // namespace driftless
