@@ -188,17 +188,21 @@ Medium::~Medium() {
   MPI_Comm_free(&comm_);
 }
 
-// A barrier with an end. Freeing is collective, so one rank that cannot keeps all from it.
+// A barrier with an end. Freeing is collective, so one rank that cannot keeps all from it. Twice,
+// so that a rank which came after the others had given up does not free alone: they are missing in
+// the second round.
 bool Medium::all_are_done() {
-  const auto clean = std::make_shared<int>(abandoned_.empty() ? 1 : 0);
-  MPI_Request request = MPI_REQUEST_NULL;
-  if (MPI_Iallreduce(MPI_IN_PLACE, clean.get(), 1, MPI_INT, MPI_MIN, comm_, &request) !=
-      MPI_SUCCESS) {
-    return false;
+  for (int round = 0; round < 2; ++round) {
+    const auto clean = std::make_shared<int>(abandoned_.empty() ? 1 : 0);
+    std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+    const int code =
+        MPI_Iallreduce(MPI_IN_PLACE, clean.get(), 1, MPI_INT, MPI_MIN, comm_, &requests[0]);
+    if (code != MPI_SUCCESS) return false;
+    if (!wait(requests, clean, Deadline::after(kFarewell), "farewell").ok() || *clean == 0) {
+      return false;
+    }
   }
-  std::vector<MPI_Request> requests{request};
-  const Deadline deadline = Deadline::after(kFarewell);
-  return wait(requests, clean, deadline, "farewell").ok() && *clean == 1;
+  return true;
 }
 
 void Medium::probe() const {
