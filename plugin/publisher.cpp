@@ -32,7 +32,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   Stopwatch total;
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
-  group_.begin_epoch(++epoch_);
+  group_.next_epoch();
   DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan, make_plan(check_source(weights), deadline));
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();

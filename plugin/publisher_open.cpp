@@ -24,7 +24,7 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
   try {
     const Deadline deadline = Deadline::after(options.deadline);
     auto rank = std::make_unique<PublisherRank>(options, group, road, history);
-    group.begin_epoch(0);
+    group.next_epoch();
     DRIFTLESS_RETURN_IF_ERROR(rank->assemble(base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->start_or_resume(deadline));

@@ -114,7 +114,6 @@ class PublisherRank final : public Publisher {
   bool needs_full_ = false;
   bool resumed_ = false;
   std::optional<Doubt> doubt_;
-  std::uint64_t epoch_ = 0;
 
   // The leader's.
   bool anchor_requested_ = false;
