@@ -9,25 +9,13 @@
 
 #include <mpi.h>
 
-#include <chrono>
-#include <cstdint>
 #include <memory>
 
 #include "collectives/group.h"
+#include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/road.h"
 
 namespace driftless {
-
-struct MpiRmaOptions {
-  std::uint64_t ring_bytes = std::uint64_t{1} << 30;  // of each publisher rank's steps
-  unsigned ring_versions = 64;                        // steps held at most
-  std::uint64_t anchor_bytes = 0;  // of each publisher rank's anchor; 0: the road has none
-  std::uint64_t announcement_bytes = std::uint64_t{16} << 20;  // room for run_info on the leader
-  bool progress_thread = true;  // where the network needs the target's help, and MPI has threads
-  std::chrono::milliseconds poll_first{1};
-  std::chrono::milliseconds poll_longest{50};
-  std::chrono::milliseconds patience{600'000};  // with a silent receiver
-};
 
 // Collective over `world`, whose first `publishers` ranks publish; all others receive. Every rank
 // calls it once with the same numbers; MPI is initialized, and `world` (duplicated inside) outlives

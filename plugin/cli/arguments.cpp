@@ -12,11 +12,11 @@ namespace driftless::cli {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 done (verify: identical), 1 verify found a difference, 2 wrong usage, 3 not "
-    "found or\n"
-    "not whole yet, 4 damaged or refused (wrong run, base, layout, content), 5 I/O failed or no "
-    "space,\n"
-    "6 locked by another process, 7 exists already, 8 not supported, 70 internal error.";
+    "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer: a rollout or "
+    "an\n"
+    "engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
+    "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
+    "out of time, 7 exists already, 8 not supported, 70 internal error.";
 
 // All that was typed. Lives until the action has run.
 struct Arguments {
@@ -28,6 +28,9 @@ struct Arguments {
   std::string inspect;
   BenchArguments bench;
   DemoArguments demo;
+  JobArguments check;
+  TrainerArguments trainer;
+  RolloutArguments rollout;
   std::function<int()> action;
 };
 
@@ -174,6 +177,96 @@ void add_demo(CLI::App& app, Arguments& all) {
   command->callback([&all] { all.action = [&all] { return run_demo(all.common, all.demo); }; });
 }
 
+void add_set(CLI::App& command, JobArguments& job) {
+  command
+      .add_option("--set", job.set, "Override a key of the configuration: --set road.dir=/mnt/w")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+void add_job(CLI::App& command, JobArguments& job) {
+  command.add_option("--config", job.config, "YAML file; see configs/ and driftless info")
+      ->required();
+  add_set(command, job);
+}
+
+void add_config(CLI::App& app, Arguments& all) {
+  CLI::App* config = app.add_subcommand("config", "Work with configuration files");
+  config->require_subcommand(1);
+  CLI::App* check = config->add_subcommand(
+      "check", "Say whether a configuration is right, and what it amounts to");
+  check->add_option("FILE", all.check.config, "YAML file")->required();
+  add_set(*check, all.check);
+  check->callback(
+      [&all] { all.action = [&all] { return run_config_check(all.common, all.check); }; });
+}
+
+void add_info(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "info", "List every configuration key, every backend (built, or why not) and the kernels");
+  command->callback([&all] { all.action = [&all] { return run_info(all.common); }; });
+}
+
+void add_trainer(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "trainer", "Publish a run, replayed or made up, to rollouts; one of several under mpirun");
+  TrainerArguments& options = all.trainer;
+  add_job(*command, options.job);
+  CLI::Option* replay =
+      command->add_option("--replay", options.replay,
+                          "Directory with the checkpoints step_000000/, step_000001/, ... "
+                          "(default: a run is made up)");
+  command->add_option("--steps", options.steps, "Versions (default: 10, or all to replay)")
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 32));
+  command->add_option("--params", options.params, "Parameters of the run that is made up, about")
+      ->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{1} << 40))
+      ->excludes(replay)
+      ->capture_default_str();
+  command->add_option("--seed", options.seed, "Its seed")->excludes(replay)->capture_default_str();
+  command->add_option("--lr", options.lr, "Its learning rate: how far a step moves a weight")
+      ->check(CLI::Range(0.0, 1.0))
+      ->excludes(replay)
+      ->capture_default_str();
+  command->add_option("--interval-ms", options.interval_ms, "Pause between two versions")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{86'400'000}))
+      ->capture_default_str();
+  command
+      ->add_option("--rollouts", options.rollouts,
+                   "Rollouts to wait for at the start and the end, where mpirun did not start them "
+                   "beside the trainer (default: whoever registers)")
+      ->check(CLI::Range(0U, 1'000'000U));
+  command->callback(
+      [&all] { all.action = [&all] { return run_trainer(all.common, all.trainer); }; });
+}
+
+void add_rollout(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "rollout", "Follow a run and keep bit-identical weights; one of several under mpirun");
+  RolloutArguments& options = all.rollout;
+  add_job(*command, options.job);
+  command->add_option("--base", options.base,
+                      "Checkpoint to start from (default: the run's first anchor)");
+  command->add_option("--save", options.save, "Leave the final weights as DIR/rollout_{rank:02d}/");
+  command
+      ->add_option("--target-version", options.target_version,
+                   "End there (default: where the trainer ends)")
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
+  command->add_option("--timeout", options.timeout_text,
+                      "Fail after so long, for example 10min (default: never)");
+  command->add_flag("--verbose", options.verbose, "A line per version");
+  command->callback(
+      [&all] { all.action = [&all] { return run_rollout(all.common, all.rollout); }; });
+}
+
+void add_common(CLI::App& command, Common& common) {
+  command.add_flag("--json", common.json, "Print JSON instead of text");
+  command.add_option("--threads", common.threads, "Threads to use (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+}
+
 }  // namespace
 
 Parsed parse_arguments(int argc, char** argv) {
@@ -183,14 +276,14 @@ Parsed parse_arguments(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kExitCodes);
   const auto all = std::make_shared<Arguments>();
-  for (const auto add :
-       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo}) {
+  for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench,
+                         add_demo, add_config, add_info, add_trainer, add_rollout}) {
     add(app, *all);
   }
   for (CLI::App* command : app.get_subcommands({})) {
-    command->add_flag("--json", all->common.json, "Print one JSON object instead of text");
-    command->add_option("--threads", all->common.threads, "Threads to use (default: one per core)")
-        ->check(CLI::Range(1, 1024));
+    const auto below = command->get_subcommands({});
+    if (below.empty()) add_common(*command, all->common);
+    for (CLI::App* inner : below) add_common(*inner, all->common);
   }
   try {
     app.parse(argc, argv);

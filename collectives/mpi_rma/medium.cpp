@@ -1,0 +1,305 @@
+#include "collectives/mpi_rma/medium.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "collectives/mpi_rma/mpi_status.h"
+
+namespace driftless::mpi_rma {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::uint64_t kMostBytesOfGet = std::uint64_t{1} << 30;  // MPI counts in int
+constexpr milliseconds kFarewell{10'000};
+constexpr int kEagerLooks = 200;  // before it sleeps between looks
+
+constexpr std::string_view kFlags =
+    "between hosts without RDMA run mpirun with `--mca pml ucx --mca osc ucx --mca pml_ucx_tls any "
+    "--mca pml_ucx_devices any` (or, without MPI_THREAD_MULTIPLE, `--mca osc pt2pt`); on one host "
+    "/dev/shm must hold the windows: road.ring_bytes, road.anchor_bytes";
+
+}  // namespace
+
+Result<std::unique_ptr<Medium>> Medium::create(MPI_Comm world, unsigned publishers,
+                                               const MpiRmaOptions& options) {
+  if (!mpi_runs()) {
+    return error(StatusCode::kInvalidArgument,
+                 "mpi_rma: MPI is not initialized, or finalized already");
+  }
+  std::unique_ptr<Medium> medium(new Medium(options, publishers));
+  DRIFTLESS_RETURN_IF_ERROR(medium->connect(world));
+  DRIFTLESS_RETURN_IF_ERROR(medium->agree(check_options(options, publishers, medium->ranks_),
+                                          "the options of the mpi_rma road"));
+  DRIFTLESS_RETURN_IF_ERROR(medium->find_neighbours());
+  medium->leader_map_ = WindowMap::of(options, medium->receivers(), true);
+  medium->other_map_ = WindowMap::of(options, medium->receivers(), false);
+  DRIFTLESS_RETURN_IF_ERROR(medium->make_window());
+  DRIFTLESS_RETURN_IF_ERROR(
+      medium->agree(medium->start_access(), "the windows of the mpi_rma road"));
+  return medium;
+}
+
+Status Medium::connect(MPI_Comm world) {
+  // The caller's handler may end the job.
+  MPI_Errhandler theirs = MPI_ERRHANDLER_NULL;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Comm_get_errhandler(world, &theirs), "MPI_Comm_get_errhandler"));
+  MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  int made = MPI_Comm_dup(world, &comm_);
+  if (made == MPI_SUCCESS) made = MPI_Comm_dup(world, &probe_comm_);
+  MPI_Comm_set_errhandler(world, theirs);
+  MPI_Errhandler_free(&theirs);
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(made, "MPI_Comm_dup of the road's communicator"));
+  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(probe_comm_, MPI_ERRORS_RETURN);
+  int rank = 0;
+  int ranks = 0;
+  int level = MPI_THREAD_SINGLE;
+  MPI_Comm_rank(comm_, &rank);
+  MPI_Comm_size(comm_, &ranks);
+  MPI_Query_thread(&level);
+  rank_ = static_cast<unsigned>(rank);
+  ranks_ = static_cast<unsigned>(ranks);
+  threads_ = level == MPI_THREAD_MULTIPLE;
+  return {};
+}
+
+Status Medium::agree(const Status& mine, std::string_view what) {
+  // The least of x and of ~x over all ranks tells whether x is the same everywhere.
+  const std::array<std::uint64_t, 5> facts{publishers_, options_.ring_bytes, options_.ring_versions,
+                                           options_.anchor_bytes, options_.announcement_bytes};
+  std::array<std::uint64_t, 11> least{};
+  for (std::size_t i = 0; i < facts.size(); ++i) {
+    least[2 * i] = facts[i];
+    least[2 * i + 1] = ~facts[i];
+  }
+  least.back() = mine.ok() ? ranks_ : rank_;
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(
+      MPI_Allreduce(MPI_IN_PLACE, least.data(), least.size(), MPI_UINT64_T, MPI_MIN, comm_), what));
+  DRIFTLESS_RETURN_IF_ERROR(mine);
+  if (least.back() != ranks_) {
+    return error(StatusCode::kIo, what, ": rank ", least.back(), " failed; see its message");
+  }
+  for (std::size_t i = 0; i < facts.size(); ++i) {
+    if (least[2 * i] == ~least[2 * i + 1]) continue;
+    return error(StatusCode::kInvalidArgument, what,
+                 ": ranks differ in publishers, road.ring_bytes, road.ring_versions, "
+                 "road.anchor_bytes or road.announcement_bytes; give all the same configuration");
+  }
+  return {};
+}
+
+Status Medium::find_neighbours() {
+  MPI_Comm node = MPI_COMM_NULL;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node),
+                 "MPI_Comm_split_type"));
+  int here = 0;
+  MPI_Comm_size(node, &here);
+  MPI_Comm_free(&node);
+  int least = 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Allreduce(&here, &least, 1, MPI_INT, MPI_MIN, comm_), "MPI_Allreduce"));
+  one_node_ = static_cast<unsigned>(least) == ranks_;
+  return {};
+}
+
+int Medium::allocate(bool shared) {
+  MPI_Info info = MPI_INFO_NULL;
+  MPI_Info_create(&info);
+  MPI_Info_set(info, "alloc_shared_noncontig", "true");
+  MPI_Info_set(info, "same_disp_unit", "true");
+  void* base = nullptr;
+  const auto size = static_cast<MPI_Aint>(window_bytes_);
+  const int code = shared ? MPI_Win_allocate_shared(size, 1, info, comm_, &base, &win_)
+                          : MPI_Win_allocate(size, 1, info, comm_, &base, &win_);
+  MPI_Info_free(&info);
+  base_ = static_cast<std::byte*>(base);
+  return code;
+}
+
+// On one node a shared window is asked for first: its pages come into being when they are touched,
+// while some ways to make the other kind touch them all at once.
+Status Medium::make_window() {
+  window_bytes_ = publishes() ? map(rank_).window_bytes : 0;
+  for (const bool shared : {true, false}) {
+    if (shared && !one_node_) continue;
+    const int code = allocate(shared);
+    int worst = code == MPI_SUCCESS ? 0 : 1;
+    DRIFTLESS_RETURN_IF_ERROR(mpi_status(
+        MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, comm_), "MPI_Allreduce"));
+    if (worst == 0) return {};
+    // Freeing is collective: a window that only some ranks have is left to the end of the process.
+    win_ = MPI_WIN_NULL;
+    base_ = nullptr;
+    if (!shared) {
+      const Status why = mpi_status(code, "MPI_Win_allocate");
+      return error(StatusCode::kUnsupported, "mpi_rma: no window of ", window_bytes_,
+                   " bytes on rank ", rank_, " (", why.ok() ? "another rank failed" : why.message(),
+                   "): ", kFlags);
+    }
+  }
+  return error(StatusCode::kInternal, "mpi_rma: no kind of window was tried");
+}
+
+Status Medium::start_access() {
+  MPI_Win_set_errhandler(win_, MPI_ERRORS_RETURN);
+  int* model = nullptr;
+  int found = 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Win_get_attr(win_, MPI_WIN_MODEL, &model, &found), "MPI_Win_get_attr"));
+  if (found == 0 || *model != MPI_WIN_UNIFIED) {
+    return error(
+        StatusCode::kUnsupported,
+        "mpi_rma: this MPI's windows have a memory of their own (not MPI_WIN_UNIFIED): use "
+        "another osc component, or another road");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Win_lock_all(0, win_), "MPI_Win_lock_all"));
+  accessible_ = true;
+  if (publishes()) {
+    // Only what must be zero is touched.
+    const std::uint64_t begun = rank_ == 0 ? leader_map_.announcement : sizeof(Control);
+    std::memset(base_, 0, begun);
+    Control control;
+    control.window_bytes = window_bytes_;
+    std::memcpy(base_, &control, sizeof(control));
+  }
+  return sync();
+}
+
+Medium::~Medium() {
+  if (!mpi_runs() || comm_ == MPI_COMM_NULL) return;
+  sweep();
+  if (!all_are_done()) {
+    // Somebody may still reach into the windows: they stay, and so does memory that MPI may write.
+    for (Abandoned& left : abandoned_) new std::shared_ptr<void>(std::move(left.owner));
+    return;
+  }
+  if (win_ != MPI_WIN_NULL) {
+    if (accessible_) MPI_Win_unlock_all(win_);
+    MPI_Win_free(&win_);
+  }
+  if (probe_comm_ != MPI_COMM_NULL) MPI_Comm_free(&probe_comm_);
+  MPI_Comm_free(&comm_);
+}
+
+// A barrier with an end. Freeing is collective, so one rank that cannot keeps all from it. Twice,
+// so that a rank which came after the others had given up does not free alone: they are missing in
+// the second round.
+bool Medium::all_are_done() {
+  for (int round = 0; round < 2; ++round) {
+    const auto clean = std::make_shared<int>(abandoned_.empty() ? 1 : 0);
+    std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+    const int code =
+        MPI_Iallreduce(MPI_IN_PLACE, clean.get(), 1, MPI_INT, MPI_MIN, comm_, &requests[0]);
+    if (code != MPI_SUCCESS) return false;
+    if (!wait(requests, clean, Deadline::after(kFarewell), "farewell").ok() || *clean == 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Medium::probe() const {
+  int found = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, probe_comm_, &found, MPI_STATUS_IGNORE);
+}
+
+Status Medium::sync() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return mpi_status(MPI_Win_sync(win_), "MPI_Win_sync");
+}
+
+void Medium::sweep() {
+  std::erase_if(abandoned_, [](Abandoned& left) {
+    int done = 0;
+    const int code = MPI_Testall(static_cast<int>(left.requests.size()), left.requests.data(),
+                                 &done, MPI_STATUSES_IGNORE);
+    return code == MPI_SUCCESS && done != 0;
+  });
+}
+
+Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
+                    const Deadline& deadline, std::string_view what) {
+  Backoff backoff(microseconds(10), microseconds(100));
+  for (int looks = 0;; ++looks) {
+    int done = 0;
+    const int code =
+        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    if (code == MPI_SUCCESS && done != 0) break;
+    Status status = mpi_status(code, what);
+    if (status.ok()) status = deadline.check(what);
+    if (!status.ok()) {
+      abandoned_.push_back({std::move(requests), std::move(owner)});
+      return status;
+    }
+    if (looks < kEagerLooks) {
+      std::this_thread::yield();
+    } else {
+      backoff.sleep(deadline);
+    }
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return {};
+}
+
+Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
+                   const Deadline& deadline, std::string_view what) {
+  sweep();
+  std::vector<MPI_Request> requests;
+  for (const Piece& piece : pieces) {
+    for (std::uint64_t done = 0; done < piece.into.size();) {
+      const auto count = std::min<std::uint64_t>(piece.into.size() - done, kMostBytesOfGet);
+      MPI_Request request = MPI_REQUEST_NULL;
+      const Status started = mpi_status(
+          MPI_Rget(piece.into.data() + done, static_cast<int>(count), MPI_BYTE,
+                   static_cast<int>(piece.rank), static_cast<MPI_Aint>(piece.offset + done),
+                   static_cast<int>(count), MPI_BYTE, win_, &request),
+          what);
+      if (!started.ok()) {
+        if (!requests.empty()) abandoned_.push_back({std::move(requests), std::move(owner)});
+        return started;
+      }
+      requests.push_back(request);
+      done += count;
+    }
+  }
+  if (requests.empty()) return {};
+  return wait(requests, std::move(owner), deadline, what);
+}
+
+Result<std::vector<std::byte>> Medium::get(unsigned rank, std::uint64_t offset, std::uint64_t size,
+                                           const Deadline& deadline, std::string_view what) {
+  const auto bytes = std::make_shared<std::vector<std::byte>>(size);
+  const Piece piece{rank, offset, *bytes};
+  DRIFTLESS_RETURN_IF_ERROR(get({&piece, 1}, bytes, deadline, what));
+  return std::move(*bytes);
+}
+
+// A put's request says only that its memory may be used again, and a flush has no deadline: so the
+// bytes are read back until they are there.
+Status Medium::put(unsigned rank, std::uint64_t offset, std::span<const std::byte> bytes,
+                   const Deadline& deadline, std::string_view what) {
+  sweep();
+  const auto copy = std::make_shared<std::vector<std::byte>>(bytes.begin(), bytes.end());
+  std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+  const int count = static_cast<int>(copy->size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Rput(copy->data(), count, MPI_BYTE, static_cast<int>(rank),
+                          static_cast<MPI_Aint>(offset), count, MPI_BYTE, win_, &requests[0]),
+                 what));
+  DRIFTLESS_RETURN_IF_ERROR(wait(requests, copy, deadline, what));
+  Backoff backoff(microseconds(20), milliseconds(1));
+  do {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto there, get(rank, offset, bytes.size(), deadline, what));
+    if (std::equal(there.begin(), there.end(), bytes.begin(), bytes.end())) return {};
+  } while (backoff.sleep(deadline));
+  return deadline.check(what);
+}
+
+}  // namespace driftless::mpi_rma

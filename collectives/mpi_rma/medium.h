@@ -1,0 +1,123 @@
+// Medium: the communicator and the windows that both sides of the mpi_rma road share in a process.
+//
+// Passive target for its whole life: locked once, when it is made. Reads and writes of other ranks'
+// windows are request-based and tested until they are done or the deadline has passed; the memory
+// of one that was given up is kept until MPI has done with it. Own stores become visible by
+// std::atomic_thread_fence, which the unified memory model (checked) allows from any thread, and by
+// sync().
+//
+// One thread at a time, and where MPI_THREAD_MULTIPLE was not granted always the thread that
+// initialized MPI.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "collectives/mpi_rma/mpi_rma_road.h"
+#include "collectives/mpi_rma/window_map.h"
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace driftless::mpi_rma {
+
+// A stretch of another rank's window and where its bytes go.
+struct Piece {
+  unsigned rank = 0;  // publisher
+  std::uint64_t offset = 0;
+  std::span<std::byte> into;
+};
+
+class Medium {
+ public:
+  // Collective; all ranks succeed, or none does.
+  [[nodiscard]] static Result<std::unique_ptr<Medium>> create(MPI_Comm world, unsigned publishers,
+                                                              const MpiRmaOptions& options);
+  // Collective; waits for the others, but not for ever: where one does not come, window and
+  // communicators are left to the end of the process.
+  ~Medium();
+  Medium(const Medium&) = delete;
+  Medium& operator=(const Medium&) = delete;
+
+  [[nodiscard]] const MpiRmaOptions& options() const { return options_; }
+  [[nodiscard]] unsigned rank() const { return rank_; }  // in the world
+  [[nodiscard]] unsigned publishers() const { return publishers_; }
+  [[nodiscard]] unsigned receivers() const { return ranks_ - publishers_; }
+  [[nodiscard]] bool publishes() const { return rank_ < publishers_; }
+  [[nodiscard]] bool threads() const { return threads_; }
+  [[nodiscard]] bool one_node() const { return one_node_; }
+  [[nodiscard]] const WindowMap& map(unsigned publisher) const {
+    return publisher == 0 ? leader_map_ : other_map_;
+  }
+  // Of this rank; empty on receivers.
+  [[nodiscard]] std::span<std::byte> window() { return {base_, window_bytes_}; }
+  [[nodiscard]] MPI_Win handle() const { return win_; }  // for measurements
+  // A communicator of its own for whoever calls probe().
+  void probe() const;
+
+  // All pieces; `owner` keeps their memory alive. The stretches must lie within the windows: MPI
+  // itself does not check.
+  [[nodiscard]] Status get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
+                           const Deadline& deadline, std::string_view what);
+  // A small stretch of publisher `rank`'s window.
+  [[nodiscard]] Result<std::vector<std::byte>> get(unsigned rank, std::uint64_t offset,
+                                                   std::uint64_t size, const Deadline& deadline,
+                                                   std::string_view what);
+  // Returns once the bytes are there.
+  [[nodiscard]] Status put(unsigned rank, std::uint64_t offset, std::span<const std::byte> bytes,
+                           const Deadline& deadline, std::string_view what);
+  // Own stores before are visible to gets that start after, and puts of others that have ended are
+  // visible to own loads.
+  [[nodiscard]] Status sync();
+
+ private:
+  struct Abandoned {
+    std::vector<MPI_Request> requests;
+    std::shared_ptr<void> owner;
+  };
+
+  Medium(const MpiRmaOptions& options, unsigned publishers)
+      : options_(options), publishers_(publishers) {}
+  [[nodiscard]] Status connect(MPI_Comm world);
+  [[nodiscard]] Status find_neighbours();
+  [[nodiscard]] Status make_window();
+  [[nodiscard]] int allocate(bool shared);
+  [[nodiscard]] Status start_access();
+  // Collective: what any rank's failure means for this one.
+  [[nodiscard]] Status agree(const Status& mine, std::string_view what);
+  [[nodiscard]] Status wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
+                            const Deadline& deadline, std::string_view what);
+  void sweep();  // forgets what was given up and has ended since
+  [[nodiscard]] bool all_are_done();
+
+  const MpiRmaOptions options_;
+  const unsigned publishers_;
+  unsigned rank_ = 0, ranks_ = 0;
+  bool threads_ = false, one_node_ = false;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm probe_comm_ = MPI_COMM_NULL;
+  MPI_Win win_ = MPI_WIN_NULL;
+  bool accessible_ = false;
+  std::byte* base_ = nullptr;
+  std::uint64_t window_bytes_ = 0;
+  WindowMap leader_map_, other_map_;
+  std::vector<Abandoned> abandoned_;
+};
+
+// A word of the own window that others read while it is written.
+inline void store_word(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
+  // Nothing that is written after may be seen before.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_sender(Medium& medium);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(Medium& medium);
+
+}  // namespace driftless::mpi_rma

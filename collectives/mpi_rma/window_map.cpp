@@ -1,0 +1,105 @@
+#include "collectives/mpi_rma/window_map.h"
+
+#include <algorithm>
+
+#include "collectives/mpi_rma/part_ring.h"
+
+namespace driftless::mpi_rma {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;  // areas do not share pages
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 46;
+constexpr std::uint64_t kLeastRing = 1024;
+constexpr unsigned kMostVersions = 1U << 16;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+Status check_bytes(std::string_view key, std::uint64_t value, std::uint64_t least) {
+  if (value >= least && value <= kMostBytes) return {};
+  return error(StatusCode::kInvalidArgument, key, " is ", value, ": expected ", least, " to ",
+               kMostBytes);
+}
+
+template <typename T>
+T load(std::span<const std::byte> bytes, std::uint64_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+WindowMap WindowMap::of(const MpiRmaOptions& options, unsigned receivers, bool leader) {
+  WindowMap map;
+  std::uint64_t end = sizeof(Control);
+  map.records = options.ring_versions;
+  if (leader) {
+    map.announcement_record = end;
+    map.anchor_record = end + sizeof(Record);
+    map.step_records = end + 2 * sizeof(Record);
+    map.slots = map.step_records + map.records * sizeof(Record);
+    map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
+    map.announcement_bytes = options.announcement_bytes;
+    end = map.announcement + map.announcement_bytes;
+  }
+  map.ring = round_up(end, kPage);
+  map.ring_bytes = round_up(options.ring_bytes, kPartAlignment);
+  map.anchor = round_up(map.ring + map.ring_bytes, kPage);
+  map.anchor_bytes = round_up(options.anchor_bytes, kPartAlignment);
+  map.window_bytes = map.anchor + map.anchor_bytes;
+  return map;
+}
+
+bool WindowMap::holds_part(PublicationKind kind, std::uint64_t offset, std::uint64_t size) const {
+  const bool is_anchor = kind == PublicationKind::kAnchor;
+  const std::uint64_t begin = is_anchor ? anchor : ring;
+  const std::uint64_t length = is_anchor ? anchor_bytes : ring_bytes;
+  return offset >= begin + sizeof(PartLabel) && offset - begin <= length &&
+         size <= length - (offset - begin);
+}
+
+Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned ranks) {
+  if (publishers == 0 || publishers > ranks) {
+    return error(StatusCode::kInvalidArgument, publishers, " publishers among ", ranks,
+                 " ranks: at least one, and no more than there are");
+  }
+  if (options.ring_versions == 0 || options.ring_versions > kMostVersions) {
+    return error(StatusCode::kInvalidArgument, "road.ring_versions is ", options.ring_versions,
+                 ": expected 1 to ", kMostVersions);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_bytes", options.ring_bytes, kLeastRing));
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.anchor_bytes", options.anchor_bytes, 0));
+  return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
+}
+
+Board Board::read(const WindowMap& map, std::span<const std::byte> bytes) {
+  Board board;
+  board.control = load<Control>(bytes, 0);
+  board.announcement = load<Record>(bytes, map.announcement_record);
+  board.anchor = load<Record>(bytes, map.anchor_record);
+  if (!is_whole(board.announcement)) board.announcement = {};
+  if (!is_whole(board.anchor)) board.anchor = {};
+  for (std::uint64_t i = 0; i < map.records; ++i) {
+    const auto record = load<Record>(bytes, map.step_records + i * sizeof(Record));
+    if (is_whole(record)) board.steps.push_back(record);
+  }
+  std::sort(board.steps.begin(), board.steps.end(),
+            [](const Record& a, const Record& b) { return a.version < b.version; });
+  return board;
+}
+
+std::optional<Record> Board::find(const PublicationId& id) const {
+  if (id.kind == PublicationKind::kAnchor) {
+    if (anchor.hash.is_zero() || anchor.version != id.version) return std::nullopt;
+    return anchor;
+  }
+  const auto found = std::lower_bound(
+      steps.begin(), steps.end(), id.version,
+      [](const Record& record, std::uint64_t version) { return record.version < version; });
+  if (found == steps.end() || found->version != id.version) return std::nullopt;
+  return *found;
+}
+
+}  // namespace driftless::mpi_rma

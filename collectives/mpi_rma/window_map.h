@@ -1,0 +1,110 @@
+// What lies where in a publisher rank's window, and the records in it. Displacements are in bytes.
+//
+//   all publishers:  Control | ring of steps | anchor
+//   the leader:      Control | Record of the announcement | Record of the anchor | Records of steps
+//   |
+//                    ReceiverSlot of each receiver | announcement | ring of steps | anchor
+//
+// A Control's words are stored one by one, each at once. Everything else that is written while
+// somebody may read it ends with a hash of itself: what is read with a wrong one is not there
+// (yet). The processes of a job have the same byte order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "collectives/mpi_rma/mpi_rma_road.h"
+#include "collectives/road.h"
+#include "core/hash128.h"
+
+namespace driftless::mpi_rma {
+
+inline constexpr std::uint64_t kWindowMagic = 0x3177'616d'7266'7264;  // "drfrmaw1"
+
+struct Control {
+  std::uint64_t magic = kWindowMagic;
+  std::uint64_t window_bytes = 0;
+  std::uint64_t steps_from = 0;   // steps of lower versions are not whole here any more
+  std::uint64_t anchor_mark = 0;  // version + 1 of the anchor that lies whole here; 0: none
+  std::uint64_t newest_mark = 0;  // leader: version + 1 of the newest step; 0: none yet
+  std::array<std::uint64_t, 3> unused{};
+};
+static_assert(sizeof(Control) == 64);
+
+// Of a manifest or of the announcement, which lie in the leader's window. All zero: none.
+struct Record {
+  std::uint64_t version = 0;
+  std::uint64_t kind = 0;    // PublicationKind
+  std::uint64_t offset = 0;  // displacement
+  std::uint64_t size_bytes = 0;
+  Hash128 content_hash;
+  Hash128 hash;  // of all before
+};
+static_assert(sizeof(Record) == 64);
+
+enum class SlotState : std::uint32_t { kEmpty = 0, kNameless = 1, kRegistered = 2, kLeft = 3 };
+
+// What a receiver says of itself, put into the leader's window.
+struct ReceiverSlot {
+  std::uint64_t beat = 0;       // changes with every put
+  std::uint64_t hold_beat = 0;  // changes while it reads the anchor it holds
+  std::uint64_t version = 0;
+  std::uint64_t held_mark = 0;  // version + 1 of the anchor that it reads; 0: none
+  SlotState state = SlotState::kEmpty;
+  std::uint32_t id_bytes = 0;
+  std::uint32_t proof_bytes = 0;
+  std::uint32_t unused = 0;
+  std::array<char, kMaxReceiverIdBytes> id{};
+  std::array<char, kMaxProofBytes> proof{};
+  Hash128 hash;  // of all before
+};
+static_assert(sizeof(ReceiverSlot) == 776);
+
+// Records and slots: those whose last member is the hash of all before it.
+template <typename T>
+[[nodiscard]] Hash128 hash_of(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
+  return xxh3_128(std::as_bytes(std::span(&value, 1)).first(sizeof(T) - sizeof(Hash128)));
+}
+template <typename T>
+[[nodiscard]] bool is_whole(const T& value) {
+  return value.hash == hash_of(value);
+}
+
+struct WindowMap {
+  std::uint64_t records = 0;                                                   // of steps
+  std::uint64_t announcement_record = 0, anchor_record = 0, step_records = 0;  // leader only
+  std::uint64_t slots = 0;                                                     // leader only
+  std::uint64_t announcement = 0, announcement_bytes = 0;                      // leader only
+  std::uint64_t ring = 0, ring_bytes = 0;
+  std::uint64_t anchor = 0, anchor_bytes = 0;
+  std::uint64_t window_bytes = 0;
+
+  // Of options that check_options() accepts.
+  [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
+  // [offset, offset + size) and the label before it lie within the ring or within the anchor.
+  [[nodiscard]] bool holds_part(PublicationKind kind, std::uint64_t offset,
+                                std::uint64_t size) const;
+};
+
+[[nodiscard]] Status check_options(const MpiRmaOptions& options, unsigned publishers,
+                                   unsigned ranks);
+
+// A copy of what receivers look at first: Control and all Records of the leader.
+struct Board {
+  Control control;
+  Record announcement;
+  Record anchor;
+  std::vector<Record> steps;  // whole ones, ascending by version
+
+  // `bytes`: the first WindowMap::slots bytes of the leader's window.
+  [[nodiscard]] static Board read(const WindowMap& map, std::span<const std::byte> bytes);
+  [[nodiscard]] std::optional<Record> find(const PublicationId& id) const;
+};
+
+}  // namespace driftless::mpi_rma

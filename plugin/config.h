@@ -1,0 +1,111 @@
+// The configuration of a job: the settings of every component, read from one YAML file.
+//
+// One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,
+// `driftless config check` and docs/configuration.md. Defaults are those of the components' own
+// structs. Errors name the file and line (or "--set"), the key, what was expected and what was
+// found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "collectives/loopback/loopback_road.h"
+#include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/status.h"
+#include "plugin/publisher.h"
+#include "plugin/receiver.h"
+
+namespace driftless {
+
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback };
+[[nodiscard]] std::string_view to_string(RoadKind kind);  // "mpi_rma", "shared_fs", "loopback"
+
+enum class TargetKind : unsigned char { kMemory, kCheckpoint };
+
+// What an engine is asked to do with a new version (docs/versions.md).
+enum class EngineAction : unsigned char { kPullWeights, kUpdateWeightsFromDisk, kFlush };
+
+struct EngineConfig {
+  std::string url;
+  EngineAction action = EngineAction::kPullWeights;
+  std::string local_checkpoint_dir;  // on the engine's host
+  std::string token_file;            // holds what goes into "Authorization: Bearer ..."
+};
+
+struct NotifyConfig {
+  std::chrono::milliseconds timeout{60'000};  // of one call
+  unsigned retries = 2;
+  std::chrono::milliseconds retry_wait{1'000};
+  bool cleanup = false;  // remove a version once every engine has acknowledged it
+};
+
+struct Config {
+  // Once parsed, publisher.layout and publisher.encoding are what "auto" stands for.
+  PublisherOptions publisher;
+  ReceiverOptions receiver;  // without its id
+  RoadKind road = RoadKind::kMpiRma;
+  SharedFsOptions shared_fs;
+  MpiRmaOptions mpi_rma;
+  LoopbackOptions loopback;
+  bool layout_auto = true;
+  bool encoding_auto = true;
+  bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
+  std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there
+  std::string receiver_id;                              // empty: by the process' place in the job
+  TargetKind target = TargetKind::kMemory;
+  std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
+  std::vector<EngineConfig> engines;
+  NotifyConfig notify;
+  std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
+
+  // Whether any setting asks for anchors.
+  [[nodiscard]] bool anchors() const {
+    return publisher.first_anchor || publisher.anchor_every > 0 || publisher.anchor_by_size;
+  }
+};
+
+// A row of the table. Keys of a list's items are named "engines[].url".
+struct ConfigKey {
+  std::string_view name;          // "road.dir"
+  std::string_view expected;      // "a size such as 64MiB": for errors and the documentation
+  std::string_view default_text;  // empty: text() of a Config{}
+  std::string_view help;
+  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
+  Status (*apply)(Config& config, std::size_t item, std::string_view value);
+  // As it could stand in the file.
+  std::string (*text)(const Config& config, std::size_t item);
+
+  [[nodiscard]] bool in_list() const { return name.find("[]") != std::string_view::npos; }
+  [[nodiscard]] std::string default_value() const;
+};
+[[nodiscard]] std::span<const ConfigKey> config_keys();
+// The key's row; null where there is none.
+[[nodiscard]] const ConfigKey* find_config_key(std::string_view name);
+// The name that `name` was probably meant to be; empty where none is near.
+[[nodiscard]] std::string_view nearest_config_key(std::string_view name);
+
+inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
+
+// `overrides` are "key=value", as on the command line; a list's items are "engines[0].url=...".
+// They come after the file. kInvalidArgument for what is wrong with the text or an override.
+[[nodiscard]] Result<Config> load_config(FileSystem& fs, const std::string& path,
+                                         std::span<const std::string> overrides);
+[[nodiscard]] Result<Config> parse_config(std::string_view text, std::string_view what,
+                                          std::span<const std::string> overrides);
+
+// Fills in what "auto" stands for and refuses what cannot be together; names both keys. Part of
+// parsing; to be called for a Config made by hand.
+[[nodiscard]] Status settle_config(Config& config);
+
+// Every setting as (key, value), in the order of the table, items of lists as "engines[0].url".
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> effective_settings(
+    const Config& config);
+
+}  // namespace driftless

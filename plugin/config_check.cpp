@@ -1,0 +1,126 @@
+// Which settings can be together.
+#include <algorithm>
+
+#include "plugin/config.h"
+#include "plugin/config_values.h"
+
+namespace driftless {
+namespace {
+
+template <typename... Parts>
+Status refuse(const Parts&... parts) {
+  return error(StatusCode::kInvalidArgument, parts...);
+}
+
+void settle_layout(Config& config) {
+  if (config.layout_auto) {
+    config.publisher.layout =
+        config.road == RoadKind::kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
+  }
+  if (!config.encoding_auto) return;
+  switch (config.publisher.layout) {
+    case DirectoryLayout::kHfDelta: config.publisher.encoding = Encoding::kXor; return;
+    case DirectoryLayout::kFlush: config.publisher.encoding = Encoding::kDeltasZstd; return;
+    case DirectoryLayout::kFrames:
+    case DirectoryLayout::kHdf5: config.publisher.encoding = Encoding::kDeltas; return;
+  }
+}
+
+Status check_road(const Config& config) {
+  const std::string_view layout = to_string(config.publisher.layout);
+  if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
+    return refuse("road.layout: ", layout, " is one of files, and road.kind is ",
+                  to_string(config.road),
+                  ", which carries frames: leave road.layout out, or set "
+                  "road.kind: shared_fs");
+  }
+  const EncodingInfo& encoding = info(config.publisher.encoding);
+  const bool interchange = config.publisher.layout == DirectoryLayout::kHfDelta;
+  if (interchange ? !encoding.interchange : !encoding.positional) {
+    return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
+                  "; that takes ",
+                  interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
+  }
+  if (config.road == RoadKind::kSharedFs && config.shared_fs.dir.empty()) {
+    return refuse(
+        "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
+        "(or --set road.dir=DIR)");
+  }
+  const auto first =
+      config.road == RoadKind::kSharedFs ? config.shared_fs.poll_first : config.mpi_rma.poll_first;
+  const auto longest = config.road == RoadKind::kSharedFs ? config.shared_fs.poll_longest
+                                                          : config.mpi_rma.poll_longest;
+  if (first > longest) {
+    return refuse("road.poll_first: ", duration_text(first),
+                  " is longer than road.poll_longest: ", duration_text(longest));
+  }
+  return {};
+}
+
+Status check_anchors(const Config& config) {
+  if (config.road == RoadKind::kMpiRma && config.anchors() && !config.anchor_auto &&
+      config.mpi_rma.anchor_bytes == 0) {
+    return refuse(
+        "road.anchor_size: 0 leaves no room for what anchors.first, anchors.every or "
+        "anchors.by_size ask for: say auto or a size");
+  }
+  return {};
+}
+
+Status check_receiver(const Config& config) {
+  if (config.target == TargetKind::kCheckpoint && config.checkpoint_dir.empty()) {
+    return refuse(
+        "receiver.checkpoint_dir is missing: receiver.target: checkpoint needs the "
+        "directory to patch");
+  }
+  if (config.target == TargetKind::kMemory && !config.checkpoint_dir.empty()) {
+    return refuse("receiver.checkpoint_dir: ", config.checkpoint_dir,
+                  " has no use with receiver.target: memory; set receiver.target: checkpoint");
+  }
+  return {};
+}
+
+Status check_engine(const Config& config, std::size_t item) {
+  const EngineConfig& engine = config.engines[item];
+  const std::string name = concat("engines[", item, "]");
+  const std::string action = find_config_key("engines[].action")->text(config, item);
+  if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
+    return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
+                  "'");
+  }
+  const DirectoryLayout wanted =
+      engine.action == EngineAction::kFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
+  if (config.road != RoadKind::kSharedFs || config.publisher.layout != wanted) {
+    return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
+                  " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
+                  " on ", to_string(config.road));
+  }
+  if ((engine.action == EngineAction::kFlush) != engine.local_checkpoint_dir.empty()) {
+    return refuse(name, ".local_checkpoint_dir ",
+                  engine.local_checkpoint_dir.empty() ? "is missing" : "has no use", " with ", name,
+                  ".action: ", action);
+  }
+  return {};
+}
+
+Status check_engines(const Config& config) {
+  for (std::size_t item = 0; item < config.engines.size(); ++item) {
+    DRIFTLESS_RETURN_IF_ERROR(check_engine(config, item));
+  }
+  if (config.notify.cleanup && config.engines.empty()) {
+    return refuse("notify.cleanup: true waits for engines, and engines is empty");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status settle_config(Config& config) {
+  settle_layout(config);
+  DRIFTLESS_RETURN_IF_ERROR(check_road(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
+  return check_engines(config);
+}
+
+}  // namespace driftless

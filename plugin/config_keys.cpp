@@ -1,0 +1,459 @@
+// The table of keys.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "formats/strict_json.h"
+#include "plugin/config.h"
+#include "plugin/config_values.h"
+
+namespace driftless {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+template <typename T>
+using Choice = std::pair<std::string_view, T>;
+
+constexpr std::array kModes = {Choice<UpdateMode>{"delta", UpdateMode::kDelta},
+                               Choice<UpdateMode>{"full", UpdateMode::kFull}};
+constexpr std::array kRoads = {Choice<RoadKind>{"mpi_rma", RoadKind::kMpiRma},
+                               Choice<RoadKind>{"shared_fs", RoadKind::kSharedFs},
+                               Choice<RoadKind>{"loopback", RoadKind::kLoopback}};
+constexpr std::array kResumes = {Choice<ResumeMode>{"auto", ResumeMode::kAuto},
+                                 Choice<ResumeMode>{"never", ResumeMode::kNever},
+                                 Choice<ResumeMode>{"require", ResumeMode::kRequire}};
+constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemory},
+                                 Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint}};
+constexpr std::array kActions = {
+    Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
+    Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateWeightsFromDisk},
+    Choice<EngineAction>{"flush", EngineAction::kFlush}};
+
+constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kSize = "a size: 4096, 64MiB, 512MB";
+constexpr std::string_view kSizeOrAuto = "a size: 4096, 64MiB, 512MB; or auto";
+constexpr std::string_view kDuration = "a duration: 500ms, 30s, 2min";
+constexpr std::string_view kDurationOrAuto = "a duration: 500ms, 30s, 2min; or auto";
+constexpr std::string_view kNumber = "a whole number";
+constexpr std::string_view kSwitch = "true or false";
+constexpr std::string_view kPath = "a path";
+constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+
+Status not_one_of(std::string_view names, std::string_view found) {
+  return error(StatusCode::kInvalidArgument, "expected ", names, ", found ", shown(found));
+}
+
+Status check_within(std::uint64_t value, std::uint64_t least, std::uint64_t most) {
+  if (value >= least && value <= most) return {};
+  return error(StatusCode::kInvalidArgument, "expected a size from ", size_text(least), " to ",
+               size_text(most), ", found ", size_text(value));
+}
+
+Result<Milliseconds> parse_wait(std::string_view text) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_duration(text));
+  if (wait.count() == 0) return parse_duration("");  // the same words
+  return wait;
+}
+
+// Each maker below takes `Access`, a lambda from (config, item) to the field, so that one field is
+// named once for reading and for printing.
+
+template <auto Access, const auto& Choices>
+constexpr ConfigKey choice_key(std::string_view name, std::string_view names,
+                               std::string_view help) {
+  return {name,
+          names,
+          "",
+          help,
+          [](Config& config, std::size_t item, std::string_view value) -> Status {
+            for (const auto& [text, choice] : Choices) {
+              if (text != value) continue;
+              Access(config, item) = choice;
+              return {};
+            }
+            std::string expected;
+            for (const auto& [text, choice] : Choices) {
+              expected += concat(expected.empty() ? "" : " or ", text);
+            }
+            return not_one_of(expected, value);
+          },
+          [](const Config& config, std::size_t item) -> std::string {
+            for (const auto& [text, choice] : Choices) {
+              if (choice == Access(config, item)) return std::string(text);
+            }
+            return "";
+          }};
+}
+
+template <auto Access, std::uint64_t kLeast, std::uint64_t kLargest>
+constexpr ConfigKey size_key(std::string_view name, std::string_view help) {
+  return {name,
+          kSize,
+          "",
+          help,
+          [](Config& config, std::size_t item, std::string_view value) -> Status {
+            DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
+            DRIFTLESS_RETURN_IF_ERROR(check_within(size, kLeast, kLargest));
+            Access(config, item) = size;
+            return {};
+          },
+          [](const Config& config, std::size_t item) { return size_text(Access(config, item)); }};
+}
+
+template <auto Access, std::uint64_t kLeast = 0, std::uint64_t kLargest = kMost>
+constexpr ConfigKey count_key(std::string_view name, std::string_view help) {
+  return {
+      name,
+      kNumber,
+      "",
+      help,
+      [](Config& config, std::size_t item, std::string_view value) -> Status {
+        DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t count, parse_count(value, kLeast, kLargest));
+        auto& field = Access(config, item);
+        field = static_cast<std::remove_reference_t<decltype(field)>>(count);
+        return {};
+      },
+      [](const Config& config, std::size_t item) { return std::to_string(Access(config, item)); }};
+}
+
+template <auto Access>
+constexpr ConfigKey duration_key(std::string_view name, std::string_view help) {
+  return {
+      name,
+      kDuration,
+      "",
+      help,
+      [](Config& config, std::size_t item, std::string_view value) -> Status {
+        DRIFTLESS_ASSIGN_OR_RETURN(Access(config, item), parse_wait(value));
+        return {};
+      },
+      [](const Config& config, std::size_t item) { return duration_text(Access(config, item)); }};
+}
+
+template <auto Access>
+constexpr ConfigKey switch_key(std::string_view name, std::string_view help) {
+  return {name,
+          kSwitch,
+          "",
+          help,
+          [](Config& config, std::size_t item, std::string_view value) -> Status {
+            DRIFTLESS_ASSIGN_OR_RETURN(Access(config, item), parse_bool(value));
+            return {};
+          },
+          [](const Config& config, std::size_t item) -> std::string {
+            return Access(config, item) ? "true" : "false";
+          }};
+}
+
+template <auto Access>
+constexpr ConfigKey text_key(std::string_view name, std::string_view expected,
+                             std::string_view help) {
+  return {name,
+          expected,
+          "",
+          help,
+          [](Config& config, std::size_t item, std::string_view value) -> Status {
+            const bool control = std::any_of(value.begin(), value.end(), [](char c) {
+              return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+            });
+            if (control || value.size() > 4096) {
+              return error(StatusCode::kInvalidArgument,
+                           "expected one line of at most 4096 bytes, found ", shown(value));
+            }
+            Access(config, item) = value;
+            return {};
+          },
+          [](const Config& config, std::size_t item) { return Access(config, item); }};
+}
+
+// Durations that roads have each for themselves, with defaults of their own.
+template <auto Field>
+constexpr ConfigKey road_duration_key(std::string_view name, std::string_view help) {
+  return {name,
+          kDurationOrAuto,
+          kAuto,
+          help,
+          [](Config& config, std::size_t, std::string_view value) -> Status {
+            if (value == kAuto) return {};
+            DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
+            Field(config.shared_fs) = wait;
+            Field(config.mpi_rma) = wait;
+            return {};
+          },
+          [](const Config& config, std::size_t) {
+            return duration_text(config.road == RoadKind::kSharedFs ? Field(config.shared_fs)
+                                                                    : Field(config.mpi_rma));
+          }};
+}
+
+Status apply_layout(Config& config, std::size_t, std::string_view value) {
+  config.layout_auto = value == kAuto;
+  if (config.layout_auto) return {};
+  const Result<DirectoryLayout> layout = parse_directory_layout(value);
+  if (!layout.ok()) return not_one_of("auto, flush, hf_delta, hdf5 or frames", value);
+  config.publisher.layout = *layout;
+  return {};
+}
+
+Status apply_encoding(Config& config, std::size_t, std::string_view value) {
+  config.encoding_auto = value == kAuto;
+  if (config.encoding_auto) return {};
+  const Result<Encoding> encoding = parse_encoding(value);
+  if (!encoding.ok() || *encoding == Encoding::kFull) {
+    return not_one_of(
+        "auto, indices, deltas, deltas_zstd, xor or overwrite (whole versions are mode: full)",
+        value);
+  }
+  config.publisher.encoding = *encoding;
+  return {};
+}
+
+Status apply_checksum(Config& config, std::size_t, std::string_view value) {
+  const Result<ChecksumKind> kind = parse_checksum_kind(value);
+  if (!kind.ok()) return not_one_of("xxh3-128, blake3 or adler32", value);
+  config.publisher.checksum = *kind;
+  return {};
+}
+
+Status apply_snapshot(Config&, std::size_t, std::string_view value) {
+  return value == "host" ? Status() : not_one_of("host", value);
+}
+
+Status apply_threads(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t count, parse_count(value, 0, 1024));
+  config.publisher.threads = config.receiver.threads = static_cast<unsigned>(count);
+  return {};
+}
+
+Status apply_ring_size(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
+  DRIFTLESS_RETURN_IF_ERROR(check_within(size, std::uint64_t{64} << 10, std::uint64_t{16} << 40));
+  config.mpi_rma.ring_bytes = config.loopback.ring_bytes = size;
+  return {};
+}
+
+Status apply_ring_versions(Config& config, std::size_t, std::string_view value) {
+  if (value == kAuto) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t count, parse_count(value, 1, 65'536));
+  config.mpi_rma.ring_versions = config.loopback.ring_versions = static_cast<unsigned>(count);
+  return {};
+}
+
+std::string ring_versions_text(const Config& config, std::size_t) {
+  return std::to_string(config.road == RoadKind::kLoopback ? config.loopback.ring_versions
+                                                           : config.mpi_rma.ring_versions);
+}
+
+Status apply_anchor_size(Config& config, std::size_t, std::string_view value) {
+  config.anchor_auto = value == kAuto;
+  if (config.anchor_auto) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
+  DRIFTLESS_RETURN_IF_ERROR(check_within(size, 0, std::uint64_t{16} << 40));
+  config.mpi_rma.anchor_bytes = size;
+  return {};
+}
+
+Status apply_patience(Config& config, std::size_t, std::string_view value) {
+  if (value == kAuto) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
+  config.mpi_rma.patience = config.shared_fs.patience = config.loopback.patience = wait;
+  return {};
+}
+
+std::string patience_text(const Config& config, std::size_t) {
+  switch (config.road) {
+    case RoadKind::kMpiRma: return duration_text(config.mpi_rma.patience);
+    case RoadKind::kSharedFs: return duration_text(config.shared_fs.patience);
+    case RoadKind::kLoopback: return duration_text(config.loopback.patience);
+  }
+  return "";
+}
+
+Status apply_density(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.full_above_density, parse_number(value, 0, 1));
+  return {};
+}
+
+Status apply_receiver_id(Config& config, std::size_t, std::string_view value) {
+  if (value == kAuto) {
+    config.receiver_id.clear();
+    return {};
+  }
+  if (!check_file_name(value).ok() || value.starts_with('.') || value.size() > 128) {
+    return error(StatusCode::kInvalidArgument,
+                 "expected auto or a plain file name of at most 128 bytes, found ", shown(value));
+  }
+  config.receiver_id = value;
+  return {};
+}
+
+#define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
+#define DRIFTLESS_ENGINE(field) \
+  [](auto& config, std::size_t item) -> auto& { return config.engines[item].field; }
+#define DRIFTLESS_OPTION(field) [](auto& options) -> auto& { return options.field; }
+
+constexpr std::array kKeys = {
+    choice_key<DRIFTLESS_FIELD(publisher.mode), kModes>(
+        "mode", "delta or full", "What a version carries: what changed, or all weights"),
+    ConfigKey{"encoding", "auto, indices, deltas, deltas_zstd, xor or overwrite", kAuto,
+              "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas",
+              apply_encoding,
+              [](const Config& config, std::size_t) {
+                return std::string(info(config.publisher.encoding).name);
+              }},
+    ConfigKey{"checksum", "xxh3-128, blake3 or adler32", "",
+              "Checksum of every changed tensor, in the layouts that carry them", apply_checksum,
+              [](const Config& config, std::size_t) {
+                return std::string(to_string(config.publisher.checksum));
+              }},
+    size_key<DRIFTLESS_FIELD(publisher.buffer_bytes), (std::uint64_t{64} << 10),
+             (std::uint64_t{16} << 30)>("buffer_size",
+                                        "Bytes of a bucket: memory against overhead per part"),
+    ConfigKey{"snapshot", "host", "", "Where the publisher keeps what the receivers have",
+              apply_snapshot, [](const Config&, std::size_t) { return std::string("host"); }},
+    ConfigKey{
+        "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
+        [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},
+    choice_key<DRIFTLESS_FIELD(road), kRoads>("road.kind", "mpi_rma, shared_fs or loopback",
+                                              "What carries versions"),
+    text_key<DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
+                                             "shared_fs: the directory that both sides see"),
+    ConfigKey{"road.layout", "auto, flush, hf_delta, hdf5 or frames", kAuto,
+              "Files of a version on shared_fs. auto: flush there, frames on other roads",
+              apply_layout,
+              [](const Config& config, std::size_t) {
+                return std::string(to_string(config.publisher.layout));
+              }},
+    ConfigKey{
+        "road.ring_size", kSize, "", "mpi_rma, loopback: memory for versions on each trainer rank",
+        apply_ring_size,
+        [](const Config& config, std::size_t) { return size_text(config.mpi_rma.ring_bytes); }},
+    ConfigKey{"road.ring_versions", "a whole number, or auto", kAuto,
+              "mpi_rma, loopback: versions kept at most. auto: 64, on loopback 32",
+              apply_ring_versions, ring_versions_text},
+    ConfigKey{
+        "road.anchor_size", kSizeOrAuto, kAuto,
+        "mpi_rma: memory for an anchor on each trainer rank. auto: what the base takes, where "
+        "anchors are on",
+        apply_anchor_size,
+        [](const Config& config, std::size_t) {
+          return config.anchor_auto ? std::string(kAuto) : size_text(config.mpi_rma.anchor_bytes);
+        }},
+    switch_key<DRIFTLESS_FIELD(mpi_rma.progress_thread)>(
+        "road.progress_thread", "mpi_rma: a thread that answers gets on networks without RDMA"),
+    text_key<DRIFTLESS_FIELD(shared_fs.after_publish)>(
+        "road.after_publish", "a shell command",
+        "shared_fs: run by the leading trainer once a version is there"),
+    text_key<DRIFTLESS_FIELD(shared_fs.before_read)>("road.before_read", "a shell command",
+                                                     "shared_fs: run by a rollout before it looks"),
+    duration_key<DRIFTLESS_FIELD(shared_fs.hook_timeout)>("road.hook_timeout",
+                                                          "shared_fs: for either command"),
+    road_duration_key<DRIFTLESS_OPTION(poll_first)>(
+        "road.poll_first",
+        "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma 1ms"),
+    road_duration_key<DRIFTLESS_OPTION(poll_longest)>("road.poll_longest",
+                                                      "Its longest. auto: 1s, on mpi_rma 50ms"),
+    ConfigKey{"road.patience", kDurationOrAuto, kAuto,
+              "How long a silent rollout counts as there. auto: 10min, on loopback 1min",
+              apply_patience, patience_text},
+    switch_key<DRIFTLESS_FIELD(publisher.first_anchor)>(
+        "anchors.first", "Publish version 0 whole, for rollouts that have no base"),
+    count_key<DRIFTLESS_FIELD(publisher.anchor_every)>(
+        "anchors.every", "A whole version beside every so many; 0: not by number"),
+    switch_key<DRIFTLESS_FIELD(publisher.anchor_by_size)>(
+        "anchors.by_size", "Another anchor once the versions since the last outgrow it"),
+    ConfigKey{"full_above_density", "a number from 0 to 1", "",
+              "A version of which a larger share changed is sent whole", apply_density,
+              [](const Config& config, std::size_t) {
+                return number_text(config.publisher.full_above_density);
+              }},
+    count_key<DRIFTLESS_FIELD(publisher.keep_versions)>(
+        "keep_versions", "Versions to keep beside those that a rollout needs; 0: all"),
+    choice_key<DRIFTLESS_FIELD(publisher.resume), kResumes>(
+        "resume", "auto, never or require",
+        "A road that holds versions: go on, refuse it, or refuse an empty one"),
+    duration_key<DRIFTLESS_FIELD(publisher.deadline)>("deadlines.publish",
+                                                      "For publishing one version"),
+    duration_key<DRIFTLESS_FIELD(receiver.fetch_deadline)>(
+        "deadlines.fetch", "For fetching and preparing what is there"),
+    duration_key<DRIFTLESS_FIELD(connect_deadline)>(
+        "deadlines.connect", "Until the other side is there, at the start and at the end"),
+    ConfigKey{"receiver.id", "a plain file name, or auto", kAuto,
+              "A rollout's name, unique on the road. auto: by rank, or host and process",
+              apply_receiver_id,
+              [](const Config& config, std::size_t) {
+                return config.receiver_id.empty() ? std::string(kAuto) : config.receiver_id;
+              }},
+    choice_key<DRIFTLESS_FIELD(target), kTargets>("receiver.target", "memory or checkpoint",
+                                                  "Where a rollout keeps the weights"),
+    text_key<DRIFTLESS_FIELD(checkpoint_dir)>(
+        "receiver.checkpoint_dir", kPath,
+        "Target checkpoint: the directory to patch; {rank} stands for the rollout's number"),
+    size_key<DRIFTLESS_FIELD(receiver.fold_bytes), (std::uint64_t{1} << 20),
+             (std::uint64_t{16} << 40)>("receiver.fold_size",
+                                        "Versions folded into one commit, in bytes at most"),
+    text_key<DRIFTLESS_ENGINE(url)>("engines[].url", "http://host:port",
+                                    "An engine to tell about every version"),
+    choice_key<DRIFTLESS_ENGINE(action), kActions>(
+        "engines[].action", "pull_weights, update_weights_from_disk or flush",
+        "What it is asked to do"),
+    text_key<DRIFTLESS_ENGINE(local_checkpoint_dir)>("engines[].local_checkpoint_dir", kPath,
+                                                     "The checkpoint on its host that it patches"),
+    text_key<DRIFTLESS_ENGINE(token_file)>("engines[].token_file", kPath,
+                                           "File with its bearer token"),
+    duration_key<DRIFTLESS_FIELD(notify.timeout)>("notify.timeout", "For one call to an engine"),
+    count_key<DRIFTLESS_FIELD(notify.retries), 0, 100>("notify.retries", "Further tries"),
+    duration_key<DRIFTLESS_FIELD(notify.retry_wait)>("notify.retry_wait", "Before the next try"),
+    switch_key<DRIFTLESS_FIELD(notify.cleanup)>(
+        "notify.cleanup", "Remove a version once every engine has acknowledged it"),
+    text_key<DRIFTLESS_FIELD(metrics_file)>(
+        "metrics.file", kPath,
+        "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),
+};
+
+#undef DRIFTLESS_FIELD
+#undef DRIFTLESS_ENGINE
+#undef DRIFTLESS_OPTION
+
+}  // namespace
+
+std::string_view to_string(RoadKind kind) {
+  for (const auto& [name, choice] : kRoads) {
+    if (choice == kind) return name;
+  }
+  return "";
+}
+
+std::string ConfigKey::default_value() const {
+  if (!default_text.empty()) return std::string(default_text);
+  Config defaults;
+  if (in_list()) defaults.engines.emplace_back();
+  return text(defaults, 0);
+}
+
+std::span<const ConfigKey> config_keys() { return kKeys; }
+
+const ConfigKey* find_config_key(std::string_view name) {
+  const auto* const at =
+      std::find_if(kKeys.begin(), kKeys.end(), [&](const auto& key) { return key.name == name; });
+  return at == kKeys.end() ? nullptr : at;
+}
+
+std::string_view nearest_config_key(std::string_view name) {
+  if (name.size() > 128) return {};
+  std::string_view nearest;
+  std::size_t least = name.size() / 2 + 2;  // further away it would only puzzle
+  const auto last_word = [](std::string_view text) { return text.substr(text.rfind('.') + 1); };
+  for (const ConfigKey& key : kKeys) {
+    // A key that stands under the wrong name ("dir" for "road.dir") is near, too.
+    const std::size_t distance = std::min(edit_distance(name, key.name),
+                                          edit_distance(last_word(name), last_word(key.name)) + 1);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = key.name;
+  }
+  return nearest;
+}
+
+}  // namespace driftless

@@ -1,0 +1,76 @@
+// The list of what this build can do, and how a process of a job gets its road.
+//
+// roads.cpp is the one place that knows which backends were built.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "collectives/group.h"
+#include "collectives/road.h"
+#include "core/deadline.h"
+#include "core/status.h"
+#include "plugin/config.h"
+
+namespace driftless {
+
+struct Backend {
+  std::string_view name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...
+  std::string_view help;
+  bool built = false;
+  std::string_view why_not;  // where it is not built
+};
+[[nodiscard]] std::span<const Backend> backends();
+// kUnsupported, with the reason, where the configuration asks for what was not built.
+[[nodiscard]] Status check_built(const Config& config);
+
+enum class JobRole : unsigned char { kTrainer, kRollout };
+[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout"
+
+// One process of a job. Used by one thread: the one that joined. Outlives the groups and roads that
+// it made; those are destroyed before close().
+class JobProcess {
+ public:
+  // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes
+  // that it started join. Else MPI is used only where the road needs it.
+  [[nodiscard]] static Result<std::unique_ptr<JobProcess>> join(const Config& config, JobRole role,
+                                                                bool launched);
+  virtual ~JobProcess() = default;
+
+  [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role
+  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of
+  [[nodiscard]] virtual unsigned rollouts() const = 0;
+  // Trainers and rollouts were started as one job, and can hear each other.
+  [[nodiscard]] bool together() const { return trainers() > 0 && rollouts() > 0; }
+
+  // Whether a road may be used by other threads than the one that joined (one at a time). Known
+  // once it is made.
+  [[nodiscard]] virtual bool threads() const = 0;
+
+  // [trainers, collective] A new one on every call.
+  [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
+  // [all processes of a job, collective: trainers call sender(), rollouts receiver()]
+  // kInvalidArgument where they are not configured alike. `anchor_bytes`: room for an anchor of
+  // this rank, where the configuration leaves it open.
+  [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
+                                                                 const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) = 0;
+  // [trainers] Reads what the road held before this process; null where it forgets.
+  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> history() = 0;
+
+  // Where they are together(): the leading trainer's last word to all rollouts; and, on a rollout,
+  // what it was, once it has come.
+  [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<std::optional<std::string>> hear_end() = 0;
+
+  // Collective: the orderly end. Without it nothing is waited for.
+  [[nodiscard]] virtual Status close(const Deadline& deadline) = 0;
+  // Ends this process, and with it the job that it is part of: no other process is left waiting.
+  [[noreturn]] virtual void abandon(int exit_code) = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,259 @@
+// A process that holds one end of the road, and does what rank 0 asks it to.
+#include "mpi/road_server.h"
+
+#include <map>
+#include <memory>
+
+#include "collectives/mpi_rma/mpi_rma_road.h"
+#include "mpi/wire.h"
+
+namespace driftless::testing {
+namespace {
+
+class Server {
+ public:
+  explicit Server(MPI_Comm workers) : workers_(workers) {}
+
+  // The reply; false in `more` ends.
+  std::string serve(Unpacker in, bool& more) {
+    Packer out;
+    const auto call = static_cast<Call>(in.number());
+    more = call != Call::kQuit;
+    if (call < Call::kWrite) {
+      send_side(call, in, out);
+    } else if (call < Call::kEpoch) {
+      file(call, in, out);
+    } else if (call < Call::kMakeReceiver) {
+      group(call, in, out);
+    } else {
+      receive_side(call, in, out);
+    }
+    return out.bytes();
+  }
+
+ private:
+  static Deadline deadline(Unpacker& in) {
+    return Deadline::after(std::chrono::milliseconds(in.number()));
+  }
+  static PublicationId id(Unpacker& in) {
+    const std::uint64_t version = in.number();
+    return {version, static_cast<PublicationKind>(in.number())};
+  }
+  static void receipt(Packer& out, const PartReceipt& part) {
+    out.text(part.name).number(part.rank).number(part.size_bytes);
+    out.number(part.hash.high).number(part.hash.low).number(part.locator);
+  }
+  static PartReceipt receipt(Unpacker& in) {
+    PartReceipt part;
+    part.name = in.text();
+    part.rank = static_cast<std::uint32_t>(in.number());
+    part.size_bytes = in.number();
+    part.hash.high = in.number();
+    part.hash.low = in.number();
+    part.locator = in.number();
+    return part;
+  }
+
+  Status make_world(Unpacker& in) {
+    MpiRmaOptions options;
+    const auto publishers = static_cast<unsigned>(in.number());
+    options.patience = std::chrono::milliseconds(in.number());
+    options.ring_bytes = in.number();
+    options.ring_versions = static_cast<unsigned>(in.number());
+    options.anchor_bytes = in.number();
+    DRIFTLESS_ASSIGN_OR_RETURN(world_, MpiRmaWorld::create(workers_, publishers, options));
+    int rank = 0;
+    MPI_Comm_rank(workers_, &rank);
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split(workers_, world_->publishes() ? 0 : 1, rank, &part);
+    if (world_->publishes()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(group_, make_mpi_group(part));
+      DRIFTLESS_ASSIGN_OR_RETURN(sender_, world_->sender());
+    }
+    MPI_Comm_free(&part);
+    return {};
+  }
+
+  void end_world() {
+    files_.clear();
+    receiver_.reset();
+    sender_.reset();
+    group_.reset();
+    world_.reset();
+  }
+
+  void send_side(Call call, Unpacker& in, Packer& out) {
+    switch (call) {
+      case Call::kMakeWorld: out.status(make_world(in)); break;
+      case Call::kEndWorld: end_world(); break;
+      case Call::kAnnounce: {
+        const std::string text = in.text();
+        out.status(sender_->announce(text, deadline(in)));
+        break;
+      }
+      case Call::kBegin: {
+        const PublicationId what = id(in);
+        out.status(sender_->begin(what, deadline(in)));
+        break;
+      }
+      case Call::kCreatePart: {
+        auto made = sender_->create_part(in.text());
+        out.status(made.status());
+        if (made.ok()) {
+          files_[++last_file_] = std::move(*made);
+          out.number(last_file_);
+        }
+        break;
+      }
+      case Call::kFlush: {
+        const auto parts = sender_->flush(deadline(in));
+        out.status(parts.status());
+        if (parts.ok()) {
+          out.number(parts->size());
+          for (const PartReceipt& part : *parts) receipt(out, part);
+        }
+        break;
+      }
+      case Call::kSeal: {
+        const std::string manifest = in.text();
+        out.status(sender_->seal(manifest, deadline(in)));
+        break;
+      }
+      case Call::kAbort: out.status(sender_->abort()); break;
+      case Call::kPublished: {
+        const PublicationId what = id(in);
+        const auto there = sender_->published(what, deadline(in));
+        out.status(there.status()).number(there.ok() && *there ? 1 : 0);
+        break;
+      }
+      case Call::kReceivers: {
+        const auto all = sender_->receivers();
+        out.status(all.status());
+        if (!all.ok()) break;
+        out.number(all->size());
+        for (const ReceiverReport& r : *all) out.text(r.id).number(r.version).text(r.proof);
+        break;
+      }
+      case Call::kPrune: {
+        const auto removed = sender_->prune(in.number());
+        out.status(removed.status()).number(removed.ok() ? removed->size() : 0);
+        break;
+      }
+      default: break;
+    }
+  }
+
+  void file(Call call, Unpacker& in, Packer& out) {
+    const std::uint64_t number = in.number();
+    File& file = *files_.at(number);
+    if (call == Call::kWrite) {
+      const std::uint64_t offset = in.number();
+      const std::string bytes = in.text();
+      out.status(file.pwrite(offset, std::as_bytes(std::span(bytes))));
+    } else if (call == Call::kRead) {
+      const std::uint64_t offset = in.number();
+      std::string bytes(in.number(), '\0');
+      out.status(file.pread(offset, std::as_writable_bytes(std::span(bytes)))).text(bytes);
+    } else if (call == Call::kSync) {
+      out.status(file.sync());
+    } else {
+      files_.erase(number);
+    }
+  }
+
+  void group(Call call, Unpacker& in, Packer& out) {
+    if (call == Call::kEpoch) {
+      group_->begin_epoch(in.number());
+      return;
+    }
+    const std::string message = in.text();
+    if (call == Call::kGather) {
+      const auto all = group_->gather(message, deadline(in));
+      out.status(all.status());
+      if (!all.ok()) return;
+      out.number(all->size());
+      for (const std::string& text : *all) out.text(text);
+      return;
+    }
+    const auto heard = group_->broadcast(message, deadline(in));
+    out.status(heard.status()).text(heard.ok() ? *heard : "");
+  }
+
+  void receive_side(Call call, Unpacker& in, Packer& out) {
+    switch (call) {
+      case Call::kMakeReceiver: {
+        auto made = world_->receiver();
+        out.status(made.status());
+        if (made.ok()) receiver_ = std::move(*made);
+        break;
+      }
+      case Call::kEndReceiver: receiver_.reset(); break;
+      case Call::kRunInfo: {
+        const auto info = receiver_->run_info(deadline(in));
+        out.status(info.status()).text(info.ok() ? *info : "");
+        break;
+      }
+      case Call::kList: {
+        const auto ids = receiver_->list(deadline(in));
+        out.status(ids.status());
+        if (!ids.ok()) break;
+        out.number(ids->size());
+        for (const PublicationId& each : *ids) {
+          out.number(each.version).number(static_cast<std::uint64_t>(each.kind));
+        }
+        break;
+      }
+      case Call::kWaitBeyond: {
+        const std::uint64_t version = in.number();
+        out.status(receiver_->wait_beyond(version, deadline(in)));
+        break;
+      }
+      case Call::kFetchManifest: {
+        const PublicationId what = id(in);
+        const auto text = receiver_->fetch_manifest(what, deadline(in));
+        out.status(text.status()).text(text.ok() ? *text : "");
+        break;
+      }
+      case Call::kFetchPart: {
+        const PublicationId what = id(in);
+        const PartReceipt part = receipt(in);
+        const auto got = receiver_->fetch_part(what, part, deadline(in));
+        out.status(got.status());
+        if (!got.ok()) break;
+        const auto bytes = got->bytes();
+        out.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+        break;
+      }
+      case Call::kReport: {
+        ReceiverReport report;
+        report.id = in.text();
+        report.version = in.number();
+        report.proof = in.text();
+        out.status(receiver_->report(report, deadline(in)));
+        break;
+      }
+      case Call::kLeave: out.status(receiver_->leave(deadline(in))); break;
+      default: break;
+    }
+  }
+
+  MPI_Comm workers_;
+  std::unique_ptr<MpiRmaWorld> world_;
+  std::unique_ptr<Group> group_;
+  std::unique_ptr<SendRoad> sender_;
+  std::unique_ptr<ReceiveRoad> receiver_;
+  std::map<std::uint64_t, std::unique_ptr<File>> files_;
+  std::uint64_t last_file_ = 0;
+};
+
+}  // namespace
+
+void serve_road(MPI_Comm calls, MPI_Comm workers) {
+  Server server(workers);
+  for (bool more = true; more;) {
+    const std::string reply = server.serve(Unpacker(receive_bytes(calls, 0, kCallTag)), more);
+    send_bytes(calls, 0, kReplyTag, reply);
+  }
+}
+
+}  // namespace driftless::testing

@@ -1,0 +1,312 @@
+#include "plugin/config.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "plugin/config_values.h"
+#include "support/temp_dir.h"
+
+namespace driftless {
+namespace {
+
+Result<Config> parse(std::string_view text, std::vector<std::string> overrides = {}) {
+  return parse_config(text, "job.yaml", overrides);
+}
+
+// The message, which must come.
+std::string refusal(std::string_view text, std::vector<std::string> overrides = {}) {
+  const Result<Config> config = parse(text, std::move(overrides));
+  EXPECT_FALSE(config.ok()) << text;
+  if (config.ok()) return "";
+  EXPECT_EQ(config.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(config.status().message().find('\n'), std::string_view::npos);
+  return std::string(config.status().message());
+}
+
+#define EXPECT_SAYS(message, words) EXPECT_NE((message).find(words), std::string::npos) << (message)
+
+TEST(Config, DefaultsAreThoseOfTheComponents) {
+  const auto config = parse("mode: delta\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config->publisher.buffer_bytes, PublisherOptions().buffer_bytes);
+  EXPECT_EQ(config->publisher.deadline, PublisherOptions().deadline);
+  EXPECT_EQ(config->mpi_rma.ring_bytes, MpiRmaOptions().ring_bytes);
+  EXPECT_EQ(config->shared_fs.poll_first, SharedFsOptions().poll_first);
+  EXPECT_EQ(config->receiver.fold_bytes, ReceiverOptions().fold_bytes);
+  EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFrames);
+  EXPECT_EQ(config->publisher.encoding, Encoding::kDeltas);
+}
+
+TEST(Config, EveryKeyOfAFileIsTaken) {
+  const auto config = parse(R"(
+mode: full
+encoding: overwrite
+checksum: blake3
+buffer_size: 16MiB
+snapshot: host
+threads: 3
+road:
+  kind: shared_fs
+  dir: /mnt/weights
+  layout: hf_delta
+  ring_size: 512MB
+  ring_versions: 7
+  anchor_size: 1 GiB
+  progress_thread: false
+  after_publish: "sync; echo done"
+  before_read: 'ls > /dev/null'
+  hook_timeout: 10s
+  poll_first: 20ms
+  poll_longest: 2s
+  patience: 5min
+anchors: { first: true, every: 50, by_size: true }
+full_above_density: 0.5
+keep_versions: 12
+resume: require
+deadlines: { publish: 500ms, fetch: 30s, connect: 1h }
+receiver: { id: left, target: checkpoint, checkpoint_dir: "/local/ckpt_{rank}", fold_size: 2GiB }
+engines:
+  - url: http://a:30000
+    action: pull_weights
+    local_checkpoint_dir: /local/model
+  - { url: "https://b", action: update_weights_from_disk, local_checkpoint_dir: /m, token_file: /t }
+notify: { timeout: 5s, retries: 4, retry_wait: 250ms, cleanup: true }
+metrics: { file: "metrics_{role}_{rank}.jsonl" }
+)");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config->publisher.mode, UpdateMode::kFull);
+  EXPECT_EQ(config->publisher.encoding, Encoding::kOverwrite);
+  EXPECT_EQ(config->publisher.checksum, ChecksumKind::kBlake3);
+  EXPECT_EQ(config->publisher.buffer_bytes, 16U << 20);
+  EXPECT_EQ(config->publisher.threads, 3U);
+  EXPECT_EQ(config->receiver.threads, 3U);
+  EXPECT_EQ(config->road, RoadKind::kSharedFs);
+  EXPECT_EQ(config->shared_fs.dir, "/mnt/weights");
+  EXPECT_EQ(config->publisher.layout, DirectoryLayout::kHfDelta);
+  EXPECT_EQ(config->mpi_rma.ring_bytes, 512'000'000U);
+  EXPECT_EQ(config->mpi_rma.ring_versions, 7U);
+  EXPECT_EQ(config->mpi_rma.anchor_bytes, 1U << 30);
+  EXPECT_FALSE(config->anchor_auto);
+  EXPECT_FALSE(config->mpi_rma.progress_thread);
+  EXPECT_EQ(config->shared_fs.after_publish, "sync; echo done");
+  EXPECT_EQ(config->shared_fs.before_read, "ls > /dev/null");
+  EXPECT_EQ(config->shared_fs.hook_timeout, std::chrono::seconds(10));
+  EXPECT_EQ(config->shared_fs.poll_first, std::chrono::milliseconds(20));
+  EXPECT_EQ(config->shared_fs.poll_longest, std::chrono::seconds(2));
+  EXPECT_EQ(config->shared_fs.patience, std::chrono::minutes(5));
+  EXPECT_TRUE(config->publisher.first_anchor);
+  EXPECT_EQ(config->publisher.anchor_every, 50U);
+  EXPECT_TRUE(config->publisher.anchor_by_size);
+  EXPECT_EQ(config->publisher.full_above_density, 0.5);
+  EXPECT_EQ(config->publisher.keep_versions, 12U);
+  EXPECT_EQ(config->publisher.resume, ResumeMode::kRequire);
+  EXPECT_EQ(config->publisher.deadline, std::chrono::milliseconds(500));
+  EXPECT_EQ(config->receiver.fetch_deadline, std::chrono::seconds(30));
+  EXPECT_EQ(config->connect_deadline, std::chrono::hours(1));
+  EXPECT_EQ(config->receiver_id, "left");
+  EXPECT_EQ(config->target, TargetKind::kCheckpoint);
+  EXPECT_EQ(config->checkpoint_dir, "/local/ckpt_{rank}");
+  EXPECT_EQ(config->receiver.fold_bytes, std::uint64_t{2} << 30);
+  ASSERT_EQ(config->engines.size(), 2U);
+  EXPECT_EQ(config->engines[0].url, "http://a:30000");
+  EXPECT_EQ(config->engines[1].action, EngineAction::kUpdateWeightsFromDisk);
+  EXPECT_EQ(config->engines[1].token_file, "/t");
+  EXPECT_EQ(config->notify.retries, 4U);
+  EXPECT_TRUE(config->notify.cleanup);
+  EXPECT_EQ(config->metrics_file, "metrics_{role}_{rank}.jsonl");
+}
+
+// The table's promise: what it prints it also reads, and to the same.
+TEST(Config, WhatATableRowPrintsItReads) {
+  for (const ConfigKey& key : config_keys()) {
+    Config config;
+    config.engines.emplace_back();
+    const std::string value = key.default_value();
+    if (key.name == "engines[].url") continue;
+    EXPECT_TRUE(key.apply(config, 0, value).ok()) << key.name << ": " << value;
+    const std::string printed = key.text(config, 0);
+    EXPECT_TRUE(key.apply(config, 0, printed).ok()) << key.name << ": " << printed;
+    EXPECT_EQ(key.text(config, 0), printed) << key.name;
+    EXPECT_FALSE(key.help.empty()) << key.name;
+    EXPECT_FALSE(key.expected.empty()) << key.name;
+  }
+}
+
+TEST(Config, NamesOfKeysAreUnique) {
+  std::set<std::string_view> names;
+  for (const ConfigKey& key : config_keys()) EXPECT_TRUE(names.insert(key.name).second) << key.name;
+}
+
+TEST(Config, EffectiveSettingsAreReadAgainToTheSame) {
+  const auto config =
+      parse("road: { kind: shared_fs, dir: /d, layout: hf_delta }\n",
+            {"engines[0].url=http://a", "engines[0].local_checkpoint_dir=/m", "threads=2"});
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  const auto settings = effective_settings(*config);
+  std::vector<std::string> overrides;
+  for (const auto& [key, value] : settings) overrides.push_back(key + "=" + value);
+  const auto again = parse("mode: delta\n", overrides);
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_EQ(effective_settings(*again), settings);
+}
+
+TEST(Config, AnUnknownKeyIsNamedWithLineAndNearestKey) {
+  const std::string message = refusal("mode: delta\nroad:\n  kind: mpi_rma\n  rign_size: 1MiB\n");
+  EXPECT_SAYS(message, "job.yaml:4:");
+  EXPECT_SAYS(message, "road.rign_size");
+  EXPECT_SAYS(message, "'road.ring_size'");
+  EXPECT_SAYS(refusal("dir: /x\n"), "'road.dir'");
+  EXPECT_SAYS(refusal("anchor:\n  first: true\n"), "job.yaml:2");
+  EXPECT_SAYS(refusal("engines:\n  - { uri: http://a }\n"), "'engines[].url'");
+  EXPECT_EQ(refusal("zzzzzzzzzzzz: 1\n").find("did you mean"), std::string::npos);
+}
+
+TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {
+  const std::string message = refusal("mode: delta\nbuffer_size: 64 parsecs\n");
+  EXPECT_SAYS(message, "job.yaml:2:");
+  EXPECT_SAYS(message, "buffer_size");
+  EXPECT_SAYS(message, "64MiB");
+  EXPECT_SAYS(message, "64 parsecs");
+  EXPECT_SAYS(refusal("mode: diff\n"), "delta or full");
+  EXPECT_SAYS(refusal("encoding: full\n"), "mode: full");
+  EXPECT_SAYS(refusal("threads: -1\n"), "0 to 1024");
+  EXPECT_SAYS(refusal("threads: 1.5\n"), "whole number");
+  EXPECT_SAYS(refusal("anchors: { first: yes }\n"), "true or false");
+  EXPECT_SAYS(refusal("deadlines: { publish: 30 }\n"), "500ms");
+  EXPECT_SAYS(refusal("deadlines: { publish: 0s }\n"), "500ms");
+  EXPECT_SAYS(refusal("full_above_density: nan\n"), "from 0 to 1");
+  EXPECT_SAYS(refusal("full_above_density: 1.5\n"), "from 0 to 1");
+  EXPECT_SAYS(refusal("buffer_size: 99999999999999999999\n"), "size");
+  EXPECT_SAYS(refusal("buffer_size: 1\n"), "64KiB");
+  EXPECT_SAYS(refusal("receiver: { id: ../x }\n"), "plain file name");
+}
+
+TEST(Config, WrongKindsOfNodesAreNamed) {
+  EXPECT_SAYS(refusal("mode: [delta]\n"), "found a list");
+  EXPECT_SAYS(refusal("mode: { a: b }\n"), "found keys below it");
+  EXPECT_SAYS(refusal("road: mpi_rma\n"), "expected keys below it");
+  EXPECT_SAYS(refusal("road: [1]\n"), "expected keys below it");
+  EXPECT_SAYS(refusal("engines: { url: x }\n"), "expected a list");
+  EXPECT_SAYS(refusal("engines: http://x\n"), "expected a list");
+  EXPECT_SAYS(refusal("engines: [http://x]\n"), "engines[0]");
+  EXPECT_SAYS(refusal("mode:\n"), "no value");
+  EXPECT_SAYS(refusal("road:\n"), "nothing below");
+  EXPECT_SAYS(refusal("just words\n"), "single value");
+  EXPECT_SAYS(refusal("- a\n- b\n"), "found a list");
+  EXPECT_SAYS(refusal("? [a]\n: b\n"), "plain word");
+}
+
+TEST(Config, WhatYamlAllowsAndAConfigurationDoesNot) {
+  EXPECT_SAYS(refusal("mode: delta\nmode: full\n"), "second time");
+  EXPECT_SAYS(refusal("road: { kind: mpi_rma, kind: mpi_rma }\n"), "second time");
+  EXPECT_SAYS(refusal("mode: &a delta\nsnapshot: *a\n"), "anchors and aliases");
+  EXPECT_SAYS(refusal("mode: !!binary ZGVsdGE=\n"), "tags");
+  EXPECT_SAYS(refusal("mode: delta\n---\nmode: full\n"), "more than one document");
+  EXPECT_SAYS(refusal(""), "is empty");
+  EXPECT_SAYS(refusal("# only words\n"), "is empty");
+  EXPECT_SAYS(refusal("---\n"), "is empty");
+  EXPECT_SAYS(refusal("mode: delta\n  road: [\n"), "job.yaml:");
+  EXPECT_SAYS(refusal("mode: de\xfflta\n"), "job.yaml:1: is not UTF-8");
+  EXPECT_SAYS(refusal("mode: delta\n\x04\nnonsense: 1\n"), "job.yaml:2: holds a control");
+  EXPECT_SAYS(refusal(std::string("mode: delta\0", 12)), "control");
+  EXPECT_SAYS(refusal(std::string(kMaxConfigBytes + 1, '#')), "longer");
+  EXPECT_FALSE(parse(std::string(100'000, '[')).ok());
+  EXPECT_FALSE(parse("a: " + std::string(100'000, '{')).ok());
+}
+
+TEST(Config, AnAliasBombCostsNothing) {
+  std::string bomb = "a0: &a0 [x, x]\n";
+  for (int i = 1; i < 100; ++i) {
+    const std::string before = concat("*a", i - 1);
+    bomb += concat("a", i, ": &a", i, " [", before, ", ", before, "]\n");
+  }
+  refusal(bomb);
+}
+
+TEST(Config, OverridesComeAfterTheFile) {
+  const auto config = parse("mode: full\nthreads: 2\n",
+                            {"threads=4", "road.kind=shared_fs", "road.dir=/a=b", "threads=5"});
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config->publisher.threads, 5U);
+  EXPECT_EQ(config->shared_fs.dir, "/a=b");
+  EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFlush);
+  EXPECT_EQ(config->publisher.encoding, Encoding::kDeltasZstd);
+}
+
+TEST(Config, AWrongOverrideIsNamed) {
+  EXPECT_SAYS(refusal("mode: full\n", {"road.knd=mpi_rma"}), "'road.kind'");
+  EXPECT_SAYS(refusal("mode: full\n", {"threads"}), "key=value");
+  EXPECT_SAYS(refusal("mode: full\n", {"threads=many"}), "--set threads: expected");
+  EXPECT_SAYS(refusal("mode: full\n", {"engines=[]"}), "is a list");
+  EXPECT_SAYS(refusal("mode: full\n", {"engines[1].url=x"}), "from 0 to 0");
+  EXPECT_SAYS(refusal("mode: full\n", {"engines[].url=x"}), "in brackets");
+  EXPECT_SAYS(refusal("mode: full\n", {"engines[0].uri=x"}), "engines[].url");
+}
+
+TEST(Config, CombinationsThatCannotBeNameBothKeys) {
+  const std::string layout = refusal("road: { kind: mpi_rma, layout: flush }\n");
+  EXPECT_SAYS(layout, "road.layout: flush");
+  EXPECT_SAYS(layout, "road.kind");
+  const std::string xored = refusal("encoding: xor\nroad: { kind: shared_fs, dir: /d }\n");
+  EXPECT_SAYS(xored, "encoding: xor");
+  EXPECT_SAYS(xored, "road.layout: flush");
+  EXPECT_SAYS(refusal("encoding: deltas\nroad: { kind: shared_fs, dir: /d, layout: hf_delta }\n"),
+              "xor or overwrite");
+  EXPECT_SAYS(refusal("road: { kind: shared_fs }\n"), "road.dir");
+  EXPECT_SAYS(refusal("receiver: { target: checkpoint }\n"), "receiver.checkpoint_dir");
+  EXPECT_SAYS(refusal("receiver: { checkpoint_dir: /x }\n"), "receiver.target");
+  EXPECT_SAYS(refusal("road: { anchor_size: 0 }\nanchors: { first: true }\n"), "anchors.first");
+  EXPECT_SAYS(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
+  EXPECT_SAYS(refusal("notify: { cleanup: true }\n"), "engines");
+  EXPECT_SAYS(refusal("engines: [{ url: http://a, local_checkpoint_dir: /m }]\n"), "hf_delta");
+  const std::string files = "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n";
+  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a }]\n"), "local_checkpoint_dir");
+  EXPECT_SAYS(refusal(files + "engines: [{ url: a, local_checkpoint_dir: /m }]\n"),
+              "engines[0].url");
+  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: flush }]\n"),
+              "road.layout: flush");
+}
+
+TEST(Config, EncodingFollowsTheLayout) {
+  const std::string road = "road: { kind: shared_fs, dir: /d, layout: ";
+  EXPECT_EQ(parse(road + "hf_delta }\n")->publisher.encoding, Encoding::kXor);
+  EXPECT_EQ(parse(road + "flush }\n")->publisher.encoding, Encoding::kDeltasZstd);
+  EXPECT_EQ(parse(road + "frames }\n")->publisher.encoding, Encoding::kDeltas);
+  EXPECT_EQ(parse(road + "hdf5 }\n")->publisher.encoding, Encoding::kDeltas);
+}
+
+TEST(Config, AFileThatIsNotThereIsNotFound) {
+  const testing::TempDir dir;
+  const auto config = load_config(posix_file_system(), dir.file("none.yaml"), {});
+  ASSERT_FALSE(config.ok());
+  EXPECT_EQ(config.status().code(), StatusCode::kNotFound);
+}
+
+TEST(ConfigValues, SizesAndDurations) {
+  EXPECT_EQ(*parse_size("4096"), 4096U);
+  EXPECT_EQ(*parse_size("64MiB"), std::uint64_t{64} << 20);
+  EXPECT_EQ(*parse_size("512MB"), 512'000'000U);
+  EXPECT_EQ(*parse_size("3 kB"), 3'000U);
+  EXPECT_EQ(size_text(std::uint64_t{64} << 20), "64MiB");
+  EXPECT_EQ(size_text(1000), "1000");
+  EXPECT_EQ(size_text(0), "0");
+  for (const char* wrong : {"", "MiB", "-1", "1.5GB", "1 M iB", "16777217TiB", "0x10", " 1"}) {
+    EXPECT_FALSE(parse_size(wrong).ok()) << wrong;
+  }
+  EXPECT_EQ(parse_duration("2min")->count(), 120'000);
+  EXPECT_EQ(duration_text(std::chrono::minutes(10)), "10min");
+  EXPECT_EQ(duration_text(std::chrono::milliseconds(1500)), "1500ms");
+  for (const char* wrong : {"", "5", "ms", "-1s", "1d", "99999999h"}) {
+    EXPECT_FALSE(parse_duration(wrong).ok()) << wrong;
+  }
+}
+
+TEST(ConfigValues, EditDistance) {
+  EXPECT_EQ(edit_distance("", "abc"), 3U);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3U);
+  EXPECT_EQ(edit_distance("same", "same"), 0U);
+}
+
+}  // namespace
+}  // namespace driftless

@@ -1,0 +1,95 @@
+#include "plugin/metrics.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/temp_dir.h"
+
+namespace driftless {
+namespace {
+
+PublishReport published(std::uint64_t version) {
+  PublishReport report;
+  report.version = version;
+  report.base_version = version - 1;
+  report.changed_units = 25;
+  report.total_units = 100;
+  report.full_bytes = 200;
+  report.delta_bytes = 60;
+  report.wire_bytes = 70;
+  report.process_ms = 1.5;
+  report.manifest_publish_ms = 0.5;
+  report.total_ms = 2.5;
+  return report;
+}
+
+std::vector<nlohmann::json> lines_of(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+TEST(Metrics, ALinePerVersionIsAppendedAndReadableAtOnce) {
+  const testing::TempDir dir;
+  const std::string path = dir.file("metrics.jsonl");
+  for (const std::uint64_t version : {1, 2}) {
+    auto writer = MetricsWriter::open(path);
+    ASSERT_TRUE(writer.ok()) << writer.status().to_string();
+    ASSERT_TRUE(writer->write(metrics_of(published(version), 3)).ok());
+    EXPECT_EQ(lines_of(path).size(), version);  // while it is still open
+  }
+  const auto line = lines_of(path).back();
+  EXPECT_EQ(line["role"], "trainer");
+  EXPECT_EQ(line["rank"], 3);
+  EXPECT_EQ(line["version"], 2);
+  EXPECT_EQ(line["density"], 0.25);
+  EXPECT_EQ(line["wire_bytes"], 70);
+  EXPECT_EQ(line["manifest_publish_ms"], 0.5);
+  EXPECT_FALSE(line.contains("stage_ms"));
+}
+
+TEST(Metrics, ARolloutsLineHasEveryTime) {
+  UpdateReport report;
+  report.from_version = 4;
+  report.version = 7;
+  report.versions = 3;
+  report.fetch_ms = 1;
+  report.stage_ms = 2;
+  report.pause_ms = 3;
+  report.apply_ms = 4;
+  report.resume_ms = 5;
+  const auto line = nlohmann::json::parse(metrics_json(metrics_of(report, 1)));
+  EXPECT_EQ(line["role"], "rollout");
+  EXPECT_EQ(line["base_version"], 4);
+  EXPECT_EQ(line["versions"], 3);
+  double time = 1;
+  for (const char* key : {"fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"}) {
+    EXPECT_EQ(line[key], time++) << key;
+  }
+  EXPECT_FALSE(line.contains("process_ms"));
+}
+
+TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
+  if (::access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
+  auto writer = MetricsWriter::open("/dev/full");
+  ASSERT_TRUE(writer.ok());
+  const Status first = writer->write(metrics_of(published(1), 0));
+  EXPECT_EQ(first.code(), StatusCode::kNoSpace);
+  EXPECT_NE(first.message().find("the job goes on"), std::string_view::npos);
+  EXPECT_TRUE(writer->write(metrics_of(published(2), 0)).ok());
+  EXPECT_EQ(writer->dropped(), 2U);
+}
+
+TEST(Metrics, APathThatCannotBeIsAnErrorAtTheStart) {
+  const testing::TempDir dir;
+  const auto writer = MetricsWriter::open(dir.file("none/metrics.jsonl"));
+  ASSERT_FALSE(writer.ok());
+  EXPECT_EQ(writer.status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace driftless
