@@ -25,6 +25,8 @@ class Group {
 
   // Epochs ascend; every rank names the same one. Does not wait.
   virtual void begin_epoch(std::uint64_t epoch) = 0;
+  // The epoch after the last one that was begun so. Every rank calls it equally often.
+  void next_epoch() { begin_epoch(++epoch_); }
   // On rank 0 the messages of all ranks, by rank; on the others nothing. kDeadlineExceeded names
   // the ranks that were silent.
   [[nodiscard]] virtual Result<std::vector<std::string>> gather(std::string_view message,
@@ -32,6 +34,9 @@ class Group {
   // Rank 0's message, on every rank. `message` is looked at on rank 0 only.
   [[nodiscard]] virtual Result<std::string> broadcast(std::string_view message,
                                                       const Deadline& deadline) = 0;
+
+ private:
+  std::uint64_t epoch_ = 0;
 };
 
 // The group of one.

@@ -75,9 +75,10 @@ Status read_identity(const Json& json, std::string_view what, Manifest& manifest
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, json_hash128(json, "run", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.version, json_u64(json, "version", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_version, json_u64(json, "base_version", what));
-  const bool full = manifest.encoding == Encoding::kFull;  // an anchor is its own base
+  // An anchor is its own base: it takes nothing for granted.
+  const bool anchor = manifest.encoding == Encoding::kFull;
   const bool ordered = manifest.base_version < manifest.id.version ||
-                       (full && manifest.base_version == manifest.id.version);
+                       (anchor && manifest.base_version == manifest.id.version);
   if (manifest.id.run.is_zero() || !ordered) {
     return error(StatusCode::kCorrupt, what, ": run ", to_hex(manifest.id.run), ", version ",
                  manifest.id.version, ", base ", manifest.base_version,

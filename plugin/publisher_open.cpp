@@ -24,7 +24,7 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
   try {
     const Deadline deadline = Deadline::after(options.deadline);
     auto rank = std::make_unique<PublisherRank>(options, group, road, history);
-    group.begin_epoch(0);
+    group.next_epoch();
     DRIFTLESS_RETURN_IF_ERROR(rank->assemble(base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->start_or_resume(deadline));
@@ -273,7 +273,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   if (told.resume)
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
   // Receivers without a base wait for this one, so here its failure is a failure.
-  return told.anchor ? publish_anchor(notes_) : Status();
+  return told.anchor ? add_anchor(notes_) : Status();
 }
 
 }  // namespace driftless

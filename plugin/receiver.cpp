@@ -44,7 +44,12 @@ class FollowingReceiver final : public Receiver {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
     if (!news) return false;
     Stopwatch watch;
-    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<FetchedChain> chain, fetcher_.fetch(state));
+    Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(state);
+    // Said at once, and again by every report() until something helped.
+    stranded_ = fetched.status().code() == StatusCode::kWrongBase;
+    if (stranded_) const Status told = report();
+    if (!fetched.ok()) return fetched.status();
+    std::optional<FetchedChain> chain = std::move(*fetched);
     if (!chain) return false;
     report_ = describe(state, *chain);
     report_.fetch_ms = watch.lap_ms();
@@ -109,6 +114,7 @@ class FollowingReceiver final : public Receiver {
       report.version = state.id.version;
       report.proof = to_hex(state.digest);
     }
+    if (stranded_) report.proof = kAnchorWanted;
     return road_->report(report, Deadline::after(options_.report_deadline));
   }
 
@@ -137,6 +143,7 @@ class FollowingReceiver final : public Receiver {
   WeightTarget* target_;
   Hash128 run_;
   VersionFetcher fetcher_;
+  bool stranded_ = false;  // neither the next step nor an anchor is there
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged
