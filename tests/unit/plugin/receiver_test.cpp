@@ -255,9 +255,11 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
   EXPECT_NE(done.status().message().find("after version 0"), std::string_view::npos)
       << done.status().to_string();
   EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
   send(*sender_, run_.anchor(12));
   ASSERT_TRUE(update().ok()) << "and goes on where one comes";
   EXPECT_TRUE(same(held_, run_.weights[12]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
 }
 
 TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
@@ -360,6 +362,16 @@ TEST_F(ReceiverTest, AVersionWithAWrongDigestIsUndoneAndAFullOneHelps) {
   EXPECT_EQ(resumed, 1) << "the engine goes on";
   EXPECT_TRUE(same(held_, run_.weights[0]));
   EXPECT_TRUE(receiver_->state().valid);
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch)
+      << "it may have been the fetched bytes";
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase)
+      << "it was not: only a full one helps";
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  send(*sender_, run_.anchor(1));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+  publish(2, 2);
+  ASSERT_TRUE(update().ok()) << "and follows the steps again";
 }
 
 TEST_F(ReceiverTest, APauseThatFailsLeavesEverythingAndCanBeTriedAgain) {
