@@ -255,9 +255,11 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
   EXPECT_NE(done.status().message().find("after version 0"), std::string_view::npos)
       << done.status().to_string();
   EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
   send(*sender_, run_.anchor(12));
   ASSERT_TRUE(update().ok()) << "and goes on where one comes";
   EXPECT_TRUE(same(held_, run_.weights[12]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
 }
 
 TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
@@ -345,21 +347,46 @@ TEST_F(ReceiverTest, RefusesAVersionOfAnotherRun) {
   EXPECT_TRUE(same(held_, run_.weights[0]));
 }
 
-TEST_F(ReceiverTest, AVersionWithAWrongDigestIsUndoneAndAFullOneHelps) {
+TEST_F(ReceiverTest, AVersionWithAWrongDigestIsRefusedAndAFullOneHelps) {
   announce();
-  ASSERT_TRUE(open().ok());
   Publication wrong = run_.step(1);
   wrong.manifest.digest.lanes[0] ^= 1;
   send(*sender_, wrong);
-  int paused = 0, resumed = 0;
+  int paused = 0;
   options_.pause = [&] { return ++paused, Status(); };
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(paused, 0) << "found before the engine is disturbed";
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_TRUE(receiver_->state().valid);
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch)
+      << "it may have been the fetched bytes";
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase)
+      << "it was not: only a full one helps";
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  send(*sender_, run_.anchor(1));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+  publish(2, 2);
+  ASSERT_TRUE(update().ok()) << "and follows the steps again";
+}
+
+TEST_F(ReceiverTest, TheEngineIsResumedAfterACommitThatFailed) {
+  announce();
+  publish(1, 1);
+  int resumed = 0;
+  options_.pause = [&] {  // somebody writes into the weights, where the step changes them
+    for (auto& [name, tensor] : held_) {
+      for (std::byte& byte : tensor.bytes) byte ^= std::byte{1};
+    }
+    return Status();
+  };
   options_.resume = [&] { return ++resumed, Status(); };
   ASSERT_TRUE(open().ok());
   EXPECT_EQ(update().status().code(), StatusCode::kMismatch);
-  EXPECT_EQ(paused, 1);
-  EXPECT_EQ(resumed, 1) << "the engine goes on";
-  EXPECT_TRUE(same(held_, run_.weights[0]));
-  EXPECT_TRUE(receiver_->state().valid);
+  EXPECT_EQ(resumed, 1);
+  EXPECT_EQ(receiver_->state().id.version, 0U);
+  EXPECT_EQ(reported(), 0U);
 }
 
 TEST_F(ReceiverTest, APauseThatFailsLeavesEverythingAndCanBeTriedAgain) {
