@@ -10,8 +10,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-// MPI does not tell whether it had something to do; the time it took does. A call that found nothing
-// takes one or two microseconds.
+// MPI does not tell whether it had something to do; the time it took does. A call that found
+// nothing takes one or two microseconds.
 constexpr microseconds kWorked{5};
 constexpr microseconds kSpin{200};  // after it had something to do
 constexpr microseconds kShortest{50};
@@ -36,8 +36,7 @@ void ProgressThread::run() {
     if (end - begin > kWorked) {
       worked = end;
       pause = kShortest;
-    }
-    if (end - worked < kSpin) {
+    } else if (end - worked < kSpin) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(pause);
