@@ -20,10 +20,6 @@ EXPECTED = {
 }
 
 
-def keys():
-    return {key["key"] for key in ok_json("info")["keys"]}
-
-
 def check(path, *arguments):
     """Ok, or that something it asks for was not built here."""
     result = run("config", "check", path, *arguments)
@@ -39,10 +35,6 @@ def test_there_is_a_file_for_each_deployment():
 def test_a_shipped_file_is_right(path):
     check(path)
     check(path, "--set", "road.dir=/elsewhere")
-    # What is commented out for the user to fill in is right, too.
-    text = path.read_text()
-    for name in re.findall(r"^# *(?:- )?([a-z_]+):(?: |$)", text, re.M):
-        assert any(name in key for key in keys()), name
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -60,10 +52,11 @@ def test_the_commands_in_a_files_comments_exist(path):
 
 def test_the_files_show_where_engines_go(work):
     text = (REPOSITORY / "configs/shared_fs_sglang.yaml").read_text()
-    lines = [re.sub(r"^# (engines:| {2,})", r"\1", line) for line in text.splitlines()]
-    block = [line for line in lines if not line.startswith("#")]
+    before, _, rest = text.partition("# engines:\n")
+    block = re.match(r"(# .*\n)+", rest).group()
+    uncommented = "engines:\n" + re.sub(r"^# ", "", block, flags=re.M)
     path = work / "with_engines.yaml"
-    path.write_text("\n".join(block) + "\n")
+    path.write_text(before + uncommented + rest[len(block) :])
     result = check(path)
     if result.returncode == 0:
         assert "http://rollout-0:30000" in result.stdout
@@ -88,7 +81,7 @@ def test_wrong_files_name_line_key_and_nearest_key(work):
     path.write_text("")
     assert_refusal(run("config", "check", path), 2, "empty")
     assert_refusal(run("config", "check", work / "none.yaml"), 3, "none.yaml")
-    assert_refusal(run("config", "check", work), (3, 5), str(work))
+    assert_refusal(run("config", "check", work), 2, str(work))
 
 
 def test_the_page_has_the_commands_table():
