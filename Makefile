@@ -11,7 +11,7 @@ SOURCES = git ls-files '*.h' '*.cpp'
 help:
 	@echo 'make build      the library and the command, build/bin/driftless'
 	@echo 'make test       builds and runs all tests'
-	@echo 'make demo       synthesizes a checkpoint, ships deltas, verifies, prints a table'
+	@echo 'make demo       the main job under mpirun over every road, on made-up data; ends with a table'
 	@echo 'make lint       clang-format and clang-tidy; changes nothing'
 	@echo 'make format     applies clang-format'
 	@echo 'make test-asan  tests under AddressSanitizer and UndefinedBehaviorSanitizer'

@@ -19,6 +19,7 @@
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/status.h"
+#include "plugin/engine_notifier.h"
 #include "plugin/publisher.h"
 #include "plugin/receiver.h"
 
@@ -29,21 +30,9 @@ enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback };
 
 enum class TargetKind : unsigned char { kMemory, kCheckpoint };
 
-// What an engine is asked to do with a new version (docs/versions.md).
-enum class EngineAction : unsigned char { kPullWeights, kUpdateWeightsFromDisk, kFlush };
-
 struct EngineConfig {
-  std::string url;
-  EngineAction action = EngineAction::kPullWeights;
-  std::string local_checkpoint_dir;  // on the engine's host
-  std::string token_file;            // holds what goes into "Authorization: Bearer ..."
-};
-
-struct NotifyConfig {
-  std::chrono::milliseconds timeout{60'000};  // of one call
-  unsigned retries = 2;
-  std::chrono::milliseconds retry_wait{1'000};
-  bool cleanup = false;  // remove a version once every engine has acknowledged it
+  EngineEndpoint endpoint;  // without its token
+  std::string token_file;   // holds it
 };
 
 struct Config {
@@ -62,7 +51,7 @@ struct Config {
   TargetKind target = TargetKind::kMemory;
   std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
   std::vector<EngineConfig> engines;
-  NotifyConfig notify;
+  NotifyOptions notify;      // without its engines
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // Whether any setting asks for anchors.

@@ -81,21 +81,22 @@ Status check_receiver(const Config& config) {
 }
 
 Status check_engine(const Config& config, std::size_t item) {
-  const EngineConfig& engine = config.engines[item];
+  const EngineEndpoint& engine = config.engines[item].endpoint;
   const std::string name = concat("engines[", item, "]");
   const std::string action = find_config_key("engines[].action")->text(config, item);
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
     return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
                   "'");
   }
-  const DirectoryLayout wanted =
-      engine.action == EngineAction::kFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
+  const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
+                                     ? DirectoryLayout::kFlush
+                                     : DirectoryLayout::kHfDelta;
   if (config.road != RoadKind::kSharedFs || config.publisher.layout != wanted) {
     return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
                   " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
                   " on ", to_string(config.road));
   }
-  if ((engine.action == EngineAction::kFlush) != engine.local_checkpoint_dir.empty()) {
+  if ((engine.action == EngineAction::kUpdateFlush) != engine.local_checkpoint_dir.empty()) {
     return refuse(name, ".local_checkpoint_dir ",
                   engine.local_checkpoint_dir.empty() ? "is missing" : "has no use", " with ", name,
                   ".action: ", action);

@@ -27,8 +27,8 @@ constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemor
                                  Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint}};
 constexpr std::array kActions = {
     Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
-    Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateWeightsFromDisk},
-    Choice<EngineAction>{"flush", EngineAction::kFlush}};
+    Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateFromDisk},
+    Choice<EngineAction>{"flush", EngineAction::kUpdateFlush}};
 
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kSize = "a size: 4096, 64MiB, 512MB";
@@ -393,20 +393,22 @@ constexpr std::array kKeys = {
     size_key<DRIFTLESS_FIELD(receiver.fold_bytes), (std::uint64_t{1} << 20),
              (std::uint64_t{16} << 40)>("receiver.fold_size",
                                         "Versions folded into one commit, in bytes at most"),
-    text_key<DRIFTLESS_ENGINE(url)>("engines[].url", "http://host:port",
-                                    "An engine to tell about every version"),
-    choice_key<DRIFTLESS_ENGINE(action), kActions>(
+    text_key<DRIFTLESS_ENGINE(endpoint.url)>("engines[].url", "http://host:port",
+                                             "An engine to tell about every version"),
+    choice_key<DRIFTLESS_ENGINE(endpoint.action), kActions>(
         "engines[].action", "pull_weights, update_weights_from_disk or flush",
         "What it is asked to do"),
-    text_key<DRIFTLESS_ENGINE(local_checkpoint_dir)>("engines[].local_checkpoint_dir", kPath,
-                                                     "The checkpoint on its host that it patches"),
+    text_key<DRIFTLESS_ENGINE(endpoint.local_checkpoint_dir)>(
+        "engines[].local_checkpoint_dir", kPath, "The checkpoint on its host that it patches"),
     text_key<DRIFTLESS_ENGINE(token_file)>("engines[].token_file", kPath,
                                            "File with its bearer token"),
     duration_key<DRIFTLESS_FIELD(notify.timeout)>("notify.timeout", "For one call to an engine"),
-    count_key<DRIFTLESS_FIELD(notify.retries), 0, 100>("notify.retries", "Further tries"),
-    duration_key<DRIFTLESS_FIELD(notify.retry_wait)>("notify.retry_wait", "Before the next try"),
+    count_key<DRIFTLESS_FIELD(notify.retries), 0, 10>("notify.retries", "Further tries"),
+    duration_key<DRIFTLESS_FIELD(notify.retry_wait)>(
+        "notify.retry_wait", "Before the first of them; then twice as long each time"),
     switch_key<DRIFTLESS_FIELD(notify.cleanup)>(
-        "notify.cleanup", "Remove a version once every engine has acknowledged it"),
+        "notify.cleanup",
+        "Remove a version once every engine has acknowledged it, and no rollout needs it"),
     text_key<DRIFTLESS_FIELD(metrics_file)>(
         "metrics.file", kPath,
         "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),

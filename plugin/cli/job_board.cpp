@@ -177,6 +177,12 @@ std::string JobBoard::missing() const {
   return text;
 }
 
+bool JobBoard::needed(std::uint64_t version) const {
+  return !present() || std::any_of(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
+    return !entry.second.there || entry.second.version < version;
+  });
+}
+
 void JobBoard::engine(const std::string& url, bool ok) {
   EngineTally& tally = engines_[url];
   ++tally.calls;

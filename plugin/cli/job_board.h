@@ -42,6 +42,8 @@ class JobBoard {
   [[nodiscard]] bool complete() const;
   // Which are not, in one line.
   [[nodiscard]] std::string missing() const;
+  // Some rollout has not got as far as this version.
+  [[nodiscard]] bool needed(std::uint64_t version) const;
   // Grows whenever a rollout gets on.
   [[nodiscard]] std::uint64_t progress() const { return progress_; }
 

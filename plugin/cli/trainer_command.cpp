@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <optional>
+#include <system_error>
+#include <thread>
 
 #include "plugin/cli/commands.h"
+#include "plugin/cli/engine_board.h"
 #include "plugin/cli/job.h"
 #include "plugin/cli/job_board.h"
 #include "plugin/cli/run_steps.h"
@@ -19,6 +23,33 @@ constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played to and
 constexpr int kMostFailures = 3;           // of one version, one after the other
 constexpr auto kLongest = std::chrono::hours(24);
 constexpr auto kStopWait = std::chrono::seconds(10);
+
+// Where the leader puts a run that it makes up. Whoever kills a job gives a second of notice, too
+// short for some waits: at a signal the files go at once. What is mapped stays readable, and no
+// further version is begun.
+class RunFiles {
+ public:
+  [[nodiscard]] Result<std::string> create() {
+    DRIFTLESS_ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::create());
+    const std::string& path = directory_.emplace(std::move(made)).path();
+    watcher_ = std::jthread([path](const std::stop_token& over) {
+      while (!over.stop_requested() && StopSignals::received() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      std::error_code ignored;
+      if (!over.stop_requested()) std::filesystem::remove_all(path, ignored);
+    });
+    return path + "/run";
+  }
+  void remove() {
+    watcher_ = {};
+    directory_.reset();
+  }
+
+ private:
+  std::optional<TemporaryDirectory> directory_;
+  std::jthread watcher_;  // joined before the directory goes
+};
 
 // One rank of the trainer. The leader decides, the others follow.
 class Trainer {
@@ -41,7 +72,7 @@ class Trainer {
     DRIFTLESS_RETURN_IF_ERROR(publish_all());
     return close();
   }
-  void remove_files() { temporary_.reset(); }
+  void remove_files() { temporary_.remove(); }
 
  private:
   [[nodiscard]] bool leads() const { return process_.rank() == 0; }
@@ -71,8 +102,7 @@ class Trainer {
     std::string directory = arguments_.replay;
     if (directory.empty()) {
       if (leads()) {
-        DRIFTLESS_ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::create());
-        directory = temporary_.emplace(std::move(made)).path() + "/run";
+        DRIFTLESS_ASSIGN_OR_RETURN(directory, temporary_.create());
         DRIFTLESS_RETURN_IF_ERROR(synthesize_run(directory));
       }
       group_->begin_epoch(0);
@@ -118,6 +148,7 @@ class Trainer {
     }
     if (!leads()) return {};
     DRIFTLESS_RETURN_IF_ERROR(withdraw_end(config_));
+    DRIFTLESS_ASSIGN_OR_RETURN(engines_, EngineBoard::open(config_));
     board_.start(publisher_->version().version, publisher_->digest());
     for (const std::string& note : publisher_->notes()) say(note);
     if (publisher_->resumed()) {
@@ -151,12 +182,17 @@ class Trainer {
     }
   }
 
+  // What the leader may do between two versions while the others wait.
+  [[nodiscard]] std::chrono::milliseconds longest_pause() const {
+    return std::chrono::milliseconds(arguments_.interval_ms) + EngineBoard::longest(config_);
+  }
+
   // The step that all ranks publish next; nothing: the run is over. Said by the leader, who hears
   // from every rank whether it was asked to stop.
   [[nodiscard]] Result<std::optional<std::uint64_t>> next_step() {
     group_->begin_epoch(++round_);
     const Deadline deadline =
-        Deadline::after(config_.publisher.deadline + config_.connect_deadline);
+        Deadline::after(config_.publisher.deadline + config_.connect_deadline + longest_pause());
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::vector<std::string> asked,
         group_->gather(StopSignals::received() != 0 ? "stop" : "go", deadline));
@@ -191,6 +227,7 @@ class Trainer {
       if (metrics_) tell(metrics_->write(metrics_of(*report, process_.rank())));
       if (!leads()) continue;
       board_.published(*report);
+      if (engines_) notify(*report);
       DRIFTLESS_RETURN_IF_ERROR(pause());
     }
   }
@@ -200,6 +237,17 @@ class Trainer {
                                Checkpoint::open(posix_file_system(), steps_->path(step)));
     CheckpointSource source(weights, process_.rank(), process_.trainers());
     return publisher_->publish(source);
+  }
+
+  // An engine that fails is told of and counted; the run goes on.
+  void notify(const PublishReport& report) {
+    for (const EngineResult& result : engines_->notify(report.version)) {
+      board_.engine(result.url, result.status.ok());
+      tell(result.status.with_context(concat("version ", report.version, " at ", result.url)));
+    }
+    if (!engines_->acknowledged() || !config_.notify.cleanup || !listen().ok()) return;
+    if (board_.needed(report.version)) return;
+    tell(engines_->cleanup(report.version));
   }
 
   // What a trainer would do in between: here, nothing.
@@ -278,7 +326,7 @@ class Trainer {
   Config config_;
   JobProcess& process_;
   JobBoard board_;
-  std::optional<TemporaryDirectory> temporary_;
+  RunFiles temporary_;
   std::optional<RunSteps> steps_;
   std::unique_ptr<Group> group_;       // for this command
   std::unique_ptr<Group> publishers_;  // for the publisher
@@ -286,6 +334,7 @@ class Trainer {
   std::unique_ptr<ReceiveRoad> history_;
   std::unique_ptr<Publisher> publisher_;
   std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<EngineBoard> engines_;  // the leader's, where there are engines
   std::uint64_t round_ = 0;
   bool stopped_ = false;
 };

@@ -109,8 +109,8 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->checkpoint_dir, "/local/ckpt_{rank}");
   EXPECT_EQ(config->receiver.fold_bytes, std::uint64_t{2} << 30);
   ASSERT_EQ(config->engines.size(), 2U);
-  EXPECT_EQ(config->engines[0].url, "http://a:30000");
-  EXPECT_EQ(config->engines[1].action, EngineAction::kUpdateWeightsFromDisk);
+  EXPECT_EQ(config->engines[0].endpoint.url, "http://a:30000");
+  EXPECT_EQ(config->engines[1].endpoint.action, EngineAction::kUpdateFromDisk);
   EXPECT_EQ(config->engines[1].token_file, "/t");
   EXPECT_EQ(config->notify.retries, 4U);
   EXPECT_TRUE(config->notify.cleanup);

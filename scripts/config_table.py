@@ -1,0 +1,21 @@
+#!/usr/bin/env python3
+"""The table of docs/configuration.md, from `driftless info --json` on standard input:
+
+    build/bin/driftless info --json | scripts/config_table.py
+
+A test compares the two, so the page cannot disagree with the command."""
+
+import json
+import sys
+
+
+def table(info):
+    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for key in info["keys"]:
+        default = f"`{key['default']}`" if key["default"] else "-"
+        rows.append(f"| `{key['key']}` | {key['value']} | {default} | {key['help']} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(json.load(sys.stdin)))

@@ -1,0 +1,98 @@
+"""Configurations: the command's errors, the files in configs/, and the documentation."""
+
+import re
+import sys
+
+import pytest
+
+from support import REPOSITORY, assert_refusal, ok, ok_json, run
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+import config_table  # noqa: E402
+
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+EXPECTED = {
+    "hpc_rma.yaml",
+    "parallel_hdf5.yaml",
+    "shared_fs_flush.yaml",
+    "shared_fs_sglang.yaml",
+    "single_node.yaml",
+}
+
+
+def check(path, *arguments):
+    """Ok, or that something it asks for was not built here."""
+    result = run("config", "check", path, *arguments)
+    assert result.returncode in (0, 8), result.stderr
+    return result
+
+
+def test_there_is_a_file_for_each_deployment():
+    assert {path.name for path in CONFIGS} == EXPECTED
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_file_is_right(path):
+    check(path)
+    check(path, "--set", "road.dir=/elsewhere")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_commands_in_a_files_comments_exist(path):
+    text = path.read_text()
+    commands = re.findall(r"driftless (\w+)((?: [^\s:\\#]+)*)", text)
+    assert any(command == "trainer" for command, _ in commands)
+    for command, arguments in commands:
+        helped = ok(command, "--help")
+        for option in re.findall(r"--[a-z-]+", arguments):
+            assert option in helped, f"{command} {option}"
+    for config in re.findall(r"--config (\S+)", text):
+        assert config == f"configs/{path.name}"
+
+
+def test_the_files_show_where_engines_go(work):
+    text = (REPOSITORY / "configs/shared_fs_sglang.yaml").read_text()
+    before, _, rest = text.partition("# engines:\n")
+    block = re.match(r"(# .*\n)+", rest).group()
+    uncommented = "engines:\n" + re.sub(r"^# ", "", block, flags=re.M)
+    path = work / "with_engines.yaml"
+    path.write_text(before + uncommented + rest[len(block) :])
+    result = check(path)
+    if result.returncode == 0:
+        assert "http://rollout-0:30000" in result.stdout
+
+
+def test_check_prints_what_a_file_amounts_to(work):
+    path = work / "job.yaml"
+    path.write_text("road: { kind: shared_fs, dir: /d }\n")
+    settings = ok_json("config", "check", path)["settings"]
+    assert settings["road.layout"] == "flush" and settings["encoding"] == "deltas_zstd"
+    assert "deltas_zstd" in ok("config", "check", path, "--set", "buffer_size=1MiB")
+
+
+def test_wrong_files_name_line_key_and_nearest_key(work):
+    path = work / "job.yaml"
+    path.write_text("mode: delta\nroad:\n  kidn: mpi_rma\n")
+    assert_refusal(run("config", "check", path), 2, f"{path}:3", "road.kidn", "'road.kind'")
+    path.write_text("buffer_size: large\n")
+    assert_refusal(run("config", "check", path), 2, f"{path}:1", "buffer_size", "64MiB", "large")
+    path.write_bytes(b"mode: \xff\n")
+    assert_refusal(run("config", "check", path), 2, "UTF-8")
+    path.write_text("")
+    assert_refusal(run("config", "check", path), 2, "empty")
+    assert_refusal(run("config", "check", work / "none.yaml"), 3, "none.yaml")
+    assert_refusal(run("config", "check", work), 2, str(work))
+
+
+def test_the_page_has_the_commands_table():
+    page = (REPOSITORY / "docs/configuration.md").read_text()
+    table = config_table.table(ok_json("info"))
+    assert table in page, "run: build/bin/driftless info --json | scripts/config_table.py"
+
+
+def test_info_lists_every_backend():
+    info = ok_json("info")
+    names = {backend["name"] for backend in info["backends"]}
+    assert {"loopback", "shared_fs", "shared_fs/hdf5", "mpi_rma", "engines", "cuda"} <= names
+    assert all(backend["built"] or backend["why_not"] for backend in info["backends"])
+    assert "reference" in info["kernels"]

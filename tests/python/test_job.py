@@ -1,0 +1,365 @@
+"""The main job with real processes: whatever the road, every rollout ends with the trainer's bits."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from jobs import ROADS, Job, events, finish, mpirun_line, need, need_mpirun, start
+from support import (
+    COMMAND,
+    assert_refusal,
+    changed,
+    ok,
+    random_tensor,
+    read_checkpoint,
+    run,
+    write_checkpoint,
+)
+
+FILES = [road for road in ROADS if road != "mpi_rma"]
+
+
+def make_run(path, rng, steps):
+    """step_000000/ ... of a small model of several types; returns the weights of each step."""
+    weights = {
+        "embed.weight": random_tensor(rng, "BF16", (64, 32)),
+        "layers.0.weight": random_tensor(rng, "BF16", (48, 32)),
+        "layers.1.weight": random_tensor(rng, "F32", (17, 3)),
+        "layers.2.frozen": random_tensor(rng, "BF16", (16, 16)),
+        "norm.weight": random_tensor(rng, "F16", (33,)),
+    }
+    history = []
+    for step in range(steps + 1):
+        history.append(weights)
+        write_checkpoint(path / f"step_{step:06d}", weights, 1 + step % 2)
+        weights = {
+            name: tensor if "frozen" in name else changed(rng, tensor)
+            for name, tensor in weights.items()
+        }
+    return history
+
+
+def assert_saved(job, weights, rollouts=2):
+    for number in range(rollouts):
+        assert read_checkpoint(job.save / f"rollout_{number:02d}") == weights
+
+
+@pytest.fixture(params=ROADS)
+def job(work, request):
+    return Job(work, request.param)
+
+
+def test_rollouts_end_with_the_trainers_bits(job, work, rng):
+    history = make_run(work / "run", rng, 5)
+    result = job.run(
+        ["--replay", work / "run", "--interval-ms", 20], ["--base", work / "run/step_000000"]
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    found = events(result)
+    assert [v["version"] for v in found["version"]] == [1, 2, 3, 4, 5]
+    for version in found["version"]:
+        assert version["changed_units"] > 0 and version["wire_bytes"] > 0
+        assert {"ratio", "density", "total_ms", "process_ms"} <= version.keys()
+    (summary,) = found["summary"]
+    assert summary["ok"] and summary["version"] == 5 and len(summary["rollouts"]) == 2
+    assert {r["digest"] for r in found["rollout"]} == {summary["digest"]}
+    assert_saved(job, history[5])
+    assert (job.save / "rollout_00/config.json").read_text() == '{"model_type": "test"}\n'
+
+
+def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):
+    history = make_run(work / "run", rng, 3)
+    result = job.run(["--replay", work / "run"])
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert all(r["anchors"] >= 1 for r in events(result)["rollout"])
+    assert_saved(job, history[3])
+
+
+def test_a_run_that_is_made_up_and_longer_than_what_is_kept(work):
+    job = Job(work, "mpi_rma")
+    result = job.run(["--params", 100000, "--steps", 120], trainers=1, rollouts=3)
+    assert result.returncode == 0, result.stderr + result.stdout
+    (summary,) = events(result)["summary"]
+    assert summary["version"] == 120 and len(summary["rollouts"]) == 3
+    first = read_checkpoint(job.save / "rollout_00")
+    assert first == read_checkpoint(job.save / "rollout_02")
+
+
+def test_a_replay_of_more_than_256_steps(work, rng):
+    history = make_run(work / "run", rng, 3)
+    for step in range(4, 301):
+        (work / f"run/step_{step:06d}").symlink_to(work / f"run/step_{step % 4:06d}")
+    job = Job(work, "mpi_rma")
+    result = job.run(["--replay", work / "run"])
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert events(result)["summary"][0]["version"] == 300
+    assert_saved(job, history[0])
+
+
+def test_a_checkpoint_directory_as_target(work, rng):
+    history = make_run(work / "run", rng, 3)
+    job = Job(work, "hf_delta")
+    job.settings += ["--set", "receiver.target=checkpoint"]
+    job.settings += ["--set", f"receiver.checkpoint_dir={work}/local_{{rank}}"]
+    result = job.run(["--replay", work / "run"], ["--base", work / "run/step_000000"])
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert_saved(job, history[3])
+    assert read_checkpoint(work / "local_1") == history[3]
+
+
+def test_full_mode_and_other_encodings(work, rng):
+    history = make_run(work / "run", rng, 2)
+    for number, settings in enumerate([["mode=full"], ["encoding=indices"], ["encoding=deltas_zstd"]]):
+        job = Job(work / str(number), "mpi_rma")
+        for setting in settings:
+            job.settings += ["--set", setting]
+        result = job.run(["--replay", work / "run"])
+        assert result.returncode == 0, result.stderr + result.stdout
+        assert_saved(job, history[2])
+
+
+def test_rollouts_that_mpirun_did_not_start(work, rng):
+    history = make_run(work / "run", rng, 4)
+    job = Job(work, "flush")
+    base = ["--base", work / "run/step_000000", "--json"]
+    last = start([COMMAND, *map(str, job.rollout(*base, "--save", work / "a"))])
+    early = start(
+        [COMMAND, *map(str, job.rollout(*base, "--save", work / "b", "--target-version", 2))]
+    )
+    trainer = ["--replay", work / "run", "--rollouts", 1, "--interval-ms", 300, "--json"]
+    result = run(*job.trainer(*trainer))
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert finish(last).returncode == 0
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+    ended = finish(early)
+    assert ended.returncode == 0, ended.stderr
+    version = json.loads(ended.stdout.splitlines()[-1])["version"]
+    assert version >= 2
+    assert read_checkpoint(work / "b/rollout_00") == history[version]
+    # The run is closed: whoever comes now catches up and ends.
+    ok(*job.rollout("--save", work / "c", "--timeout", "60s"))
+    assert read_checkpoint(work / "c/rollout_00") == history[4]
+
+
+def test_a_restarted_trainer_goes_on(work, rng):
+    history = make_run(work / "run", rng, 4)
+    job = Job(work, "hf_delta")
+    replay = ["--replay", work / "run", "--json"]
+    first = [json.loads(line) for line in ok(*job.trainer(*replay, "--steps", 2)).splitlines()]
+    second = [json.loads(line) for line in ok(*job.trainer(*replay)).splitlines()]
+    assert [e["version"] for e in first if e["event"] == "version"] == [1, 2]
+    assert [e["version"] for e in second if e["event"] == "version"] == [3, 4]
+    ok(*job.rollout("--save", job.save, "--base", work / "run/step_000000", "--timeout", "60s"))
+    assert_saved(job, history[4], rollouts=1)
+
+
+def test_metrics_have_a_line_per_version_and_process(work, rng):
+    make_run(work / "run", rng, 3)
+    job = Job(work, "mpi_rma")
+    job.settings += ["--set", f"metrics.file={work}/{{role}}_{{rank}}.jsonl"]
+    assert job.run(["--replay", work / "run"]).returncode == 0
+    for rank in range(2):
+        lines = [json.loads(s) for s in (work / f"trainer_{rank}.jsonl").read_text().splitlines()]
+        assert [line["version"] for line in lines] == [1, 2, 3]
+        assert all(line["rank"] == rank and line["manifest_publish_ms"] >= 0 for line in lines)
+        lines = [json.loads(s) for s in (work / f"rollout_{rank}.jsonl").read_text().splitlines()]
+        assert lines[-1]["version"] == 3
+        times = {"fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"}
+        assert all(times <= line.keys() for line in lines)
+
+
+def test_the_text_of_a_job(work, rng):
+    need_mpirun()
+    make_run(work / "run", rng, 2)
+    job = Job(work, "mpi_rma")
+    line = mpirun_line((1, job.trainer("--replay", work / "run")), (1, job.rollout("--verbose")))
+    result = finish(start(line))
+    assert result.returncode == 0, result.stderr
+    assert "publish ms" in result.stdout and "rollout_00: version 2" in result.stdout
+    assert "All rollouts ended at version 2" in result.stdout
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_a_wrong_setting_is_one_line_and_exit_2(work):
+    job = Job(work, "mpi_rma")
+    for command in (job.trainer, job.rollout):
+        assert_refusal(run(*command("--set", "road.knd=mpi_rma")), 2, "road.kind")
+        assert_refusal(run(*command("--set", "road.kind=loopback")), 2, "loopback")
+    assert_refusal(run("trainer", "--config", work / "none.yaml"), 3, "none.yaml")
+    assert_refusal(run(*job.rollout("--timeout", "soon")), 2, "--timeout")
+
+
+def first_refusal(result, code, *words):
+    """mpirun adds words of its own after ours."""
+    assert result.returncode == code, f"exit {result.returncode}: {result.stderr}"
+    lines = [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
+    assert lines and all(word in lines[0] for word in words), result.stderr
+
+
+def test_one_failing_process_ends_the_job_with_its_code(work, rng):
+    make_run(work / "run", rng, 2)
+    make_run(work / "other", rng, 2)
+    replay = ["--replay", work / "run"]
+    job = Job(work, "mpi_rma")
+    first_refusal(job.run(["--replay", work / "none"]), 3, "trainer", "none")
+    first_refusal(job.run(replay, ["--base", work / "none"]), 3, "rollout", "none")
+    first_refusal(job.run(replay, ["--base", work / "other/step_000000"]), 4, "another base")
+    first_refusal(job.run([*replay, "--steps", 9]), 3, "--steps", "step_000003")
+
+
+def test_processes_that_are_configured_differently_say_so(work, rng):
+    need_mpirun()
+    make_run(work / "run", rng, 1)
+    job = Job(work, "flush")
+    other = Job(work, "hf_delta")
+    line = mpirun_line((1, job.trainer("--replay", work / "run")), (1, other.rollout()))
+    first_refusal(finish(start(line)), 2, "road.layout")
+
+
+def test_a_rollout_that_never_comes_is_named_within_the_deadline(work, rng):
+    make_run(work / "run", rng, 1)
+    job = Job(work, "flush")
+    line = job.trainer("--replay", work / "run", "--rollouts", 1, "--set", "deadlines.connect=1s")
+    assert_refusal(run(*line), 6, "deadlines.connect", "1 of 1")
+
+
+def test_a_rollout_without_a_trainer_gives_up(work):
+    job = Job(work, "flush")
+    result = run(*job.rollout("--set", "deadlines.connect=500ms"))
+    assert result.returncode in (3, 6), result.stderr
+
+
+def test_a_trainer_that_is_asked_to_stop_finishes_and_says_so(work, rng):
+    make_run(work / "run", rng, 3)
+    for step in range(4, 200):
+        (work / f"run/step_{step:06d}").symlink_to(work / f"run/step_{step % 4:06d}")
+    job = Job(work, "flush")
+    replay = ["--replay", work / "run", "--interval-ms", 50, "--rollouts", 1]
+    rollout = start([COMMAND, *map(str, job.rollout("--json"))])
+    trainer = start([COMMAND, *map(str, job.trainer(*replay, "--json"))])
+    while not (job.dir / "weight_v000003").exists():
+        time.sleep(0.02)
+    trainer.send_signal(signal.SIGTERM)
+    stopped = finish(trainer, 30)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    ended = finish(rollout, 30)
+    assert ended.returncode == 0, ended.stderr
+    last = json.loads(stopped.stdout.splitlines()[-1])
+    assert json.loads(ended.stdout.splitlines()[-1])["digest"] == last["digest"]
+
+
+def test_nothing_is_left_behind_when_a_job_is_killed(work):
+    need_mpirun()
+    job = Job(work, "mpi_rma")
+    (work / "tmp").mkdir()
+    line = mpirun_line(
+        (1, job.trainer("--params", 100000, "--steps", 16, "--interval-ms", 5000)),
+        (1, job.rollout()),
+    )
+    process = subprocess.Popen(
+        ["env", f"TMPDIR={work}/tmp", "OMPI_ALLOW_RUN_AS_ROOT=1",
+         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", *line],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 30
+    while not list((work / "tmp").glob("driftless-*/run/step_000016")):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) != 0
+    assert not list((work / "tmp").glob("driftless-*"))
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine():
+    """An engine that writes down what it is asked to do; `refuse` makes it say no."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.server.calls.append((self.path, body, self.headers.get("Authorization")))
+            answer = json.dumps({"success": not self.server.refuse, "message": "as told"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.calls, server.refuse = [], False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def with_engine(job, engine, work, action="pull_weights"):
+    (work / "token").write_text("secret\n")
+    settings = {
+        "engines[0].url": f"http://127.0.0.1:{engine.server_port}",
+        "engines[0].action": action,
+        "engines[0].token_file": work / "token",
+    }
+    if action != "flush":
+        settings["engines[0].local_checkpoint_dir"] = "/local/model"
+    for key, value in settings.items():
+        job.settings += ["--set", f"{key}={value}"]
+    return job
+
+
+def test_engines_are_told_of_every_version(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 2)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    result = run(*job.trainer("--replay", work / "run", "--json"))
+    assert result.returncode == 0, result.stderr
+    pulls = [body for path, body, _ in engine.calls if path == "/pull_weights"]
+    assert [body["target_version"] for body in pulls] == [1, 2]
+    assert all(body["source_dir"] == str(job.dir) for body in pulls)
+    assert all(token == "Bearer secret" for _, _, token in engine.calls)
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["engines"][0]["calls"] == 2 and summary["engines"][0]["failures"] == 0
+
+
+def test_flush_files_are_named_to_the_engine(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 1)
+    job = with_engine(Job(work, "flush"), engine, work, action="flush")
+    assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    ((path, body, _),) = engine.calls
+    assert path == "/update_weights_from_disk" and body["load_format"] == "delta"
+    assert body["files"] and all((job.dir / "weight_v000001" / f).exists() for f in body["files"])
+
+
+def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 3)
+    engine.refuse = True
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    result = run(*job.trainer("--replay", work / "run", "--json"))
+    assert result.returncode == 1
+    assert result.stderr.count("driftless: ") == 3 and "as told" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["version"] == 3
+
+
+def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 2)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    job.settings += ["--set", "notify.cleanup=true"]
+    assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    assert not list(job.dir.glob("weight_v*"))
