@@ -73,7 +73,7 @@ struct Manifest {
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 // Checks every field; keys that it does not know are passed over. kUnsupported for a newer format.
-// The base is below the version; only a full version 0 (an anchor) has itself as base.
+// The base is below the version; only a full version (an anchor) may have itself as base.
 [[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, std::string_view what);
 
 }  // namespace driftless

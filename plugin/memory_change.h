@@ -25,9 +25,10 @@ struct MemoryWeights {
   [[nodiscard]] bool holds(std::size_t tensor) const { return data[tensor] != nullptr; }
 };
 
-// Adjoining deltas. Decodes and checks every position here, so that commit() only gathers, sums and
-// scatters: O(changed), and nothing in it can fail half way but the last digest, which is then
-// undone. Memory: per changed unit 4 bytes and twice its width, plus the parts.
+// Adjoining deltas. Everything is proven here: positions, and the digest that the weights will have
+// (kMismatch). commit() then looks whether the changed units are still what they were, and writes:
+// O(changed), and what it wrote before it found that they are not is undone. Memory: per changed
+// unit 4 bytes and its width (twice where versions are folded), plus the parts.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_deltas(
     std::shared_ptr<MemoryWeights> weights, std::vector<VersionSource> chain);
 

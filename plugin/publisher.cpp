@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "plugin/publisher_rank.h"
+#include "plugin/receiver.h"
 #include "plugin/stopwatch.h"
 
 namespace driftless {
@@ -70,7 +71,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     report.delta_bytes = verdict.delta_bytes;
     report.wire_bytes = verdict.wire_bytes;
     if (verdict.anchor) {
-      const Status anchored = publish_anchor(report.notes);
+      const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
       if (!anchored.ok()) report.notes.emplace_back(anchored.message());
     }
@@ -264,11 +265,18 @@ void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ra
   choose_anchor(outcome, deadline);
 }
 
+bool PublisherRank::anchor_wanted() {
+  const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
+  return receivers.ok() && std::ranges::any_of(*receivers, [](const ReceiverReport& report) {
+           return report.proof == kAnchorWanted;
+         });
+}
+
 void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadline) {
   const std::uint64_t version = id_.version + 1;
-  const bool due = anchor_requested_ ||
-                   (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
-                   (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes());
+  const bool due =
+      anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
+      (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
   if (!due) return;
   const Status begun = road_.begin({version, PublicationKind::kAnchor}, deadline);
   outcome.anchor = begun.ok();

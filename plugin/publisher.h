@@ -87,8 +87,11 @@ class Publisher {
   // where the outcome of the seal could not be learnt, the next call settles it first; the message
   // names the rank and what failed there.
   [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;
-  // The next publish() adds an anchor. Said by the leader.
+  // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
+  // because it fell too far behind (kAnchorWanted in its report).
   virtual void request_anchor() = 0;
+  // Collective: an anchor of the committed version now.
+  [[nodiscard]] virtual Status publish_anchor() = 0;
 
   [[nodiscard]] virtual const WeightLayout& layout() const = 0;  // of all ranks
   [[nodiscard]] virtual VersionId version() const = 0;           // the last that was committed

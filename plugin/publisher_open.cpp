@@ -273,7 +273,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   if (told.resume)
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
   // Receivers without a base wait for this one, so here its failure is a failure.
-  return told.anchor ? publish_anchor(notes_) : Status();
+  return told.anchor ? add_anchor(notes_) : Status();
 }
 
 }  // namespace driftless

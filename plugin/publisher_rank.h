@@ -25,6 +25,7 @@ class PublisherRank final : public Publisher {
 
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
   void request_anchor() override { anchor_requested_ = true; }
+  [[nodiscard]] Status publish_anchor() override;
   [[nodiscard]] const WeightLayout& layout() const override { return layout_; }
   [[nodiscard]] VersionId version() const override { return id_; }
   [[nodiscard]] const Digest& digest() const override { return digest_; }
@@ -75,6 +76,7 @@ class PublisherRank final : public Publisher {
             const Deadline& deadline);
   void accept(const LeaderMessage& plan, const LeaderMessage& outcome, const RankMessage& mine);
   void take_back(bool full);
+  [[nodiscard]] bool anchor_wanted();
   void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
@@ -92,7 +94,7 @@ class PublisherRank final : public Publisher {
                                         const Deadline& deadline, std::vector<std::string>& notes,
                                         bool& doubt);
   // Of the version that is committed; begun already by the leader. Its failure is a note.
-  [[nodiscard]] Status publish_anchor(std::vector<std::string>& notes);
+  [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
   [[nodiscard]] RankMessage write_anchor(const PublicationId& id, const Deadline& deadline);
 
   PublisherOptions options_;

@@ -139,7 +139,7 @@ RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline&
   return mine;
 }
 
-Status PublisherRank::publish_anchor(std::vector<std::string>& notes) {
+Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   const Deadline deadline = Deadline::after(options_.deadline);
   const PublicationId id{id_.version, PublicationKind::kAnchor};
   const RankMessage mine = write_anchor(id, deadline);
@@ -169,6 +169,18 @@ Status PublisherRank::publish_anchor(std::vector<std::string>& notes) {
   chain_bytes_ = 0;
   anchor_requested_ = false;
   return {};
+}
+
+Status PublisherRank::publish_anchor() {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  group_.next_epoch();
+  LeaderMessage message;
+  if (group_.leads()) {
+    message.status = road_.begin({id_.version, PublicationKind::kAnchor}, deadline);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(tell(message, deadline).status());
+  std::vector<std::string> notes;
+  return add_anchor(notes);
 }
 
 }  // namespace driftless

@@ -8,6 +8,8 @@
 namespace driftless {
 namespace {
 
+constexpr unsigned kMisfitsBeforeFull = 2;
+
 // What the target holds must be of this run, as far as it says.
 Status check_target(const RunInfo& run, WeightTarget& target) {
   if (target.layout() == nullptr) {
@@ -44,12 +46,21 @@ class FollowingReceiver final : public Receiver {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
     if (!news) return false;
     Stopwatch watch;
-    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<FetchedChain> chain, fetcher_.fetch(state));
+    Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
+        state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny);
+    // Said at once, and again by every report() until something helped.
+    stranded_ = fetched.status().code() == StatusCode::kWrongBase;
+    if (stranded_) const Status told = report();
+    if (!fetched.ok()) return fetched.status();
+    std::optional<FetchedChain> chain = std::move(*fetched);
     if (!chain) return false;
     report_ = describe(state, *chain);
     report_.fetch_ms = watch.lap_ms();
     committed_.reset();  // it could not be undone any more
-    DRIFTLESS_ASSIGN_OR_RETURN(staged_, target_->stage(std::move(chain->versions)));
+    Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
+    note_misfit(staged.status());
+    if (!staged.ok()) return staged.status();
+    staged_ = std::move(*staged);
     report_.stage_ms = watch.lap_ms();
     return true;
   }
@@ -63,7 +74,11 @@ class FollowingReceiver final : public Receiver {
     }
     report_.pause_ms = watch.lap_ms();
     Result<CommitReport> commit = staged_->commit();
-    if (commit.ok()) committed_ = std::move(staged_);
+    if (commit.ok()) {
+      committed_ = std::move(staged_);
+      misfits_ = 0;
+    }
+    note_misfit(commit.status());
     staged_.reset();
     report_.apply_ms = watch.lap_ms();
     const Status resumed = options_.resume ? options_.resume() : Status();
@@ -109,6 +124,7 @@ class FollowingReceiver final : public Receiver {
       report.version = state.id.version;
       report.proof = to_hex(state.digest);
     }
+    if (stranded_) report.proof = kAnchorWanted;
     return road_->report(report, Deadline::after(options_.report_deadline));
   }
 
@@ -118,6 +134,14 @@ class FollowingReceiver final : public Receiver {
   [[nodiscard]] const Hash128& run() const override { return run_; }
 
  private:
+  // A delta that does not fit the weights. Once it may be the fetched bytes; then it is the
+  // weights, or the version itself, and only a full one helps.
+  void note_misfit(const Status& status) {
+    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase) {
+      ++misfits_;
+    }
+  }
+
   static UpdateReport describe(const TargetState& state, const FetchedChain& chain) {
     UpdateReport report;
     report.from_version = state.valid ? state.id.version : 0;
@@ -137,6 +161,8 @@ class FollowingReceiver final : public Receiver {
   WeightTarget* target_;
   Hash128 run_;
   VersionFetcher fetcher_;
+  unsigned misfits_ = 0;   // in a row
+  bool stranded_ = false;  // neither the next step nor an anchor is there
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged

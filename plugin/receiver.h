@@ -13,12 +13,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collectives/road.h"
 #include "plugin/weight_target.h"
 
 namespace driftless {
+
+// The proof in the report of a receiver that cannot get on by steps and finds no anchor: the
+// publisher makes one with its next version.
+inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 
 struct ReceiverOptions {
   std::string id = "receiver";                        // plain, unique on the road

@@ -19,12 +19,18 @@ bool is_newer(const TargetState& state, const PublicationId& id) {
   return !state.valid || id.version > state.id.version;
 }
 
-Status nothing_full(const TargetState& state, const std::vector<PublicationId>& listed) {
+Status nothing_full(const TargetState& state, FetchMode mode,
+                    const std::vector<PublicationId>& listed) {
   const std::string first =
       listed.empty() ? std::string("nothing") : concat(to_string(listed.front()), " on");
   if (!state.valid) {
     return error(StatusCode::kWrongBase, "the weights hold no version, and there is no anchor (",
                  first, " is there): publish an anchor, or start from the run's base");
+  }
+  if (mode == FetchMode::kFullOnly) {
+    return error(StatusCode::kWrongBase, "the steps after version ", state.id.version,
+                 " do not fit the weights, and there is no newer anchor (", first,
+                 " is there): publish an anchor, or start from the run's base");
   }
   return error(StatusCode::kWrongBase, "the steps after version ", state.id.version,
                " are gone and there is no anchor (", first,
@@ -52,11 +58,12 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
   }
 }
 
-Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state) {
+Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state,
+                                                          FetchMode mode) {
   const Deadline deadline = Deadline::after(options_.deadline);
   Backoff backoff(5ms, 500ms);
   while (true) {
-    Result<std::optional<FetchedChain>> chain = attempt(state, deadline);
+    Result<std::optional<FetchedChain>> chain = attempt(state, mode, deadline);
     if (chain.ok() || !may_pass(chain.status().code())) return chain;
     if (!backoff.sleep(deadline)) {
       return chain.status().with_context(
@@ -66,8 +73,9 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
 }
 
 Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& state,
+                                                            FetchMode mode,
                                                             const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> chosen, choose(state, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> chosen, choose(state, mode, deadline));
   if (chosen.empty()) return std::optional<FetchedChain>();
   FetchedChain chain;
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
@@ -80,15 +88,18 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
 }
 
 Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::choose(const TargetState& state,
+                                                                      FetchMode mode,
                                                                       const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, road_->list(deadline));
-  if (state.valid) {
+  if (state.valid && mode == FetchMode::kAny) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> steps, follow(state, listed, deadline));
     if (!steps.empty()) return steps;
     const auto newer = [&state](const PublicationId& id) { return is_newer(state, id); };
     if (std::none_of(listed.begin(), listed.end(), newer)) return std::vector<Candidate>();
   }
-  return newest_full(state, listed, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> full, newest_full(state, listed, deadline));
+  if (full.empty()) return nothing_full(state, mode, listed);
+  return full;
 }
 
 // The steps from the target's version on, as far as they adjoin and fit one fold.
@@ -132,7 +143,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
       return chosen;
     }
   }
-  return nothing_full(state, listed);
+  return std::vector<Candidate>();
 }
 
 Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const PublicationId& id,

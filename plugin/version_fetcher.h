@@ -27,6 +27,9 @@ struct FetchedChain {
   std::uint64_t manifest_bytes = 0;
 };
 
+// Whether the steps may be followed, or the target needs a full version.
+enum class FetchMode : unsigned char { kAny, kFullOnly };
+
 class VersionFetcher {
  public:
   VersionFetcher(ReceiveRoad& road, const Hash128& run, const FetchOptions& options)
@@ -37,7 +40,8 @@ class VersionFetcher {
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
   // tried again until the deadline of the options; then the last failure is returned. Every part
   // has its hash, every manifest is of the run. Nothing: there is nothing newer.
-  [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state);
+  [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
+                                                          FetchMode mode = FetchMode::kAny);
 
  private:
   struct Candidate {
@@ -46,7 +50,7 @@ class VersionFetcher {
     std::uint64_t manifest_bytes = 0;
   };
   [[nodiscard]] Result<Candidate> fetch_manifest(const PublicationId& id, const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<Candidate>> choose(const TargetState& state,
+  [[nodiscard]] Result<std::vector<Candidate>> choose(const TargetState& state, FetchMode mode,
                                                       const Deadline& deadline);
   [[nodiscard]] Result<std::vector<Candidate>> follow(const TargetState& state,
                                                       const std::vector<PublicationId>& listed,
@@ -56,6 +60,7 @@ class VersionFetcher {
                                                            const Deadline& deadline);
   [[nodiscard]] Result<FetchedVersion> fetch_parts(Candidate candidate, const Deadline& deadline);
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
+                                                            FetchMode mode,
                                                             const Deadline& deadline);
 
   ReceiveRoad* road_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collectives/loopback/loopback_road.h"
+#include "collectives/loopback/part_buffer.h"
 #include "collectives/road.h"
 
 namespace driftless {
@@ -21,7 +22,7 @@ namespace driftless {
 // A part once it is finished. The bytes do not change any more.
 struct LoopbackPart {
   PartReceipt receipt;
-  std::shared_ptr<const std::vector<std::byte>> bytes;
+  std::shared_ptr<const PartBuffer> buffer;
 };
 
 class LoopbackMedium {

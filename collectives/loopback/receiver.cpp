@@ -1,3 +1,4 @@
+#include <span>
 #include <utility>
 
 #include "collectives/loopback/medium.h"
@@ -23,11 +24,12 @@ class LoopbackReceiver final : public ReceiveRoad {
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline&) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const LoopbackPart held, medium_->part(id, part));
-    if (held.bytes->size() != part.size_bytes) {
+    const std::span<const std::byte> bytes = held.buffer->bytes();
+    if (bytes.size() != part.size_bytes) {
       return error(StatusCode::kCorrupt, "loopback: part '", part.name, "' of ", to_string(id),
-                   " has ", held.bytes->size(), " bytes, ", part.size_bytes, " were expected");
+                   " has ", bytes.size(), " bytes, ", part.size_bytes, " were expected");
     }
-    return MappedFile(part.name, held.bytes, *held.bytes);
+    return MappedFile(part.name, held.buffer, bytes);
   }
 
   Status report(const ReceiverReport& report, const Deadline&) override {

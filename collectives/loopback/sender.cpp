@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <utility>
 
@@ -15,7 +14,7 @@ namespace {
 struct OpenPart {
   std::string name;
   std::mutex mutex;
-  std::vector<std::byte> bytes;
+  PartBuffer buffer;
   PartHash hash;
   bool synced = false;  // since the last write
   bool open = true;
@@ -50,27 +49,20 @@ class PartFile final : public File {
 
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const std::scoped_lock lock(part_->mutex);
-    std::vector<std::byte>& held = part_->bytes;
     if (bytes.empty()) return {};
     if (offset > std::numeric_limits<std::uint64_t>::max() - bytes.size()) {
       return error(StatusCode::kInvalidArgument, part_->name, ": offset ", offset, " is too large");
     }
     const std::uint64_t end = offset + bytes.size();
-    if (end > held.size() && !room_->take(end - held.size())) {
+    const std::uint64_t size = part_->buffer.bytes().size();
+    if (end > size && !room_->take(end - size)) {
       return error(StatusCode::kNoSpace, "loopback: part '", part_->name, "' does not fit at byte ",
                    offset, "; raise ring_bytes");
     }
     part_->synced = false;
-    try {
-      if (offset == held.size()) {
-        held.insert(held.end(), bytes.begin(), bytes.end());  // without filling with zeros first
-      } else {
-        held.resize(std::max<std::uint64_t>(held.size(), end));
-        std::memcpy(held.data() + offset, bytes.data(), bytes.size());
-      }
-    } catch (const std::exception& failure) {
+    if (!part_->buffer.write(offset, bytes)) {
       return error(StatusCode::kNoSpace, "loopback: no memory for part '", part_->name,
-                   "' of at least ", end, " bytes: ", failure.what());
+                   "' of at least ", end, " bytes");
     }
     part_->hash.wrote(offset, bytes);
     return {};
@@ -79,11 +71,11 @@ class PartFile final : public File {
   Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
     const std::scoped_lock lock(part_->mutex);
     if (bytes.empty()) return {};
-    const std::uint64_t size = part_->bytes.size();
-    if (offset > size || bytes.size() > size - offset) {
-      return error(StatusCode::kCorrupt, part_->name, ": ends at byte ", size);
+    const std::span<const std::byte> held = part_->buffer.bytes();
+    if (offset > held.size() || bytes.size() > held.size() - offset) {
+      return error(StatusCode::kCorrupt, part_->name, ": ends at byte ", held.size());
     }
-    std::memcpy(bytes.data(), part_->bytes.data() + offset, bytes.size());
+    std::memcpy(bytes.data(), held.data() + offset, bytes.size());
     return {};
   }
 
@@ -106,10 +98,10 @@ LoopbackPart finish(OpenPart& part, unsigned rank) {
   LoopbackPart finished;
   finished.receipt.name = part.name;
   finished.receipt.rank = rank;
-  finished.receipt.size_bytes = part.bytes.size();
+  finished.receipt.size_bytes = part.buffer.bytes().size();
   const std::optional<Hash128> hash = part.hash.hash();
-  finished.receipt.hash = hash.has_value() ? *hash : xxh3_128(part.bytes);
-  finished.bytes = std::make_shared<const std::vector<std::byte>>(std::move(part.bytes));
+  finished.receipt.hash = hash.has_value() ? *hash : xxh3_128(part.buffer.bytes());
+  finished.buffer = std::make_shared<const PartBuffer>(std::move(part.buffer));
   return finished;
 }
 

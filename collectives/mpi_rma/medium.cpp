@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "collectives/mpi_rma/mpi_status.h"
+#include "collectives/mpi_rma/shared_memory.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -14,14 +15,16 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::uint64_t kMostBytesOfGet = std::uint64_t{1} << 30;  // MPI counts in int
+// Long gets go in pieces, whose ends show that something comes in (and MPI counts in int).
+constexpr std::uint64_t kBytesOfGet = std::uint64_t{1} << 20;
+constexpr std::size_t kMostRequests = 64;
 constexpr milliseconds kFarewell{10'000};
-constexpr int kEagerLooks = 200;  // before it sleeps between looks
+constexpr milliseconds kSpin{20};  // after the last piece
+constexpr unsigned kLooksPerTurn = 16;
 
 constexpr std::string_view kFlags =
     "between hosts without RDMA run mpirun with `--mca pml ucx --mca osc ucx --mca pml_ucx_tls any "
-    "--mca pml_ucx_devices any` (or, without MPI_THREAD_MULTIPLE, `--mca osc pt2pt`); on one host "
-    "/dev/shm must hold the windows: road.ring_bytes, road.anchor_bytes";
+    "--mca pml_ucx_devices any` (or, without MPI_THREAD_MULTIPLE, `--mca osc pt2pt`)";
 
 }  // namespace
 
@@ -38,6 +41,7 @@ Result<std::unique_ptr<Medium>> Medium::create(MPI_Comm world, unsigned publishe
   DRIFTLESS_RETURN_IF_ERROR(medium->find_neighbours());
   medium->leader_map_ = WindowMap::of(options, medium->receivers(), true);
   medium->other_map_ = WindowMap::of(options, medium->receivers(), false);
+  DRIFTLESS_RETURN_IF_ERROR(medium->agree(medium->check_room(), "room for the windows"));
   DRIFTLESS_RETURN_IF_ERROR(medium->make_window());
   DRIFTLESS_RETURN_IF_ERROR(
       medium->agree(medium->start_access(), "the windows of the mpi_rma road"));
@@ -51,12 +55,12 @@ Status Medium::connect(MPI_Comm world) {
       mpi_status(MPI_Comm_get_errhandler(world, &theirs), "MPI_Comm_get_errhandler"));
   MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
   int made = MPI_Comm_dup(world, &comm_);
-  if (made == MPI_SUCCESS) made = MPI_Comm_dup(world, &probe_comm_);
+  if (made == MPI_SUCCESS) made = MPI_Comm_dup(world, &quiet_comm_);
   MPI_Comm_set_errhandler(world, theirs);
   MPI_Errhandler_free(&theirs);
   DRIFTLESS_RETURN_IF_ERROR(mpi_status(made, "MPI_Comm_dup of the road's communicator"));
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-  MPI_Comm_set_errhandler(probe_comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(quiet_comm_, MPI_ERRORS_RETURN);
   int rank = 0;
   int ranks = 0;
   int level = MPI_THREAD_SINGLE;
@@ -123,6 +127,12 @@ int Medium::allocate(bool shared) {
   return code;
 }
 
+Status Medium::check_room() const {
+  if (!one_node_) return {};
+  const std::uint64_t others = other_map_.window_bytes * (publishers_ - 1);
+  return check_shared_memory(leader_map_.window_bytes + others);
+}
+
 // On one node a shared window is asked for first: its pages come into being when they are touched,
 // while some ways to make the other kind touch them all at once.
 Status Medium::make_window() {
@@ -184,7 +194,7 @@ Medium::~Medium() {
     if (accessible_) MPI_Win_unlock_all(win_);
     MPI_Win_free(&win_);
   }
-  if (probe_comm_ != MPI_COMM_NULL) MPI_Comm_free(&probe_comm_);
+  if (quiet_comm_ != MPI_COMM_NULL) MPI_Comm_free(&quiet_comm_);
   MPI_Comm_free(&comm_);
 }
 
@@ -205,11 +215,6 @@ bool Medium::all_are_done() {
   return true;
 }
 
-void Medium::probe() const {
-  int found = 0;
-  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, probe_comm_, &found, MPI_STATUS_IGNORE);
-}
-
 Status Medium::sync() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return mpi_status(MPI_Win_sync(win_), "MPI_Win_sync");
@@ -224,22 +229,32 @@ void Medium::sweep() {
   });
 }
 
+// Spins while pieces come in: over networks without RDMA each look moves some kilobytes. After a
+// while without a piece it sleeps between looks.
 Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
                     const Deadline& deadline, std::string_view what) {
   Backoff backoff(microseconds(10), microseconds(100));
-  for (int looks = 0;; ++looks) {
-    int done = 0;
-    const int code =
-        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
-    if (code == MPI_SUCCESS && done != 0) break;
+  std::vector<int> ended(requests.size());
+  auto last = Deadline::Clock::now();
+  for (unsigned looks = 1;; ++looks) {
+    int count = 0;
+    const int code = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count,
+                                  ended.data(), MPI_STATUSES_IGNORE);
+    if (code == MPI_SUCCESS && count == MPI_UNDEFINED) break;  // none is left
+    const auto now = Deadline::Clock::now();
+    if (count > 0) {
+      last = now;
+      backoff.reset();
+      if (code == MPI_SUCCESS) continue;
+    }
     Status status = mpi_status(code, what);
     if (status.ok()) status = deadline.check(what);
     if (!status.ok()) {
       abandoned_.push_back({std::move(requests), std::move(owner)});
       return status;
     }
-    if (looks < kEagerLooks) {
-      std::this_thread::yield();
+    if (now - last < kSpin) {
+      if (looks % kLooksPerTurn == 0) std::this_thread::yield();
     } else {
       backoff.sleep(deadline);
     }
@@ -254,7 +269,7 @@ Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
   std::vector<MPI_Request> requests;
   for (const Piece& piece : pieces) {
     for (std::uint64_t done = 0; done < piece.into.size();) {
-      const auto count = std::min<std::uint64_t>(piece.into.size() - done, kMostBytesOfGet);
+      const auto count = std::min<std::uint64_t>(piece.into.size() - done, kBytesOfGet);
       MPI_Request request = MPI_REQUEST_NULL;
       const Status started = mpi_status(
           MPI_Rget(piece.into.data() + done, static_cast<int>(count), MPI_BYTE,
@@ -267,6 +282,9 @@ Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
       }
       requests.push_back(request);
       done += count;
+      if (requests.size() < kMostRequests) continue;
+      DRIFTLESS_RETURN_IF_ERROR(wait(requests, owner, deadline, what));
+      requests.clear();
     }
   }
   if (requests.empty()) return {};

@@ -58,8 +58,8 @@ class Medium {
   // Of this rank; empty on receivers.
   [[nodiscard]] std::span<std::byte> window() { return {base_, window_bytes_}; }
   [[nodiscard]] MPI_Win handle() const { return win_; }  // for measurements
-  // A communicator of its own for whoever calls probe().
-  void probe() const;
+  // On which nobody sends, for a Pulse.
+  [[nodiscard]] MPI_Comm quiet() const { return quiet_comm_; }
 
   // All pieces; `owner` keeps their memory alive. The stretches must lie within the windows: MPI
   // itself does not check.
@@ -86,6 +86,7 @@ class Medium {
       : options_(options), publishers_(publishers) {}
   [[nodiscard]] Status connect(MPI_Comm world);
   [[nodiscard]] Status find_neighbours();
+  [[nodiscard]] Status check_room() const;
   [[nodiscard]] Status make_window();
   [[nodiscard]] int allocate(bool shared);
   [[nodiscard]] Status start_access();
@@ -101,7 +102,7 @@ class Medium {
   unsigned rank_ = 0, ranks_ = 0;
   bool threads_ = false, one_node_ = false;
   MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Comm probe_comm_ = MPI_COMM_NULL;
+  MPI_Comm quiet_comm_ = MPI_COMM_NULL;
   MPI_Win win_ = MPI_WIN_NULL;
   bool accessible_ = false;
   std::byte* base_ = nullptr;

@@ -21,7 +21,7 @@ class World final : public MpiRmaWorld {
                         medium_->publishes() && !medium_->one_node();
     if (!wanted) return {};
     try {
-      progress_ = std::make_unique<ProgressThread>([this] { medium_->probe(); });
+      progress_ = std::make_unique<ProgressThread>(medium_->quiet());
     } catch (const std::system_error& failure) {
       return error(StatusCode::kIo, "mpi_rma: no progress thread: ", failure.what());
     }

@@ -1,5 +1,6 @@
 #include "collectives/mpi_rma/progress_thread.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/deadline.h"
@@ -10,32 +11,37 @@ namespace {
 using std::chrono::microseconds;
 
 // MPI does not tell whether it had something to do; the time it took does. A call that found
-// nothing takes a few microseconds.
-constexpr microseconds kWorked{20};
+// nothing takes one or two microseconds.
+constexpr microseconds kWorked{5};
+constexpr microseconds kSpin{200};  // after it had something to do
 constexpr microseconds kShortest{50};
 constexpr microseconds kLongest{1'000};
 
 }  // namespace
 
-ProgressThread::ProgressThread(std::function<void()> probe)
-    : thread_([this, probe = std::move(probe)] { run(probe); }) {}
+ProgressThread::ProgressThread(MPI_Comm quiet) : pulse_(quiet), thread_([this] { run(); }) {}
 
 ProgressThread::~ProgressThread() {
   stop_ = true;
   thread_.join();
 }
 
-void ProgressThread::run(const std::function<void()>& probe) {
+void ProgressThread::run() {
   microseconds pause = kShortest;
+  auto worked = Deadline::Clock::now();
   while (!stop_) {
     const auto begin = Deadline::Clock::now();
-    probe();
-    if (Deadline::Clock::now() - begin > kWorked) {
+    pulse_.beat();
+    const auto end = Deadline::Clock::now();
+    if (end - begin > kWorked) {
+      worked = end;
       pause = kShortest;
-      continue;
+    } else if (end - worked < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause + pause / 8, kLongest);
     }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause + pause / 8, kLongest);
   }
 }
 

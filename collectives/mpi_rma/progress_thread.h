@@ -4,22 +4,24 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <thread>
+
+#include "collectives/mpi_rma/pulse.h"
 
 namespace driftless::mpi_rma {
 
 class ProgressThread {
  public:
-  // `probe` enters MPI once. Without a pause while that moves data, else every 50 us at first,
-  // every 1 ms after a while.
-  explicit ProgressThread(std::function<void()> probe);
+  // Works without a pause while there is something to do, else every 50 us at first, every 1 ms
+  // after a while. Nobody sends on `quiet`.
+  explicit ProgressThread(MPI_Comm quiet);
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
  private:
-  void run(const std::function<void()>& probe);
+  void run();
+  Pulse pulse_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -7,6 +7,7 @@
 
 #include "collectives/mpi_rma/medium.h"
 #include "collectives/mpi_rma/part_ring.h"
+#include "collectives/mpi_rma/pulse.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -40,7 +41,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
     return std::vector<PublicationId>{};
   }
-  void progress() override { medium_.probe(); }
+  void progress() override { pulse_.beat(); }
 
  private:
   [[nodiscard]] bool leads() const { return medium_.rank() == 0; }
@@ -68,6 +69,7 @@ class Sender final : public SendRoad {
   bool flushed_ = false;
   std::vector<Peer> peers_;  // by receiver; leader
   mutable std::mutex records_mutex_;
+  Pulse pulse_;
 };
 
 Sender::Sender(Medium& medium)
@@ -80,7 +82,8 @@ Sender::Sender(Medium& medium)
       anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
                                           "road.anchor_bytes",
                                           [this](std::uint64_t) { forget_anchor(); })),
-      peers_(leads() ? medium.receivers() : 0) {}
+      peers_(leads() ? medium.receivers() : 0),
+      pulse_(medium.quiet()) {}
 
 Status Sender::check_leader(std::string_view call) const {
   if (leads()) return {};

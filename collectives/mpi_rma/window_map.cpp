@@ -8,7 +8,7 @@ namespace driftless::mpi_rma {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;  // areas do not share pages
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 46;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 44;
 constexpr std::uint64_t kLeastRing = 1024;
 constexpr unsigned kMostVersions = 1U << 16;
 

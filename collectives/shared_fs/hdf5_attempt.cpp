@@ -9,21 +9,24 @@
 
 namespace driftless {
 
-// A part while it is being filled. Calls of pwrite() may overlap, so the buffer has a lock.
+// A part while it is being filled. Calls of pwrite() may overlap, so the buffer has a lock. Closing
+// it hands it over to the rounds.
 class Hdf5PartFile final : public File {
  public:
   Hdf5PartFile(std::shared_ptr<Hdf5Attempt> attempt, std::size_t index, std::string path)
       : attempt_(std::move(attempt)), index_(index), path_(std::move(path)) {}
+  Hdf5PartFile(const Hdf5PartFile&) = delete;
+  Hdf5PartFile& operator=(const Hdf5PartFile&) = delete;
+  ~Hdf5PartFile() override { attempt_->close_part(index_, std::move(buffer_), hash_); }
 
   [[nodiscard]] Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (finished_) return already_finished();
+    hash_.reset();
     return buffer_.write(offset, bytes, attempt_->limits_.part_bytes, path_);
   }
 
   [[nodiscard]] Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (finished_) return already_finished();
     const std::span<const std::byte> all = buffer_.bytes();
     if (offset > all.size() || bytes.size() > all.size() - offset) {
       return error(StatusCode::kCorrupt, path_, ": ends at ", all.size(), ", ", bytes.size(),
@@ -33,27 +36,23 @@ class Hdf5PartFile final : public File {
     return {};
   }
 
-  // Hands the part over to the rounds; waits while the queue is full.
+  // The bytes are final, and will be on stable storage once the publication was flushed.
   [[nodiscard]] Status sync() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (finished_) return {};
-    finished_ = true;
-    return attempt_->finish(index_, std::move(buffer_));
+    DRIFTLESS_RETURN_IF_ERROR(attempt_->status());
+    hash_ = xxh3_128(buffer_.bytes());
+    return {};
   }
 
   [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
-  [[nodiscard]] Status already_finished() const {
-    return error(StatusCode::kInvalidArgument, path_, ": the part was finished by sync()");
-  }
-
   const std::shared_ptr<Hdf5Attempt> attempt_;
   const std::size_t index_;
   const std::string path_;
   std::mutex mutex_;
   Hdf5Buffer buffer_;
-  bool finished_ = false;
+  std::optional<Hash128> hash_;  // of the buffer, where nothing was written since sync()
 };
 
 Status Hdf5Buffer::write(std::uint64_t offset, std::span<const std::byte> bytes,
@@ -97,58 +96,62 @@ Result<std::unique_ptr<File>> Hdf5Attempt::create_part(const std::string& name) 
     return error(StatusCode::kInvalidArgument, path, ": a part's name has at most ",
                  kMaxHdf5PartName, " bytes");
   }
-  const std::lock_guard<std::mutex> lock(monitor_->mutex);
-  if (!failure_.ok()) return failure_;
-  if (flushing_ || over_) {
+  std::unique_lock<std::mutex> lock(monitor_->mutex);
+  DRIFTLESS_RETURN_IF_ERROR(wait_for_room(lock, path));
+  if (flushing_) {
     return error(StatusCode::kInvalidArgument, path, ": the publication was flushed already");
   }
-  for (const PartReceipt& receipt : receipts_) {
-    if (receipt.name == name) return error(StatusCode::kAlreadyExists, path, ": is there already");
+  for (const Part& part : parts_) {
+    if (part.receipt.name == name) {
+      return error(StatusCode::kAlreadyExists, path, ": is there already");
+    }
   }
-  PartReceipt receipt;
-  receipt.name = name;
-  receipt.rank = rank_;
-  receipts_.push_back(std::move(receipt));
-  finished_.push_back(false);
+  Part part;
+  part.receipt.name = name;
+  part.receipt.rank = rank_;
+  parts_.push_back(std::move(part));
   return std::unique_ptr<File>(
-      std::make_unique<Hdf5PartFile>(shared_from_this(), receipts_.size() - 1, path));
+      std::make_unique<Hdf5PartFile>(shared_from_this(), parts_.size() - 1, path));
 }
 
-Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock) {
+Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path) {
   const auto room = [this] {
     return !failure_.ok() || over_ || queue_.size() < limits_.queued_parts;
   };
   if (!monitor_->changed.wait_until(lock, deadline_.at(), room)) {
-    return deadline_.check(concat(directory_, ": waiting for the other publisher ranks to write"));
+    return deadline_.check(
+        concat(path, ": waiting for the other publisher ranks to write the parts before"));
   }
   if (!failure_.ok()) return failure_;
-  if (over_) return error(StatusCode::kInvalidArgument, directory_, ": the publication is over");
+  if (over_) return error(StatusCode::kInvalidArgument, path, ": the publication is over");
   return {};
 }
 
-Status Hdf5Attempt::finish(std::size_t index, Hdf5Buffer buffer) {
-  auto part = std::make_shared<Hdf5FinishedPart>();
-  part->hash = xxh3_128(buffer.bytes());
-  part->buffer = std::move(buffer);
-  std::unique_lock<std::mutex> lock(monitor_->mutex);
-  DRIFTLESS_RETURN_IF_ERROR(wait_for_room(lock));
-  part->name = receipts_[index].name;
-  receipts_[index].size_bytes = part->buffer.bytes().size();
-  receipts_[index].hash = part->hash;
-  finished_[index] = true;
-  queue_.push_back(std::move(part));
+void Hdf5Attempt::close_part(std::size_t index, Hdf5Buffer buffer,
+                             const std::optional<Hash128>& hash) {
+  auto finished = std::make_shared<Hdf5FinishedPart>();
+  finished->buffer = std::move(buffer);
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  Part& part = parts_[index];
+  part.closed = true;
+  part.synced = hash.has_value();
+  if (!part.synced || !failure_.ok() || over_) return;
+  part.receipt.size_bytes = finished->buffer.bytes().size();
+  part.receipt.hash = *hash;
+  finished->name = part.receipt.name;
+  finished->hash = *hash;
+  queue_.push_back(std::move(finished));
   monitor_->changed.notify_all();
-  return {};
 }
 
 Status Hdf5Attempt::start_flush() {
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   if (!failure_.ok()) return failure_;
-  for (std::size_t i = 0; i < receipts_.size(); ++i) {
-    if (!finished_[i]) {
-      return error(StatusCode::kInvalidArgument, directory_, ": part '", receipts_[i].name,
-                   "' of publisher rank ", rank_, " was not finished by sync()");
-    }
+  for (const Part& part : parts_) {
+    if (part.closed && part.synced) continue;
+    return error(StatusCode::kInvalidArgument, directory_, ": part '", part.receipt.name,
+                 "' of publisher rank ", rank_,
+                 part.closed ? " was not synced after its last write" : " is still open");
   }
   flushing_ = true;
   monitor_->changed.notify_all();
@@ -172,7 +175,9 @@ Status Hdf5Attempt::status() const {
 
 std::vector<PartReceipt> Hdf5Attempt::receipts() const {
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
-  return receipts_;
+  std::vector<PartReceipt> receipts;
+  for (const Part& part : parts_) receipts.push_back(part.receipt);
+  return receipts;
 }
 
 void Hdf5Attempt::fail(const Status& why) {

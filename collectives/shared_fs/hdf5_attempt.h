@@ -68,9 +68,9 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
   [[nodiscard]] const std::string& directory() const { return directory_; }
   [[nodiscard]] const Hash128& id() const { return id_; }
 
-  // For the callers.
+  // For the callers. create_part() waits while the queue is full.
   [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
-  // Nothing more comes; kInvalidArgument where a part was not finished.
+  // Nothing more comes; kInvalidArgument where a part is open, or was not synced.
   [[nodiscard]] Status start_flush();
   // Ok or failed for good.
   [[nodiscard]] bool over() const;
@@ -93,8 +93,15 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
 
  private:
   friend class Hdf5PartFile;
-  [[nodiscard]] Status finish(std::size_t index, Hdf5Buffer buffer);
-  [[nodiscard]] Status wait_for_room(std::unique_lock<std::mutex>& lock);
+  struct Part {
+    PartReceipt receipt;
+    bool closed = false, synced = false;
+  };
+
+  // A part's file is closed; `hash` is there where it was synced after its last write. Does not
+  // wait.
+  void close_part(std::size_t index, Hdf5Buffer buffer, const std::optional<Hash128>& hash);
+  [[nodiscard]] Status wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path);
 
   const std::shared_ptr<Hdf5Monitor> monitor_;
   const std::string directory_;
@@ -103,8 +110,7 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
   const Limits limits_;
   const Deadline deadline_;
   // Guarded by the monitor.
-  std::vector<PartReceipt> receipts_;  // in the order of creation
-  std::vector<bool> finished_;         // beside it
+  std::vector<Part> parts_;  // in the order of creation
   std::deque<std::shared_ptr<const Hdf5FinishedPart>> queue_;
   bool flushing_ = false, over_ = false;
   Status failure_;

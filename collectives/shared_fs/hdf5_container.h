@@ -5,8 +5,8 @@
 //     /rank0000/<part name>  1-D uint8, contiguous, no filter: parts are encoded already.
 //                            Attributes: size (uint64), xxh3_128 (32 hexadecimal digits)
 //
-// h5dump and h5py read it. Parts wait in memory: a part is collected by pwrite(), handed over by
-// sync() and gone from memory once it is written.
+// h5dump and h5py read it. Parts wait in memory: a part is collected by pwrite(), final with
+// sync(), handed over when its File is closed, and gone from memory once it is written.
 #pragma once
 
 #include <mpi.h>
@@ -27,7 +27,7 @@ inline constexpr char kHdf5FileName[] = "version.h5";
 
 struct Hdf5Options {
   std::uint64_t max_part_bytes = std::uint64_t{16} << 30;  // a longer part is refused: kNoSpace
-  unsigned queued_parts = 2;  // finished, not written yet; sync() waits for room
+  unsigned queued_parts = 2;  // handed over, not written yet; create_part() waits for room
   // Larger datasets begin at multiples of this: the stripe size of a parallel file system.
   std::uint64_t alignment_bytes = 4096;
   // Passed to MPI-IO as they are, for example {"striping_factor", "8"}.
@@ -40,16 +40,16 @@ struct Hdf5Options {
 // communicator is duplicated inside. Destroying the sink is collective, too, before MPI_Finalize.
 //
 // With MPI_THREAD_MULTIPLE a thread of the sink meets those of the other ranks, in rounds, while
-// the callers go on: memory is queued_parts + 1 finished parts and those that are being filled.
+// the callers go on: memory is queued_parts finished parts and those that are being filled.
 // With less, the rounds run within flush() on the caller's thread, and all parts of the rank wait
 // in memory until then.
 //
 // begin() is no meeting, but on the other ranks it waits for what the leader's begin() left in the
-// directory; its deadline also bounds the waits of sync(). flush() is a meeting: ok on all ranks,
-// or an error that names the rank which failed, aborted or was not there in time. A rank that gave
-// up goes on taking part until the others know; then the next publication begins. What cannot be
-// interrupted is a collective call within HDF5 and MPI-IO: when the process of another rank dies in
-// it, it ends with the job, as mpirun does by default. One sink per process at a time.
+// directory; its deadline also bounds the waits of create_part(). flush() is a meeting: ok on all
+// ranks, or an error that names the rank which failed, aborted or was not there in time. A rank
+// that gave up goes on taking part until the others know; then the next publication begins. What
+// cannot be interrupted is a collective call within HDF5 and MPI-IO: when the process of another
+// rank dies in it, it ends with the job, as mpirun does by default. One sink per process at a time.
 [[nodiscard]] Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks,
                                                                const Hdf5Options& options);
 

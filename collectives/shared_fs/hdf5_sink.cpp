@@ -162,11 +162,7 @@ Result<std::vector<PartReceipt>> Hdf5Sink::flush(const Deadline& deadline) {
   if (current_ == nullptr) {
     return error(StatusCode::kInvalidArgument, "flush: no publication was begun");
   }
-  if (const Status started = current_->start_flush(); !started.ok()) {
-    current_->fail(started);
-    settle();
-    return started;
-  }
+  DRIFTLESS_RETURN_IF_ERROR(current_->start_flush());
   if (!threaded_) drive(*current_, deadline);
   if (!current_->wait_over(deadline)) {
     current_->fail(error(StatusCode::kDeadlineExceeded, current_->directory(), ": publisher rank ",

@@ -51,6 +51,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status check_leads(std::string_view what) const;
   [[nodiscard]] Status check_begun(std::string_view what) const;
   [[nodiscard]] Status clear_leftovers();
+  [[nodiscard]] Status already_there(const PublicationId& id) const;
   [[nodiscard]] Status check_order(const PublicationId& id) const;
   [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id,
                                                  const Deadline& deadline) const;
@@ -135,15 +136,17 @@ Result<std::vector<PublicationId>> Sender::there() const {
   return ids;
 }
 
+Status Sender::already_there(const PublicationId& id) const {
+  return error(StatusCode::kAlreadyExists, path(publication_name(id)),
+               ": it is there already, and publications are never replaced; choose another number "
+               "or another directory");
+}
+
 Status Sender::check_order(const PublicationId& id) const {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
   for (const PublicationId& other : ids) {
     if (other.kind != id.kind || other.version < id.version) continue;
-    if (other == id) {
-      return error(StatusCode::kAlreadyExists, path(publication_name(id)),
-                   ": it is there already, and publications are never replaced; choose another "
-                   "number or another directory");
-    }
+    if (other == id) return already_there(id);
     return error(StatusCode::kInvalidArgument, options_.dir, ": ", to_string(id), " after ",
                  to_string(other), ": versions ascend");
   }
@@ -154,6 +157,7 @@ Result<std::string> Sender::await_hidden(const PublicationId& id, const Deadline
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
+    if (std::ranges::find(names, publication_name(id)) != names.end()) return already_there(id);
     std::erase_if(names, [&](const std::string& name) {
       return !is_hidden_name_of(id, name) || name == last_hidden_;
     });

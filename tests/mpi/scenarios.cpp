@@ -259,17 +259,17 @@ void hold_scenario(Scenario& s) {
 // torn is ever handed out.
 void torn_scenario(Scenario& s) {
   MpiRmaOptions options;
-  options.ring_bytes = 300'000;
+  options.ring_bytes = 3'000'000;
   options.ring_versions = 5;
-  options.anchor_bytes = 200'000;
-  auto end = open(MPI_COMM_WORLD, 2, options);
+  options.anchor_bytes = 2'000'000;
+  auto end = open(MPI_COMM_WORLD, s.options().publishers, options);
   if (!OK_OR_SAY(s, end.status())) return;
   std::mt19937_64 random(s.rank() + 17);
   const std::uint64_t last = s.options().versions;
   if (end->world->publishes()) {
     std::mt19937_64 sizes(5);  // the same on all publishers
     for (std::uint64_t v = 1; v <= last; ++v) {
-      const std::uint64_t bytes = 10'000 + sizes() % 40'000;
+      const std::uint64_t bytes = 100'000 + sizes() % 400'000;
       if (!OK_OR_SAY(s, publish(*end->sender, *end->group, step(v), 2, bytes, s.soon()))) break;
       if (v % 7 != 0) continue;
       const Status status = publish(*end->sender, *end->group, anchor(v), 1, bytes, s.soon());
@@ -353,11 +353,12 @@ void refuse_scenario(Scenario& s) {
   options.ring_versions = s.rank() == 1 ? 0 : 4;
   HOLDS(s, !MpiRmaWorld::create(MPI_COMM_WORLD, 1, options).ok());
   options.ring_versions = 4;
-  options.ring_bytes = std::uint64_t{1} << 44;
+  options.ring_bytes = std::uint64_t{1} << 43;
   const auto huge = MpiRmaWorld::create(MPI_COMM_WORLD, 1, options);
   if (HOLDS(s, !huge.ok())) {
     s.say(huge.status().to_string());
-    HOLDS(s, huge.status().message().find("--mca osc ucx") != std::string_view::npos);
+    HOLDS(s, huge.status().code() == StatusCode::kNoSpace);
+    HOLDS(s, huge.status().message().find("road.ring_bytes") != std::string_view::npos);
   }
   HOLDS(s, !MpiRmaWorld::create(MPI_COMM_WORLD, s.size() + 1, {}).ok());
 }
@@ -379,12 +380,12 @@ void memory_scenario(Scenario& s) {
   auto end = open(MPI_COMM_WORLD, 2, options);
   if (!OK_OR_SAY(s, end.status())) return;
   if (end->world->publishes()) {
+    OK_OR_SAY(s, publish(*end->sender, *end->group, anchor(0), 2, 1 << 20, s.soon()));
     OK_OR_SAY(s, publish(*end->sender, *end->group, step(1), 2, 1 << 20, s.soon()));
-    OK_OR_SAY(s, publish(*end->sender, *end->group, anchor(1), 2, 1 << 20, s.soon()));
     if (end->group->leads()) OK_OR_SAY(s, wait_for_reports(*end->sender, 1, 1, s.soon()));
   } else {
     follow(s, *end, 1);
-    OK_OR_SAY(s, fetch_all(*end->receiver, anchor(1), s.soon()).status());
+    OK_OR_SAY(s, fetch_all(*end->receiver, anchor(0), s.soon()).status());
   }
   const std::uint64_t grown = resident_bytes() - before;
   s.say(concat(grown >> 20, " MiB more"));

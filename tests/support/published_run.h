@@ -145,8 +145,8 @@ class PublishedRun {
       const auto& after = weights[made.id.version].at(spec.name).bytes;
       bool changed = false;
       for (std::uint64_t first = 0; first < spec.units(); first += 1000) {
-        const auto units = static_cast<std::uint32_t>(std::min<std::uint64_t>(
-            1000, spec.units() - first));
+        const auto units =
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(1000, spec.units() - first));
         std::vector<std::uint32_t> offsets(units + kDiffSlackUnits);
         std::vector<std::byte> values((units + kDiffSlackUnits) * std::size_t{width});
         const std::uint32_t count =
@@ -176,12 +176,11 @@ class PublishedRun {
       const std::uint64_t cut = spec.units() / 3;
       const std::span<const std::byte> bytes(weights[made.id.version].at(spec.name).bytes);
       const std::uint64_t cut_bytes = cut * unit_bytes(spec.dtype);
-      for (const DenseRun& run : {DenseRun{tensor, 0, bytes.first(cut_bytes)},
-                                  DenseRun{tensor, cut, bytes.subspan(cut_bytes)}}) {
-        if (run.bytes.empty()) continue;
-        const Status status =
-            encode_full_frame(at, layout, spec.dtype, std::span(&run, 1),
-                              made.parts[frame_file_name(at.rank, at.index)]);
+      for (const DenseRun& dense : {DenseRun{tensor, 0, bytes.first(cut_bytes)},
+                                    DenseRun{tensor, cut, bytes.subspan(cut_bytes)}}) {
+        if (dense.bytes.empty()) continue;
+        const Status status = encode_full_frame(at, layout, spec.dtype, std::span(&dense, 1),
+                                                made.parts[frame_file_name(at.rank, at.index)]);
         EXPECT_TRUE(status.ok()) << status.to_string();
         ++at.index;
       }

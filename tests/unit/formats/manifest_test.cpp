@@ -70,7 +70,7 @@ TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
   refuses("18446744073709551615", "18446744073709551616");
 }
 
-TEST(ManifestTest, OnlyAFullVersionZeroHasItselfAsBase) {
+TEST(ManifestTest, OnlyAFullVersionHasItselfAsBase) {
   Manifest manifest = example();
   manifest.id.version = 0;
   manifest.base_version = 0;
@@ -79,6 +79,8 @@ TEST(ManifestTest, OnlyAFullVersionZeroHasItselfAsBase) {
   EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kOk);
   manifest.id.version = 1;
   manifest.base_version = 1;
+  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kOk);
+  manifest.base_version = 2;
   EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
 }
 

@@ -202,7 +202,8 @@ TEST_P(FullKindTest, HealsADamagedCheckpoint) {
   write_checkpoint(copy, run_.weights[0]);
   {
     auto target = make_checkpoint_target(posix_file_system(), copy, 1);
-    ASSERT_TRUE((*(*target)->stage(chain(run_.step(1), run_.step(2), run_.step(3))))->commit().ok());
+    ASSERT_TRUE(
+        (*(*target)->stage(chain(run_.step(1), run_.step(2), run_.step(3))))->commit().ok());
   }
   Weights damaged = run_.weights[3];
   damaged["model.norm.weight"].bytes[5] ^= std::byte{4};
@@ -264,9 +265,9 @@ TEST_F(RefusalTest, OfAnotherLayout) {
 }
 
 TEST_F(RefusalTest, OfAFullVersionInAChain) {
-  EXPECT_EQ(memory_.refusal(chain(run_.step(1), run_.step(2, DirectoryLayout::kFrames,
-                                                          Encoding::kFull))),
-            StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      memory_.refusal(chain(run_.step(1), run_.step(2, DirectoryLayout::kFrames, Encoding::kFull))),
+      StatusCode::kInvalidArgument);
 }
 
 TEST_F(RefusalTest, OfDamagedMissingAndForeignFrames) {
@@ -310,8 +311,8 @@ Publication frames_of(PublishedRun& run, const std::vector<std::vector<std::uint
     const std::vector<std::byte> values(positions[i].size() * 2, std::byte{7});
     EXPECT_TRUE(builder.add({tensor, 2, 0, positions[i], values.data()}).ok());
     const std::uint32_t index = next[ranks[i]]++;
-    const FrameContext context{{run.run, 1}, 0, run.layout.signature(), Encoding::kDeltas, ranks[i],
-                               index};
+    const FrameContext context{{run.run, 1},      0,        run.layout.signature(),
+                               Encoding::kDeltas, ranks[i], index};
     EXPECT_TRUE(
         encode_frame(context, builder.view(), made.parts[frame_file_name(ranks[i], index)]).ok());
   }

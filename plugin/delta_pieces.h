@@ -1,0 +1,63 @@
+// Deltas of several versions, decoded and folded: every changed unit once, with its last value.
+// Part of the memory target.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/tensor_patcher.h"
+
+namespace driftless {
+
+inline constexpr std::uint32_t kMaxPieceUnits = 16384;
+
+// Changes of one tensor, close to each other: units origin + offsets[k] become values[k].
+struct DeltaPiece {
+  std::uint32_t tensor = 0;
+  std::uint32_t count = 0;   // at most kMaxPieceUnits
+  std::uint64_t origin = 0;  // in units
+  const std::uint32_t* offsets = nullptr;
+  const std::byte* values = nullptr;  // in the buckets, or in the fold's memory
+  std::byte* old_values = nullptr;    // room for as many, for who commits
+};
+
+// What one tensor goes through: its pieces in the buckets of each version that changes it, in the
+// order of the versions.
+struct TensorSteps {
+  std::uint32_t tensor = 0;
+  std::vector<std::span<const BucketPiece>> versions;
+};
+
+// Immutable once made; what the buckets point to must outlive it.
+class DeltaFold {
+ public:
+  // Checks that the positions of a tensor ascend within a version, from piece to piece, too
+  // (kCorrupt). O(changed), on `threads` threads.
+  [[nodiscard]] static Result<DeltaFold> make(const WeightLayout& layout,
+                                              std::span<const TensorSteps> tensors,
+                                              unsigned threads);
+
+  // No two touch the same unit.
+  [[nodiscard]] std::span<const DeltaPiece> pieces() const { return pieces_; }
+  [[nodiscard]] std::uint64_t units() const { return units_; }
+
+ private:
+  // What the pieces of one tensor point to.
+  struct Memory {
+    std::vector<DeltaPiece> pieces;
+    std::vector<std::uint32_t> offsets;
+    std::vector<std::byte> values;  // where several versions change the tensor
+    std::vector<std::byte> old_values;
+  };
+  class Maker;
+
+  std::vector<Memory> memory_;  // by tensor
+  std::vector<DeltaPiece> pieces_;
+  std::uint64_t units_ = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,481 @@
+#include "plugin/receiver.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "support/published_run.h"
+
+namespace driftless::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Passes calls on, and answers the next ones as told.
+class ScriptedRoad final : public ReceiveRoad {
+ public:
+  explicit ScriptedRoad(std::unique_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
+
+  std::deque<Status> manifest_failures, part_failures, report_failures;
+  int damaged_parts = 0;            // the next ones come with a flipped bit
+  std::function<void()> once_part;  // before the next part
+  int manifests = 0, parts = 0;     // asked for
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    return road_->run_info(deadline);
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    return road_->list(deadline);
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return road_->wait_beyond(version, deadline);
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    ++manifests;
+    if (Status told = next(manifest_failures); !told.ok()) return told;
+    return road_->fetch_manifest(id, deadline);
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    ++parts;
+    if (auto act = std::exchange(once_part, nullptr)) act();
+    if (Status told = next(part_failures); !told.ok()) return told;
+    auto fetched = road_->fetch_part(id, part, deadline);
+    if (!fetched.ok() || damaged_parts == 0) return fetched;
+    --damaged_parts;
+    auto copy =
+        std::make_shared<std::vector<std::byte>>(fetched->bytes().begin(), fetched->bytes().end());
+    copy->back() ^= std::byte{1};
+    return MappedFile(part.name, copy, *copy);
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    if (Status told = next(report_failures); !told.ok()) return told;
+    return road_->report(report, deadline);
+  }
+  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
+
+ private:
+  static Status next(std::deque<Status>& told) {
+    if (told.empty()) return {};
+    Status status = told.front();
+    told.pop_front();
+    return status;
+  }
+  std::unique_ptr<ReceiveRoad> road_;
+};
+
+class ReceiverTest : public ::testing::Test {
+ protected:
+  ReceiverTest() {
+    options_.id = "rollout-0";
+    options_.fetch_deadline = 300ms;
+    options_.threads = 1;
+  }
+
+  void announce() {
+    const Status told = sender_->announce(run_info_to_json(run_.info()), soon());
+    ASSERT_TRUE(told.ok()) << told.to_string();
+  }
+  void publish(std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t version = from; version <= to; ++version) send(*sender_, run_.step(version));
+  }
+  // Follows from version 0, or from nothing.
+  Status open(std::optional<VersionId> initial = VersionId{}) {
+    receiver_.reset();
+    held_ = run_.weights[0];
+    if (!initial) held_ = changed_weights(held_, 77, 0.5, "none");
+    auto target = make_memory_target(run_.layout, pointers(held_), initial, 1);
+    if (!target.ok()) return target.status();
+    target_ = std::move(*target);
+    return open_on(*target_);
+  }
+  Status open_on(WeightTarget& target) {
+    auto opened = Receiver::open(options_, road_, target, soon());
+    if (opened.ok()) receiver_ = std::move(*opened);
+    return opened.status();
+  }
+  Result<UpdateReport> update() {
+    const auto staged = receiver_->stage(Deadline::after(200ms));
+    if (!staged.ok()) return staged.status();
+    if (!*staged) return error(StatusCode::kDeadlineExceeded, "nothing new");
+    return receiver_->commit();
+  }
+  [[nodiscard]] std::uint64_t reported() {
+    const auto reports = sender_->receivers();
+    EXPECT_TRUE(reports.ok() && reports->size() == 1);
+    return reports->front().version;
+  }
+  static Deadline soon() { return Deadline::after(500ms); }
+
+  LoopbackHub hub_{LoopbackOptions{.ring_versions = 8}, 1};
+  std::unique_ptr<SendRoad> sender_ = hub_.sender(0);
+  ScriptedRoad road_{hub_.receiver()};
+  PublishedRun run_{random_weights(1, 100)};
+  ReceiverOptions options_;
+  Weights held_;
+  std::unique_ptr<WeightTarget> target_;
+  std::unique_ptr<Receiver> receiver_;
+};
+
+TEST_F(ReceiverTest, FollowsStepByStep) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(receiver_->run(), run_.run);
+  EXPECT_EQ(reported(), 0U);
+  EXPECT_FALSE(*receiver_->stage(Deadline::after(10ms))) << "nothing is there yet";
+  for (std::uint64_t version = 1; version <= 3; ++version) {
+    publish(version, version);
+    const auto done = update();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ(done->from_version, version - 1);
+    EXPECT_EQ(done->version, version);
+    EXPECT_EQ(done->versions, 1U);
+    EXPECT_EQ(done->digest, digest_of(run_.weights[version]));
+    EXPECT_TRUE(same(held_, run_.weights[version]));
+    EXPECT_EQ(done->full_bytes, run_.layout.total_bytes());
+    EXPECT_GT(done->wire_bytes, 0U);
+    EXPECT_FALSE(done->anchor);
+    EXPECT_EQ(reported(), version);
+  }
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[3])));
+  ASSERT_TRUE(receiver_->leave().ok());
+  EXPECT_TRUE(sender_->receivers()->empty());
+}
+
+TEST_F(ReceiverTest, FoldsWhatItMissed) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 5);
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->versions, 5U);
+  EXPECT_EQ(done->version, 5U);
+  EXPECT_TRUE(same(held_, run_.weights[5]));
+}
+
+TEST_F(ReceiverTest, FoldsNoMoreThanItMay) {
+  announce();
+  publish(1, 4);
+  std::uint64_t bytes = 0;
+  for (const auto& file : run_.step(1).manifest.files) bytes += file.size_bytes;
+  options_.fold_bytes = bytes + 1;
+  ASSERT_TRUE(open().ok());
+  for (std::uint64_t version = 1; version <= 4; ++version) {
+    const auto done = update();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ(done->version, version);
+  }
+  EXPECT_TRUE(same(held_, run_.weights[4]));
+}
+
+TEST_F(ReceiverTest, TakesAFullStepAlone) {
+  announce();
+  publish(1, 2);
+  send(*sender_, run_.step(3, DirectoryLayout::kFrames, Encoding::kFull));
+  publish(4, 5);
+  ASSERT_TRUE(open().ok());
+  for (const std::uint64_t version : {2U, 3U, 5U}) {
+    const auto done = update();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ(done->version, version);
+    EXPECT_TRUE(same(held_, run_.weights[version]));
+  }
+}
+
+TEST_F(ReceiverTest, JoinsLateFromAnAnchorAndGoesOn) {
+  announce();
+  publish(1, 3);
+  send(*sender_, run_.anchor(3));
+  publish(4, 5);
+  ASSERT_TRUE(open(std::nullopt).ok());
+  EXPECT_EQ((*sender_->receivers())[0].proof, "") << "it holds nothing";
+  auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(done->anchor);
+  EXPECT_EQ(done->version, 3U);
+  EXPECT_TRUE(same(held_, run_.weights[3]));
+  done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->version, 5U);
+  EXPECT_EQ(done->versions, 2U);
+  EXPECT_TRUE(same(held_, run_.weights[5]));
+}
+
+TEST_F(ReceiverTest, JoinsFromAnAnchorOfTheBase) {
+  announce();
+  send(*sender_, run_.anchor(0));
+  auto target = make_owned_target(posix_file_system(), std::nullopt, 1);
+  ASSERT_TRUE(open_on(**target).ok());  // and learns the layout
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->version, 0U);
+  EXPECT_EQ((*target)->state().digest, digest_of(run_.weights[0]));
+  publish(1, 1);
+  ASSERT_TRUE(update().ok());
+  EXPECT_EQ((*target)->state().digest, digest_of(run_.weights[1]));
+  receiver_.reset();
+}
+
+TEST_F(ReceiverTest, TakesAnAnchorWhereItsStepsAreGone) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 6);
+  send(*sender_, run_.anchor(6));
+  publish(7, 12);  // the ring holds 8: 5 to 12
+  auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(done->anchor);
+  EXPECT_EQ(done->version, 6U);
+  done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->version, 12U);
+  EXPECT_TRUE(same(held_, run_.weights[12]));
+}
+
+TEST_F(ReceiverTest, TakesANewerFullStepInPlaceOfAnAnchor) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 6);
+  send(*sender_, run_.anchor(6));
+  publish(7, 10);
+  send(*sender_, run_.step(11, DirectoryLayout::kFrames, Encoding::kFull));
+  publish(12, 12);
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->version, 11U);
+  EXPECT_FALSE(done->anchor);
+}
+
+TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 12);
+  const auto done = update();
+  EXPECT_EQ(done.status().code(), StatusCode::kWrongBase) << done.status().to_string();
+  EXPECT_NE(done.status().message().find("after version 0"), std::string_view::npos)
+      << done.status().to_string();
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  send(*sender_, run_.anchor(12));
+  ASSERT_TRUE(update().ok()) << "and goes on where one comes";
+  EXPECT_TRUE(same(held_, run_.weights[12]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
+}
+
+TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  road_.once_part = [this] {
+    publish(2, 2);
+    send(*sender_, run_.anchor(2));
+    publish(3, 11);  // 1 and 2 have gone
+  };
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->version, 2U);
+  EXPECT_TRUE(done->anchor);
+}
+
+TEST_F(ReceiverTest, FetchesAgainWhatIsIncompleteOrDamaged) {
+  announce();
+  publish(1, 2);
+  ASSERT_TRUE(open().ok());
+  road_.manifest_failures = {error(StatusCode::kIncomplete, "not yet"),
+                             error(StatusCode::kCorrupt, "torn")};
+  road_.part_failures = {error(StatusCode::kIncomplete, "late"),
+                         error(StatusCode::kNotFound, "gone")};
+  road_.damaged_parts = 2;
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(same(held_, run_.weights[2]));
+  EXPECT_EQ(road_.damaged_parts, 0);
+}
+
+TEST_F(ReceiverTest, GivesUpOnWhatStaysDamagedAndStaysUsable) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  road_.damaged_parts = 1'000'000;
+  const auto start = std::chrono::steady_clock::now();
+  const Status status = update().status();
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status.to_string();
+  EXPECT_NE(status.message().find("gave up after 300 ms"), std::string_view::npos);
+  EXPECT_NE(status.message().find("version 1"), std::string_view::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s) << "within its deadline";
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_EQ(receiver_->commit().status().code(), StatusCode::kInvalidArgument);
+  road_.damaged_parts = 0;
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+}
+
+TEST_F(ReceiverTest, ReturnsOtherFailuresAtOnce) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  road_.part_failures = {error(StatusCode::kIo, "unplugged")};
+  EXPECT_EQ(update().status().code(), StatusCode::kIo);
+  EXPECT_EQ(road_.parts, 1);
+  EXPECT_TRUE(update().ok());
+}
+
+TEST_F(ReceiverTest, RefusesAnotherLayout) {
+  announce();
+  Weights more = run_.weights[0];
+  more["model.extra"] = more["model.norm.weight"];
+  auto target = make_memory_target(layout_of(more), pointers(more), VersionId{}, 1);
+  const Status status = open_on(**target);
+  EXPECT_EQ(status.code(), StatusCode::kWrongLayout);
+  EXPECT_NE(status.message().find("model.extra"), std::string_view::npos) << status.to_string();
+}
+
+TEST_F(ReceiverTest, RefusesAnotherRunAndAnotherBase) {
+  announce();
+  EXPECT_EQ(open(VersionId{{1, 2}, 3}).code(), StatusCode::kWrongRun);
+  Weights other = changed_weights(run_.weights[0], 5, 0.01);
+  auto target = make_memory_target(run_.layout, pointers(other), VersionId{}, 1);
+  EXPECT_EQ(open_on(**target).code(), StatusCode::kWrongBase);
+}
+
+TEST_F(ReceiverTest, RefusesAVersionOfAnotherRun) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  PublishedRun other(run_.weights[0], {7, 8});
+  send(*sender_, other.step(1));
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongRun);
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+}
+
+TEST_F(ReceiverTest, AVersionWithAWrongDigestIsRefusedAndAFullOneHelps) {
+  announce();
+  Publication wrong = run_.step(1);
+  wrong.manifest.digest.lanes[0] ^= 1;
+  send(*sender_, wrong);
+  int paused = 0;
+  options_.pause = [&] { return ++paused, Status(); };
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(paused, 0) << "found before the engine is disturbed";
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_TRUE(receiver_->state().valid);
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch)
+      << "it may have been the fetched bytes";
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase)
+      << "it was not: only a full one helps";
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  send(*sender_, run_.anchor(1));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+  publish(2, 2);
+  ASSERT_TRUE(update().ok()) << "and follows the steps again";
+}
+
+TEST_F(ReceiverTest, TheEngineIsResumedAfterACommitThatFailed) {
+  announce();
+  publish(1, 1);
+  int resumed = 0;
+  options_.pause = [&] {  // somebody writes into the weights, where the step changes them
+    for (auto& [name, tensor] : held_) {
+      for (std::byte& byte : tensor.bytes) byte ^= std::byte{1};
+    }
+    return Status();
+  };
+  options_.resume = [&] { return ++resumed, Status(); };
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(update().status().code(), StatusCode::kMismatch);
+  EXPECT_EQ(resumed, 1);
+  EXPECT_EQ(receiver_->state().id.version, 0U);
+  EXPECT_EQ(reported(), 0U);
+}
+
+TEST_F(ReceiverTest, APauseThatFailsLeavesEverythingAndCanBeTriedAgain) {
+  announce();
+  publish(1, 1);
+  int resumed = 0;
+  Status pause = error(StatusCode::kIo, "the engine does not answer");
+  options_.pause = [&] { return pause; };
+  options_.resume = [&] { return ++resumed, Status(); };
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(update().status().code(), StatusCode::kIo);
+  EXPECT_EQ(resumed, 0);
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+  EXPECT_EQ(reported(), 0U);
+  pause = {};
+  ASSERT_TRUE(receiver_->commit().ok()) << "what was staged is still there";
+  EXPECT_EQ(resumed, 1);
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+}
+
+TEST_F(ReceiverTest, AResumeThatFailsIsToldAfterTheCommitWhichHolds) {
+  announce();
+  publish(1, 1);
+  options_.resume = [] { return error(StatusCode::kIo, "the engine does not answer"); };
+  ASSERT_TRUE(open().ok());
+  const Status status = update().status();
+  EXPECT_EQ(status.code(), StatusCode::kIo);
+  EXPECT_NE(status.message().find("version 1 is committed"), std::string_view::npos);
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+  EXPECT_EQ(reported(), 1U);
+}
+
+TEST_F(ReceiverTest, AReportThatFailsIsNoFailedCommit) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  road_.report_failures = {error(StatusCode::kIo, "no route")};
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  ASSERT_EQ(done->notes.size(), 1U);
+  EXPECT_NE(done->notes[0].find("no route"), std::string::npos);
+  EXPECT_EQ(reported(), 0U);
+  ASSERT_TRUE(receiver_->report().ok());
+  EXPECT_EQ(reported(), 1U);
+}
+
+TEST_F(ReceiverTest, RollbackTakesTheLastCommitBack) {
+  announce();
+  publish(1, 1);
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(receiver_->rollback().code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(update().ok());
+  publish(2, 3);
+  ASSERT_TRUE(update().ok());
+  EXPECT_EQ(reported(), 3U);
+  ASSERT_TRUE(receiver_->rollback().ok());
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+  EXPECT_EQ(reported(), 1U);
+  ASSERT_TRUE(*receiver_->stage(soon()));
+  ASSERT_TRUE(receiver_->rollback().ok()) << "drops what is staged";
+  EXPECT_EQ(receiver_->commit().status().code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[3]));
+}
+
+TEST_F(ReceiverTest, KeepsACheckpointDirectoryAndTakesUpWhereItWas) {
+  TempDir dir(TempDir::Where::kMemory);
+  write_checkpoint(dir.file("copy"), run_.weights[0]);
+  announce();
+  publish(1, 3);
+  for (const std::uint64_t expected : {3U, 5U}) {
+    if (expected == 5) publish(4, 5);
+    auto target = make_checkpoint_target(posix_file_system(), dir.file("copy"), 1);
+    ASSERT_TRUE(target.ok()) << target.status().to_string();
+    ASSERT_TRUE(open_on(**target).ok());
+    const auto done = update();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ(done->version, expected);
+    EXPECT_TRUE(holds(dir.file("copy"), run_.weights[expected]));
+    EXPECT_EQ(receiver_->rollback().code(), StatusCode::kUnsupported);
+    receiver_.reset();
+  }
+}
+
+TEST_F(ReceiverTest, WaitsForTheAnnouncement) {
+  const auto target = make_memory_target(run_.layout, pointers(run_.weights[0]), VersionId{}, 1);
+  const Status status = Receiver::open(options_, road_, **target, Deadline::after(20ms)).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+}
+
+}  // namespace
+}  // namespace driftless::testing
