@@ -136,6 +136,7 @@ class MpiJobProcess final : public JobProcess {
     DRIFTLESS_ASSIGN_OR_RETURN(
         [[maybe_unused]] const MpiProcess::Numbers met,
         process_->largest({}, "waiting for all processes of the job to end", deadline));
+    if (world_) DRIFTLESS_RETURN_IF_ERROR(world_->close());
     world_.reset();
     return process_->finish(deadline);
   }

@@ -182,13 +182,19 @@ Status Medium::start_access() {
   return sync();
 }
 
-Medium::~Medium() {
-  if (!mpi_runs() || comm_ == MPI_COMM_NULL) return;
+Medium::~Medium() { [[maybe_unused]] const Status status = close(); }
+
+Status Medium::close() {
+  if (closed_ || !mpi_runs() || comm_ == MPI_COMM_NULL) return {};
+  closed_ = true;
   sweep();
   if (!all_are_done()) {
     // Somebody may still reach into the windows: they stay, and so does memory that MPI may write.
     for (Abandoned& left : abandoned_) new std::shared_ptr<void>(std::move(left.owner));
-    return;
+    abandoned_.clear();
+    return error(StatusCode::kDeadlineExceeded, "mpi_rma: rank ", rank_,
+                 " waited in vain for others to close the road: a process or host is gone, and "
+                 "MPI_Finalize may not return");
   }
   if (win_ != MPI_WIN_NULL) {
     if (accessible_) MPI_Win_unlock_all(win_);
@@ -196,6 +202,7 @@ Medium::~Medium() {
   }
   if (quiet_comm_ != MPI_COMM_NULL) MPI_Comm_free(&quiet_comm_);
   MPI_Comm_free(&comm_);
+  return {};
 }
 
 // A barrier with an end. Freeing is collective, so one rank that cannot keeps all from it. Twice,

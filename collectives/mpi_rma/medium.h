@@ -39,11 +39,14 @@ class Medium {
   // Collective; all ranks succeed, or none does.
   [[nodiscard]] static Result<std::unique_ptr<Medium>> create(MPI_Comm world, unsigned publishers,
                                                               const MpiRmaOptions& options);
-  // Collective; waits for the others, but not for ever: where one does not come, window and
-  // communicators are left to the end of the process.
-  ~Medium();
+  ~Medium();  // close(), where that was not called
   Medium(const Medium&) = delete;
   Medium& operator=(const Medium&) = delete;
+
+  // Collective; waits for the others, but not for ever. kDeadlineExceeded where one did not come,
+  // or somebody's get never ended: windows and communicators are then left to the end of the
+  // process.
+  [[nodiscard]] Status close();
 
   [[nodiscard]] const MpiRmaOptions& options() const { return options_; }
   [[nodiscard]] unsigned rank() const { return rank_; }  // in the world
@@ -104,7 +107,7 @@ class Medium {
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Comm quiet_comm_ = MPI_COMM_NULL;
   MPI_Win win_ = MPI_WIN_NULL;
-  bool accessible_ = false;
+  bool accessible_ = false, closed_ = false;
   std::byte* base_ = nullptr;
   std::uint64_t window_bytes_ = 0;
   WindowMap leader_map_, other_map_;

@@ -46,6 +46,10 @@ class World final : public MpiRmaWorld {
     DRIFTLESS_RETURN_IF_ERROR(check_side(!publishes(), "receiver"));
     return mpi_rma::make_receiver(*medium_);
   }
+  [[nodiscard]] Status close() override {
+    progress_.reset();
+    return medium_->close();
+  }
 
  private:
   [[nodiscard]] Status check_side(bool right, std::string_view side) const {

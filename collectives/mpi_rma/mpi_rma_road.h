@@ -1,10 +1,20 @@
 // mpi_rma: receivers pull from memory windows of the publisher ranks by passive-target MPI_Get,
-// while the publishers go on.
+// while the publishers go on. docs/mpi_rma.md tells the whole story.
 //
-// Rank r's window: control | announcement (leader) | ring of steps | anchor. Parts are written into
-// the ring; what they overwrite is first taken off the list of what is there, and a receiver looks
-// at that list again after it has read, so a torn read is never taken for a whole one; the hash in
-// the manifest is the second proof.
+// Rank r's window: control | records, receivers, announcement (leader) | ring of steps | anchor.
+// Parts are written into the ring; what they overwrite is first taken off the list of what is
+// there, and a receiver looks at that list again after it has read, so a torn read is never taken
+// for a whole one; the hash in the manifest is the second proof.
+//
+// Threads. MPI_THREAD_MULTIPLE is asked for by who initializes MPI. Where it was granted, a
+// publisher has a progress thread if not all ranks share a host: without RDMA a get waits until its
+// target enters MPI. Where it was not granted there is no thread, all roads of a process are used
+// by the thread that initialized MPI, and SendRoad::progress() is to be called now and then (parts
+// may be written by any thread in either case). On one host gets are copies out of shared memory,
+// which need nobody's help.
+//
+// A process that dies takes the job with it, unless mpirun has --enable-recovery; the others then
+// go on, and each call that needs the dead one ends with its deadline.
 #pragma once
 
 #include <mpi.h>
@@ -19,8 +29,8 @@ namespace driftless {
 
 // Collective over `world`, whose first `publishers` ranks publish; all others receive. Every rank
 // calls it once with the same numbers; MPI is initialized, and `world` (duplicated inside) outlives
-// nothing. The error of a window that cannot be made says which mpirun flags to use. Destroying it
-// is collective, too.
+// nothing. All ranks get a world or all get an error; that of a window that cannot be made says
+// which mpirun flags to use. Destroying it is collective, too.
 class MpiRmaWorld {
  public:
   [[nodiscard]] static Result<std::unique_ptr<MpiRmaWorld>> create(MPI_Comm world,
@@ -32,9 +42,13 @@ class MpiRmaWorld {
   // Whether MPI_THREAD_MULTIPLE was granted. Where not, all roads of a process are used by the
   // thread that initialized MPI, and SendRoad::progress() must be called while it waits.
   [[nodiscard]] virtual bool threads() const = 0;
-  // Only on publishers / on receivers. The world outlives them.
+  // Only on publishers, once / on receivers, one at a time. The world outlives them.
   [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender() = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> receiver() = 0;
+  // Collective, once its roads are gone; the destructor does it otherwise. Waits at most 20 seconds
+  // for the others. kDeadlineExceeded where one did not come: windows and communicators are then
+  // left to the end of the process, which should end without MPI_Finalize, as that may hang.
+  [[nodiscard]] virtual Status close() = 0;
 };
 
 // The publisher ranks' group over their communicator (duplicated inside; collective).

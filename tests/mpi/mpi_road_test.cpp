@@ -71,8 +71,9 @@ int main(int argc, char** argv) {
   Scenario scenario(arguments.scenario, arguments.options);
   driftless::testing::all_scenarios().at(arguments.scenario)(scenario);
   scenario.say(driftless::concat("ended with ", scenario.failures(), " failures"));
-  // With a host that is gone MPI_Finalize would not return.
-  if (arguments.options.expect_deadline) ::_exit(scenario.failures() == 0 ? 0 : 1);
+  // With a host or process that is gone MPI_Finalize would not return.
+  if (arguments.options.expect_deadline || arguments.scenario == "killed")
+    ::_exit(scenario.failures() == 0 ? 0 : 1);
   MPI_Finalize();
   return scenario.failures() == 0 ? 0 : 1;
 }

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <random>
 #include <thread>
@@ -127,6 +128,8 @@ void run_follow(Scenario& s, MPI_Comm comm) {
   end->sender.reset();
   end->receiver.reset();
   end->group.reset();
+  const Status closed = end->world->close();
+  HOLDS(s, closed.ok() != s.options().expect_deadline);
   end->world.reset();
   HOLDS(s, seconds_since(begin) < 25);
 }
@@ -159,6 +162,28 @@ void level_scenario(Scenario& s) {
   } else {
     follow(s, *end, 5);
   }
+}
+
+// A receiver is killed (mpirun --enable-recovery): the others go on, and know that they must not
+// wait for it in the end.
+void killed_scenario(Scenario& s) {
+  auto end = open(MPI_COMM_WORLD, 1, {.ring_bytes = 1 << 24});
+  if (!OK_OR_SAY(s, end.status())) return;
+  if (end->world->publishes()) {
+    for (std::uint64_t v = 1; v <= 50; ++v) {
+      OK_OR_SAY(s, publish(*end->sender, *end->group, step(v), 2, 100'000, s.soon()));
+      OK_OR_SAY(s, wait_for_reports(*end->sender, 1, v, s.soon()));
+    }
+  } else if (s.rank() == 1) {
+    follow(s, *end, 50);
+  } else {
+    follow(s, *end, 5);
+    ::raise(SIGKILL);
+  }
+  end->sender.reset();
+  end->receiver.reset();
+  const Status closed = end->world->close();
+  if (HOLDS(s, closed.code() == StatusCode::kDeadlineExceeded)) s.say("went on without it");
 }
 
 // A receiver that sleeps through the ring is told to take the anchor, and can.
@@ -442,10 +467,10 @@ void farewell_scenario(Scenario& s) {
 
 const std::map<std::string, ScenarioFunction>& all_scenarios() {
   static const std::map<std::string, ScenarioFunction> all{
-      {"follow", follow_scenario}, {"split", split_scenario},      {"level", level_scenario},
-      {"evict", evict_scenario},   {"hold", hold_scenario},        {"torn", torn_scenario},
-      {"error", error_scenario},   {"refuse", refuse_scenario},    {"memory", memory_scenario},
-      {"silent", silent_scenario}, {"farewell", farewell_scenario}};
+      {"follow", follow_scenario}, {"split", split_scenario},       {"level", level_scenario},
+      {"evict", evict_scenario},   {"hold", hold_scenario},         {"torn", torn_scenario},
+      {"error", error_scenario},   {"refuse", refuse_scenario},     {"memory", memory_scenario},
+      {"silent", silent_scenario}, {"farewell", farewell_scenario}, {"killed", killed_scenario}};
   return all;
 }
 
