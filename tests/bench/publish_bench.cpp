@@ -197,21 +197,21 @@ void bench_files(unsigned repeats) {
 
 double commit_ms(std::uint64_t bytes, std::uint64_t changes, unsigned threads, unsigned repeats) {
   Arrays weights(bytes, 1);
-  Arrays held(bytes, 1);
   LoopbackHub hub({}, 1);
   SoloGroup group;
   const auto road = hub.sender(0);
   PublisherOptions options;
   options.threads = threads;
+  options.first_anchor = true;  // what the target starts from
   const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
-  std::vector<std::byte*> data;
-  for (auto& tensor : held.data()) data.push_back(reinterpret_cast<std::byte*>(tensor.data()));
-  const auto target = take(make_memory_target(publisher->layout(), data, VersionId{}, threads));
+  const auto target = take(make_owned_target(posix_file_system(), std::nullopt, threads));
   const auto receive = hub.receiver();
   ReceiverOptions receiver_options;
   receiver_options.threads = threads;
   const auto receiver =
       take(Receiver::open(receiver_options, *receive, *target, Deadline::after(10s)));
+  if (!take(receiver->stage(Deadline::after(10s)))) fail(error(StatusCode::kInternal, "nothing"));
+  take(receiver->commit());
   std::vector<double> times;
   for (unsigned i = 0; i < repeats; ++i) {
     weights.change(changes, i + 2);
