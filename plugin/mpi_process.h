@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/deadline.h"
 #include "core/status.h"
@@ -59,10 +60,15 @@ class MpiProcess {
   MpiProcess() = default;
   [[nodiscard]] Status wait(MPI_Request& request, std::string_view what, const Deadline& deadline);
 
+  struct Exchange {
+    Numbers sent, received;
+  };
+
   bool began_ = false;  // MPI was initialized here
   unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
   MPI_Comm everybody_ = MPI_COMM_NULL;
   MPI_Comm role_ = MPI_COMM_NULL;
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
 
 }  // namespace driftless

@@ -57,7 +57,7 @@ Result<std::unique_ptr<ReceiveRoad>> files_receiver(const Config& config) {
 // A process that knows of no other.
 class SoloProcess final : public JobProcess {
  public:
-  SoloProcess(const Config& config, JobRole role) : config_(config), role_(role) {}
+  SoloProcess(Config config, JobRole role) : config_(std::move(config)), role_(role) {}
 
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
@@ -90,10 +90,12 @@ class SoloProcess final : public JobProcess {
 #if DRIFTLESS_HAS_MPI
 class MpiJobProcess final : public JobProcess {
  public:
-  MpiJobProcess(const Config& config, JobRole role, std::unique_ptr<MpiProcess> process)
-      : config_(config), role_(role), process_(std::move(process)) {}
+  MpiJobProcess(Config config, JobRole role, std::unique_ptr<MpiProcess> process)
+      : config_(std::move(config)), role_(role), process_(std::move(process)) {}
   // Freeing windows is collective. Where close() was not reached the job is being ended.
-  ~MpiJobProcess() override { static_cast<void>(world_.release()); }
+  ~MpiJobProcess() override {
+    static_cast<void>(world_.release());  // NOLINT(bugprone-unused-return-value)
+  }
 
   [[nodiscard]] unsigned rank() const override { return process_->rank(); }
   [[nodiscard]] unsigned trainers() const override { return process_->trainers(); }
@@ -134,6 +136,7 @@ class MpiJobProcess final : public JobProcess {
     DRIFTLESS_ASSIGN_OR_RETURN(
         [[maybe_unused]] const MpiProcess::Numbers met,
         process_->largest({}, "waiting for all processes of the job to end", deadline));
+    if (world_) DRIFTLESS_RETURN_IF_ERROR(world_->close());
     world_.reset();
     return process_->finish(deadline);
   }

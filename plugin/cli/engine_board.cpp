@@ -47,10 +47,10 @@ std::chrono::milliseconds EngineBoard::longest(const Config& config) {
   using std::chrono::milliseconds;
   if (config.engines.empty()) return milliseconds(0);
   // Two calls at most, each tried retries + 1 times; the waits double. Retries are at most 10.
-  const std::int64_t tries = config.notify.retries + 1;
-  const std::int64_t waits = (std::int64_t{1} << config.notify.retries) - 1;
-  const double ms = 2.0 * (static_cast<double>(config.notify.timeout.count()) * tries +
-                           static_cast<double>(config.notify.retry_wait.count()) * waits);
+  const double tries = config.notify.retries + 1.0;
+  const double waits = static_cast<double>(1U << config.notify.retries) - 1;
+  const double ms = 2 * (static_cast<double>(config.notify.timeout.count()) * tries +
+                         static_cast<double>(config.notify.retry_wait.count()) * waits);
   return std::min(kMaxDuration, milliseconds(static_cast<std::int64_t>(ms)));
 }
 
