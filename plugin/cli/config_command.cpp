@@ -30,7 +30,7 @@ void print_info_json() {
   print_json(json);
 }
 
-std::string or_dash(std::string text) { return text.empty() ? "-" : text; }
+std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 
 }  // namespace
 

@@ -194,60 +194,69 @@ bool JobBoard::engines_ok() const {
                      [](const auto& entry) { return entry.second.failures == 0; });
 }
 
-void JobBoard::print_summary(bool ok) const {
-  std::uint64_t full = 0;
-  std::uint64_t wire = 0;
+JobBoard::Totals JobBoard::totals() const {
+  Totals totals;
   std::vector<double> publish;
   std::vector<double> stage;
   std::vector<double> commit;
   for (const auto& [number, version] : versions_) {
-    full += version.report.full_bytes;
-    wire += version.report.wire_bytes;
+    totals.full_bytes += version.report.full_bytes;
+    totals.wire_bytes += version.report.wire_bytes;
     publish.push_back(version.report.total_ms);
     if (!version.staged) continue;
     stage.push_back(version.stage_ms);
     commit.push_back(version.commit_ms);
   }
-  if (json_) {
-    nlohmann::ordered_json json;
-    json["event"] = "summary";
-    json["ok"] = ok;
-    json["version"] = last_version_;
-    json["digest"] = last_digest_;
-    json["versions"] = versions_.size();
-    json["full_bytes"] = full;
-    json["wire_bytes"] = wire;
-    json["publish_ms"] = median(publish);
-    json["stage_ms"] = median(stage);
-    json["commit_ms"] = median(commit);
-    json["rollouts"] = nlohmann::ordered_json::array();
-    for (const auto& [id, rollout] : rollouts_) {
-      json["rollouts"].push_back({{"id", id},
-                                  {"version", rollout.version},
-                                  {"digest", parse_proof(rollout.last_proof).digest},
-                                  {"same", rollout.there && !rollout.wrong}});
-    }
-    json["engines"] = nlohmann::ordered_json::array();
-    for (const auto& [url, tally] : engines_) {
-      json["engines"].push_back(
-          {{"url", url}, {"calls", tally.calls}, {"failures", tally.failures}});
-    }
-    print_json(json);
-    return;
+  totals.publish_ms = median(std::move(publish));
+  totals.stage_ms = median(std::move(stage));
+  totals.commit_ms = median(std::move(commit));
+  return totals;
+}
+
+void JobBoard::print_summary_json(bool ok, const Totals& totals) const {
+  nlohmann::ordered_json json;
+  json["event"] = "summary";
+  json["ok"] = ok;
+  json["version"] = last_version_;
+  json["digest"] = last_digest_;
+  json["versions"] = versions_.size();
+  json["full_bytes"] = totals.full_bytes;
+  json["wire_bytes"] = totals.wire_bytes;
+  json["publish_ms"] = totals.publish_ms;
+  json["stage_ms"] = totals.stage_ms;
+  json["commit_ms"] = totals.commit_ms;
+  json["rollouts"] = nlohmann::ordered_json::array();
+  for (const auto& [id, rollout] : rollouts_) {
+    json["rollouts"].push_back({{"id", id},
+                                {"version", rollout.version},
+                                {"digest", parse_proof(rollout.last_proof).digest},
+                                {"same", rollout.there && !rollout.wrong}});
   }
+  json["engines"] = nlohmann::ordered_json::array();
+  for (const auto& [url, tally] : engines_) {
+    json["engines"].push_back({{"url", url}, {"calls", tally.calls}, {"failures", tally.failures}});
+  }
+  print_json(json);
+  std::cout.flush();
+}
+
+void JobBoard::print_summary(bool ok) const {
+  const Totals sums = totals();
+  if (json_) return print_summary_json(ok, sums);
   std::cout << "\n"
-            << versions_.size() << " versions, " << human_bytes(wire) << " instead of "
-            << human_bytes(full) << " (" << fixed(ratio(full, wire), 1)
-            << " times less); median ms: publish " << fixed(median(publish), 1) << ", stage "
-            << fixed(median(stage), 1) << ", commit " << fixed(median(commit), 1) << "\n\n";
+            << versions_.size() << " versions, " << human_bytes(sums.wire_bytes) << " instead of "
+            << human_bytes(sums.full_bytes) << " ("
+            << fixed(ratio(sums.full_bytes, sums.wire_bytes), 1)
+            << " times less); median ms: publish " << fixed(sums.publish_ms, 1) << ", stage "
+            << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& [id, rollout] : rollouts_) {
     rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-",
                     rollout.wrong ? "different" : (rollout.there ? "same" : "-")});
   }
   for (const auto& [url, tally] : engines_) {
-    rows.push_back({url, std::to_string(tally.calls) + " calls",
-                    tally.failures == 0 ? "ok" : std::to_string(tally.failures) + " failed"});
+    rows.push_back({url, concat(tally.calls, " calls"),
+                    tally.failures == 0 ? "ok" : concat(tally.failures, " failed")});
   }
   if (!rows.empty()) print_table({"rollout", "version", "digest"}, rows);
   std::cout << (ok ? "All" : "NOT all") << " rollouts ended at version " << last_version_

@@ -72,6 +72,12 @@ class JobBoard {
   [[nodiscard]] std::size_t arrived() const;
   [[nodiscard]] bool passed(std::uint64_t version) const;
   void print_line(const Version& version);
+  struct Totals {
+    std::uint64_t full_bytes = 0, wire_bytes = 0;
+    double publish_ms = 0, stage_ms = 0, commit_ms = 0;  // medians
+  };
+  [[nodiscard]] Totals totals() const;
+  void print_summary_json(bool ok, const Totals& totals) const;
 
   bool json_;
   std::vector<std::string> expected_;
