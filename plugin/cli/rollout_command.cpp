@@ -120,7 +120,7 @@ class Rollout {
     std::optional<Deadline> after_end;
     Deadline alive = Deadline::after(kSignOfLife);
     while (StopSignals::received() == 0 && !reached()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver_->stage(Deadline::after(kLook)));
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, look());
       if (news) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         after_end.reset();
@@ -141,6 +141,25 @@ class Rollout {
       }
     }
     return {};
+  }
+
+  // One that fell too far behind, or does not fit the next step, has asked for an anchor, which
+  // comes with the trainer's next version: that is waited for.
+  [[nodiscard]] Result<bool> look() {
+    Result<bool> news = receiver_->stage(Deadline::after(kLook));
+    const StatusCode code = news.status().code();
+    const bool helped_by_anchor = code == StatusCode::kWrongBase || code == StatusCode::kMismatch;
+    if (!helped_by_anchor) {
+      stranded_.reset();
+      return news;
+    }
+    if (!stranded_) {
+      tell(news.status().with_context("waiting for an anchor"));
+      stranded_ = Deadline::after(config_.connect_deadline);
+    }
+    if (stranded_->expired()) return news;
+    Backoff(kLook, kLook).sleep(*stranded_);
+    return false;
   }
 
   [[nodiscard]] Status commit() {
@@ -224,6 +243,7 @@ class Rollout {
   std::unique_ptr<Receiver> receiver_;
   std::optional<MetricsWriter> metrics_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> stranded_;
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 
