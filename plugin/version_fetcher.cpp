@@ -80,9 +80,13 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   FetchedChain chain;
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
   for (Candidate& candidate : chosen) {
-    chain.manifest_bytes += candidate.manifest_bytes;
-    DRIFTLESS_ASSIGN_OR_RETURN(FetchedVersion version, fetch_parts(std::move(candidate), deadline));
-    chain.versions.push_back(std::move(version));
+    const std::size_t manifest_bytes = candidate.manifest_bytes;
+    Result<FetchedVersion> version = fetch_parts(std::move(candidate), deadline);
+    // What is whole goes ahead; the next round looks at the failure.
+    if (!version.ok() && !chain.versions.empty() && may_pass(version.status().code())) break;
+    if (!version.ok()) return version.status();
+    chain.manifest_bytes += manifest_bytes;
+    chain.versions.push_back(std::move(*version));
   }
   return std::optional<FetchedChain>(std::move(chain));
 }

@@ -113,6 +113,32 @@ class Rollout {
   }
   [[nodiscard]] TargetState receiver_state() const { return weights_->target().state(); }
 
+  // Versions may appear out of order, so that a step seems to be missing; the trainer may publish
+  // the anchor that the receiver now asks for; and bytes that did not fit are fetched again.
+  [[nodiscard]] Result<bool> stage() {
+    const Deadline deadline = Deadline::after(config_.receiver.fetch_deadline);
+    Backoff backoff(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
+    for (;;) {
+      Result<bool> news = receiver_->stage(Deadline::after(kLook));
+      const StatusCode code = news.status().code();
+      if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch) return news;
+      if (StopSignals::received() != 0 || !backoff.sleep(deadline)) return news;
+    }
+  }
+
+  // The trainer's last word. One that cannot be read yet is looked at again for a while.
+  [[nodiscard]] Status listen_for_end() {
+    Result<std::optional<EndOfRun>> end = look_for_end(process_, config_, receiver_->run());
+    if (end.ok()) {
+      end_ = *end;
+      unreadable_end_.reset();
+      return {};
+    }
+    if (end.status().code() != StatusCode::kCorrupt) return end.status();
+    if (!unreadable_end_) unreadable_end_ = Deadline::after(config_.receiver.fetch_deadline);
+    return unreadable_end_->expired() ? end.status() : Status();
+  }
+
   // Until the end of the run, --target-version, --timeout or a signal.
   [[nodiscard]] Status follow() {
     std::optional<Deadline> timeout;
@@ -120,7 +146,7 @@ class Rollout {
     std::optional<Deadline> after_end;
     Deadline alive = Deadline::after(kSignOfLife);
     while (StopSignals::received() == 0 && !reached()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver_->stage(Deadline::after(kLook)));
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, stage());
       if (news) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         after_end.reset();
@@ -129,9 +155,7 @@ class Rollout {
         tell(receiver_->report());
         alive = Deadline::after(kSignOfLife);
       }
-      if (!end_) {
-        DRIFTLESS_ASSIGN_OR_RETURN(end_, look_for_end(process_, config_, receiver_->run()));
-      }
+      if (!end_) DRIFTLESS_RETURN_IF_ERROR(listen_for_end());
       if (end_ && receiver_state().valid && receiver_state().id.version >= end_->version) return {};
       if (end_ && !after_end) after_end = Deadline::after(config_.receiver.fetch_deadline);
       if (after_end && after_end->expired()) return {};  // check_end() says what is missing
@@ -224,6 +248,7 @@ class Rollout {
   std::unique_ptr<Receiver> receiver_;
   std::optional<MetricsWriter> metrics_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> unreadable_end_;  // until when that is borne
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 
