@@ -262,7 +262,7 @@ class Trainer {
   }
 
   static void tell(const Status& status) {
-    if (!status.ok()) std::cerr << "driftless: " << status.to_string() << "\n";
+    if (!status.ok()) std::cerr << concat("driftless: ", status.to_string(), "\n");
   }
 
   // Waits as long as rollouts get on.

@@ -26,7 +26,7 @@ from jobs import (
     stop_started,
     wait_for,
 )
-from support import COMMAND, assert_refusal, ok, ok_json, read_checkpoint, run, state_version
+from support import COMMAND, assert_refusal, ok, read_checkpoint, run, state_version
 
 
 @pytest.fixture(autouse=True)
@@ -365,24 +365,28 @@ def clocks(work):
     return clock
 
 
+def created_at(version):
+    return json.loads((version / "manifest.json").read_text())["created"]
+
+
 def test_clocks_that_go_backwards(work, rng, clocks):
     """Between processes, and while they run: nothing goes by the calendar."""
     history = make_run(work / "run", rng, 20)
     job = Files(work, **{"keep_versions": 4, "anchors.every": 5, "road.patience": "1s"})
     first = ["--replay", work / "run", "--steps", 8, "--interval-ms", 20]
     ended(job.start_trainer(*first, env=clocks("a", "+40d")))
-    rollout = job.start_rollout("--save", work / "save", env=clocks("b", "-3y"))
+    created = [created_at(job.version_dir(8))]
     replay = ["--replay", work / "run", "--rollouts", 1, "--interval-ms", 80]
     trainer = job.start_trainer(*replay, env=clocks("c", "+1d"))
-    wait_for(job.version_dir(11).exists, "version 11")
-    (work / "b").write_text("+5y\n")
-    (work / "c").write_text("-400d\n")
-    wait_for(job.version_dir(15).exists, "version 15")
-    (work / "b").write_text("-5y\n")
-    (work / "c").write_text("-800d\n")
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the run to be open again")
+    rollout = job.start_rollout("--save", work / "save", env=clocks("b", "-3y"))
+    for version, trainer_says, rollout_says in ((11, "-400d", "+5y"), (15, "-800d", "-5y")):
+        wait_for(job.version_dir(version).exists, f"version {version}")
+        created.append(created_at(job.version_dir(version)))
+        (work / "b").write_text(rollout_says + "\n")
+        (work / "c").write_text(trainer_says + "\n")
     assert ended(rollout)["version"] == 20
     assert ended(trainer)["ok"]
     assert read_checkpoint(work / "save/rollout_00") == history[20]
-    created = [json.loads((job.version_dir(v) / "manifest.json").read_text())["created"]
-               for v in range(1, 21) if job.version_dir(v).exists()]  # fmt: skip
-    assert len(created) >= 2 and created != sorted(created), "the clock did go backwards"
+    created.append(created_at(job.version_dir(20)))
+    assert created == sorted(created, reverse=True) and len(set(created)) == 4, "it did go backwards"
