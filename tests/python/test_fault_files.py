@@ -16,6 +16,7 @@ import pytest
 
 from jobs import (
     Files,
+    Job,
     ended,
     environment,
     finish,
@@ -338,6 +339,34 @@ def test_one_of_two_publisher_ranks_that_stops(work, rng):
     assert again.returncode == 0, again.stderr
     ok(*job.rollout("--base", work / "run/step_000000", "--save", work / "save"))
     assert read_checkpoint(work / "save/rollout_00") == history[4]
+
+
+@pytest.mark.parametrize("road", ["flush", "mpi_rma"])
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_a_process_of_an_mpirun_job_that_is_killed(work, rng, road, role):
+    """mpirun ends the job; started again it goes on from the files, or anew where there are none."""
+    need_mpirun()
+    history = make_run(work / "run", rng, 8)
+    job = Job(work, road)
+    trainer = [COMMAND, *map(str, job.trainer("--replay", work / "run", "--interval-ms", 100))]
+    rollout = [COMMAND, *map(str, job.rollout("--save", job.save, "--json", "--verbose"))]
+    parts = [["-n", "1", *trainer], ["-n", "1", *trainer], ["-n", "1", *rollout]]
+    watched = {"trainer": 1, "rollout": 2}[role]
+    shell = ["sh", "-c", f'echo $$ > {work}/pid; exec "$@"', "sh"]
+    parts[watched][2:2] = shell
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    line = [*mpirun, *parts[0], ":", *parts[1], ":", *parts[2]]
+    process = start(line)
+    with process.stdout as lines:
+        while '"version":2' not in lines.readline():
+            assert process.poll() is None
+        os.kill(int((work / "pid").read_text()), signal.SIGKILL)
+        process.wait(30)
+    process.stderr.close()
+    assert process.returncode != 0
+    again = finish(start(line), 60)
+    assert again.returncode == 0, again.stderr
+    assert read_checkpoint(job.save / "rollout_00") == history[8]
 
 
 # --- clocks --------------------------------------------------------------------------------------

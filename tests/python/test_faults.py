@@ -166,6 +166,23 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
     assert read_checkpoint(work / "save/rollout_00") == history[24]
 
 
+def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
+    """Once: who asked and died does not make every later version a whole one."""
+    history = make_run(work / "run", rng, 20)
+    job = Files(work, **{"anchors.first": "false", "anchors.every": 0})
+    job.set(**{"deadlines.connect": "2s"})
+    trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 60)
+    wait_for(job.version_dir(2).exists, "version 2")
+    asking = job.start_rollout("--set", "receiver.id=dead")
+    wait_for(lambda: list(job.dir.glob("anchor_v*")), "an anchor")
+    kill(asking)
+    rollout = job.start_rollout("--set", "receiver.id=r", "--save", work / "save")
+    assert ended(rollout)["version"] == 20
+    assert finish(trainer, 30).returncode == 1, "one of them did not follow to the end"
+    assert read_checkpoint(work / "save/rollout_00") == history[20]
+    assert len(list(job.dir.glob("anchor_v*"))) <= 2
+
+
 def test_a_before_read_hook_that_takes_its_time(work, rng):
     """Longer than one look of the rollout, shorter than hook_timeout."""
     history = make_run(work / "run", rng, 3)
