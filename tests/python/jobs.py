@@ -151,7 +151,8 @@ class Files(Job):
 
     def __init__(self, work, road="flush", **settings):
         super().__init__(work, road)
-        self.set(**{"deadlines.fetch": "5s", "deadlines.connect": "20s", "road.poll_longest": "20ms"})
+        self.set(**{"deadlines.fetch": "5s", "deadlines.connect": "20s"})
+        self.set(**{"road.poll_longest": "20ms"})
         self.set(**settings)
 
     def set(self, **settings):

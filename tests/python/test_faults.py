@@ -4,6 +4,7 @@ catches up. test_fault_files.py has faults of files; docs/faults.md lists them a
 
 import collections
 import json
+import os
 import random
 import shutil
 import signal
@@ -12,8 +13,19 @@ import time
 import pytest
 import xxhash
 
-from jobs import Files, ended, finish, make_run, stop_started, wait_for
-from support import assert_refusal, ok, read_checkpoint, run, state_version
+from jobs import (
+    Files,
+    Job,
+    ended,
+    finish,
+    make_run,
+    mpirun_line,
+    need_mpirun,
+    start,
+    stop_started,
+    wait_for,
+)
+from support import COMMAND, assert_refusal, ok, read_checkpoint, run, state_version
 
 FOLLOWER_KILLS = 40
 TRAINER_KILLS = 45
@@ -85,7 +97,8 @@ def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road):
     assert min(hits["between"], hits["staging"], hits["committing"]) >= 3, hits
     last = ended(job.start_rollout(*base, "--save", work / "save"))
     assert last["version"] == 12
-    assert read_checkpoint(work / "local") == read_checkpoint(work / "save/rollout_00") == history[12]
+    assert read_checkpoint(work / "local") == history[12]
+    assert read_checkpoint(work / "save/rollout_00") == history[12]
 
 
 def test_a_memory_rollout_killed_while_the_trainer_goes_on(work, rng):
@@ -229,3 +242,76 @@ def test_an_after_publish_hook_that_stalls(work, rng):
     assert "is published, but" in note and "after_publish" in note and "300 ms" in note
     ended(job.start_rollout("--base", work / "run/step_000000", "--save", work / "save"))
     assert read_checkpoint(work / "save/rollout_00") == history[3]
+
+
+# --- under mpirun --------------------------------------------------------------------------------
+
+
+def two_ranks(job, shell, *arguments):
+    """Two trainers under mpirun, the second one started by a shell that does something first."""
+    need_mpirun()
+    trainer = [COMMAND, *map(str, job.trainer(*arguments))]
+    line = mpirun_line((1, job.trainer(*arguments)))
+    return start([*line, ":", "-n", "1", "sh", "-c", f'{shell}; exec "$@"', "sh", *trainer])
+
+
+def test_one_of_two_publisher_ranks_that_cannot_write(work, rng):
+    history = make_run(work / "run", rng, 3, rows=4000, fraction=0.2)
+    job = Files(work, **{"anchors.first": "false"})
+    # A file may have 1 KiB: writing more fails, as on a disk that is full for this rank only.
+    failing = two_ranks(job, 'trap "" XFSZ; ulimit -f 1', "--replay", work / "run")
+    result = finish(failing, 30)
+    assert result.returncode == 5, result.stderr
+    lines = [s for s in result.stderr.splitlines() if s.startswith("driftless: ")]
+    assert lines and all("rank 1" in line for line in lines), result.stderr
+    assert not list(job.dir.glob("weight_v*"))
+    assert finish(two_ranks(job, ":", "--replay", work / "run"), 30).returncode == 0
+    ok(*job.rollout("--base", work / "run/step_000000", "--save", work / "save"))
+    assert read_checkpoint(work / "save/rollout_00") == history[3]
+
+
+def test_one_of_two_publisher_ranks_that_stops(work, rng):
+    """The other one does not wait for longer than deadlines.publish, and says for whom."""
+    history = make_run(work / "run", rng, 4)
+    job = Files(work, **{"anchors.first": "false", "deadlines.publish": "1s"})
+    job.set(**{"deadlines.connect": "1s"})
+    replay = ["--replay", work / "run"]
+    failing = two_ranks(job, f"echo $$ > {work}/pid", *replay, "--interval-ms", 400)
+    wait_for(job.version_dir(2).exists, "version 2")
+    begin = time.monotonic()
+    os.kill(int((work / "pid").read_text()), signal.SIGSTOP)
+    result = finish(failing, 30)
+    assert time.monotonic() - begin < 15
+    assert result.returncode == 6 and "rank 1" in result.stderr, result.stderr
+    again = finish(two_ranks(job, ":", *replay, "--set", "deadlines.publish=20s"), 30)
+    assert again.returncode == 0, again.stderr
+    ok(*job.rollout("--base", work / "run/step_000000", "--save", work / "save"))
+    assert read_checkpoint(work / "save/rollout_00") == history[4]
+
+
+@pytest.mark.parametrize("road", ["flush", "mpi_rma"])
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_a_process_of_an_mpirun_job_that_is_killed(work, rng, road, role):
+    """mpirun ends the job; started again it goes on from the files, or anew without any."""
+    need_mpirun()
+    history = make_run(work / "run", rng, 8)
+    job = Job(work, road)
+    trainer = [COMMAND, *map(str, job.trainer("--replay", work / "run", "--interval-ms", 100))]
+    rollout = [COMMAND, *map(str, job.rollout("--save", job.save, "--json", "--verbose"))]
+    parts = [["-n", "1", *trainer], ["-n", "1", *trainer], ["-n", "1", *rollout]]
+    watched = {"trainer": 1, "rollout": 2}[role]
+    shell = ["sh", "-c", f'echo $$ > {work}/pid; exec "$@"', "sh"]
+    parts[watched][2:2] = shell
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    line = [*mpirun, *parts[0], ":", *parts[1], ":", *parts[2]]
+    process = start(line)
+    with process.stdout as lines:
+        while '"version":2' not in lines.readline():
+            assert process.poll() is None
+        os.kill(int((work / "pid").read_text()), signal.SIGKILL)
+        process.wait(30)
+    process.stderr.close()
+    assert process.returncode != 0
+    again = finish(start(line), 60)
+    assert again.returncode == 0, again.stderr
+    assert read_checkpoint(job.save / "rollout_00") == history[8]
