@@ -267,8 +267,10 @@ void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ra
 
 bool PublisherRank::anchor_wanted() {
   const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
-  return receivers.ok() && std::ranges::any_of(*receivers, [](const ReceiverReport& report) {
-           return report.proof == kAnchorWanted;
+  return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
+           // One past its version serves it; who asked may be gone without a further word.
+           const bool served = newest_anchor_ && *newest_anchor_ > report.version;
+           return report.proof == kAnchorWanted && !served;
          });
 }
 

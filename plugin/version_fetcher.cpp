@@ -32,8 +32,8 @@ Status nothing_full(const TargetState& state, FetchMode mode,
                  " do not fit the weights, and there is no newer anchor (", first,
                  " is there): publish an anchor, or start from the run's base");
   }
-  return error(StatusCode::kWrongBase, "the steps after version ", state.id.version,
-               " are gone and there is no anchor (", first,
+  return error(StatusCode::kWrongBase, "the steps after version ", state.id.version, " are gone (",
+               state.id.version + 1, " is not there) and there is no anchor (", first,
                " is there): publish an anchor, or start from the run's base");
 }
 
@@ -62,12 +62,15 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
                                                           FetchMode mode) {
   const Deadline deadline = Deadline::after(options_.deadline);
   Backoff backoff(5ms, 500ms);
+  Status failure;  // the last one that time might have mended
   while (true) {
     Result<std::optional<FetchedChain>> chain = attempt(state, mode, deadline);
-    if (chain.ok() || !may_pass(chain.status().code())) return chain;
-    if (!backoff.sleep(deadline)) {
-      return chain.status().with_context(
-          concat("gave up after ", options_.deadline.count(), " ms"));
+    // That the time is over says nothing; what was waited for does.
+    const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
+    if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
+    if (!late) failure = chain.status();
+    if (late || !backoff.sleep(deadline)) {
+      return failure.with_context(concat("gave up after ", options_.deadline.count(), " ms"));
     }
   }
 }
@@ -80,9 +83,13 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   FetchedChain chain;
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
   for (Candidate& candidate : chosen) {
-    chain.manifest_bytes += candidate.manifest_bytes;
-    DRIFTLESS_ASSIGN_OR_RETURN(FetchedVersion version, fetch_parts(std::move(candidate), deadline));
-    chain.versions.push_back(std::move(version));
+    const std::size_t manifest_bytes = candidate.manifest_bytes;
+    Result<FetchedVersion> version = fetch_parts(std::move(candidate), deadline);
+    // What is whole goes ahead; the next round looks at the failure.
+    if (!version.ok() && !chain.versions.empty() && may_pass(version.status().code())) break;
+    if (!version.ok()) return version.status();
+    chain.manifest_bytes += manifest_bytes;
+    chain.versions.push_back(std::move(*version));
   }
   return std::optional<FetchedChain>(std::move(chain));
 }

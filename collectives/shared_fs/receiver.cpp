@@ -36,8 +36,10 @@ class Receiver final : public ReceiveRoad {
   [[nodiscard]] std::string file_of(const std::string& receiver) const {
     return join_path(join_path(options_.dir, kReceiversName), receiver_file_name(receiver));
   }
-  // Runs the hook, unless it has just been run.
-  [[nodiscard]] Status prepare_look(const Deadline& deadline);
+  // Runs the hook, unless it has just been run. It has hook_timeout for itself: a wait that is
+  // shorter than the hook would never see anything. One that stalls is kIo, since a deadline that
+  // passed means that nothing new is there.
+  [[nodiscard]] Status prepare_look();
   // `failure`, or that the whole publication is not there.
   [[nodiscard]] Status or_gone(const PublicationId& id, const Status& failure) const;
 
@@ -50,11 +52,16 @@ class Receiver final : public ReceiveRoad {
   std::uint64_t beat_;
 };
 
-Status Receiver::prepare_look(const Deadline& deadline) {
+Status Receiver::prepare_look() {
   const auto now = Deadline::Clock::now();
   if (hook_ended_.has_value() && now - *hook_ended_ < options_.poll_first) return {};
   const VisibilityHook hook{"before_read", options_.before_read, {{"DRIFTLESS_DIR", options_.dir}}};
-  DRIFTLESS_RETURN_IF_ERROR(run_hook(hook, options_.hook_timeout, deadline));
+  const Status shown =
+      run_hook(hook, options_.hook_timeout, Deadline::after(options_.hook_timeout));
+  if (shown.code() == StatusCode::kDeadlineExceeded) {
+    return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(shown);
   hook_ended_ = Deadline::Clock::now();
   return {};
 }
@@ -69,15 +76,15 @@ Result<std::string> Receiver::run_info(const Deadline& deadline) {
   const std::string file = join_path(options_.dir, kRunName);
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
-    DRIFTLESS_RETURN_IF_ERROR(prepare_look(deadline));
+    DRIFTLESS_RETURN_IF_ERROR(prepare_look());
     auto text = read_small(*fs_, file, kMaxRunInfoBytes);
     if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
   } while (backoff.sleep(deadline));
   return deadline.check(concat("waiting for a publisher to write ", file));
 }
 
-Result<std::vector<PublicationId>> Receiver::list(const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(prepare_look(deadline));
+Result<std::vector<PublicationId>> Receiver::list(const Deadline& /*deadline*/) {
+  DRIFTLESS_RETURN_IF_ERROR(prepare_look());
   const auto names = fs_->list(options_.dir);
   if (names.status().code() == StatusCode::kNotFound) return std::vector<PublicationId>();
   DRIFTLESS_RETURN_IF_ERROR(names.status());

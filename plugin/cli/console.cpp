@@ -43,7 +43,7 @@ int report(const Common& common, const Status& status) {
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < 0x20) c = ' ';
   }
-  std::cerr << "driftless: " << line << "\n";
+  std::cerr << concat("driftless: ", line, "\n");  // at once: other ranks write there too
   if (common.json) {
     nlohmann::ordered_json json;
     json["error"] = {{"code", to_string(status.code())}, {"message", status.message()}};

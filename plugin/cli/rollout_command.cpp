@@ -113,6 +113,19 @@ class Rollout {
   }
   [[nodiscard]] TargetState receiver_state() const { return weights_->target().state(); }
 
+  // The trainer's last word. One that cannot be read yet is looked at again for a while.
+  [[nodiscard]] Status listen_for_end() {
+    Result<std::optional<EndOfRun>> end = look_for_end(process_, config_, receiver_->run());
+    if (end.ok()) {
+      end_ = *end;
+      unreadable_end_.reset();
+      return {};
+    }
+    if (end.status().code() != StatusCode::kCorrupt) return end.status();
+    if (!unreadable_end_) unreadable_end_ = Deadline::after(config_.receiver.fetch_deadline);
+    return unreadable_end_->expired() ? end.status() : Status();
+  }
+
   // Until the end of the run, --target-version, --timeout or a signal.
   [[nodiscard]] Status follow() {
     std::optional<Deadline> timeout;
@@ -129,9 +142,7 @@ class Rollout {
         tell(receiver_->report());
         alive = Deadline::after(kSignOfLife);
       }
-      if (!end_) {
-        DRIFTLESS_ASSIGN_OR_RETURN(end_, look_for_end(process_, config_, receiver_->run()));
-      }
+      if (!end_) DRIFTLESS_RETURN_IF_ERROR(listen_for_end());
       if (end_ && receiver_state().valid && receiver_state().id.version >= end_->version) return {};
       if (end_ && !after_end) after_end = Deadline::after(config_.receiver.fetch_deadline);
       if (after_end && after_end->expired()) return {};  // check_end() says what is missing
@@ -143,8 +154,9 @@ class Rollout {
     return {};
   }
 
-  // One that fell too far behind, or does not fit the next step, has asked for an anchor, which
-  // comes with the trainer's next version: that is waited for.
+  // Versions may appear out of order, so that a step seems to be missing; the trainer's next
+  // version may bring the anchor that the receiver now asks for; and bytes that did not fit are
+  // fetched again.
   [[nodiscard]] Result<bool> look() {
     Result<bool> news = receiver_->stage(Deadline::after(kLook));
     const StatusCode code = news.status().code();
@@ -154,11 +166,10 @@ class Rollout {
       return news;
     }
     if (!stranded_) {
-      tell(news.status().with_context("waiting for an anchor"));
-      stranded_ = Deadline::after(config_.connect_deadline);
+      tell(news.status().with_context("waiting for an anchor, or for what is missing"));
+      stranded_ = Deadline::after(config_.receiver.fetch_deadline);
     }
-    if (stranded_->expired()) return news;
-    Backoff(kLook, kLook).sleep(*stranded_);
+    if (!Backoff(kLook, kLook).sleep(*stranded_)) return news;
     return false;
   }
 
@@ -243,7 +254,8 @@ class Rollout {
   std::unique_ptr<Receiver> receiver_;
   std::optional<MetricsWriter> metrics_;
   std::optional<EndOfRun> end_;
-  std::optional<Deadline> stranded_;
+  std::optional<Deadline> stranded_;        // until when that is borne
+  std::optional<Deadline> unreadable_end_;  // and this
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 

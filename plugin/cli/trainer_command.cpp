@@ -262,7 +262,7 @@ class Trainer {
   }
 
   static void tell(const Status& status) {
-    if (!status.ok()) std::cerr << "driftless: " << status.to_string() << "\n";
+    if (!status.ok()) std::cerr << concat("driftless: ", status.to_string(), "\n");
   }
 
   // There is no next version to bring the anchor that a rollout asks for. All ranks make it.

@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
 import support
-from support import COMMAND, REPOSITORY
+from support import COMMAND, REPOSITORY, changed, random_tensor, write_checkpoint
 
 CONFIGS = REPOSITORY / "configs"
 # Every road and layout, by a configuration that people start from.
@@ -57,9 +58,24 @@ def mpirun_line(*parts):
     return line
 
 
+_started = []
+
+
 def start(line, **options):
     pipe = subprocess.PIPE
-    return subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment(), **options)
+    options.setdefault("env", environment())
+    process = subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, **options)
+    _started.append(process)
+    return process
+
+
+def stop_started():
+    """For tests that may fail while processes run."""
+    for process in _started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    _started.clear()
 
 
 def finish(process, timeout=120):
@@ -70,6 +86,27 @@ def finish(process, timeout=120):
         out, err = process.communicate()
         raise AssertionError(f"did not end in {timeout} s: {out}\n{err}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def make_run(path, rng, steps, rows=64, fraction=0.02):
+    """step_000000/ ... of a small model of several types; returns the weights of each step.
+    `rows` makes it larger, and `fraction` of it changes with each step."""
+    weights = {
+        "embed.weight": random_tensor(rng, "BF16", (rows, 32)),
+        "layers.0.weight": random_tensor(rng, "BF16", (48, 32)),
+        "layers.1.weight": random_tensor(rng, "F32", (17, 3)),
+        "layers.2.frozen": random_tensor(rng, "BF16", (16, 16)),
+        "norm.weight": random_tensor(rng, "F16", (33,)),
+    }
+    history = []
+    for step in range(steps + 1):
+        history.append(weights)
+        write_checkpoint(path / f"step_{step:06d}", weights, 1 + step % 2)
+        weights = {
+            name: tensor if "frozen" in name else changed(rng, tensor, fraction)
+            for name, tensor in weights.items()
+        }
+    return history
 
 
 class Job:
@@ -107,3 +144,40 @@ def events(result):
         event = json.loads(line)
         found[event["event"]].append(event)
     return found
+
+
+class Files(Job):
+    """A job over files. Nobody waits for longer than some seconds."""
+
+    def __init__(self, work, road="flush", **settings):
+        super().__init__(work, road)
+        self.set(**{"deadlines.fetch": "5s", "deadlines.connect": "20s"})
+        self.set(**{"road.poll_longest": "20ms"})
+        self.set(**settings)
+
+    def set(self, **settings):
+        for key, value in settings.items():
+            self.settings += ["--set", f"{key}={value}"]
+
+    def start_trainer(self, *arguments, **options):
+        return start([COMMAND, *map(str, self.trainer("--json", *arguments))], **options)
+
+    def start_rollout(self, *arguments, **options):
+        return start([COMMAND, *map(str, self.rollout("--json", *arguments))], **options)
+
+    def version_dir(self, version):
+        return self.dir / f"weight_v{version:06d}"
+
+
+def wait_for(condition, what, seconds=20):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        time.sleep(0.005)
+
+
+def ended(process, seconds=30):
+    """What a process that must succeed has printed last."""
+    result = finish(process, seconds)
+    assert result.returncode == 0, result.stderr + result.stdout
+    return json.loads(result.stdout.splitlines()[-1])

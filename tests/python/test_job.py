@@ -9,39 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from jobs import ROADS, Job, events, finish, mpirun_line, need, need_mpirun, start
+from jobs import ROADS, Job, events, finish, make_run, mpirun_line, need, need_mpirun, start
 from support import (
     COMMAND,
     assert_refusal,
-    changed,
     ok,
-    random_tensor,
     read_checkpoint,
     run,
-    write_checkpoint,
 )
 
 FILES = [road for road in ROADS if road != "mpi_rma"]
-
-
-def make_run(path, rng, steps):
-    """step_000000/ ... of a small model of several types; returns the weights of each step."""
-    weights = {
-        "embed.weight": random_tensor(rng, "BF16", (64, 32)),
-        "layers.0.weight": random_tensor(rng, "BF16", (48, 32)),
-        "layers.1.weight": random_tensor(rng, "F32", (17, 3)),
-        "layers.2.frozen": random_tensor(rng, "BF16", (16, 16)),
-        "norm.weight": random_tensor(rng, "F16", (33,)),
-    }
-    history = []
-    for step in range(steps + 1):
-        history.append(weights)
-        write_checkpoint(path / f"step_{step:06d}", weights, 1 + step % 2)
-        weights = {
-            name: tensor if "frozen" in name else changed(rng, tensor)
-            for name, tensor in weights.items()
-        }
-    return history
 
 
 def assert_saved(job, weights, rollouts=2):

@@ -335,6 +335,15 @@ TEST_F(SharedFsRoadTest, BeforeReadRunsBeforeEachLookButNotMoreOften) {
   EXPECT_LE(content(road("hook.log")).size(), 4U) << "once, twice on a slow machine";
 }
 
+// Whoever waits in short turns would never see anything otherwise.
+TEST_F(SharedFsRoadTest, BeforeReadMayTakeLongerThanTheWait) {
+  ASSERT_OK(publish(*sender(), step(1)));
+  options_.before_read = "sleep 0.2";
+  ASSERT_OK(receiver()->wait_beyond(0, Deadline::after(std::chrono::milliseconds(20))));
+  options_.hook_timeout = std::chrono::milliseconds(80);
+  EXPECT_EQ(receiver()->wait_beyond(0, soon()).code(), StatusCode::kIo) << "it is no 'nothing new'";
+}
+
 TEST_F(SharedFsRoadTest, BeforeReadThatFailsIsAnError) {
   ASSERT_OK(publish(*sender(), step(1)));
   options_.before_read = "echo 'not mounted' >&2; false";
