@@ -126,7 +126,7 @@ class Rollout {
         after_end.reset();
       }
       if (news || alive.expired()) {
-        tell(receiver_->report());
+        DRIFTLESS_RETURN_IF_ERROR(report());
         alive = Deadline::after(kSignOfLife);
       }
       if (!end_) {
@@ -141,6 +141,22 @@ class Rollout {
       }
     }
     return {};
+  }
+
+  // Waiting for versions ends well where the trainer is gone; only a report needs it. One that is
+  // refused (a directory that may only be read) stops nothing.
+  [[nodiscard]] Status report() {
+    const Status told = receiver_->report();
+    if (told.code() != StatusCode::kDeadlineExceeded) {
+      unheard_.reset();
+      tell(told);
+      return {};
+    }
+    if (!unheard_) unheard_ = Deadline::after(config_.connect_deadline);
+    if (!unheard_->expired()) return {};
+    return told.with_context(concat("no way to the trainer for deadlines.connect (",
+                                    config_.connect_deadline.count(), " ms), at version ",
+                                    receiver_state().id.version));
   }
 
   [[nodiscard]] Status commit() {
@@ -224,6 +240,7 @@ class Rollout {
   std::unique_ptr<Receiver> receiver_;
   std::optional<MetricsWriter> metrics_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> unheard_;  // since the first report that did not come through
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 
