@@ -54,7 +54,12 @@ Status Receiver::prepare_look(const Deadline& deadline) {
   const auto now = Deadline::Clock::now();
   if (hook_ended_.has_value() && now - *hook_ended_ < options_.poll_first) return {};
   const VisibilityHook hook{"before_read", options_.before_read, {{"DRIFTLESS_DIR", options_.dir}}};
-  DRIFTLESS_RETURN_IF_ERROR(run_hook(hook, options_.hook_timeout, deadline));
+  if (hook.command.empty()) return {};
+  // It may bring a version over a slow link, while looks are short: once begun, only its own time
+  // ends it.
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check("before_read hook"));
+  DRIFTLESS_RETURN_IF_ERROR(
+      run_hook(hook, options_.hook_timeout, Deadline::after(options_.hook_timeout)));
   hook_ended_ = Deadline::Clock::now();
   return {};
 }

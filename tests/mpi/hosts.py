@@ -84,9 +84,10 @@ class Hosts:
     def mend(self, i):
         call("ip", "-n", f"{self.tag}{i}", "link", "set", "eth0", "up")
 
-    def slow(self, i, rate):
+    def slow(self, i, rate, burst="256kb"):
+        """What host i sends; the burst must be some milliseconds of the rate."""
         call("ip", "netns", "exec", f"{self.tag}{i}", "tc", "qdisc", "add", "dev", "eth0", "root",
-             "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+             "tbf", "rate", rate, "burst", burst, "latency", "50ms")
 
     def received_bytes(self, i):
         done = call("ip", "-n", f"{self.tag}{i}", "-j", "-s", "link", "show", "eth0")
