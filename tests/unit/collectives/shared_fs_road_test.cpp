@@ -335,6 +335,22 @@ TEST_F(SharedFsRoadTest, BeforeReadRunsBeforeEachLookButNotMoreOften) {
   EXPECT_LE(content(road("hook.log")).size(), 4U) << "once, twice on a slow machine";
 }
 
+// One that brings a version over a slow link takes longer than a look; it has a time-out of its
+// own.
+TEST_F(SharedFsRoadTest, BeforeReadMayTakeLongerThanALook) {
+  ASSERT_OK(publish(*sender(), step(1)));
+  stdfs::rename(road("weight_v000001"), road("far"));
+  options_.before_read =
+      "cd \"$DRIFTLESS_DIR\" && if test -e far; then sleep 0.3; mv far weight_v000001; fi";
+  ASSERT_OK(receiver()->wait_beyond(0, Deadline::after(std::chrono::milliseconds(50))));
+
+  options_.before_read = "sleep 30";
+  options_.hook_timeout = std::chrono::milliseconds(80);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(receiver()->list(soon()).status().code(), StatusCode::kDeadlineExceeded);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
 TEST_F(SharedFsRoadTest, BeforeReadThatFailsIsAnError) {
   ASSERT_OK(publish(*sender(), step(1)));
   options_.before_read = "echo 'not mounted' >&2; false";
