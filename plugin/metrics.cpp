@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -14,12 +15,18 @@ void put(nlohmann::ordered_json& json, const char* key, const std::optional<doub
   if (value) json[key] = *value;
 }
 
+double monotonic_ms() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::milli>(now).count();
+}
+
 }  // namespace
 
 MetricsLine metrics_of(const PublishReport& report, unsigned rank) {
   MetricsLine line;
   line.role = "trainer";
   line.rank = rank;
+  line.monotonic_ms = monotonic_ms();
   line.version = report.version;
   line.base_version = report.base_version;
   line.encoding = info(report.encoding).name;
@@ -42,6 +49,7 @@ MetricsLine metrics_of(const UpdateReport& report, unsigned rank) {
   MetricsLine line;
   line.role = "rollout";
   line.rank = rank;
+  line.monotonic_ms = monotonic_ms();
   line.version = report.version;
   line.base_version = report.from_version;
   line.versions = report.versions;
@@ -63,6 +71,7 @@ std::string metrics_json(const MetricsLine& line) {
   nlohmann::ordered_json json;
   json["role"] = line.role;
   json["rank"] = line.rank;
+  json["monotonic_ms"] = line.monotonic_ms;
   json["version"] = line.version;
   json["base_version"] = line.base_version;
   if (!line.encoding.empty()) json["encoding"] = line.encoding;

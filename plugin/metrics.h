@@ -19,6 +19,7 @@ namespace driftless {
 struct MetricsLine {
   std::string role;  // "trainer", "rollout"
   unsigned rank = 0;
+  double monotonic_ms = 0;  // when it was done, by this machine's monotonic clock
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   std::string encoding;        // a trainer's
@@ -31,6 +32,7 @@ struct MetricsLine {
   std::optional<double> process_ms, manifest_publish_ms, total_ms;          // a trainer's
   std::optional<double> fetch_ms, stage_ms, pause_ms, apply_ms, resume_ms;  // a rollout's
 };
+// To be called when it is done.
 [[nodiscard]] MetricsLine metrics_of(const PublishReport& report, unsigned rank);
 [[nodiscard]] MetricsLine metrics_of(const UpdateReport& report, unsigned rank);
 // Without the end of the line.

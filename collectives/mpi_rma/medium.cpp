@@ -15,12 +15,15 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Long gets go in pieces, whose ends show that something comes in (and MPI counts in int).
-constexpr std::uint64_t kBytesOfGet = std::uint64_t{1} << 20;
+// Long gets go in pieces: MPI counts in int, and on one host a get is a copy that no deadline ends.
+// Each one costs a round trip over UCX, so they are not small.
+constexpr std::uint64_t kBytesOfGet = std::uint64_t{16} << 20;
 constexpr std::size_t kMostRequests = 64;
 constexpr milliseconds kFarewell{10'000};
-constexpr milliseconds kSpin{20};  // after the last piece
-constexpr unsigned kLooksPerTurn = 16;
+// MPI does not tell whether a look moved anything; the time it took does.
+constexpr microseconds kWorked{5};
+constexpr microseconds kEager{200};  // after that: not even the core is offered to others
+constexpr microseconds kSpin{2'000};
 
 constexpr std::string_view kFlags =
     "between hosts without RDMA run mpirun with `--mca pml ucx --mca osc ucx --mca pml_ucx_tls any "
@@ -236,34 +239,36 @@ void Medium::sweep() {
   });
 }
 
-// Spins while pieces come in: over networks without RDMA each look moves some kilobytes. After a
-// while without a piece it sleeps between looks.
+// Over networks without RDMA each look moves some kilobytes, so it spins while they come in. After
+// a while without any it sleeps between looks.
 Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
                     const Deadline& deadline, std::string_view what) {
   Backoff backoff(microseconds(10), microseconds(100));
   std::vector<int> ended(requests.size());
-  auto last = Deadline::Clock::now();
-  for (unsigned looks = 1;; ++looks) {
+  auto now = Deadline::Clock::now();
+  auto worked = now;
+  for (;;) {
+    const auto begin = now;
     int count = 0;
     const int code = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count,
                                   ended.data(), MPI_STATUSES_IGNORE);
     if (code == MPI_SUCCESS && count == MPI_UNDEFINED) break;  // none is left
-    const auto now = Deadline::Clock::now();
-    if (count > 0) {
-      last = now;
-      backoff.reset();
-      if (code == MPI_SUCCESS) continue;
-    }
+    now = Deadline::Clock::now();
     Status status = mpi_status(code, what);
-    if (status.ok()) status = deadline.check(what);
+    if (status.ok() && count == 0) status = deadline.check(what);
     if (!status.ok()) {
       abandoned_.push_back({std::move(requests), std::move(owner)});
       return status;
     }
-    if (now - last < kSpin) {
-      if (looks % kLooksPerTurn == 0) std::this_thread::yield();
-    } else {
+    if (count > 0 || now - begin > kWorked) {
+      worked = now;
+      backoff.reset();
+    } else if (now - worked > kSpin) {
       backoff.sleep(deadline);
+      now = Deadline::Clock::now();
+    } else if (now - worked > kEager) {
+      std::this_thread::yield();
+      now = Deadline::Clock::now();
     }
   }
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -139,7 +139,7 @@ class Rollout {
         after_end.reset();
       }
       if (news || alive.expired()) {
-        tell(receiver_->report());
+        DRIFTLESS_RETURN_IF_ERROR(report());
         alive = Deadline::after(kSignOfLife);
       }
       if (!end_) DRIFTLESS_RETURN_IF_ERROR(listen_for_end());
@@ -171,6 +171,22 @@ class Rollout {
     }
     if (!Backoff(kLook, kLook).sleep(*stranded_)) return news;
     return false;
+  }
+
+  // Waiting for versions ends well where the trainer is gone; only a report needs it. One that is
+  // refused (a directory that may only be read) stops nothing.
+  [[nodiscard]] Status report() {
+    const Status told = receiver_->report();
+    if (told.code() != StatusCode::kDeadlineExceeded) {
+      unheard_.reset();
+      tell(told);
+      return {};
+    }
+    if (!unheard_) unheard_ = Deadline::after(config_.connect_deadline);
+    if (!unheard_->expired()) return {};
+    return told.with_context(concat("no way to the trainer for deadlines.connect (",
+                                    config_.connect_deadline.count(), " ms), at version ",
+                                    receiver_state().id.version));
   }
 
   [[nodiscard]] Status commit() {
@@ -256,6 +272,7 @@ class Rollout {
   std::optional<EndOfRun> end_;
   std::optional<Deadline> stranded_;        // until when that is borne
   std::optional<Deadline> unreadable_end_;  // and this
+  std::optional<Deadline> unheard_;         // since the first report that did not come through
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 

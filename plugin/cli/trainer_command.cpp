@@ -318,7 +318,8 @@ class Trainer {
     road_.reset();
     publishers_.reset();
     group_.reset();
-    DRIFTLESS_RETURN_IF_ERROR(process_.close(Deadline::after(wait)));
+    const Status closed = process_.close(Deadline::after(wait));
+    if (!closed.ok()) return leads() && !ok ? closed.with_context(board_.missing()) : closed;
     if (stopped_) return 128 + std::max(1, StopSignals::received());
     if (leads() && !ok) {
       if (!board_.complete()) {

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <thread>
 
 #include "collectives/mpi_rma/medium.h"
+#include "collectives/mpi_rma/progress_thread.h"
 #include "mpi/scenario.h"
 
 namespace {
@@ -115,6 +117,9 @@ Status run(mpi_rma::Medium& medium) {
   const std::vector<std::byte> frame = content(step(1), 0, 0, publishes ? kFrameBytes : 0);
   std::unique_ptr<SendRoad> sender;
   std::unique_ptr<ReceiveRoad> receiver;
+  // As MpiRmaWorld has it; both ways of getting the bytes are served by it.
+  std::optional<mpi_rma::ProgressThread> progress;
+  if (publishes && medium.threads() && !medium.one_node()) progress.emplace(medium.quiet());
   if (publishes) {
     DRIFTLESS_ASSIGN_OR_RETURN(sender, mpi_rma::make_sender(medium));
     DRIFTLESS_RETURN_IF_ERROR(publish_frame(*sender, frame, 1));

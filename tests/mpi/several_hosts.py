@@ -1,149 +1,18 @@
 #!/usr/bin/env python3
-"""The mpi_rma road between several hosts, which are made of network namespaces on one machine.
+"""The mpi_rma road and the main job between several hosts of network namespaces (hosts.py).
 
-    several_hosts.py ROAD_TEST CASE      ROAD_TEST: the binary mpi_road_test; CASE: see CASES
+    several_hosts.py PROGRAM CASE      PROGRAM: mpi_road_test; for the cases job_*: driftless
     several_hosts.py --list
 
-Each host has a network namespace with one link to a bridge, and its own host name, processes, System V
-objects and /dev/shm, so that MPI finds no way around the network. Needs root; exit status 77 says why
-it was skipped.
+Needs root; exit status 77 says why it was skipped.
 """
 import argparse
-import contextlib
-import json
-import os
 import pathlib
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 
-SKIPPED = 77
-NET = "10.91.7"
-UCX = ["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "pml_ucx_tls", "any",
-       "--mca", "pml_ucx_devices", "any"]
-ENTER = """#!/bin/bash
-# Enters a host and runs a command there: enter ADDRESS COMMAND...
-host=${1##*.}; shift
-exec ip netns exec @TAG@$host unshare --uts --ipc --pid --mount --fork --kill-child --mount-proc \\
-  bash -c "hostname @TAG@$host; mount -t tmpfs tmpfs /dev/shm; $*"
-"""
-
-
-class Failed(Exception):
-    pass
-
-
-def call(*command, check=True):
-    done = subprocess.run(command, text=True, capture_output=True)
-    if check and done.returncode != 0:
-        raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done
-
-
-class Hosts:
-    """Hosts 1..count; mpirun runs on host 1."""
-
-    def __init__(self, count, directory):
-        self.count = count
-        self.tag = f"dl{os.getpid() % 100000}h"
-        self.directory = pathlib.Path(directory)
-        self.enter = self.directory / "enter"
-        self.enter.write_text(ENTER.replace("@TAG@", self.tag), encoding="utf-8")
-        self.enter.chmod(0o755)
-
-    def __enter__(self):
-        try:
-            call("ip", "link", "add", f"{self.tag}b", "type", "bridge")
-            call("ip", "link", "set", f"{self.tag}b", "up")
-            for i in range(1, self.count + 1):
-                self.add(i)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def add(self, i):
-        ns, link = f"{self.tag}{i}", f"{self.tag}v{i}"
-        call("ip", "netns", "add", ns)
-        call("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", ns)
-        call("ip", "link", "set", link, "master", f"{self.tag}b", "up")
-        call("ip", "-n", ns, "addr", "add", f"{NET}.{i}/24", "dev", "eth0")
-        call("ip", "-n", ns, "link", "set", "eth0", "up")
-        call("ip", "-n", ns, "link", "set", "lo", "up")
-
-    def __exit__(self, *_):
-        for i in range(1, self.count + 1):
-            call("ip", "netns", "del", f"{self.tag}{i}", check=False)
-        call("ip", "link", "del", f"{self.tag}b", check=False)
-
-    def cut(self, i):
-        call("ip", "-n", f"{self.tag}{i}", "link", "set", "eth0", "down")
-
-    def mend(self, i):
-        call("ip", "-n", f"{self.tag}{i}", "link", "set", "eth0", "up")
-
-    def slow(self, i, rate):
-        call("ip", "netns", "exec", f"{self.tag}{i}", "tc", "qdisc", "add", "dev", "eth0", "root",
-             "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
-
-    def received_bytes(self, i):
-        done = call("ip", "-n", f"{self.tag}{i}", "-j", "-s", "link", "show", "eth0")
-        return json.loads(done.stdout)[0]["stats64"]["rx"]["bytes"]
-
-    def start(self, processes, flags, *command):
-        """One process on each host in turn, started from host 1."""
-        where = ",".join(f"{NET}.{i}" for i in range(1, self.count + 1))
-        words = ["exec", "mpirun", "--allow-run-as-root", "--oversubscribe", "--host", where,
-                 "--map-by", "node", "-n", str(processes), "--leave-session-attached",
-                 "--mca", "plm_rsh_agent", str(self.enter), "--mca", "plm_rsh_no_tree_spawn", "1",
-                 "--mca", "oob_tcp_if_include", f"{NET}.0/24", "--mca", "btl_tcp_if_include",
-                 f"{NET}.0/24", "--mca", "mpi_yield_when_idle", "1", *flags, *map(str, command)]
-        return Job([str(self.enter), f"{NET}.1", *words], self.directory)
-
-
-class Job:
-    """A running mpirun. Each of its processes writes a file, which needs no network."""
-
-    def __init__(self, command, directory):
-        self.directory = directory
-        self.log = open(directory / "mpirun.log", "w+", encoding="utf-8")
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT,
-                                        start_new_session=True)
-
-    def text(self):
-        logs = sorted(self.directory.glob("rank*.log"))
-        return "".join(path.read_text(encoding="utf-8") for path in logs)
-
-    def mpirun_text(self):
-        return (self.directory / "mpirun.log").read_text(encoding="utf-8", errors="replace")
-
-    def wait_for(self, words, seconds):
-        end = time.monotonic() + seconds
-        while words not in self.text():
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise Failed(f"no '{words}' within {seconds} s\n{self.text()}{self.mpirun_text()}")
-            time.sleep(0.05)
-
-    def wait(self, seconds):
-        """The exit status, or None where it had to be killed."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            return None
-
-    def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def expect(condition, what, job):
-    if not condition:
-        raise Failed(f"{what}\n{job.text()}{job.mpirun_text()}")
+from hosts import LARGE_SEGMENTS, SKIPPED, UCX, Failed, Hosts, expect, why_not
 
 
 def follow(hosts, road, processes, *more, flags=()):
@@ -212,28 +81,101 @@ def case_wrong_flags(hosts, road):
     return job.text()
 
 
+CONFIG = """
+mode: delta
+encoding: deltas
+road: { kind: mpi_rma, ring_size: 64MiB, ring_versions: 64 }
+anchors: { first: true, every: 32 }
+deadlines: { publish: 20s, fetch: 20s, connect: 20s }
+threads: 1
+"""
+# What a process behind a cut link says must not need the network.
+LOGGED = """#!/bin/bash
+exec "$@" > @DIR@/rank$OMPI_COMM_WORLD_RANK.log 2>&1
+"""
+STEPS = 40
+
+
+class MainJob:
+    """Two trainers on host 1 and a rollout each on hosts 2 and 3."""
+
+    def __init__(self, hosts, driftless, *settings):
+        self.directory = hosts.directory
+        config = self.directory / "job.yaml"
+        config.write_text(CONFIG, encoding="utf-8")
+        logged = self.directory / "logged"
+        logged.write_text(LOGGED.replace("@DIR@", str(self.directory)), encoding="utf-8")
+        logged.chmod(0o755)
+        common = ["--config", config]
+        for setting in settings:
+            common += ["--set", setting]
+        self.job = hosts.start_apps(
+            [*UCX, *LARGE_SEGMENTS],
+            ([1], 2, [logged, driftless, "trainer", *common, "--params", 2_000_000, "--steps", STEPS,
+                      "--interval-ms", 150]),
+            ([2, 3], 2, [logged, driftless, "rollout", *common, "--verbose", "--save",
+                         self.directory / "saved"]))
+
+    def log(self, rank):
+        path = self.directory / f"rank{rank}.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def expect_same(self):
+        """Both rollouts ended at the last version, with the same bytes."""
+        status = self.job.wait(60)
+        expect(status == 0, f"mpirun ended with {status}", self.job)
+        expect(f"All rollouts ended at version {STEPS}" in self.log(0), "no summary", self.job)
+        saved = [pathlib.Path(self.directory, "saved", f"rollout_{r:02d}", "model.safetensors")
+                 .read_bytes() for r in (0, 1)]
+        expect(len(saved[0]) > 4_000_000 and saved[0] == saved[1], "weights differ", self.job)
+        return self.job.text()
+
+
+def case_job_same_bits(hosts, driftless):
+    job = MainJob(hosts, driftless)
+    text = job.expect_same()
+    expect(hosts.received_bytes(2) > 4_000_000, "the bytes took another way", job.job)
+    return text
+
+
+def case_job_cut_for_a_while(hosts, driftless):
+    """The other rollout follows meanwhile; the one behind the link folds what it missed."""
+    job = MainJob(hosts, driftless)
+    job.job.wait_for("rollout_01: version 5,", 40)
+    hosts.cut(3)
+    job.job.wait_for("rollout_00: version 30,", 20)
+    hosts.mend(3)
+    return job.expect_same()
+
+
+def case_job_cut_for_good(hosts, driftless):
+    """Every process ends with one error line, within its deadlines; mpirun may have to be killed."""
+    job = MainJob(hosts, driftless, "deadlines.connect=4s", "deadlines.fetch=3s",
+                  "deadlines.publish=3s")
+    job.job.wait_for("rollout_01: version 5,", 40)
+    hosts.cut(3)
+    end = time.monotonic() + 35
+    while any(hosts.runs(i, "driftless") for i in (1, 2, 3)):
+        expect(time.monotonic() < end, "a process hangs", job.job)
+        time.sleep(0.1)
+    job.job.wait(1)
+    lines = [[line for line in job.log(rank).splitlines() if line.startswith("driftless: ")]
+             for rank in range(4)]
+    expect("rollout_01" in "".join(lines[0]), "the trainer does not name who is missing", job.job)
+    for rank in range(4):
+        expect(any("deadline_exceeded" in line for line in lines[rank]), f"rank {rank} is silent",
+               job.job)
+    expect(f"rollout_00: version {STEPS}," in job.log(2), "the other rollout stopped", job.job)
+    return job.job.text()
+
+
 CASES = {name[5:]: function for name, function in globals().items() if name.startswith("case_")}
-
-
-def why_not():
-    if os.geteuid() != 0:
-        return "needs root"
-    for tool in ("ip", "tc", "unshare", "mpirun"):
-        if shutil.which(tool) is None:
-            return f"needs {tool}"
-    done = call("unshare", "--net", "--mount", "true", check=False)
-    if done.returncode != 0:
-        return f"no right to make namespaces: {done.stderr.strip()}"
-    name = f"dl{os.getpid() % 100000}x"
-    done = call("ip", "netns", "add", name, check=False)
-    call("ip", "netns", "del", name, check=False)
-    return None if done.returncode == 0 else f"no network namespaces: {done.stderr.strip()}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("road_test", nargs="?")
+    parser.add_argument("program", nargs="?")
     parser.add_argument("case", nargs="?", choices=sorted(CASES))
     arguments = parser.parse_args()
     if arguments.list or arguments.case is None:
@@ -245,7 +187,7 @@ def main():
         return SKIPPED
     with tempfile.TemporaryDirectory() as directory, Hosts(3, directory) as hosts:
         try:
-            print(CASES[arguments.case](hosts, arguments.road_test))
+            print(CASES[arguments.case](hosts, arguments.program))
         except Failed as failure:
             print(f"FAILED: {failure}")
             return 1

@@ -64,6 +64,7 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
   report.resume_ms = 5;
   const auto line = nlohmann::json::parse(metrics_json(metrics_of(report, 1)));
   EXPECT_EQ(line["role"], "rollout");
+  EXPECT_GT(line["monotonic_ms"], 0.0);
   EXPECT_EQ(line["base_version"], 4);
   EXPECT_EQ(line["versions"], 3);
   double time = 1;
