@@ -98,14 +98,7 @@ class RemoteSender final : public SendRoad {
     Unpacker in = call(packed(Call::kFlush).number(ms(deadline)));
     DRIFTLESS_RETURN_IF_ERROR(in.status());
     std::vector<PartReceipt> parts(in.number());
-    for (PartReceipt& part : parts) {
-      part.name = in.text();
-      part.rank = static_cast<std::uint32_t>(in.number());
-      part.size_bytes = in.number();
-      part.hash.high = in.number();
-      part.hash.low = in.number();
-      part.locator = in.number();
-    }
+    for (PartReceipt& part : parts) part = in.receipt();
     return parts;
   }
   Status seal(std::string_view manifest, const Deadline& deadline) override {
