@@ -6,8 +6,15 @@ foreach(room ${driftless_rooms})
   install(TARGETS driftless_${room} EXPORT driftlessTargets
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/${room}
-          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless FILES_MATCHING PATTERN "*.h")
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless FILES_MATCHING PATTERN "*.h"
+          PATTERN "cli" EXCLUDE)
 endforeach()
+get_property(driftless_road_libraries GLOBAL PROPERTY DRIFTLESS_ROAD_LIBRARIES)
+if(DRIFTLESS_HAS_MPI)
+  list(APPEND driftless_road_libraries driftless_mpi)
+endif()
+install(TARGETS driftless_roads ${driftless_road_libraries} EXPORT driftlessTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET driftless)
   install(TARGETS driftless RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

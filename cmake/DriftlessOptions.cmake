@@ -63,6 +63,8 @@ foreach(backend ${DRIFTLESS_BACKENDS})
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
 
+# Names of our own for what pkg-config finds: FindHDF5 and FindCURL use the plain ones, and both may
+# meet in the project of who uses ours.
 find_package(PkgConfig REQUIRED)
 
 # The C interface of MPI is all we use; the removed C++ one would only add symbols.
@@ -72,6 +74,7 @@ endif()
 driftless_backend(MPI "${MPI_CXX_FOUND}" "no MPI was found (Debian: libopenmpi-dev)")
 if(DRIFTLESS_HAS_MPI)
   add_library(driftless_mpi INTERFACE)
+  set_target_properties(driftless_mpi PROPERTIES EXPORT_NAME mpi)
   target_link_libraries(driftless_mpi INTERFACE MPI::MPI_CXX)
   target_compile_definitions(driftless_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 endif()
@@ -79,14 +82,14 @@ endif()
 set(hdf5_missing "no parallel HDF5 was found (Debian: libhdf5-openmpi-dev)")
 if(NOT DRIFTLESS_WITH_HDF5 STREQUAL "OFF")
   # The first of them; makes its target again when CMake runs again.
-  pkg_search_module(HDF5 QUIET IMPORTED_TARGET GLOBAL hdf5-openmpi hdf5-mpich hdf5)
+  pkg_search_module(DRIFTLESS_HDF5 QUIET IMPORTED_TARGET GLOBAL hdf5-openmpi hdf5-mpich hdf5)
 endif()
 set(hdf5_usable FALSE)
-if(HDF5_FOUND AND NOT DRIFTLESS_HAS_MPI)
+if(DRIFTLESS_HDF5_FOUND AND NOT DRIFTLESS_HAS_MPI)
   set(hdf5_missing "parallel HDF5 needs MPI: ${DRIFTLESS_WHY_NOT_MPI}")
-elseif(HDF5_FOUND)
+elseif(DRIFTLESS_HDF5_FOUND)
   include(CheckCXXSourceCompiles)
-  set(CMAKE_REQUIRED_LIBRARIES PkgConfig::HDF5 MPI::MPI_CXX)
+  set(CMAKE_REQUIRED_LIBRARIES PkgConfig::DRIFTLESS_HDF5 MPI::MPI_CXX)
   check_cxx_source_compiles("
     #include <hdf5.h>
     #ifndef H5_HAVE_PARALLEL
@@ -101,9 +104,9 @@ endif()
 driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
 if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
-  pkg_check_modules(CURL QUIET IMPORTED_TARGET GLOBAL libcurl)
+  pkg_check_modules(DRIFTLESS_CURL QUIET IMPORTED_TARGET GLOBAL libcurl)
 endif()
-driftless_backend(CURL "${CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
+driftless_backend(CURL "${DRIFTLESS_CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
 
 # A backend's part of the tree comes with the work that needs it; until then AUTO says so and ON is
 # refused rather than ignored.

@@ -111,7 +111,7 @@ MetricsWriter::~MetricsWriter() {
 }
 
 Status MetricsWriter::write(const MetricsLine& line) {
-  const std::string text = (torn_ ? "\n" : "") + metrics_json(line) + "\n";
+  const std::string text = concat(torn_ ? "\n" : "", metrics_json(line), "\n");
   ssize_t written = -1;
   do {
     written = ::write(fd_, text.data(), text.size());

@@ -18,7 +18,7 @@ fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/driftless-demo-XXXXXX")
 trap 'rm -rf "$work"' EXIT
-run=(mpirun --oversubscribe --bind-to none)
+run=(mpirun --oversubscribe --bind-to none --mca plm isolated)  # this host: no ssh needed
 [ "$(id -u)" -ne 0 ] || run+=(--allow-run-as-root)
 
 echo "A run of about $params parameters and $steps steps ..."

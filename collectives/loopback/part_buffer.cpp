@@ -12,10 +12,10 @@ bool PartBuffer::reserve(std::uint64_t bytes) {
   if (bytes > kMost) return false;
   const std::uint64_t twice = std::min(2 * capacity_bytes_, kMost);
   const std::uint64_t wanted = std::max({bytes, twice, std::uint64_t{4096}});
-  void* grown = std::realloc(data_.get(), wanted);
+  std::byte* held = data_.release();  // for realloc() to take over, unless it fails
+  auto* grown = static_cast<std::byte*>(std::realloc(held, wanted));
+  data_.reset(grown != nullptr ? grown : held);
   if (grown == nullptr) return false;
-  (void)data_.release();  // realloc() has taken it over
-  data_.reset(static_cast<std::byte*>(grown));
   capacity_bytes_ = wanted;
   return true;
 }

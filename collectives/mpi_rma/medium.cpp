@@ -122,9 +122,10 @@ int Medium::allocate(bool shared) {
   MPI_Info_set(info, "alloc_shared_noncontig", "true");
   MPI_Info_set(info, "same_disp_unit", "true");
   void* base = nullptr;
+  void* out = static_cast<void*>(&base);
   const auto size = static_cast<MPI_Aint>(window_bytes_);
-  const int code = shared ? MPI_Win_allocate_shared(size, 1, info, comm_, &base, &win_)
-                          : MPI_Win_allocate(size, 1, info, comm_, &base, &win_);
+  const int code = shared ? MPI_Win_allocate_shared(size, 1, info, comm_, out, &win_)
+                          : MPI_Win_allocate(size, 1, info, comm_, out, &win_);
   MPI_Info_free(&info);
   base_ = static_cast<std::byte*>(base);
   return code;
@@ -165,7 +166,8 @@ Status Medium::start_access() {
   int* model = nullptr;
   int found = 0;
   DRIFTLESS_RETURN_IF_ERROR(
-      mpi_status(MPI_Win_get_attr(win_, MPI_WIN_MODEL, &model, &found), "MPI_Win_get_attr"));
+      mpi_status(MPI_Win_get_attr(win_, MPI_WIN_MODEL, static_cast<void*>(&model), &found),
+                 "MPI_Win_get_attr"));
   if (found == 0 || *model != MPI_WIN_UNIFIED) {
     return error(
         StatusCode::kUnsupported,
@@ -283,7 +285,7 @@ Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
     for (std::uint64_t done = 0; done < piece.into.size();) {
       const auto count = std::min<std::uint64_t>(piece.into.size() - done, kBytesOfGet);
       MPI_Request request = MPI_REQUEST_NULL;
-      const Status started = mpi_status(
+      Status started = mpi_status(
           MPI_Rget(piece.into.data() + done, static_cast<int>(count), MPI_BYTE,
                    static_cast<int>(piece.rank), static_cast<MPI_Aint>(piece.offset + done),
                    static_cast<int>(count), MPI_BYTE, win_, &request),

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <list>
 #include <map>
+#include <memory>
 #include <tuple>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
@@ -77,8 +78,13 @@ class MpiGroup final : public Group {
   std::uint64_t operation_ = 0;
   std::map<Key, Arrived> inbox_;
   // MPI works on their bytes, which stay in place.
-  std::list<Sending> sending_;
-  std::list<Receiving> receiving_;
+  struct InFlight {
+    std::list<Sending> sending;
+    std::list<Receiving> receiving;
+  };
+  std::unique_ptr<InFlight> in_flight_ = std::make_unique<InFlight>();
+  std::list<Sending>& sending_ = in_flight_->sending;
+  std::list<Receiving>& receiving_ = in_flight_->receiving;
 };
 
 MpiGroup::~MpiGroup() {
@@ -87,8 +93,7 @@ MpiGroup::~MpiGroup() {
   if (!sending_.empty() || !receiving_.empty()) {
     // To or from a rank that is gone. MPI may still use the bytes: they stay to the end of the
     // process.
-    new std::list<Sending>(std::move(sending_));
-    new std::list<Receiving>(std::move(receiving_));
+    [[maybe_unused]] const InFlight* left = in_flight_.release();
     return;
   }
   MPI_Comm_free(&comm_);

@@ -53,8 +53,7 @@ void PartBuffers::give_back(Idle& idle, Block block) try {
   const std::uint64_t size = block.size;
   idle.blocks.push_back(std::move(block));
   idle.bytes += size;
-} catch (const std::bad_alloc&) {
-  // Not kept, then.
+} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it is not kept, then
 }
 
 }  // namespace driftless::mpi_rma

@@ -166,7 +166,7 @@ Status PartRing::read(std::uint64_t turn, std::size_t index, std::uint64_t offse
   if (bytes.empty()) return {};
   const std::shared_lock lock(mutex_);
   DRIFTLESS_RETURN_IF_ERROR(check(turn, index));
-  Part& part = parts_[index];
+  const Part& part = parts_[index];
   if (offset > part.size || bytes.size() > part.size - offset) {
     return error(StatusCode::kCorrupt, "ends at ", part.size, ", read of ", bytes.size(),
                  " bytes at ", offset);

@@ -64,12 +64,12 @@ Status Hdf5Buffer::write(std::uint64_t offset, std::span<const std::byte> bytes,
   const std::uint64_t end = offset + bytes.size();
   if (end > capacity_) {
     const std::uint64_t wanted = std::min(limit, std::max(end, capacity_ + capacity_ / 2));
-    auto* grown = static_cast<std::byte*>(std::realloc(data_.get(), wanted));
+    std::byte* held = data_.release();  // for realloc() to take over, unless it fails
+    auto* grown = static_cast<std::byte*>(std::realloc(held, wanted));
+    data_.reset(grown != nullptr ? grown : held);
     if (grown == nullptr) {
       return error(StatusCode::kNoSpace, what, ": no memory for ", wanted, " bytes");
     }
-    (void)data_.release();  // realloc() owned it
-    data_.reset(grown);
     capacity_ = wanted;
   }
   if (bytes.empty()) return {};

@@ -56,7 +56,7 @@ Hdf5Exchange::~Hdf5Exchange() {
   int finalized = 1;
   if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized != 0) return;
   if (request_ != MPI_REQUEST_NULL) {
-    (void)buffers_.release();  // MPI may still write there
+    [[maybe_unused]] const Buffers* left = buffers_.release();  // MPI may still write there
     return;
   }
   (void)MPI_Comm_free(&comm_);

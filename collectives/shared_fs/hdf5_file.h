@@ -6,6 +6,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/shared_fs/hdf5_container.h"
@@ -19,8 +20,8 @@ namespace driftless {
 // ranks agree on that before. A call that fails leaves the file open where it was.
 class Hdf5VersionFile {
  public:
-  Hdf5VersionFile(MPI_Comm ranks, unsigned rank, unsigned size, const Hdf5Options& options)
-      : ranks_(ranks), rank_(rank), size_(size), options_(options) {}
+  Hdf5VersionFile(MPI_Comm ranks, unsigned rank, unsigned size, Hdf5Options options)
+      : ranks_(ranks), rank_(rank), size_(size), options_(std::move(options)) {}
 
   [[nodiscard]] bool is_open() const { return file_.valid(); }
   // Overwrites what is at `path`.

@@ -14,9 +14,9 @@ namespace {
 
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(FileSystem& fs, const SharedFsOptions& options, std::unique_ptr<PartReader> reader)
+  Receiver(FileSystem& fs, SharedFsOptions options, std::unique_ptr<PartReader> reader)
       : fs_(&fs),
-        options_(options),
+        options_(std::move(options)),
         reader_(std::move(reader)),
         beat_(random_hash128().low >> 1) {}  // room to grow
 
@@ -151,7 +151,7 @@ Status Receiver::leave(const Deadline& deadline) {
   if (id_.empty()) return {};
   const std::string file = file_of(id_);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("removing ", file)));
-  const Status removed = fs_->remove_file(file);
+  Status removed = fs_->remove_file(file);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   id_.clear();
   return {};

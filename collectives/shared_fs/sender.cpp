@@ -181,7 +181,7 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   }
   last_hidden_ = name;
   pending_ = Pending{id, name};
-  const Status begun = sink_->begin(path(name), deadline);
+  Status begun = sink_->begin(path(name), deadline);
   if (begun.ok()) return {};
   const Status also_ignored = abort();
   return begun;

@@ -60,7 +60,8 @@ Status copy_base(const std::string& base, const std::string& path) {
                  " is not there; --base CKPT would be copied there");
   }
   const stdfs::path target = stdfs::path(path).lexically_normal();
-  const std::string hidden = (target.parent_path() / ("." + target.filename().string())).string();
+  const std::string hidden =
+      (target.parent_path() / concat(".", target.filename().string())).string();
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
   if (target.has_parent_path()) {
     DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, target.parent_path().string()));

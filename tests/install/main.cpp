@@ -1,22 +1,78 @@
-// Uses the installed library as a stranger would: a layout, its signature, a digest.
+// Uses the installed library as a stranger would: weights of its own, published over a road and
+// followed by a receiver.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdio>
-#include <string>
-#include <utility>
+#include <functional>
+#include <span>
 #include <vector>
 
-#include "core/digest.h"
-#include "core/layout.h"
+#include "collectives/loopback/loopback_road.h"
+#include "plugin/publisher.h"
+#include "plugin/receiver.h"
+
+namespace {
+
+class OneTensor final : public driftless::WeightSource {
+ public:
+  OneTensor(const driftless::TensorSpec& spec, std::byte fill)
+      : specs_{spec}, bytes_(static_cast<std::size_t>(spec.units()) * 2, fill) {}
+  std::span<const driftless::TensorSpec> tensors() const override { return specs_; }
+  driftless::Status visit(
+      const std::function<driftless::Status(std::span<const driftless::OfferedTensor>)>& use)
+      override {
+    const driftless::OfferedTensor offered{0, bytes_.data()};
+    return use(std::span(&offered, 1));
+  }
+  std::vector<std::byte>& bytes() { return bytes_; }
+
+ private:
+  std::vector<driftless::TensorSpec> specs_;
+  std::vector<std::byte> bytes_;
+};
+
+driftless::Status run() {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const driftless::TensorSpec spec,
+      driftless::TensorSpec::make("model.norm.weight", driftless::DType::kBF16, {640}));
+  OneTensor weights(spec, std::byte{7});
+
+  driftless::LoopbackHub hub({}, 1);
+  const auto group = hub.group(0);
+  const auto send_road = hub.sender(0);
+  const auto receive_road = hub.receiver();
+  driftless::PublisherOptions options;
+  options.first_anchor = true;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const auto publisher,
+      driftless::Publisher::open(options, *group, *send_road, nullptr, weights));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto target,
+                             driftless::make_owned_target(driftless::posix_file_system(), {}, 1));
+  const auto deadline = driftless::Deadline::after(std::chrono::seconds(30));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto receiver,
+                             driftless::Receiver::open({}, *receive_road, *target, deadline));
+
+  weights.bytes()[42] = std::byte{99};
+  DRIFTLESS_ASSIGN_OR_RETURN(const driftless::PublishReport published, publisher->publish(weights));
+  while (target->state().id.version < published.version) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, receiver->stage(deadline));
+    if (!staged) return driftless::error(driftless::StatusCode::kDeadlineExceeded, "nothing new");
+    DRIFTLESS_ASSIGN_OR_RETURN(const driftless::UpdateReport update, receiver->commit());
+    std::printf("version %llu\n", static_cast<unsigned long long>(update.version));
+  }
+  const std::span<const std::byte> held = target->tensor(0);
+  if (!std::equal(held.begin(), held.end(), weights.bytes().begin(), weights.bytes().end()) ||
+      target->state().digest != published.digest) {
+    return driftless::error(driftless::StatusCode::kCorrupt, "the receiver has other weights");
+  }
+  return {};
+}
+
+}  // namespace
 
 int main() {
-  auto spec = driftless::TensorSpec::make("model.norm.weight", driftless::DType::kBF16, {64});
-  if (!spec.ok()) return 1;
-  std::vector<driftless::TensorSpec> tensors;
-  tensors.push_back(std::move(*spec));
-  const auto layout = driftless::WeightLayout::make(std::move(tensors));
-  if (!layout.ok() || layout->total_bytes() != 128) return 1;
-  const driftless::Digest digest{{1, 2}};
-  const auto parsed = driftless::digest_from_hex(driftless::to_hex(digest + digest));
-  if (!parsed.ok() || !(*parsed - digest == digest)) return 1;
-  std::printf("layout %s\n", driftless::to_hex(layout->signature()).c_str());
-  return 0;
+  const driftless::Status status = run();
+  if (!status.ok()) std::printf("%s\n", status.to_string().c_str());
+  return status.ok() ? 0 : 1;
 }

@@ -98,14 +98,7 @@ class RemoteSender final : public SendRoad {
     Unpacker in = call(packed(Call::kFlush).number(ms(deadline)));
     DRIFTLESS_RETURN_IF_ERROR(in.status());
     std::vector<PartReceipt> parts(in.number());
-    for (PartReceipt& part : parts) {
-      part.name = in.text();
-      part.rank = static_cast<std::uint32_t>(in.number());
-      part.size_bytes = in.number();
-      part.hash.high = in.number();
-      part.hash.low = in.number();
-      part.locator = in.number();
-    }
+    for (PartReceipt& part : parts) part = in.receipt();
     return parts;
   }
   Status seal(std::string_view manifest, const Deadline& deadline) override {
@@ -197,10 +190,7 @@ class RemoteReceiver final : public ReceiveRoad {
   }
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
-    Packer out = packed(Call::kFetchPart, id);
-    out.text(part.name).number(part.rank).number(part.size_bytes);
-    out.number(part.hash.high).number(part.hash.low).number(part.locator).number(ms(deadline));
-    Unpacker in = call(out);
+    Unpacker in = call(packed(Call::kFetchPart, id).receipt(part).number(ms(deadline)));
     DRIFTLESS_RETURN_IF_ERROR(in.status());
     const auto bytes = std::make_shared<std::string>(in.text());
     return MappedFile(part.name, bytes, std::as_bytes(std::span(*bytes)));

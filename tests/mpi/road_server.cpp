@@ -39,20 +39,6 @@ class Server {
     const std::uint64_t version = in.number();
     return {version, static_cast<PublicationKind>(in.number())};
   }
-  static void receipt(Packer& out, const PartReceipt& part) {
-    out.text(part.name).number(part.rank).number(part.size_bytes);
-    out.number(part.hash.high).number(part.hash.low).number(part.locator);
-  }
-  static PartReceipt receipt(Unpacker& in) {
-    PartReceipt part;
-    part.name = in.text();
-    part.rank = static_cast<std::uint32_t>(in.number());
-    part.size_bytes = in.number();
-    part.hash.high = in.number();
-    part.hash.low = in.number();
-    part.locator = in.number();
-    return part;
-  }
 
   Status make_world(Unpacker& in) {
     MpiRmaOptions options;
@@ -110,7 +96,7 @@ class Server {
         out.status(parts.status());
         if (parts.ok()) {
           out.number(parts->size());
-          for (const PartReceipt& part : *parts) receipt(out, part);
+          for (const PartReceipt& part : *parts) out.receipt(part);
         }
         break;
       }
@@ -216,7 +202,7 @@ class Server {
       }
       case Call::kFetchPart: {
         const PublicationId what = id(in);
-        const PartReceipt part = receipt(in);
+        const PartReceipt part = in.receipt();
         const auto got = receiver_->fetch_part(what, part, deadline(in));
         out.status(got.status());
         if (!got.ok()) break;

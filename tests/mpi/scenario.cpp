@@ -57,24 +57,14 @@ std::vector<std::byte> content(const PublicationId& id, unsigned rank, unsigned 
 std::string pack(const std::vector<PartReceipt>& parts) {
   Packer out;
   out.number(parts.size());
-  for (const PartReceipt& part : parts) {
-    out.text(part.name).number(part.rank).number(part.size_bytes);
-    out.number(part.hash.high).number(part.hash.low).number(part.locator);
-  }
+  for (const PartReceipt& part : parts) out.receipt(part);
   return out.bytes();
 }
 
 std::vector<PartReceipt> unpack(const std::string& manifest) {
   Unpacker in(manifest);
   std::vector<PartReceipt> parts(in.number());
-  for (PartReceipt& part : parts) {
-    part.name = in.text();
-    part.rank = static_cast<std::uint32_t>(in.number());
-    part.size_bytes = in.number();
-    part.hash.high = in.number();
-    part.hash.low = in.number();
-    part.locator = in.number();
-  }
+  for (PartReceipt& part : parts) part = in.receipt();
   return parts;
 }
 

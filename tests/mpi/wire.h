@@ -10,6 +10,7 @@
 #include <string_view>
 #include <thread>
 
+#include "collectives/road.h"
 #include "core/status.h"
 
 namespace driftless::testing {
@@ -28,6 +29,10 @@ class Packer {
   }
   Packer& status(const Status& value) {
     return number(static_cast<std::uint64_t>(value.code())).text(value.message());
+  }
+  Packer& receipt(const PartReceipt& part) {
+    text(part.name).number(part.rank).number(part.size_bytes);
+    return number(part.hash.high).number(part.hash.low).number(part.locator);
   }
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 
@@ -53,6 +58,16 @@ class Unpacker {
     const auto code = static_cast<StatusCode>(number());
     std::string message = text();
     return code == StatusCode::kOk ? Status() : Status(code, std::move(message));
+  }
+  PartReceipt receipt() {
+    PartReceipt part;
+    part.name = text();
+    part.rank = static_cast<std::uint32_t>(number());
+    part.size_bytes = number();
+    part.hash.high = number();
+    part.hash.low = number();
+    part.locator = number();
+    return part;
   }
 
  private:

@@ -41,11 +41,12 @@ def need_mpirun():
 
 
 def environment():
-    # As root mpirun wants to be told twice that this is meant.
+    # As root mpirun wants to be told twice that this is meant; and without an ssh, that it needs none.
     return {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm": "isolated",
     }
 
 

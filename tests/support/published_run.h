@@ -126,11 +126,11 @@ class PublishedRun {
     return {{run, id.version}, base, layout.signature(), encoding, 0, 0};
   }
 
-  static void add_frame(Publication& made, FrameContext& context, const BucketView& bucket) {
-    std::vector<std::byte>& out = made.parts[frame_file_name(context.rank, context.index)];
-    const Status status = encode_frame(context, bucket, out);
+  static void add_frame(Publication& made, FrameContext& at, const BucketView& bucket) {
+    std::vector<std::byte>& out = made.parts[frame_file_name(at.rank, at.index)];
+    const Status status = encode_frame(at, bucket, out);
     EXPECT_TRUE(status.ok()) << status.to_string();
-    ++context.index;
+    ++at.index;
   }
 
   // Small buckets: tensors are cut between frames.

@@ -2,11 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "formats/zstd_stream.h"
 #include "support/delta_model.h"
+#include "support/frame_bytes.h"
 
 namespace driftless {
 namespace {
@@ -15,27 +13,17 @@ using testing::Bytes;
 using testing::Changes;
 using testing::decode_all;
 using testing::delta_at;
+using testing::expect_damage_is_corrupt;
 using testing::layout_of;
 using testing::note;
 using testing::OwnedBucket;
 using testing::OwnedDelta;
+using testing::put;
 using testing::random_offsets;
+using testing::reseal;
 using testing::spec;
 
 constexpr std::uint64_t kMaxBody = 1 << 26;
-
-template <typename T>
-void put(Bytes& frame, std::size_t at, T value) {
-  std::memcpy(frame.data() + at, &value, sizeof(T));
-}
-
-// Makes both hashes right again, so that what lies behind them is tested.
-void reseal(Bytes& frame) {
-  put(frame, 120, std::uint64_t{XXH3_64bits(frame.data(), 120)});
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(frame.data(), frame.size() - 16));
-  std::memcpy(frame.data() + frame.size() - 16, canonical.digest, 16);
-}
 
 class FrameTest : public ::testing::TestWithParam<Encoding> {
  protected:
@@ -114,19 +102,7 @@ TEST_P(FrameTest, AnEmptyBucketIsAFrameToo) {
 }
 
 TEST_P(FrameTest, EveryTruncationExtensionAndFlipIsCorrupt) {
-  const Bytes frame = make();
-  for (std::size_t size = 0; size < frame.size(); ++size) {
-    ASSERT_EQ(decode(Bytes(frame.begin(), frame.begin() + std::ptrdiff_t(size))),
-              StatusCode::kCorrupt);
-  }
-  Bytes longer = frame;
-  longer.push_back(std::byte{0});
-  EXPECT_EQ(decode(longer), StatusCode::kCorrupt);
-  for (std::size_t at = 0; at < frame.size(); ++at) {
-    Bytes flipped = frame;
-    flipped[at] ^= std::byte{0x10};
-    ASSERT_EQ(decode(flipped), StatusCode::kCorrupt) << at;
-  }
+  expect_damage_is_corrupt(make(), [&](const Bytes& frame) { return decode(frame); });
 }
 
 TEST_P(FrameTest, HeaderAloneSaysWhatIsNeeded) {

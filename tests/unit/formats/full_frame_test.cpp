@@ -1,36 +1,25 @@
 // Full frames (frame.h): runs of whole units instead of a bucket.
 #include <gtest/gtest.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "formats/frame.h"
 #include "support/delta_model.h"
+#include "support/frame_bytes.h"
 
 namespace driftless {
 namespace {
 
 using testing::Bytes;
+using testing::expect_damage_is_corrupt;
 using testing::layout_of;
+using testing::put;
 using testing::random_bytes;
+using testing::reseal;
 using testing::spec;
 
 constexpr std::uint64_t kMaxBody = 1 << 26;
 constexpr std::size_t kTable = kFrameHeaderBytes;  // of three runs
 constexpr std::size_t kFirsts = kTable + 3 * kFrameEntryBytes;
 constexpr std::size_t kValues = kFirsts + 3 * 8;
-
-template <typename T>
-void put(Bytes& frame, std::size_t at, T value) {
-  std::memcpy(frame.data() + at, &value, sizeof(T));
-}
-
-void reseal(Bytes& frame) {
-  put(frame, 120, std::uint64_t{XXH3_64bits(frame.data(), 120)});
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(frame.data(), frame.size() - 16));
-  std::memcpy(frame.data() + frame.size() - 16, canonical.digest, 16);
-}
 
 class FullFrame : public ::testing::Test {
  protected:
@@ -120,19 +109,7 @@ TEST_F(FullFrame, ADeltaHasNoRuns) {
 }
 
 TEST_F(FullFrame, EveryTruncationExtensionAndFlipIsCorrupt) {
-  const Bytes frame = make();
-  for (std::size_t size = 0; size < frame.size(); ++size) {
-    ASSERT_EQ(decode(Bytes(frame.begin(), frame.begin() + std::ptrdiff_t(size))),
-              StatusCode::kCorrupt);
-  }
-  Bytes longer = frame;
-  longer.push_back(std::byte{0});
-  EXPECT_EQ(decode(longer), StatusCode::kCorrupt);
-  for (std::size_t at = 0; at < frame.size(); ++at) {
-    Bytes flipped = frame;
-    flipped[at] ^= std::byte{0x10};
-    ASSERT_EQ(decode(flipped), StatusCode::kCorrupt) << at;
-  }
+  expect_damage_is_corrupt(make(), [&](const Bytes& frame) { return decode(frame); });
 }
 
 TEST_F(FullFrame, DamageBehindGoodHashesIsRefused) {

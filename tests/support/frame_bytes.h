@@ -1,0 +1,45 @@
+// The bytes of a frame (docs/frame.md), for tests that damage them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "support/delta_model.h"
+
+namespace driftless::testing {
+
+template <typename T>
+void put(Bytes& frame, std::size_t at, T value) {
+  std::memcpy(frame.data() + at, &value, sizeof(T));
+}
+
+// Makes both hashes right again, so that what lies behind them is tested.
+inline void reseal(Bytes& frame) {
+  put(frame, 120, std::uint64_t{XXH3_64bits(frame.data(), 120)});
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(frame.data(), frame.size() - 16));
+  std::memcpy(frame.data() + frame.size() - 16, canonical.digest, 16);
+}
+
+// `decode(bytes)` says kCorrupt to every truncation, to a byte more, and to a flip anywhere.
+template <typename Decode>
+void expect_damage_is_corrupt(const Bytes& frame, const Decode& decode) {
+  for (std::size_t size = 0; size < frame.size(); ++size) {
+    ASSERT_EQ(decode(Bytes(frame.begin(), frame.begin() + std::ptrdiff_t(size))),
+              StatusCode::kCorrupt);
+  }
+  Bytes longer = frame;
+  longer.push_back(std::byte{0});
+  EXPECT_EQ(decode(longer), StatusCode::kCorrupt);
+  for (std::size_t at = 0; at < frame.size(); ++at) {
+    Bytes flipped = frame;
+    flipped[at] ^= std::byte{0x10};
+    ASSERT_EQ(decode(flipped), StatusCode::kCorrupt) << at;
+  }
+}
+
+}  // namespace driftless::testing
