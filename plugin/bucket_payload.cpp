@@ -23,9 +23,9 @@ class BucketWriter {
  public:
   using Write = std::function<Status(const BucketView&)>;
 
-  BucketWriter(const WeightLayout& layout, Encoding encoding, bool background, Write write)
-      : builders_{BucketBuilder(layout, encoding), BucketBuilder(layout, encoding)},
-        write_(std::move(write)) {
+  BucketWriter(std::array<BucketBuilder, 2>& builders, bool background, Write write)
+      : builders_(builders), write_(std::move(write)) {
+    for (BucketBuilder& builder : builders_) builder.clear();  // what a failure left
     if (background) thread_ = std::thread([this] { run(); });
   }
   ~BucketWriter() { stop(); }
@@ -99,7 +99,7 @@ class BucketWriter {
     }
   }
 
-  std::array<BucketBuilder, 2> builders_;
+  std::array<BucketBuilder, 2>& builders_;
   Write write_;
   std::size_t filling_ = 0;  // the caller's
   std::mutex mutex_;         // for what follows
@@ -115,7 +115,7 @@ class BucketPayload final : public RankPayload {
   explicit BucketPayload(const PayloadContext& context)
       : context_(context),
         changed_(context.layout->size()),
-        writer_(*context.layout, context.frame.encoding, context.background,
+        writer_(context.buffers->buckets, context.background,
                 [this](const BucketView& bucket) { return write(bucket); }) {}
 
   Status add(std::span<const PairedTensor> batch) override {
@@ -174,9 +174,10 @@ class BucketPayload final : public RankPayload {
     if (context_.directory_layout == DirectoryLayout::kFlush) return write_flush(bucket, index);
     FrameContext frame = context_.frame;
     frame.index = index;
-    encoded_.clear();
-    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded_));
-    return put_part(*context_.road, frame_part_name(frame.rank, index), encoded_);
+    std::vector<std::byte>& encoded = context_.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+    return put_part(*context_.road, frame_part_name(frame.rank, index), encoded);
   }
 
   Status write_flush(const BucketView& bucket, std::uint32_t index) {
@@ -194,7 +195,6 @@ class BucketPayload final : public RankPayload {
   PayloadContext context_;
   std::mutex mutex_;                    // for the findings while pieces are compared
   std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
-  std::vector<std::byte> encoded_;
   std::uint32_t parts_ = 0;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };

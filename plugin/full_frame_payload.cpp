@@ -53,19 +53,19 @@ class FullFramePayload final : public RankPayload {
     if (runs_.empty()) return {};
     FrameContext frame = context_.frame;
     frame.index = parts_++;
-    encoded_.clear();
-    DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context_.layout, dtype_, runs_, encoded_));
+    std::vector<std::byte>& encoded = context_.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context_.layout, dtype_, runs_, encoded));
     findings_.delta_bytes += pending_bytes_;
     runs_.clear();
     pending_bytes_ = 0;
-    return put_part(*context_.road, frame_part_name(frame.rank, frame.index), encoded_);
+    return put_part(*context_.road, frame_part_name(frame.rank, frame.index), encoded);
   }
 
   PayloadContext context_;
   std::vector<DenseRun> runs_;  // into the batch
   DType dtype_ = DType::kU8;
   std::uint64_t pending_bytes_ = 0;
-  std::vector<std::byte> encoded_;
   std::uint32_t parts_ = 0;
 };
 

@@ -105,6 +105,8 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(message, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(layout_, WeightLayout::make(told.tensors));
+  buffers_.emplace(layout_,
+                   info(options_.encoding).positional ? options_.encoding : Encoding::kDeltas);
   notes_ = told.notes;
   std::vector<std::uint32_t> owned;
   for (const TensorSpec& tensor : offered_) {

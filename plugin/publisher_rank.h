@@ -108,6 +108,7 @@ class PublisherRank final : public Publisher {
   std::vector<std::uint32_t> tensor_;  // of each its index in the layout; kNotOurs: dropped
   Snapshot snapshot_;
   UndoLog undo_;
+  std::optional<PayloadBuffers> buffers_;  // once the layout is known
 
   VersionId id_;        // committed
   Digest digest_;       // of all ranks' weights at id_

@@ -21,6 +21,7 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.layout = &layout_;
   made.snapshot = &snapshot_;
   made.undo = &undo_;
+  made.buffers = &*buffers_;
   made.road = &road_;
   made.frame.id = {id_.run, id.version};
   made.frame.base_version = base_version;

@@ -2,7 +2,7 @@
 // they are offered and written as parts onto the road, while the snapshot moves on with it.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,6 +13,7 @@
 #include "core/digest.h"
 #include "core/layout.h"
 #include "core/status.h"
+#include "formats/bucket.h"
 #include "formats/checksum.h"
 #include "formats/frame.h"
 #include "formats/manifest.h"
@@ -20,11 +21,21 @@
 
 namespace driftless {
 
+// Memory that is kept from version to version: touching new pages for each would cost as much as
+// the work itself.
+struct PayloadBuffers {
+  PayloadBuffers(const WeightLayout& layout, Encoding encoding)
+      : buckets{BucketBuilder(layout, encoding), BucketBuilder(layout, encoding)} {}
+  std::array<BucketBuilder, 2> buckets;
+  std::vector<std::byte> encoded;  // one bucket, as it goes onto the road
+};
+
 // What a payload is made with. Everything pointed to outlives it.
 struct PayloadContext {
   const WeightLayout* layout = nullptr;
   Snapshot* snapshot = nullptr;
   UndoLog* undo = nullptr;
+  PayloadBuffers* buffers = nullptr;
   SendRoad* road = nullptr;
   FrameContext frame;  // run, version, base, layout, encoding, rank
   DirectoryLayout directory_layout = DirectoryLayout::kFrames;

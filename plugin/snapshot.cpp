@@ -68,36 +68,47 @@ Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
   return sum;
 }
 
-Digest UndoLog::record(const HostKernels& kernels, const DigestTensorKey& key,
-                       const std::byte* tensor_data, const DeltaView& delta) {
-  Piece piece{delta.tensor, delta.unit_bytes, delta.origin, {}, {}};
-  piece.offsets.assign(delta.offsets.begin(), delta.offsets.end());
-  piece.values.resize(delta.count() * delta.unit_bytes);
-  kernels.gather(tensor_data + delta.origin * delta.unit_bytes, delta.unit_bytes,
-                 delta.offsets.data(), delta.count(), piece.values.data());
-  const Digest change =
-      kernels.digest_change(key, delta.unit_bytes, delta.origin, delta.offsets.data(),
-                            delta.count(), piece.values.data(), delta.values);
+UndoLog::Piece& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
-  pieces_.push_back(std::move(piece));
-  return change;
+  if (used_ == pieces_.size()) pieces_.emplace_back();
+  return pieces_[used_++];
 }
 
 Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
                       std::byte* tensor_data, const DeltaView& delta) {
-  const Digest change = record(kernels, key, tensor_data, delta);
-  kernels.scatter(tensor_data + delta.origin * delta.unit_bytes, delta.unit_bytes,
-                  delta.offsets.data(), delta.count(), delta.values);
+  Piece& piece = next_piece();
+  piece.tensor = delta.tensor;
+  piece.unit_bytes = delta.unit_bytes;
+  piece.origin = delta.origin;
+  piece.offsets.assign(delta.offsets.begin(), delta.offsets.end());
+  piece.values.resize(delta.count() * delta.unit_bytes);
+  std::byte* const units = tensor_data + delta.origin * delta.unit_bytes;
+  kernels.gather(units, delta.unit_bytes, delta.offsets.data(), delta.count(), piece.values.data());
+  const Digest change =
+      kernels.digest_change(key, delta.unit_bytes, delta.origin, delta.offsets.data(),
+                            delta.count(), piece.values.data(), delta.values);
+  kernels.scatter(units, delta.unit_bytes, delta.offsets.data(), delta.count(), delta.values);
   return change;
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
-  for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) {
-    kernels.scatter(snapshot.data(piece->tensor) + piece->origin * piece->unit_bytes,
-                    piece->unit_bytes, piece->offsets.data(), piece->offsets.size(),
-                    piece->values.data());
+  for (std::size_t i = used_; i-- > 0;) {
+    const Piece& piece = pieces_[i];
+    kernels.scatter(snapshot.data(piece.tensor) + piece.origin * piece.unit_bytes, piece.unit_bytes,
+                    piece.offsets.data(), piece.offsets.size(), piece.values.data());
   }
-  pieces_.clear();
+  clear();
+}
+
+void UndoLog::clear() {
+  constexpr std::uint64_t kAlwaysKept = std::uint64_t{16} << 20;
+  std::uint64_t needed = 0, held = 0;
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    if (i < used_) needed += pieces_[i].used_bytes();
+    held += pieces_[i].held_bytes();
+  }
+  used_ = 0;
+  if (held > kAlwaysKept + 2 * needed) pieces_.clear();
 }
 
 }  // namespace driftless

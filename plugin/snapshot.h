@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -46,20 +47,18 @@ class Snapshot {
   std::uint64_t memory_bytes_ = 0;
 };
 
-// The old values of what a version changed in a snapshot. O(changed). record() may be called from
-// several threads for disjoint places.
+// The old values of what a version changed in a snapshot. O(changed). apply() may be called from
+// several threads for disjoint places. Memory is kept for the next version, unless it is much more
+// than this one needed.
 class UndoLog {
  public:
   // Keeps the old values of `delta` in `tensor_data`, then writes the new ones over them. Returns
   // what this changes in the digest of the tensor that `key` stands for.
   [[nodiscard]] Digest apply(const HostKernels& kernels, const DigestTensorKey& key,
                              std::byte* tensor_data, const DeltaView& delta);
-  // The same without writing: the caller does.
-  [[nodiscard]] Digest record(const HostKernels& kernels, const DigestTensorKey& key,
-                              const std::byte* tensor_data, const DeltaView& delta);
   void roll_back(const HostKernels& kernels, Snapshot& snapshot);
-  void clear() { pieces_.clear(); }
-  [[nodiscard]] bool empty() const { return pieces_.empty(); }
+  void clear();
+  [[nodiscard]] bool empty() const { return used_ == 0; }
 
  private:
   struct Piece {
@@ -68,9 +67,17 @@ class UndoLog {
     std::uint64_t origin = 0;
     std::vector<std::uint32_t> offsets;
     std::vector<std::byte> values;
+
+    [[nodiscard]] std::uint64_t used_bytes() const { return offsets.size() * 4 + values.size(); }
+    [[nodiscard]] std::uint64_t held_bytes() const {
+      return offsets.capacity() * 4 + values.capacity();
+    }
   };
-  std::mutex mutex_;
-  std::vector<Piece> pieces_;
+  [[nodiscard]] Piece& next_piece();
+
+  std::mutex mutex_;          // for the next two
+  std::deque<Piece> pieces_;  // the first `used_` count
+  std::size_t used_ = 0;
 };
 
 }  // namespace driftless

@@ -92,8 +92,8 @@ Status Medium::agree(const Status& mine, std::string_view what) {
   for (std::size_t i = 0; i < facts.size(); ++i) {
     if (least[2 * i] == ~least[2 * i + 1]) continue;
     return error(StatusCode::kInvalidArgument, what,
-                 ": ranks differ in publishers, road.ring_bytes, road.ring_versions, "
-                 "road.anchor_bytes or road.announcement_bytes; give all the same configuration");
+                 ": ranks differ in publishers, road.ring_size, road.ring_versions, "
+                 "road.anchor_size or announcement_bytes; give all the same configuration");
   }
   return {};
 }

@@ -53,7 +53,7 @@ static_assert(sizeof(PartLabel) == kPartAlignment);
 class PartRing : public std::enable_shared_from_this<PartRing> {
  public:
   // `memory` outlives the ring. At most `versions` publications lie in it, the new one included.
-  // `option` is what to raise when it is too small: "road.ring_bytes".
+  // `option` is what to raise when it is too small: "road.ring_size".
   PartRing(std::span<std::byte> memory, unsigned versions, std::string option,
            std::function<void(std::uint64_t)> raise);
 

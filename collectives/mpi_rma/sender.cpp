@@ -77,10 +77,10 @@ Sender::Sender(Medium& medium)
       map_(medium.map(medium.rank())),
       window_(medium.window()),
       steps_(std::make_shared<PartRing>(window_.subspan(map_.ring, map_.ring_bytes),
-                                        medium.options().ring_versions, "road.ring_bytes",
+                                        medium.options().ring_versions, "road.ring_size",
                                         [this](std::uint64_t version) { raise_steps(version); })),
       anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
-                                          "road.anchor_bytes",
+                                          "road.anchor_size",
                                           [this](std::uint64_t) { forget_anchor(); })),
       peers_(leads() ? medium.receivers() : 0),
       pulse_(medium.quiet()) {}
@@ -94,8 +94,10 @@ Status Sender::check_leader(std::string_view call) const {
 Status Sender::announce(std::string_view run_info, const Deadline&) {
   DRIFTLESS_RETURN_IF_ERROR(check_leader("announce"));
   if (run_info.size() > map_.announcement_bytes) {
-    return error(StatusCode::kNoSpace, "the announcement has ", run_info.size(), " bytes, room is ",
-                 map_.announcement_bytes, ": raise road.announcement_bytes");
+    return error(
+        StatusCode::kNoSpace, "the announcement has ", run_info.size(), " bytes, room is ",
+        map_.announcement_bytes,
+        ": the layout has too many tensors for this road (MpiRmaOptions::announcement_bytes)");
   }
   const Record there = board().announcement;
   const Hash128 hash = xxh3_128(run_info);
@@ -113,15 +115,22 @@ Status Sender::announce(std::string_view run_info, const Deadline&) {
   return medium_.sync();
 }
 
-Status Sender::begin(const PublicationId& id, const Deadline&) {
+Status already_published(const PublicationId& id) {
+  return error(StatusCode::kAlreadyExists, "mpi_rma: ", to_string(id), " is published");
+}
+
+Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   settle_last();
   if (id.kind == PublicationKind::kAnchor && map_.anchor_bytes == 0) {
     return error(StatusCode::kUnsupported, to_string(id),
-                 ": this road has no room for anchors: set road.anchor_bytes");
+                 ": this road has no room for anchors: set road.anchor_size");
   }
   if (leads()) {
     DRIFTLESS_RETURN_IF_ERROR(check_new(id));
     if (id.kind == PublicationKind::kAnchor) DRIFTLESS_RETURN_IF_ERROR(check_anchor_is_free());
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool there, published(id, deadline));
+    if (there) return already_published(id);
   }
   id_ = id;
   flushed_ = false;
@@ -143,9 +152,7 @@ void Sender::settle_last() {
 
 Status Sender::check_new(const PublicationId& id) const {
   const Board now = board();
-  if (now.find(id)) {
-    return error(StatusCode::kAlreadyExists, "mpi_rma: ", to_string(id), " is published");
-  }
+  if (now.find(id)) return already_published(id);
   const std::uint64_t least = id.kind == PublicationKind::kAnchor
                                   ? (now.anchor.hash.is_zero() ? 0 : now.anchor.version + 1)
                                   : now.control.newest_mark;

@@ -43,7 +43,7 @@ Status check_shared_memory(std::uint64_t needed_bytes) {
   if (needed_bytes + kSlack <= room) return {};
   return error(StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ",
                directory, " has ", room,
-               " free: enlarge it, or lower road.ring_bytes and road.anchor_bytes");
+               " free: enlarge it, or lower road.ring_size and road.anchor_size");
 }
 
 }  // namespace driftless::mpi_rma

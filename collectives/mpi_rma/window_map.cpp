@@ -69,8 +69,8 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
     return error(StatusCode::kInvalidArgument, "road.ring_versions is ", options.ring_versions,
                  ": expected 1 to ", kMostVersions);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_bytes", options.ring_bytes, kLeastRing));
-  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.anchor_bytes", options.anchor_bytes, 0));
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_size", options.ring_bytes, kLeastRing));
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.anchor_size", options.anchor_bytes, 0));
   return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
 }
 

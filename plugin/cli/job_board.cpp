@@ -9,6 +9,7 @@
 
 #include "plugin/cli/console.h"
 #include "plugin/metrics.h"
+#include "plugin/receiver.h"
 
 namespace driftless::cli {
 namespace {
@@ -70,8 +71,13 @@ bool JobBoard::counts(const std::string& id) const {
 }
 
 void JobBoard::heard(const std::vector<ReceiverReport>& reports) {
+  anchor_wanted_ = false;
   for (const ReceiverReport& report : reports) {
     if (!counts(report.id)) continue;
+    if (report.proof == kAnchorWanted) {
+      anchor_wanted_ = true;
+      continue;
+    }
     Rollout& rollout = rollouts_[report.id];
     if (report.proof.empty() || report.proof == rollout.last_proof) continue;
     const RolloutProof proof = parse_proof(report.proof);

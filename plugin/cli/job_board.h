@@ -44,6 +44,8 @@ class JobBoard {
   [[nodiscard]] std::string missing() const;
   // Some rollout has not got as far as this version.
   [[nodiscard]] bool needed(std::uint64_t version) const;
+  // Some rollout fell too far behind and finds no anchor, as of the last heard().
+  [[nodiscard]] bool anchor_wanted() const { return anchor_wanted_; }
   // Grows whenever a rollout gets on.
   [[nodiscard]] std::uint64_t progress() const { return progress_; }
 
@@ -89,6 +91,7 @@ class JobBoard {
   bool header_ = false;
   std::map<std::string, Rollout> rollouts_;
   std::map<std::string, EngineTally> engines_;
+  bool anchor_wanted_ = false;
   std::uint64_t progress_ = 0;
 };
 

@@ -113,19 +113,6 @@ class Rollout {
   }
   [[nodiscard]] TargetState receiver_state() const { return weights_->target().state(); }
 
-  // Versions may appear out of order, so that a step seems to be missing; the trainer may publish
-  // the anchor that the receiver now asks for; and bytes that did not fit are fetched again.
-  [[nodiscard]] Result<bool> stage() {
-    const Deadline deadline = Deadline::after(config_.receiver.fetch_deadline);
-    Backoff backoff(std::chrono::milliseconds(20), std::chrono::milliseconds(500));
-    for (;;) {
-      Result<bool> news = receiver_->stage(Deadline::after(kLook));
-      const StatusCode code = news.status().code();
-      if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch) return news;
-      if (StopSignals::received() != 0 || !backoff.sleep(deadline)) return news;
-    }
-  }
-
   // The trainer's last word. One that cannot be read yet is looked at again for a while.
   [[nodiscard]] Status listen_for_end() {
     Result<std::optional<EndOfRun>> end = look_for_end(process_, config_, receiver_->run());
@@ -146,7 +133,7 @@ class Rollout {
     std::optional<Deadline> after_end;
     Deadline alive = Deadline::after(kSignOfLife);
     while (StopSignals::received() == 0 && !reached()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, stage());
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, look());
       if (news) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         after_end.reset();
@@ -165,6 +152,26 @@ class Rollout {
       }
     }
     return {};
+  }
+
+  // One that fell too far behind, or does not fit the next step, has asked for an anchor, which
+  // comes with the trainer's next version: that is waited for. Where versions appear out of order
+  // the missing step comes.
+  [[nodiscard]] Result<bool> look() {
+    Result<bool> news = receiver_->stage(Deadline::after(kLook));
+    const StatusCode code = news.status().code();
+    const bool helped_by_anchor = code == StatusCode::kWrongBase || code == StatusCode::kMismatch;
+    if (!helped_by_anchor) {
+      stranded_.reset();
+      return news;
+    }
+    if (!stranded_) {
+      tell(news.status().with_context("waiting for an anchor"));
+      stranded_ = Deadline::after(config_.connect_deadline);
+    }
+    if (stranded_->expired()) return news;
+    Backoff(kLook, kLook).sleep(*stranded_);
+    return false;
   }
 
   [[nodiscard]] Status commit() {
@@ -249,6 +256,7 @@ class Rollout {
   std::optional<MetricsWriter> metrics_;
   std::optional<EndOfRun> end_;
   std::optional<Deadline> unreadable_end_;  // until when that is borne
+  std::optional<Deadline> stranded_;
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 

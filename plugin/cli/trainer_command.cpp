@@ -265,6 +265,21 @@ class Trainer {
     if (!status.ok()) std::cerr << concat("driftless: ", status.to_string(), "\n");
   }
 
+  // There is no next version to bring the anchor that a rollout asks for. All ranks make it.
+  [[nodiscard]] Status help_stranded() {
+    if (anchored_) return {};  // it is there; the rollout will find it
+    anchored_ = true;
+    DRIFTLESS_RETURN_IF_ERROR(settle_word("anchor").status());
+    return make_anchor();
+  }
+
+  // One that came with the version is as good.
+  [[nodiscard]] Status make_anchor() {
+    const Status made = publisher_->publish_anchor();
+    if (made.code() != StatusCode::kAlreadyExists) tell(made);
+    return {};
+  }
+
   // Waits as long as rollouts get on.
   [[nodiscard]] Status wait_for_last() {
     std::uint64_t progress = board_.progress();
@@ -274,6 +289,7 @@ class Trainer {
       DRIFTLESS_RETURN_IF_ERROR(listen());
       board_.print(false);
       if (board_.complete()) break;
+      if (board_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
       if (board_.progress() != progress) {
         progress = board_.progress();
         deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
@@ -296,7 +312,7 @@ class Trainer {
     }
     // The rollouts let go of the road before its windows go; nobody is waited for for ever.
     const auto wait = stopped_ ? kStopWait : config_.connect_deadline;
-    DRIFTLESS_RETURN_IF_ERROR(settle_group(Deadline::after(kLongest)));
+    DRIFTLESS_RETURN_IF_ERROR(settle_group());
     publisher_.reset();
     history_.reset();
     road_.reset();
@@ -316,9 +332,17 @@ class Trainer {
 
   // The other ranks learn from the leader that the rollouts are done: their windows must stay until
   // then, and the sink of HDF5 is left by all ranks together.
-  [[nodiscard]] Status settle_group(const Deadline& deadline) {
+  [[nodiscard]] Status settle_group() {
+    if (leads()) return settle_word("end").status();
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::string word, settle_word(""));
+      if (word == "end") return {};
+      DRIFTLESS_RETURN_IF_ERROR(make_anchor());
+    }
+  }
+  [[nodiscard]] Result<std::string> settle_word(std::string_view word) {
     group_->begin_epoch(++round_);
-    return group_->broadcast("end", deadline).status();
+    return group_->broadcast(word, Deadline::after(kLongest));
   }
 
   const Common& common_;
@@ -337,6 +361,7 @@ class Trainer {
   std::unique_ptr<EngineBoard> engines_;  // the leader's, where there are engines
   std::uint64_t round_ = 0;
   bool stopped_ = false;
+  bool anchored_ = false;  // the last version has its anchor
 };
 
 }  // namespace

@@ -208,6 +208,7 @@ class SoakTrainer {
         return publishers_[rank]->publish(source).status();
       });
       failures += statuses[0].ok() ? 0 : 1;
+      std::this_thread::sleep_for(1ms);  // a step takes its time; the receivers get theirs
       // In doubt, or not published: only the road knows, so ask it before this number is used for
       // other weights.
       if (!statuses[0].ok()) settle(record);
@@ -265,6 +266,8 @@ void soak(SoakRoads roads, const PublisherOptions& options) {
   for (unsigned i = 0; i < kReceivers; ++i) {
     receivers.push_back(
         std::make_unique<SoakReceiver>(roads.receiver, i, seed * 100 + i, base, record));
+  }
+  for (unsigned i = 0; i < kReceivers; ++i) {
     threads.emplace_back([&, i] { receivers[i]->run(last); });
   }
   trainer.run(versions, record);

@@ -18,7 +18,7 @@ class PartRingTest : public ::testing::Test {
  protected:
   void make(std::uint64_t bytes, unsigned versions = 100) {
     memory_.assign(bytes, std::byte{0xee});
-    ring_ = std::make_shared<PartRing>(memory_, versions, "road.ring_bytes",
+    ring_ = std::make_shared<PartRing>(memory_, versions, "road.ring_size",
                                        [this](std::uint64_t version) { raise(version); });
   }
   void raise(std::uint64_t version) {
@@ -131,7 +131,7 @@ TEST_F(PartRingTest, TooLargeNamesTheOption) {
   ring_->begin(1);
   const Status status = write("part", bytes(4097, 1), 512);
   ASSERT_EQ(status.code(), StatusCode::kNoSpace);
-  EXPECT_NE(status.message().find("road.ring_bytes"), std::string_view::npos);
+  EXPECT_NE(status.message().find("road.ring_size"), std::string_view::npos);
   ring_->drop();
   ASSERT_TRUE(publish(1, {1000}).ok());
   ring_->begin(2);

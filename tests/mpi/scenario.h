@@ -42,6 +42,9 @@ class Scenario {
   void say(const std::string& line);
   // Notes a failure and goes on.
   bool expect(bool holds, std::string_view what, const char* file, int line);
+  bool expect_ok(const Status& status, const char* file, int line) {
+    return expect(status.ok(), status.to_string(), file, line);
+  }
   [[nodiscard]] int failures() const { return failures_; }
 
  private:
@@ -53,8 +56,7 @@ class Scenario {
 };
 
 #define HOLDS(scenario, condition) (scenario).expect((condition), #condition, __FILE__, __LINE__)
-#define OK_OR_SAY(scenario, status) \
-  (scenario).expect((status).ok(), (status).to_string(), __FILE__, __LINE__)
+#define OK_OR_SAY(scenario, status) (scenario).expect_ok((status), __FILE__, __LINE__)
 
 using ScenarioFunction = std::function<void(Scenario&)>;
 [[nodiscard]] const std::map<std::string, ScenarioFunction>& all_scenarios();

@@ -346,7 +346,7 @@ void error_scenario(Scenario& s) {
     const Status large =
         publish(*end->sender, *end->group, step(2), 1, std::uint64_t{1} << 21, s.soon());
     HOLDS(s, large.code() == StatusCode::kNoSpace);
-    HOLDS(s, large.message().find("road.ring_bytes") != std::string_view::npos);
+    HOLDS(s, large.message().find("road.ring_size") != std::string_view::npos);
     s.say(large.to_string());
     OK_OR_SAY(s, wait_for_reports(*end->sender, s.size() - 1, 1, s.soon()));
   } else {
@@ -383,7 +383,7 @@ void refuse_scenario(Scenario& s) {
   if (HOLDS(s, !huge.ok())) {
     s.say(huge.status().to_string());
     HOLDS(s, huge.status().code() == StatusCode::kNoSpace);
-    HOLDS(s, huge.status().message().find("road.ring_bytes") != std::string_view::npos);
+    HOLDS(s, huge.status().message().find("road.ring_size") != std::string_view::npos);
   }
   HOLDS(s, !MpiRmaWorld::create(MPI_COMM_WORLD, s.size() + 1, {}).ok());
 }
