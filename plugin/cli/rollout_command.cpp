@@ -166,8 +166,13 @@ class Rollout {
       return news;
     }
     if (!stranded_) {
-      tell(news.status().with_context("waiting for an anchor, or for what is missing"));
       stranded_ = Deadline::after(config_.receiver.fetch_deadline);
+      said_stranded_ = false;
+    }
+    // Most gaps close by themselves at once.
+    if (!said_stranded_ && stranded_->remaining() < config_.receiver.fetch_deadline - kSignOfLife) {
+      tell(news.status().with_context("waiting for an anchor, or for what is missing"));
+      said_stranded_ = true;
     }
     if (!Backoff(kLook, kLook).sleep(*stranded_)) return news;
     return false;
@@ -272,7 +277,8 @@ class Rollout {
   std::optional<EndOfRun> end_;
   std::optional<Deadline> stranded_;        // until when that is borne
   std::optional<Deadline> unreadable_end_;  // and this
-  std::optional<Deadline> unheard_;         // since the first report that did not come through
+  bool said_stranded_ = false;
+  std::optional<Deadline> unheard_;  // since the first report that did not come through
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
 
