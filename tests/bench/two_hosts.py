@@ -134,9 +134,13 @@ def measure(driftless, run, params, encoding, link):
     wire = statistics.median(trainer[version]["wire_bytes"] for version in chosen)
     if received < wire * steps * 0.9:
         raise Failed(f"{encoding}, {link}: only {received} bytes came over the link")
+    parts = [statistics.median(lines[version][key] for version in chosen)
+             for lines, key in ((trainer, "total_ms"), (rollout, "fetch_ms"), (rollout, "stage_ms"),
+                                (rollout, "apply_ms"))]
     density = statistics.median(trainer[version]["density"] for version in chosen)
     print(f"{encoding}, {link}: {wire / 1e6:.1f} MB, {[f'{s:.2f}' for s in seconds]} s, "
-          f"density {density:.4f}", file=sys.stderr, flush=True)
+          f"density {density:.4f}; publish, fetch, stage, apply ms: {[f'{p:.0f}' for p in parts]}",
+          file=sys.stderr, flush=True)
     return statistics.median(seconds), wire, density
 
 

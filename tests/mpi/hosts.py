@@ -113,7 +113,7 @@ class Hosts:
         everywhere = range(1, self.count + 1)
         return self.start_apps(flags, (everywhere, processes, command))
 
-    def start_apps(self, flags, *apps, yields=True):
+    def start_apps(self, flags, *apps, yields=False):
         """An MPMD job, started from host 1. An app: its hosts, how many processes, the command.
 
         yields: waiting processes offer their core to others, as on a machine with too few.
