@@ -44,7 +44,7 @@ class CheckpointTarget final : public WeightTarget {
 
   // Reads the weights: their digest must be the state's, where it has one.
   Status prove() {
-    const Status proof = patcher_->check_full();
+    Status proof = patcher_->check_full();
     if (!proof.ok() && proof.code() != StatusCode::kMismatch) return proof;
     proven_ = proof.ok();
     return {};

@@ -101,7 +101,7 @@ Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& 
                                        const Deadline& deadline, std::vector<std::string>& notes,
                                        bool& doubt) {
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
-  const Status sealed = road_.seal(manifest_to_json(manifest), deadline);
+  Status sealed = road_.seal(manifest_to_json(manifest), deadline);
   if (sealed.ok()) return {};
   const Result<bool> visible =
       road_.published(id, Deadline::after(std::chrono::milliseconds(1'000)));

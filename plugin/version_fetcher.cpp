@@ -43,7 +43,7 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
   Backoff backoff(2ms, 500ms);
   while (true) {
     if (state.valid) {
-      const Status status = road_->wait_beyond(state.id.version, deadline);
+      Status status = road_->wait_beyond(state.id.version, deadline);
       if (status.ok()) return true;
       if (status.code() == StatusCode::kDeadlineExceeded) return false;
       return status;
