@@ -165,6 +165,7 @@ class Rollout {
       stranded_.reset();
       return news;
     }
+    trouble_ = news.status();
     if (!stranded_) {
       stranded_ = Deadline::after(config_.receiver.fetch_deadline);
       said_stranded_ = false;
@@ -236,7 +237,8 @@ class Rollout {
     const TargetState state = receiver_state();
     if (!state.valid || state.id.version != end_->version) {
       return error(StatusCode::kIncomplete, "the run ended at version ", end_->version,
-                   ", and this rollout at ", state.id.version);
+                   ", and this rollout at ", state.id.version, trouble_.ok() ? "" : "; ",
+                   trouble_.message());
     }
     if (state.digest == end_->digest) return {};
     return error(StatusCode::kMismatch, "version ", end_->version, " has digest ",
@@ -278,6 +280,7 @@ class Rollout {
   std::optional<Deadline> stranded_;        // until when that is borne
   std::optional<Deadline> unreadable_end_;  // and this
   bool said_stranded_ = false;
+  Status trouble_;                   // why it was stranded last
   std::optional<Deadline> unheard_;  // since the first report that did not come through
   std::uint64_t commits_ = 0, versions_ = 0, anchors_ = 0;
 };
