@@ -74,11 +74,11 @@ void JobBoard::heard(const std::vector<ReceiverReport>& reports) {
   anchor_wanted_ = false;
   for (const ReceiverReport& report : reports) {
     if (!counts(report.id)) continue;
+    Rollout& rollout = rollouts_[report.id];  // one that is stranded counts, too
     if (report.proof == kAnchorWanted) {
       anchor_wanted_ = true;
       continue;
     }
-    Rollout& rollout = rollouts_[report.id];
     if (report.proof.empty() || report.proof == rollout.last_proof) continue;
     const RolloutProof proof = parse_proof(report.proof);
     progress_ += !rollout.there || rollout.version != report.version ? 1 : 0;

@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "collectives/loopback/loopback_road.h"
@@ -47,8 +49,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Peak anonymous memory so far, in MB.
-double peak_anonymous_mb() {
+// Anonymous memory now, in MiB.
+double anonymous_mb() {
   std::ifstream status("/proc/self/status");
   std::string word;
   double resident = 0;
@@ -57,6 +59,29 @@ double peak_anonymous_mb() {
   }
   return resident / 1024;
 }
+
+// The most anonymous memory between construction and the end, looked at every millisecond.
+class MemoryWatch {
+ public:
+  MemoryWatch()
+      : thread_([this] {
+          while (!stop_) {
+            most_ = std::max(most_.load(), anonymous_mb());
+            std::this_thread::sleep_for(1ms);
+          }
+        }) {}
+  [[nodiscard]] double most_mb() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return most_;
+  }
+  ~MemoryWatch() { static_cast<void>(most_mb()); }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::atomic<double> most_ = 0;
+  std::thread thread_;
+};
 
 // bf16 tensors in memory, offered without copying.
 class Arrays final : public WeightSource {
@@ -121,9 +146,9 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
   const auto road = hub.sender(0);
   PublisherOptions options;
   options.threads = threads;
-  const double own = peak_anonymous_mb();
+  const double own = anonymous_mb();
   const auto publisher = take(Publisher::open(options, group, *road, nullptr, weights));
-  std::vector<double> publish, diff, process, peak;
+  std::vector<double> publish, diff, process;
   for (unsigned i = 0; i < repeats; ++i) {
     weights.change(changes, i + 2);
     diff.push_back(diff_alone_ms(before, weights, threads));
@@ -131,7 +156,6 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
     const PublishReport report = take(publisher->publish(weights));
     publish.push_back(watch.lap_ms());
     process.push_back(report.process_ms);
-    peak.push_back(peak_anonymous_mb());
     before.change(changes, i + 2);  // the same changes: both sides are equal again
   }
   std::printf("diff alone                      %8.1f ms\n", median(diff));
@@ -139,10 +163,16 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
               median(publish), median(process));
   std::printf("publish / diff alone            %8.2f     (1.5 at most)\n",
               median(publish) / median(diff));
+  weights.change(changes, 1000);
+  MemoryWatch memory;
+  take(publisher->publish(weights));
   std::printf(
-      "publisher's memory              %8.0f MB after %u versions (snapshot %.0f MB, ring of "
-      "the road included)\n",
-      peak.back() - own, repeats, static_cast<double>(bytes) / 1048576);
+      "publisher's peak memory         %8.0f MiB: snapshot %.0f MiB and %.0f MiB, of them %u "
+      "versions on the road (3 buckets of 64 MiB and 95 MiB at most)\n",
+      memory.most_mb() - own, static_cast<double>(bytes) / 1048576,
+      memory.most_mb() - own - static_cast<double>(bytes) / 1048576,
+      LoopbackOptions().ring_versions < repeats + 1 ? LoopbackOptions().ring_versions
+                                                    : repeats + 1);
 }
 
 double plain_files_ms(const std::string& directory, const std::vector<std::uint64_t>& sizes) {
