@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace driftless {
 
@@ -29,6 +30,32 @@ bool PartBuffer::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   std::memcpy(data_.get() + offset, bytes.data(), bytes.size());
   size_bytes_ = std::max(size_bytes_, end);
   return true;
+}
+
+PartBuffer PartPool::take() {
+  const std::scoped_lock lock(mutex_);
+  if (spare_.empty()) return {};
+  PartBuffer buffer = std::move(spare_.back());
+  spare_.pop_back();
+  spare_bytes_ -= buffer.capacity_bytes();
+  return buffer;
+}
+
+std::shared_ptr<const PartBuffer> PartPool::share(PartBuffer buffer) {
+  auto held = std::make_unique<PartBuffer>(std::move(buffer));
+  const auto give_back = [pool = weak_from_this()](const PartBuffer* shared) {
+    const std::unique_ptr<PartBuffer> owned(const_cast<PartBuffer*>(shared));
+    if (const std::shared_ptr<PartPool> there = pool.lock()) there->put(std::move(*owned));
+  };
+  return {held.release(), give_back};
+}
+
+void PartPool::put(PartBuffer buffer) {
+  buffer.clear();
+  const std::scoped_lock lock(mutex_);
+  if (spare_bytes_ + buffer.capacity_bytes() > kMostBytes) return;
+  spare_bytes_ += buffer.capacity_bytes();
+  spare_.push_back(std::move(buffer));
 }
 
 }  // namespace driftless

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <vector>
 
 namespace driftless {
 
@@ -17,6 +19,9 @@ class PartBuffer {
   // Bytes before `offset` that were never written are zero. False, and nothing changed, where there
   // is no memory.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> bytes);
+  // Empty again; the memory stays.
+  void clear() { size_bytes_ = 0; }
+  [[nodiscard]] std::uint64_t capacity_bytes() const { return capacity_bytes_; }
 
  private:
   struct Free {
@@ -27,6 +32,23 @@ class PartBuffer {
   std::unique_ptr<std::byte, Free> data_;
   std::uint64_t size_bytes_ = 0;
   std::uint64_t capacity_bytes_ = 0;
+};
+
+// Memory of parts that nobody reads any more, for the next ones: touching new pages costs more than
+// the copying. Any thread.
+class PartPool : public std::enable_shared_from_this<PartPool> {
+ public:
+  [[nodiscard]] PartBuffer take();
+  // A finished part; its memory comes back here when the last reader has let go of it.
+  [[nodiscard]] std::shared_ptr<const PartBuffer> share(PartBuffer buffer);
+
+ private:
+  void put(PartBuffer buffer);
+
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
+  std::mutex mutex_;
+  std::vector<PartBuffer> spare_;
+  std::uint64_t spare_bytes_ = 0;
 };
 
 }  // namespace driftless

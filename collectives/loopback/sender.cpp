@@ -93,7 +93,7 @@ class PartFile final : public File {
 };
 
 // The part as receivers will see it. Its bytes are moved out: nobody writes any more.
-LoopbackPart finish(OpenPart& part, unsigned rank) {
+LoopbackPart finish(OpenPart& part, unsigned rank, PartPool& pool) {
   const std::scoped_lock lock(part.mutex);
   LoopbackPart finished;
   finished.receipt.name = part.name;
@@ -101,7 +101,7 @@ LoopbackPart finish(OpenPart& part, unsigned rank) {
   finished.receipt.size_bytes = part.buffer.bytes().size();
   const std::optional<Hash128> hash = part.hash.hash();
   finished.receipt.hash = hash.has_value() ? *hash : xxh3_128(part.buffer.bytes());
-  finished.buffer = std::make_shared<const PartBuffer>(std::move(part.buffer));
+  finished.buffer = pool.share(std::move(part.buffer));
   return finished;
 }
 
@@ -137,6 +137,7 @@ class LoopbackSender final : public SendRoad {
                    "' already");
     }
     parts_.push_back(std::make_shared<OpenPart>());
+    parts_.back()->buffer = pool_->take();
     parts_.back()->name = name;
     return std::unique_ptr<File>(std::make_unique<PartFile>(parts_.back(), room_));
   }
@@ -154,7 +155,7 @@ class LoopbackSender final : public SendRoad {
     std::vector<LoopbackPart> finished;
     std::vector<PartReceipt> receipts;
     for (const auto& part : parts_) {
-      finished.push_back(finish(*part, rank_));
+      finished.push_back(finish(*part, rank_, *pool_));
       receipts.push_back(finished.back().receipt);
     }
     parts_.clear();
@@ -199,6 +200,7 @@ class LoopbackSender final : public SendRoad {
 
   std::shared_ptr<LoopbackMedium> medium_;
   const unsigned rank_;
+  const std::shared_ptr<PartPool> pool_ = std::make_shared<PartPool>();
   std::optional<std::uint64_t> attempt_;  // of the medium; none: nothing was begun
   std::shared_ptr<Room> room_;
   std::vector<std::shared_ptr<OpenPart>> parts_;
