@@ -20,6 +20,9 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/driftless-demo-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 run=(mpirun --oversubscribe --bind-to none --mca plm isolated)  # this host: no ssh needed
 [ "$(id -u)" -ne 0 ] || run+=(--allow-run-as-root)
+# Containers often have a small /dev/shm, where MPI puts windows: then somewhere else.
+shm_kb=$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $4 }')
+[ "${shm_kb:-0}" -ge 2000000 ] || run+=(--mca osc_sm_backing_directory "$work")
 
 echo "A run of about $params parameters and $steps steps ..."
 $driftless synth --out "$work/run" --params "$params" --steps "$steps"

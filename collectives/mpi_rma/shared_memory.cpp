@@ -41,9 +41,11 @@ Status check_shared_memory(std::uint64_t needed_bytes) {
   if (::statvfs(directory.c_str(), &info) != 0) return {};
   const std::uint64_t room = std::uint64_t{info.f_bavail} * info.f_frsize;
   if (needed_bytes + kSlack <= room) return {};
-  return error(StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ",
-               directory, " has ", room,
-               " free: enlarge it, or lower road.ring_size and road.anchor_size");
+  return error(
+      StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ", directory,
+      " has ", room,
+      " free: enlarge it, or lower road.ring_size and road.anchor_size, or give mpirun --mca ",
+      kVariable, " DIR, on a file system with room");
 }
 
 }  // namespace driftless::mpi_rma
