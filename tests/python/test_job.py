@@ -9,7 +9,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from jobs import ROADS, Job, events, finish, make_run, mpirun_line, need, need_mpirun, start
+from jobs import (
+    ROADS,
+    Job,
+    environment,
+    events,
+    finish,
+    make_run,
+    mpirun_line,
+    need,
+    need_mpirun,
+    start,
+)
 from support import (
     COMMAND,
     assert_refusal,
@@ -241,8 +252,7 @@ def test_nothing_is_left_behind_when_a_job_is_killed(work):
         (1, job.rollout()),
     )
     process = subprocess.Popen(
-        ["env", f"TMPDIR={work}/tmp", "OMPI_ALLOW_RUN_AS_ROOT=1",
-         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", *line],
+        list(map(str, line)), env={**environment(), "TMPDIR": f"{work}/tmp"},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     until = time.monotonic() + 30
