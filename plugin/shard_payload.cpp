@@ -25,7 +25,7 @@ class ShardPayload final : public RankPayload {
   Status add(std::span<const PairedTensor> batch) override {
     if (findings_.dense) return {};
     std::vector<HfShardWriter::Tensor> sides;
-    std::vector<DeltaCopy> deltas;
+    std::vector<StoredDelta> deltas;  // kept until the shard has taken both sides
     if (full()) {
       for (const PairedTensor& offered : batch) {
         findings_.digest +=
@@ -36,7 +36,7 @@ class ShardPayload final : public RankPayload {
       DRIFTLESS_RETURN_IF_ERROR(compare(batch, deltas));
       if (findings_.dense) return {};
       std::vector<bool> changed(context_.layout->size());
-      for (const DeltaCopy& delta : deltas) changed[delta.tensor] = true;
+      for (const StoredDelta& delta : deltas) changed[delta.tensor] = true;
       for (const PairedTensor& offered : batch) {
         if (!changed[offered.tensor]) continue;
         sides.push_back(
@@ -69,15 +69,6 @@ class ShardPayload final : public RankPayload {
   }
 
  private:
-  // A piece of what changed, kept until the shard has taken both sides.
-  struct DeltaCopy {
-    std::uint32_t tensor = 0;
-    unsigned unit_bytes = 1;
-    std::uint64_t origin = 0;
-    std::vector<std::uint32_t> offsets;
-    std::vector<std::byte> values;
-  };
-
   [[nodiscard]] bool full() const { return context_.frame.encoding == Encoding::kFull; }
   [[nodiscard]] DigestTensorKey key(std::uint32_t tensor) const {
     return digest_tensor_key((*context_.layout)[tensor].name);
@@ -97,7 +88,7 @@ class ShardPayload final : public RankPayload {
     return {};
   }
 
-  Status compare(std::span<const PairedTensor> batch, std::vector<DeltaCopy>& deltas) {
+  Status compare(std::span<const PairedTensor> batch, std::vector<StoredDelta>& deltas) {
     std::vector<TensorPair> pairs;
     for (const PairedTensor& offered : batch) {
       const TensorSpec& spec = (*context_.layout)[offered.tensor];
@@ -124,7 +115,7 @@ class ShardPayload final : public RankPayload {
   }
 
   // The snapshot takes what the shard now holds.
-  void absorb(std::span<const PairedTensor> batch, const std::vector<DeltaCopy>& deltas) {
+  void absorb(std::span<const PairedTensor> batch, const std::vector<StoredDelta>& deltas) {
     if (full()) {
       for (const PairedTensor& offered : batch) {
         std::byte* const kept = context_.snapshot->data(offered.tensor);
@@ -133,10 +124,9 @@ class ShardPayload final : public RankPayload {
       }
       return;
     }
-    for (const DeltaCopy& delta : deltas) {
+    for (const StoredDelta& delta : deltas) {
       findings_.digest_change += context_.undo->apply(
-          host_kernels(), key(delta.tensor), context_.snapshot->data(delta.tensor),
-          {delta.tensor, delta.unit_bytes, delta.origin, delta.offsets, delta.values.data()});
+          host_kernels(), key(delta.tensor), context_.snapshot->data(delta.tensor), delta.view());
     }
   }
 

@@ -68,7 +68,7 @@ Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
   return sum;
 }
 
-UndoLog::Piece& UndoLog::next_piece() {
+StoredDelta& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
   if (used_ == pieces_.size()) pieces_.emplace_back();
   return pieces_[used_++];
@@ -76,7 +76,7 @@ UndoLog::Piece& UndoLog::next_piece() {
 
 Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
                       std::byte* tensor_data, const DeltaView& delta) {
-  Piece& piece = next_piece();
+  StoredDelta& piece = next_piece();
   piece.tensor = delta.tensor;
   piece.unit_bytes = delta.unit_bytes;
   piece.origin = delta.origin;
@@ -93,7 +93,7 @@ Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
   for (std::size_t i = used_; i-- > 0;) {
-    const Piece& piece = pieces_[i];
+    const StoredDelta& piece = pieces_[i];
     kernels.scatter(snapshot.data(piece.tensor) + piece.origin * piece.unit_bytes, piece.unit_bytes,
                     piece.offsets.data(), piece.offsets.size(), piece.values.data());
   }

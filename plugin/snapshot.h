@@ -47,6 +47,23 @@ class Snapshot {
   std::uint64_t memory_bytes_ = 0;
 };
 
+// A DeltaView that owns what it shows.
+struct StoredDelta {
+  std::uint32_t tensor = 0;
+  unsigned unit_bytes = 1;
+  std::uint64_t origin = 0;
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::byte> values;
+
+  [[nodiscard]] DeltaView view() const {
+    return {tensor, unit_bytes, origin, offsets, values.data()};
+  }
+  [[nodiscard]] std::uint64_t used_bytes() const { return offsets.size() * 4 + values.size(); }
+  [[nodiscard]] std::uint64_t held_bytes() const {
+    return offsets.capacity() * 4 + values.capacity();
+  }
+};
+
 // The old values of what a version changed in a snapshot. O(changed). apply() may be called from
 // several threads for disjoint places. Memory is kept for the next version, unless it is much more
 // than this one needed.
@@ -61,22 +78,10 @@ class UndoLog {
   [[nodiscard]] bool empty() const { return used_ == 0; }
 
  private:
-  struct Piece {
-    std::uint32_t tensor = 0;
-    unsigned unit_bytes = 1;
-    std::uint64_t origin = 0;
-    std::vector<std::uint32_t> offsets;
-    std::vector<std::byte> values;
+  [[nodiscard]] StoredDelta& next_piece();
 
-    [[nodiscard]] std::uint64_t used_bytes() const { return offsets.size() * 4 + values.size(); }
-    [[nodiscard]] std::uint64_t held_bytes() const {
-      return offsets.capacity() * 4 + values.capacity();
-    }
-  };
-  [[nodiscard]] Piece& next_piece();
-
-  std::mutex mutex_;          // for the next two
-  std::deque<Piece> pieces_;  // the first `used_` count
+  std::mutex mutex_;                // for the next two
+  std::deque<StoredDelta> pieces_;  // the first `used_` count
   std::size_t used_ = 0;
 };
 

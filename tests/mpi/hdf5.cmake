@@ -11,5 +11,6 @@ endforeach()
 
 driftless_mpi_program(mpi_hdf5_contract
   SOURCES hdf5_contract_test.cpp ../contract/road_contract_test.cpp
+          ../contract/road_room_contract_test.cpp ../contract/group_contract_test.cpp
   LINKS driftless_hdf5 GTest::gtest)
 driftless_mpi_test(hdf5_contract 1 $<TARGET_FILE:mpi_hdf5_contract>)

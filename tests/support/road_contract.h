@@ -1,5 +1,5 @@
 // The contract suite of roads (collectives/road.h, collectives/group.h): the same tests for every
-// road that can be had inside one process. tests/contract/road_contract_test.cpp holds the tests.
+// road that can be had inside one process. tests/contract/*_contract_test.cpp hold the tests.
 //
 // A road joins by a RoadWorld of its own and, in any source file of the binary `contract`
 // (road_worlds_test.cpp shows two):
@@ -203,5 +203,19 @@ class RoadContractTest : public ::testing::TestWithParam<RoadCase> {
 // The group's part of the contract, for worlds that bring one of their own. Ranks of all worlds
 // instantiated with it: at least 4.
 class GroupContractTest : public RoadContractTest {};
+
+// The world, or a skip where it cannot have as many ranks.
+#define MAKE_WORLD(world, ...)                                                \
+  const auto world##_owned = make(__VA_ARGS__);                               \
+  if (world##_owned == nullptr) {                                             \
+    GTEST_SKIP() << "this world has one rank: its others would be processes"; \
+  }                                                                           \
+  RoadWorld& world = *world##_owned
+
+inline std::vector<PublicationId> listed(ReceiveRoad& road) {
+  const auto ids = road.list(soon());
+  EXPECT_TRUE(ids.ok()) << ids.status().to_string();
+  return ids.ok() ? *ids : std::vector<PublicationId>();
+}
 
 }  // namespace driftless::testing
