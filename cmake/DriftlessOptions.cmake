@@ -18,8 +18,9 @@ option(DRIFTLESS_WERROR "Treat warnings as errors" OFF)
 set(DRIFTLESS_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
 
 add_library(driftless_compile_options INTERFACE)
-target_compile_options(driftless_compile_options INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror>)
+set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror>)
+target_compile_options(driftless_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${warnings}>
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>")
 if(DRIFTLESS_FUZZ)
   target_compile_options(driftless_compile_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
@@ -108,9 +109,51 @@ if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
 endif()
 driftless_backend(CURL "${DRIFTLESS_CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
 
+# CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
+set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING
+  "GPU architectures to compile for; one is enough where nothing is run")
+set(cuda_missing "no nvcc was found (CUDA 12.8 or newer)")
+set(cuda_usable FALSE)
+if(DRIFTLESS_SANITIZE OR DRIFTLESS_FUZZ)
+  set(cuda_missing "CUDA parts are not built with sanitizers (compute-sanitizer looks at them)")
+elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  set(CMAKE_CUDA_ARCHITECTURES ${DRIFTLESS_CUDA_ARCHITECTURES})
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit QUIET)
+    set(cuda_usable ${CUDAToolkit_FOUND})
+    # CMake 3.25 does not know that nvcc has C++20.
+    set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -std=c++20 --expt-relaxed-constexpr")
+    if(DRIFTLESS_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${DRIFTLESS_CCACHE})
+    endif()
+  endif()
+endif()
+driftless_backend(CUDA "${cuda_usable}" "${cuda_missing}")
+
+set(nccl_missing "no NCCL was found (nccl.h and libnccl; set NCCL_ROOT)")
+set(nccl_usable FALSE)
+if(NOT DRIFTLESS_HAS_CUDA)
+  set(nccl_missing "NCCL needs CUDA: ${DRIFTLESS_WHY_NOT_CUDA}")
+elseif(NOT DRIFTLESS_WITH_NCCL STREQUAL "OFF")
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES include)
+  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES lib)
+  if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    set(nccl_usable TRUE)
+    add_library(driftless_nccl_library INTERFACE)
+    set_target_properties(driftless_nccl_library PROPERTIES EXPORT_NAME nccl_library)
+    target_include_directories(driftless_nccl_library SYSTEM INTERFACE
+                               $<BUILD_INTERFACE:${NCCL_INCLUDE_DIR}>)
+    target_link_libraries(driftless_nccl_library INTERFACE ${NCCL_LIBRARY} CUDA::cudart_static)
+  endif()
+endif()
+driftless_backend(NCCL "${nccl_usable}" "${nccl_missing}")
+
 # A backend's part of the tree comes with the work that needs it; until then AUTO says so and ON is
 # refused rather than ignored.
-foreach(backend CUDA NCCL PYTHON)
+foreach(backend PYTHON)
   driftless_backend(${backend} FALSE "this release has no ${backend} part yet")
 endforeach()
 
