@@ -535,13 +535,9 @@ struct EmitTiles {
     values[i] = reinterpret_cast<const Unit<W>*>(tensor.new_dev) +
                 std::uint64_t{tile - tensor.first_tile} * (kTileBytes / W);
   }
-  // The tile of result `index` of the block's.
-  __device__ __forceinline__ unsigned find(std::uint32_t index) const {
-    unsigned tile = 0;
-#pragma unroll
-    for (unsigned step = kEmitTiles / 2; step > 0; step /= 2) {
-      if (end[tile + step - 1] <= index) tile += step;
-    }
+  // The tile of result `index` of the block's, not before `tile`.
+  __device__ __forceinline__ unsigned find(std::uint32_t index, unsigned tile) const {
+    while (end[tile] <= index) ++tile;
     return tile;
   }
 };
@@ -553,6 +549,7 @@ __global__ void __launch_bounds__(kEmitThreads)
   block.read(parts, blockIdx.x * kEmitTiles, tiles);
   const std::uint32_t total = block.end[kEmitTiles - 1];
   constexpr unsigned kTogether = 4;
+  unsigned at = 0;
   for (std::uint32_t first = threadIdx.x; first < total; first += kEmitThreads * kTogether) {
     unsigned tile[kTogether];
     std::uint32_t k[kTogether], offset[kTogether], previous[kTogether];
@@ -561,7 +558,7 @@ __global__ void __launch_bounds__(kEmitThreads)
     for (unsigned j = 0; j < kTogether; ++j) {
       const std::uint32_t index = first + j * kEmitThreads;
       if (index >= total) continue;
-      tile[j] = block.find(index);
+      tile[j] = at = block.find(index, at);
       k[j] = index - (block.end[tile[j]] - block.place[tile[j]].count);
       const std::uint16_t* const offsets = block.offsets[tile[j]];
       offset[j] = offsets == nullptr ? k[j] : offsets[k[j]];
