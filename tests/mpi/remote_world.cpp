@@ -123,6 +123,7 @@ class RemoteSender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(in.status());
     return in.ids();
   }
+  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override {}
 
  private:
