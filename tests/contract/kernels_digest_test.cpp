@@ -8,6 +8,7 @@
 
 #include "kernels/host_kernels.h"
 #include "support/kernels_data.h"
+#include "support/kernels_under_test.h"
 
 namespace driftless {
 namespace {
@@ -134,7 +135,7 @@ TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KernelsDigest,
-                         ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
+                         ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

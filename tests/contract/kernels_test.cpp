@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/kernels_data.h"
+#include "support/kernels_under_test.h"
 
 namespace driftless {
 namespace {
@@ -209,7 +210,7 @@ TEST(HostKernelsList, StartsWithReferenceAndNamesEveryOneOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Kernels,
-                         ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
+                         ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "gpu/device.h"
 #include "kernels/cuda/hash_finish.h"
 #include "kernels/device_hash.h"
 
@@ -17,12 +18,7 @@ std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
   return bytes;
 }
 
-bool has_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-}
-
-// The chain as the device computes it, on the host: also where there is no GPU.
+// The chain as the device computes it, on the host.
 TEST(DeviceHash, TheHostFinishesWhatBlocksBegan) {
   for (const std::size_t size : {16384, 16385, 17407, 17408, 17409, 100'000, 1 << 20}) {
     const std::vector<std::byte> bytes = random_bytes(size, 1);
@@ -48,7 +44,6 @@ TEST(DeviceHash, TheHostFinishesWhatBlocksBegan) {
 }
 
 TEST(DeviceHash, IsTheHostsForEverySizeAndAlignment) {
-  if (!has_gpu()) GTEST_SKIP() << "there is no GPU";
   const std::vector<std::byte> bytes = random_bytes((1 << 24) + 64, 2);
   std::byte* device = nullptr;
   ASSERT_EQ(cudaMalloc(&device, bytes.size()), cudaSuccess);

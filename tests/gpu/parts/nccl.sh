@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The NCCL road on a machine with a GPU. Builds nothing.
-#   tests/gpu/nccl.sh BUILD_DIRECTORY
+#   tests/gpu/parts/nccl.sh BUILD_DIRECTORY
 # Several NCCL ranks share one GPU: each process calls itself another host (NCCL_HOSTID, set by the programs), and
 # they talk over the loopback interface. Prints one line for each part; the exit status is not 0 where any failed.
 set -u
-build=${1:?usage: tests/gpu/nccl.sh BUILD_DIRECTORY}
+build=${1:?usage: tests/gpu/parts/nccl.sh BUILD_DIRECTORY}
 bin=$build/bin
 failed=0
 logs=$(mktemp -d)
