@@ -58,7 +58,7 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-set(DRIFTLESS_BACKENDS MPI HDF5 CURL CUDA NCCL PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL CUDA NCCL PYTHON)
 foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -108,6 +108,12 @@ if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
   pkg_check_modules(DRIFTLESS_CURL QUIET IMPORTED_TARGET GLOBAL libcurl)
 endif()
 driftless_backend(CURL "${DRIFTLESS_CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
+
+# For proofs of a token: the TCP rendezvous of the nccl road.
+if(NOT DRIFTLESS_WITH_OPENSSL STREQUAL "OFF")
+  pkg_check_modules(DRIFTLESS_OPENSSL QUIET IMPORTED_TARGET GLOBAL libcrypto)
+endif()
+driftless_backend(OPENSSL "${DRIFTLESS_OPENSSL_FOUND}" "no libcrypto was found (Debian: libssl-dev)")
 
 # CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
 set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,39 @@ def test_rollouts_end_with_the_trainers_bits(job, work, rng):
     assert {r["digest"] for r in found["rollout"]} == {summary["digest"]}
     assert_saved(job, history[5])
     assert (job.save / "rollout_00/config.json").read_text() == '{"model_type": "test"}\n'
+
+
+# As MPI counts them.
+LEVELS = {"single": 0, "funneled": 1, "serialized": 2}
+
+
+def less_threads(level):
+    """mpirun's options for a job that gets less than MPI_THREAD_MULTIPLE, and must keep to it."""
+    library = Path(COMMAND).parent / "libless_threads.so"
+    if not library.exists():
+        pytest.skip(f"{library} is not there: it is built with the tests")
+    return ["-x", f"LD_PRELOAD={library}", "-x", f"DRIFTLESS_TEST_MPI_THREADS={level}"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_job_without_mpi_thread_multiple(job, work, rng, level):
+    options = less_threads(level)
+    # Several buckets and threads, and anchors on the way: with MPI_THREAD_MULTIPLE other threads
+    # than the first would call MPI.
+    history = make_run(work / "run", rng, 6, rows=1 << 14, fraction=0.1)
+    job.settings += ["--set", "buffer_size=64KiB", "--set", "anchors.every=3"]
+    job.threads = 2
+    result = job.run(
+        ["--replay", work / "run", "--interval-ms", 20],
+        ["--base", work / "run/step_000000"],
+        options=options,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stderr.count(f"less_threads: asked for 3, has {LEVELS[level]}") == 4
+    (summary,) = events(result)["summary"]
+    assert summary["ok"] and summary["version"] == 6
+    assert {r["digest"] for r in events(result)["rollout"]} == {summary["digest"]}
+    assert_saved(job, history[6])
 
 
 def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):

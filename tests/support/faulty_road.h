@@ -68,6 +68,7 @@ class FaultyRoad final : public SendRoad {
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     return road_->prune(version);
   }
+  MemoryKind part_memory() const override { return road_->part_memory(); }
   void progress() override { road_->progress(); }
 
  private:
