@@ -1,16 +1,17 @@
 // One pass over both sides, then a short one over what was found.
 //
-// A warp takes a tile of 32 KiB of a tensor: compares it with 16-byte loads, collects the offsets of
-// the differing units in shared memory, takes room for them from a cursor, and writes offsets and
-// new values there, all at once: what trickles out is evicted from the L2 in pieces, because the
-// tensors run through it. Values are picked up batch by batch, as long as the L2 has them. Tiles get
-// their room in any order, so nobody waits for a neighbour. A scan over the tiles' counts then says
-// where each one's results belong, and a second kernel moves them, turning offsets into positions or
-// gaps on the way. A gap within a tile always fits 16 bits; only gaps between tiles may be wider.
-#include <cub/device/device_scan.cuh>
-#include <cub/block/block_scan.cuh>
+// A warp takes a tile of 32 KiB of a tensor: compares it with 16-byte loads, collects the offsets
+// of the differing units in shared memory, takes room for them from a cursor, and writes offsets
+// and new values there, all at once: what trickles out is evicted from the L2 in pieces, because
+// the tensors run through it. Values are picked up batch by batch, as long as the L2 has them.
+// Tiles get their room in any order, so nobody waits for a neighbour. A scan over the tiles' counts
+// then says where each one's results belong, and a second kernel moves them, turning offsets into
+// positions or gaps on the way. A gap within a tile always fits 16 bits; only gaps between tiles
+// may be wider.
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
+#include <cub/block/block_scan.cuh>
+#include <cub/device/device_scan.cuh>
 
 #include <algorithm>
 #include <cstring>
@@ -34,7 +35,7 @@ struct DevTensor {
   const std::byte* new_dev;
   std::uint64_t units;
   std::uint32_t first_tile;
-  std::uint32_t wide;  // bytes of its positions
+  std::uint32_t position_bytes;  // at least
 };
 
 struct Tile {
@@ -61,15 +62,6 @@ struct ReadTile {
   }
 };
 
-// Where a tile's results belong.
-struct Place {
-  std::uint64_t position;  // byte
-  std::uint64_t value;     // unit
-  std::uint64_t first;     // its first position, or the gap before it
-  std::uint32_t position_bytes;
-  std::uint32_t count;
-};
-
 struct Summary {
   std::uint64_t changed;
   std::uint64_t position_bytes;
@@ -81,8 +73,8 @@ struct Parts {
   std::uint32_t* tile_tensor = nullptr;
   Tile* tiles = nullptr;
   Before* before = nullptr;
-  Place* places = nullptr;
-  unsigned long long* cursor = nullptr;
+  std::uint32_t* wide = nullptr;         // per tensor: bytes that a gap needs where they are many
+  unsigned long long* cursor = nullptr;  // this and `wide` are zero between runs
   std::byte* scan = nullptr;
   std::uint16_t* slot_offsets = nullptr;
   std::byte* slot_values = nullptr;
@@ -115,7 +107,7 @@ Parts carve_dev(std::byte* begin, std::uint32_t tensors, std::uint32_t tiles, un
   parts.tile_tensor = carver.take<std::uint32_t>(tiles);
   parts.tiles = carver.take<Tile>(tiles);
   parts.before = carver.take<Before>(tiles);
-  parts.places = carver.take<Place>(tiles);
+  parts.wide = carver.take<std::uint32_t>(tensors);
   parts.cursor = carver.take<unsigned long long>(1);
   parts.scan = carver.take<std::byte>(scan);
   parts.slot_offsets = carver.take<std::uint16_t>(max_changed);
@@ -194,8 +186,8 @@ struct TileView {
   static constexpr unsigned kBatchUnits = kBatch * 32 * kGroupUnits;
   using Mask = std::conditional_t<W == 1, std::uint64_t, std::uint32_t>;
   static constexpr Mask kGroupMask = (Mask{1} << kGroupUnits) - 1;
-  static constexpr Mask kAllBits =
-      static_cast<Mask>(~Mask{0}) >> (8 * sizeof(Mask) - kBatch * kGroupUnits);
+  static constexpr Mask kAllBits = static_cast<Mask>(~Mask{0}) >>
+                                   (8 * sizeof(Mask) - kBatch * kGroupUnits);
 
   const std::byte* old_dev;
   const std::byte* new_dev;
@@ -204,9 +196,9 @@ struct TileView {
 
   __device__ TileView(const std::byte* before, const std::byte* after, std::uint32_t count)
       : old_dev(before), new_dev(after), units(count), whole(0) {
-    const bool aligned = ((reinterpret_cast<std::uintptr_t>(before) |
-                           reinterpret_cast<std::uintptr_t>(after)) %
-                          16) == 0;
+    const bool aligned =
+        ((reinterpret_cast<std::uintptr_t>(before) | reinterpret_cast<std::uintptr_t>(after)) %
+         16) == 0;
     if (aligned) whole = count / kBatchUnits;
   }
   __device__ unsigned batches() const { return (units + kBatchUnits - 1) / kBatchUnits; }
@@ -275,8 +267,8 @@ __device__ __forceinline__ unsigned collect(typename TileView<W>::Mask mask, uns
   constexpr unsigned kGroupUnits = View::kGroupUnits;
   static_assert(kBatch == 4);
   const auto own = [&](unsigned j) {
-    return count_bits(static_cast<typename View::Mask>((mask >> (j * kGroupUnits)) &
-                                                       View::kGroupMask));
+    return count_bits(
+        static_cast<typename View::Mask>((mask >> (j * kGroupUnits)) & View::kGroupMask));
   };
   // Two counts of up to 512 in a word: groups 0 and 1, groups 2 and 3.
   const unsigned own01 = own(0) | (own(1) << 16), own23 = own(2) | (own(3) << 16);
@@ -336,8 +328,9 @@ struct List {
 
 // More changes than a list holds: looks again, and writes batch by batch.
 template <unsigned W>
-__device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W>& view, List<W>& list,
-                                         std::uint64_t base, unsigned lane, Tile& tile) {
+__device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W>& view,
+                                            List<W>& list, std::uint64_t base, unsigned lane,
+                                            Tile& tile) {
   unsigned done = 0;
   view.each_batch(lane, [&](unsigned batch, typename TileView<W>::Mask mask) {
     __syncwarp();
@@ -424,7 +417,7 @@ __global__ void widen_gaps(Parts parts, std::uint32_t tiles) {
   const std::uint32_t number = parts.tile_tensor[tile];
   const std::uint64_t gap =
       gap_before<W>(parts, tile, self, parts.tensors[number], parts.before[tile]);
-  if (gap > 0xffffU) atomicMax(&parts.tensors[number].wide, gap > 0xffffffffULL ? 8U : 4U);
+  if (gap > 0xffffU) atomicMax(&parts.wide[number], gap > 0xffffffffULL ? 8U : 4U);
 }
 
 constexpr unsigned kTableThreads = 1024;
@@ -434,9 +427,8 @@ __global__ void __launch_bounds__(kTableThreads)
     make_table(Parts parts, std::uint32_t tensors, std::uint32_t tiles) {
   using Scan = cub::BlockScan<std::uint64_t, kTableThreads>;
   __shared__ typename Scan::TempStorage storage;
-  const Before end = tiles == 0 ? Before{0, 0}
-                                : Join{}(parts.before[tiles - 1],
-                                         ReadTile{parts.tiles}(tiles - 1));
+  const Before end =
+      tiles == 0 ? Before{0, 0} : Join{}(parts.before[tiles - 1], ReadTile{parts.tiles}(tiles - 1));
   std::uint64_t position = 0;
   for (std::uint32_t first = 0; first < tensors; first += kTableThreads) {
     const std::uint32_t i = first + threadIdx.x;
@@ -446,9 +438,10 @@ __global__ void __launch_bounds__(kTableThreads)
         return tile == tiles ? end.changed : parts.before[tile].changed;
       };
       entry.value_begin = before(parts.tensors[i].first_tile);
-      entry.count = before(i + 1 < tensors ? parts.tensors[i + 1].first_tile : tiles) -
-                    entry.value_begin;
-      entry.position_bytes = parts.tensors[i].wide;
+      entry.count =
+          before(i + 1 < tensors ? parts.tensors[i + 1].first_tile : tiles) - entry.value_begin;
+      entry.position_bytes = max(parts.tensors[i].position_bytes, parts.wide[i]);
+      parts.wide[i] = 0;
     }
     std::uint64_t offset = 0, sum = 0;
     Scan(storage).ExclusiveSum(entry.count * entry.position_bytes, offset, sum);
@@ -457,7 +450,9 @@ __global__ void __launch_bounds__(kTableThreads)
     position += sum;
     __syncthreads();
   }
-  if (threadIdx.x == 0) *parts.summary = {end.changed, position};
+  if (threadIdx.x != 0) return;
+  *parts.summary = {end.changed, position};
+  *parts.cursor = 0;
 }
 
 // Positions may lie at any multiple of 2.
@@ -475,116 +470,96 @@ __device__ __forceinline__ void store_position(std::byte* at, unsigned bytes, st
   }
 }
 
-template <unsigned W, bool Gaps>
-__global__ void place_tiles(Parts parts, std::uint32_t tiles, std::uint64_t max_changed) {
-  const std::uint32_t tile = blockIdx.x * blockDim.x + threadIdx.x;
-  if (tile >= tiles) return;
-  const Tile self = parts.tiles[tile];
-  Place place{};
-  if (self.count != 0 && parts.summary->changed <= max_changed) {
-    const Before before = parts.before[tile];
-    const std::uint32_t number = parts.tile_tensor[tile];
-    const DevTensor tensor = parts.tensors[number];
-    const StreamEntry entry = parts.entries[number];
-    place.value = before.changed;
-    place.position =
-        entry.position_begin + (before.changed - entry.value_begin) * entry.position_bytes;
-    place.first = Gaps ? gap_before<W>(parts, tile, self, tensor, before)
-                       : std::uint64_t{tile - tensor.first_tile} * (kTileBytes / W);
-    place.position_bytes = entry.position_bytes;
-    place.count = self.count;
-  }
-  parts.places[tile] = place;
-}
-
 constexpr unsigned kEmitTiles = 32;  // per block
-constexpr unsigned kEmitThreads = 256;
+constexpr unsigned kEmitWarps = 8;
 
-// The tiles of a block: their results follow each other, so that every thread finds its own.
+// Where a tile's results are, and where they belong.
 template <unsigned W>
-struct EmitTiles {
-  Place place[kEmitTiles];
-  const std::uint16_t* offsets[kEmitTiles];  // null: all of the tile changed, and it has no slots
-  const Unit<W>* values[kEmitTiles];
-  std::uint32_t end[kEmitTiles];  // results of these tiles up to and with this one
-
-  __device__ __forceinline__ void read(const Parts& parts, std::uint32_t first,
-                                       std::uint32_t tiles) {
-    const unsigned i = threadIdx.x;
-    if (i < kEmitTiles) {
-      place[i] = first + i < tiles ? parts.places[first + i] : Place{};
-      std::uint32_t sum = place[i].count;
-#pragma unroll
-      for (unsigned step = 1; step < 32; step *= 2) {
-        const std::uint32_t left = __shfl_up_sync(~0U, sum, step);
-        if (i >= step) sum += left;
-      }
-      end[i] = sum;
-      if (place[i].count != 0) locate(parts, first + i);
-    }
-    __syncthreads();
-  }
-  __device__ __forceinline__ void locate(const Parts& parts, std::uint32_t tile) {
-    const unsigned i = threadIdx.x;
-    const Tile self = parts.tiles[tile];
-    offsets[i] = parts.slot_offsets + self.base;
-    values[i] = reinterpret_cast<const Unit<W>*>(parts.slot_values) + self.base;
-    if (self.count != self.last + 1U) return;
-    const DevTensor& tensor = parts.tensors[parts.tile_tensor[tile]];
-    offsets[i] = nullptr;
-    values[i] = reinterpret_cast<const Unit<W>*>(tensor.new_dev) +
-                std::uint64_t{tile - tensor.first_tile} * (kTileBytes / W);
-  }
-  // The tile of result `index` of the block's, not before `tile`.
-  __device__ __forceinline__ unsigned find(std::uint32_t index, unsigned tile) const {
-    while (end[tile] <= index) ++tile;
-    return tile;
-  }
+struct Move {
+  const std::uint16_t* offsets;  // null: all of the tile changed, and it has no slots
+  const Unit<W>* from;
+  Unit<W>* to;
+  std::byte* positions;
+  std::uint64_t first;  // its first position, or the gap before it
+  std::uint32_t position_bytes;
+  std::uint32_t count;
 };
 
 template <unsigned W, bool Gaps>
-__global__ void __launch_bounds__(kEmitThreads)
-    emit(Parts parts, std::uint32_t tiles, std::byte* positions, std::byte* values) {
-  __shared__ EmitTiles<W> block;
-  block.read(parts, blockIdx.x * kEmitTiles, tiles);
-  const std::uint32_t total = block.end[kEmitTiles - 1];
-  constexpr unsigned kTogether = 4;
-  unsigned at = 0;
-  for (std::uint32_t first = threadIdx.x; first < total; first += kEmitThreads * kTogether) {
-    unsigned tile[kTogether];
-    std::uint32_t k[kTogether], offset[kTogether], previous[kTogether];
+__device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t number,
+                                             std::byte* positions, std::byte* values) {
+  const Tile tile = parts.tiles[number];
+  const Before before = parts.before[number];
+  const std::uint32_t tensor_number = parts.tile_tensor[number];
+  Move<W> move{};
+  move.count = tile.count;
+  if (tile.count == 0) return move;
+  const DevTensor tensor = parts.tensors[tensor_number];
+  const StreamEntry entry = parts.entries[tensor_number];
+  const std::uint64_t first_unit = std::uint64_t{number - tensor.first_tile} * (kTileBytes / W);
+  move.offsets = parts.slot_offsets + tile.base;
+  move.from = reinterpret_cast<const Unit<W>*>(parts.slot_values) + tile.base;
+  if (tile.count == tile.last + 1U) {
+    move.offsets = nullptr;
+    move.from = reinterpret_cast<const Unit<W>*>(tensor.new_dev) + first_unit;
+  }
+  move.to = reinterpret_cast<Unit<W>*>(values) + before.changed;
+  move.positions = positions + entry.position_begin +
+                   (before.changed - entry.value_begin) * entry.position_bytes;
+  move.first = Gaps ? gap_before<W>(parts, number, tile, tensor, before) : first_unit;
+  move.position_bytes = entry.position_bytes;
+  return move;
+}
+
+// A warp moves a tile's results, so many of a lane's under way at a time.
+template <unsigned W, bool Gaps>
+__device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
+  constexpr unsigned kTogether = 6;
+  for (std::uint32_t first = lane; first < move.count; first += 32 * kTogether) {
+    std::uint32_t offset[kTogether], previous[kTogether];
     Unit<W> value[kTogether];
 #pragma unroll
     for (unsigned j = 0; j < kTogether; ++j) {
-      const std::uint32_t index = first + j * kEmitThreads;
-      if (index >= total) continue;
-      tile[j] = at = block.find(index, at);
-      k[j] = index - (block.end[tile[j]] - block.place[tile[j]].count);
-      const std::uint16_t* const offsets = block.offsets[tile[j]];
-      offset[j] = offsets == nullptr ? k[j] : offsets[k[j]];
-      previous[j] = k[j] == 0 || offsets == nullptr ? k[j] - 1 : offsets[k[j] - 1];
-      value[j] = block.values[tile[j]][k[j]];
+      const std::uint32_t k = first + 32 * j;
+      if (k >= move.count) continue;
+      offset[j] = move.offsets == nullptr ? k : move.offsets[k];
+      if (Gaps) previous[j] = move.offsets == nullptr || k == 0 ? k - 1 : move.offsets[k - 1];
+      value[j] = move.from[k];
     }
 #pragma unroll
     for (unsigned j = 0; j < kTogether; ++j) {
-      if (first + j * kEmitThreads >= total) continue;
-      const Place& place = block.place[tile[j]];
-      std::uint64_t position = place.first + offset[j];
-      if (Gaps) position = k[j] == 0 ? place.first : offset[j] - previous[j] - 1;
-      store_position(positions + place.position + std::uint64_t{k[j]} * place.position_bytes,
-                     place.position_bytes, position);
-      reinterpret_cast<Unit<W>*>(values)[place.value + k[j]] = value[j];
+      const std::uint32_t k = first + 32 * j;
+      if (k >= move.count) continue;
+      std::uint64_t position = move.first + offset[j];
+      if (Gaps) position = k == 0 ? move.first : offset[j] - previous[j] - 1;
+      store_position(move.positions + std::uint64_t{k} * move.position_bytes, move.position_bytes,
+                     position);
+      move.to[k] = value[j];
     }
+  }
+}
+
+template <unsigned W, bool Gaps>
+__global__ void __launch_bounds__(kEmitWarps * 32)
+    emit(Parts parts, std::uint32_t tiles, std::uint64_t max_changed, std::byte* positions,
+         std::byte* values) {
+  __shared__ Move<W> moves[kEmitTiles];
+  if (parts.summary->changed > max_changed) return;
+  const std::uint32_t first = blockIdx.x * kEmitTiles;
+  if (threadIdx.x < kEmitTiles && first + threadIdx.x < tiles) {
+    moves[threadIdx.x] = plan_move<W, Gaps>(parts, first + threadIdx.x, positions, values);
+  }
+  __syncthreads();
+  for (unsigned i = threadIdx.x / 32; i < kEmitTiles && first + i < tiles; i += kEmitWarps) {
+    carry_out<W, Gaps>(moves[i], threadIdx.x % 32);
   }
 }
 
 template <unsigned W, bool Gaps>
 Status queue_emit(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
                   std::byte* positions, std::byte* values, cudaStream_t stream) {
-  place_tiles<W, Gaps><<<(tiles + 255) / 256, 256, 0, stream>>>(parts, tiles, max_changed);
-  DRIFTLESS_RETURN_IF_ERROR(check_launch("place_tiles"));
-  emit<W, Gaps><<<(tiles + kEmitTiles - 1) / kEmitTiles, kEmitThreads, 0, stream>>>(
-      parts, tiles, positions, values);
+  emit<W, Gaps><<<(tiles + kEmitTiles - 1) / kEmitTiles, kEmitWarps * 32, 0, stream>>>(
+      parts, tiles, max_changed, positions, values);
   return check_launch("emit");
 }
 
@@ -595,8 +570,8 @@ Status queue_diff(const Parts& parts, std::uint32_t tiles, std::uint64_t max_cha
   DRIFTLESS_RETURN_IF_ERROR(check(
       cudaFuncSetAttribute(diff_tiles<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
       "asking for shared memory"));
-  diff_tiles<W><<<(tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(parts, tiles,
-                                                                                max_changed);
+  diff_tiles<W>
+      <<<(tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(parts, tiles, max_changed);
   return check_launch("diff_tiles");
 }
 
@@ -607,13 +582,13 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
   if (tiles != 0) {
     DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, tiles, max_changed, stream));
     std::size_t bytes = scan;
-    DRIFTLESS_RETURN_IF_ERROR(check(
-        cub::DeviceScan::ExclusiveScan(
-            parts.scan, bytes,
-            thrust::make_transform_iterator(thrust::counting_iterator<std::uint32_t>(0),
-                                            ReadTile{parts.tiles}),
-            parts.before, Join{}, Before{0, 0}, tiles, stream),
-        "the scan over tiles"));
+    DRIFTLESS_RETURN_IF_ERROR(
+        check(cub::DeviceScan::ExclusiveScan(
+                  parts.scan, bytes,
+                  thrust::make_transform_iterator(thrust::counting_iterator<std::uint32_t>(0),
+                                                  ReadTile{parts.tiles}),
+                  parts.before, Join{}, Before{0, 0}, tiles, stream),
+              "the scan over tiles"));
     if (coding == PositionCoding::kGaps) {
       widen_gaps<W><<<(tiles + 255) / 256, 256, 0, stream>>>(parts, tiles);
       DRIFTLESS_RETURN_IF_ERROR(check_launch("widen_gaps"));
@@ -628,6 +603,7 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
 }
 
 constexpr std::uint64_t kHugeUnits = std::uint64_t{1} << 31;
+constexpr const char* kClear = "clearing a workspace";
 
 }  // namespace
 
@@ -647,7 +623,8 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
                                   std::uint64_t max_changed, const Workspace& workspace,
                                   Stream stream) {
   if (!valid_width(unit_bytes)) {
-    return error(StatusCode::kInvalidArgument, "units of ", unit_bytes, " bytes cannot be compared");
+    return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
+                 " bytes cannot be compared");
   }
   std::uint64_t tiles = 0;
   for (const std::uint64_t count : units) tiles += tiles_of(count, unit_bytes);
@@ -681,6 +658,11 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
       check(cudaMemcpyAsync(dev.tile_tensor, host.tile_tensor, tiles * sizeof(std::uint32_t),
                             cudaMemcpyHostToDevice, native(stream)),
             "placing the table of tiles"));
+  DRIFTLESS_RETURN_IF_ERROR(
+      check(cudaMemsetAsync(dev.wide, 0, batch.tensors_ * sizeof(std::uint32_t), native(stream)),
+            kClear));
+  DRIFTLESS_RETURN_IF_ERROR(
+      check(cudaMemsetAsync(dev.cursor, 0, sizeof(*dev.cursor), native(stream)), kClear));
   return batch;
 }
 
@@ -695,19 +677,23 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
   const HostParts host = carve_host(host_, tensors_, tiles_, nullptr);
   const Parts dev =
       carve_dev(dev_, tensors_, tiles_, unit_bytes_, max_changed_, scan_bytes_, nullptr);
+  bool moved = false;  // most runs are over the same memory as the last one
   for (std::uint32_t i = 0; i < tensors_; ++i) {
-    host.tensors[i].old_dev = tensors[i].old_dev;
-    host.tensors[i].new_dev = tensors[i].new_dev;
+    DevTensor like = host.tensors[i];
+    like.old_dev = tensors[i].old_dev;
+    like.new_dev = tensors[i].new_dev;
     const bool gaps = coding == PositionCoding::kGaps;
-    host.tensors[i].wide = gaps ? 2 : host.tensors[i].units > kHugeUnits ? 8 : 4;
+    like.position_bytes = gaps ? 2 : like.units > kHugeUnits ? 8 : 4;
+    moved = moved || std::memcmp(&like, &host.tensors[i], sizeof(like)) != 0;
+    host.tensors[i] = like;
   }
   const cudaStream_t queue_on = native(stream);
-  DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMemcpyAsync(dev.tensors, host.tensors, tensors_ * sizeof(DevTensor),
-                            cudaMemcpyHostToDevice, queue_on),
-            "placing the table of tensors"));
-  DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMemsetAsync(dev.cursor, 0, sizeof(*dev.cursor), queue_on), "clearing a cursor"));
+  if (moved) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check(cudaMemcpyAsync(dev.tensors, host.tensors, tensors_ * sizeof(DevTensor),
+                              cudaMemcpyHostToDevice, queue_on),
+              "placing the table of tensors"));
+  }
   const auto go = [&](auto queue_width) {
     return queue_width(dev, tensors_, tiles_, max_changed_, scan_bytes_, coding, positions_dev,
                        values_dev, queue_on);
@@ -718,10 +704,10 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
     case 4: DRIFTLESS_RETURN_IF_ERROR(go(queue<4>)); break;
     default: DRIFTLESS_RETURN_IF_ERROR(go(queue<8>)); break;
   }
-  return check(cudaMemcpyAsync(host.summary, dev.summary,
-                               sizeof(Summary) + tensors_ * sizeof(StreamEntry),
-                               cudaMemcpyDeviceToHost, queue_on),
-               "fetching the results of a comparison");
+  return check(
+      cudaMemcpyAsync(host.summary, dev.summary, sizeof(Summary) + tensors_ * sizeof(StreamEntry),
+                      cudaMemcpyDeviceToHost, queue_on),
+      "fetching the results of a comparison");
 }
 
 DiffBatch::Results DiffBatch::results() const {

@@ -10,7 +10,8 @@ namespace driftless::cuda {
 namespace {
 
 constexpr unsigned kWarps = 8;
-constexpr std::uint32_t kSpanBlocks = 32;  // digest blocks that a warp sweeps at a time: a key per lane
+constexpr std::uint32_t kSpanBlocks =
+    32;  // digest blocks that a warp sweeps at a time: a key per lane
 
 struct DevPiece {
   const std::byte* bytes_dev;
@@ -79,8 +80,8 @@ __device__ __forceinline__ void add_group(const PlaceKeys& keys, unsigned group,
 #pragma unroll
   for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
     const uint4 key = reinterpret_cast<const uint4*>(keys.half[half])[group];
-    sums[half] += wide(words.x, key.x) + wide(words.y, key.y) + wide(words.z, key.z) +
-                  wide(words.w, key.w);
+    sums[half] +=
+        wide(words.x, key.x) + wide(words.y, key.y) + wide(words.z, key.z) + wide(words.w, key.w);
   }
 }
 
@@ -241,11 +242,11 @@ void launch_changes(bool gaps, const PatchParts& parts, const std::byte* positio
                     std::uint64_t* out, cudaStream_t stream) {
   const unsigned blocks = patch_blocks(chunks);
   if (gaps) {
-    sum_changes<W, true><<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev,
-                                                                 new_dev, out);
+    sum_changes<W, true>
+        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
   } else {
-    sum_changes<W, false><<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks,
-                                                                  old_dev, new_dev, out);
+    sum_changes<W, false>
+        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
   }
 }
 
@@ -312,9 +313,9 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
   }
   std::uint64_t bytes = 0;
   const SweepParts dev = carve_sweep(workspace.dev, pieces.size(), spans, &bytes);
-  DRIFTLESS_RETURN_IF_ERROR(check(cudaMemcpyAsync(workspace.dev, workspace.host, bytes,
-                                                  cudaMemcpyHostToDevice, native(stream)),
-                                  "placing the pieces of a digest"));
+  DRIFTLESS_RETURN_IF_ERROR(check(
+      cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
+      "placing the pieces of a digest"));
   constexpr std::uint64_t kMaxBlocks = 132 * 6;
   const auto blocks =
       static_cast<unsigned>(std::min<std::uint64_t>((spans + kWarps - 1) / kWarps, kMaxBlocks));

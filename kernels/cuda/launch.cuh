@@ -13,8 +13,8 @@ namespace driftless::cuda {
 inline Status check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
   const bool full = code == cudaErrorMemoryAllocation;
-  return error(full ? StatusCode::kNoSpace : StatusCode::kIo, what, ": ", cudaGetErrorString(code), " (",
-               cudaGetErrorName(code), ")");
+  return error(full ? StatusCode::kNoSpace : StatusCode::kIo, what, ": ", cudaGetErrorString(code),
+               " (", cudaGetErrorName(code), ")");
 }
 // After a kernel was queued.
 inline Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }

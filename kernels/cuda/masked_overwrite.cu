@@ -94,10 +94,9 @@ template <unsigned W>
 void launch(std::byte* target, const std::byte* source, std::uint64_t units, std::uint64_t sentinel,
             std::uint64_t* written, cudaStream_t stream) {
   const auto small = static_cast<Unit<W>>(sentinel);
-  const bool aligned = (reinterpret_cast<std::uintptr_t>(target) |
-                        reinterpret_cast<std::uintptr_t>(source)) %
-                           16 ==
-                       0;
+  const bool aligned =
+      (reinterpret_cast<std::uintptr_t>(target) | reinterpret_cast<std::uintptr_t>(source)) % 16 ==
+      0;
   const std::uint64_t groups = aligned ? units * W / 16 : 0;
   if (groups != 0) {
     overwrite_aligned<W><<<blocks_for(groups / kGroups), kThreads, 0, stream>>>(

@@ -7,7 +7,8 @@
 // and moved as integers; tensors may lie at any multiple of their unit, and may have more than 2^32
 // of them. Tensors at multiples of 16 bytes are the fast case.
 //
-// No CUDA header is needed to use this one. Errors of CUDA come back as kIo, a lack of device memory as kNoSpace.
+// No CUDA header is needed to use this one. Errors of CUDA come back as kIo, a lack of device
+// memory as kNoSpace.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ struct WorkspaceSize {
 
 enum class PositionCoding : unsigned char {
   kIndices,  // absolute: int32, or int64 in a tensor of more than 2^31 units
-  kGaps,     // p[k] - p[k-1] - 1 with p[-1] = -1: uint16, or uint32 or uint64 in a tensor of which a
-             // gap needs it
+  kGaps,  // p[k] - p[k-1] - 1 with p[-1] = -1: uint16, or uint32 or uint64 in a tensor of which a
+          // gap needs it
 };
 
 // Where one tensor's changes lie in the streams of positions and values.
@@ -65,7 +66,7 @@ class DiffBatch {
   };
 
   // For up to `max_changed` changed units. Device memory per unit of it: its width and 2 bytes; per
-  // 32 KiB of tensor: 40 bytes; per tensor: 80 bytes.
+  // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes, std::uint64_t max_changed);
   [[nodiscard]] static Result<DiffBatch> make(std::span<const std::uint64_t> units,
@@ -91,7 +92,6 @@ class DiffBatch {
   std::uint32_t tensors_ = 0;
   std::uint32_t tiles_ = 0;
   bool huge_ = false;  // a tensor has more than 2^31 units
-  bool placed_ = false;
   std::uint64_t scan_bytes_ = 0;
   // In the workspace.
   std::byte* dev_ = nullptr;

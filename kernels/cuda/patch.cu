@@ -83,9 +83,9 @@ std::uint64_t chunks_of(std::span<const Patch::Tensor> tensors) {
 Status check_tensor(const Patch::Tensor& tensor, std::size_t number) {
   const unsigned bytes = tensor.entry.position_bytes;
   if ((bytes == 2 || bytes == 4 || bytes == 8) && tensor.entry.count <= tensor.units) return {};
-  return error(StatusCode::kInvalidArgument, "tensor number ", number, " of the patch: ",
-               tensor.entry.count, " changes of ", tensor.units, " units, with positions of ", bytes,
-               " bytes");
+  return error(StatusCode::kInvalidArgument, "tensor number ", number,
+               " of the patch: ", tensor.entry.count, " changes of ", tensor.units,
+               " units, with positions of ", bytes, " bytes");
 }
 
 }  // namespace
@@ -141,8 +141,7 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
   patch.positions_dev_ = positions_dev;
   patch.dev_ = workspace.dev;
   patch.host_ = workspace.host;
-  const PatchHostParts host =
-      carve_patch_host(patch.host_, patch.tensors_, patch.chunks_, nullptr);
+  const PatchHostParts host = carve_patch_host(patch.host_, patch.tensors_, patch.chunks_, nullptr);
   std::uint32_t chunk = 0;
   for (std::uint32_t i = 0; i < patch.tensors_; ++i) {
     DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensors[i], i));
@@ -159,27 +158,25 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
     return driftless::cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue),
                                   "placing a patch");
   };
-  DRIFTLESS_RETURN_IF_ERROR(
-      place(dev.tensors, host.tensors, tensors.size() * sizeof(PatchTensor)));
+  DRIFTLESS_RETURN_IF_ERROR(place(dev.tensors, host.tensors, tensors.size() * sizeof(PatchTensor)));
   DRIFTLESS_RETURN_IF_ERROR(
       place(dev.chunk_tensor, host.chunk_tensor, chunks * sizeof(std::uint32_t)));
   DRIFTLESS_RETURN_IF_ERROR(place(dev.bad, host.bad, sizeof(std::uint32_t)));
   if (patch.chunks_ == 0) return patch;
   if (coding == PositionCoding::kGaps) {
     sum_chunks<<<patch_blocks(patch.chunks_ + 1), kPatchWarps * 32, 0, queue>>>(dev, positions_dev,
-                                                                               patch.chunks_);
+                                                                                patch.chunks_);
     DRIFTLESS_RETURN_IF_ERROR(check_launch("sum_chunks"));
     std::size_t bytes = scan_bytes(patch.chunks_ + 1);
     DRIFTLESS_RETURN_IF_ERROR(driftless::cuda::check(
         cub::DeviceScan::ExclusiveScan(dev.scan, bytes, dev.before, dev.before, BoundedSum{},
                                        std::uint64_t{0}, patch.chunks_ + 1, queue),
         "the scan over chunks"));
-    check_gaps<<<(patch.tensors_ + 255) / 256, 256, 0, queue>>>(dev, patch.tensors_,
-                                                                patch.chunks_);
+    check_gaps<<<(patch.tensors_ + 255) / 256, 256, 0, queue>>>(dev, patch.tensors_, patch.chunks_);
     DRIFTLESS_RETURN_IF_ERROR(check_launch("check_gaps"));
   } else {
     check_indices<<<patch_blocks(patch.chunks_), kPatchWarps * 32, 0, queue>>>(dev, positions_dev,
-                                                                              patch.chunks_);
+                                                                               patch.chunks_);
     DRIFTLESS_RETURN_IF_ERROR(check_launch("check_indices"));
   }
   DRIFTLESS_RETURN_IF_ERROR(driftless::cuda::check(

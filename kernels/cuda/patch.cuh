@@ -122,8 +122,8 @@ __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, c
       if constexpr (Gaps) {
         std::uint64_t sum = 0;
         if (bytes == 2) {  // 32 of them fit 32 bits
-          sum = running_sum(
-              changes.valid[j] ? static_cast<std::uint32_t>(position[j]) + 1U : 0U, lane);
+          sum = running_sum(changes.valid[j] ? static_cast<std::uint32_t>(position[j]) + 1U : 0U,
+                            lane);
         } else {
           const std::uint64_t gap = position[j] < units ? position[j] : units;
           sum = running_sum(changes.valid[j] ? gap + 1 : std::uint64_t{0}, lane);

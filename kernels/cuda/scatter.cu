@@ -6,7 +6,7 @@ namespace {
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     scatter_chunks(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
-                 const std::byte* values_dev) {
+                   const std::byte* values_dev) {
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
   if (number >= chunks) return;

@@ -98,8 +98,8 @@ __global__ void mask_out(std::uint16_t* source, const std::uint16_t* before,
 
 // The floor: 16-byte loads of everything, and one word out of it.
 template <int Loads, int Sides>
-__global__ void __launch_bounds__(512) read_all(const uint4* a, const uint4* b, std::uint64_t groups,
-                                                unsigned* out) {
+__global__ void __launch_bounds__(512)
+    read_all(const uint4* a, const uint4* b, std::uint64_t groups, unsigned* out) {
   unsigned sum = 0;
   const std::uint64_t stride = gridDim.x * 512ULL * Loads;
   for (std::uint64_t first = blockIdx.x * 512ULL * Loads + threadIdx.x; first < groups;
@@ -202,9 +202,8 @@ struct Diff {
     return {device(size.dev_bytes), size.dev_bytes, pinned(size.host_bytes), size.host_bytes};
   }
   double time(const Bench& bench, const Cut& cut, cuda::PositionCoding coding) {
-    const double ms = time_ms([&] {
-      must(batch->run(cut.tensors, coding, bench.positions, bench.values, nullptr));
-    });
+    const double ms = time_ms(
+        [&] { must(batch->run(cut.tensors, coding, bench.positions, bench.values, nullptr)); });
     if (batch->results().changed > bench.room) {
       std::fprintf(stderr, "no room: %llu changed\n",
                    static_cast<unsigned long long>(batch->results().changed));
@@ -278,8 +277,8 @@ void bench_patch(Bench& bench) {
     auto* const sums = reinterpret_cast<std::uint64_t*>(device(256));
     const double gathered = time_ms([&] { must(patch->gather(old_values, nullptr)); });
     print("gather by " + name, gathered, "read both", bench.read_both, changed * 36);
-    const double summed = time_ms(
-        [&] { must(patch->digest_change(old_values, bench.values, sums, nullptr)); });
+    const double summed =
+        time_ms([&] { must(patch->digest_change(old_values, bench.values, sums, nullptr)); });
     print("digest of the change, " + name, summed, "read both", bench.read_both, changed * 6);
     cudaFree(old_values);
     fill<<<2048, 256>>>(Bench::units(bench.before), kUnits);  // as it was
@@ -290,8 +289,8 @@ void bench_digest(Bench& bench) {
   const Cut few(bench, 24, false);
   std::vector<cuda::DigestPiece> pieces;
   for (std::size_t i = 0; i < few.units.size(); ++i) {
-    pieces.push_back({few.tensors[i].old_dev, few.units[i] * 2, 0,
-                      digest_tensor_key(std::to_string(i))});
+    pieces.push_back(
+        {few.tensors[i].old_dev, few.units[i] * 2, 0, digest_tensor_key(std::to_string(i))});
   }
   const cuda::Workspace work = Diff::allocate(cuda::digest_workspace_size(pieces));
   auto* const sums = reinterpret_cast<std::uint64_t*>(device(256));
