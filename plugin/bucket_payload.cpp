@@ -129,6 +129,7 @@ class BucketPayload final : public RankPayload {
     }
     DiffOptions options;
     options.threads = context_.threads;
+    options.old_values = true;
     Status status = diff_tensors(
         host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
         [this](const DiffPiece& piece) { return collect(piece.delta); });
@@ -147,9 +148,10 @@ class BucketPayload final : public RankPayload {
   Status absorb(const DiffPiece& piece) {
     if (piece.delta.count() == 0) return {};
     const std::uint32_t tensor = piece.pair->tensor;
-    const Digest change =
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest change,
         context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
-                             context_.snapshot->data(tensor), piece.delta);
+                             context_.snapshot->data(tensor), piece.delta, piece.old_values));
     const std::scoped_lock lock(mutex_);
     findings_.digest_change += change;
     findings_.changed_units += piece.delta.count();

@@ -1,6 +1,6 @@
 // What publishing and committing cost, as ratios of one run:
 //
-//   publish_bench [GIGABYTES] [THREADS] [REPEATS]
+//   publish_bench [GIGABYTES] [THREADS] [REPEATS] [loopback|files|commit]
 //
 // publish over loopback / the diff alone; publish into files / plain writes and fsync of the same
 // bytes; commit of the same number of changes into a tenth of the weights / into all of them; and
@@ -286,8 +286,10 @@ int main(int argc, char** argv) {
   const auto bytes = static_cast<std::uint64_t>(gigabytes * 1e9);
   const unsigned threads = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 2;
   const unsigned repeats = argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 5;
-  driftless::bench_loopback(bytes, threads, repeats);
-  driftless::bench_files(repeats);
-  driftless::bench_commit(bytes, threads, repeats);
+  const std::string only = argc > 4 ? argv[4] : "";
+  const auto wanted = [&only](const char* part) { return only.empty() || only == part; };
+  if (wanted("loopback")) driftless::bench_loopback(bytes, threads, repeats);
+  if (wanted("files")) driftless::bench_files(repeats);
+  if (wanted("commit")) driftless::bench_commit(bytes, threads, repeats);
   return 0;
 }
