@@ -23,6 +23,7 @@
 #include "formats/bucket.h"
 #include "formats/byte_buffer.h"
 #include "formats/encoding.h"
+#include "formats/zstd_stream.h"
 
 namespace driftless {
 
@@ -50,6 +51,11 @@ struct FrameContext {
 // tile both streams in order, as a BucketBuilder leaves them. After a failure `out` is as it was.
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
+
+// The same bytes into `sink`, front to back: nothing is held but the body of `deltas_zstd`, whose
+// size comes before it. Ends at the sink's first failure.
+[[nodiscard]] Status write_frame(const FrameContext& context, const BucketView& bucket,
+                                 const ByteSink& sink);
 
 // Consecutive units of a tensor, verbatim: what a full frame holds.
 struct DenseRun {

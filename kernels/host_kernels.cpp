@@ -23,10 +23,18 @@ Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
   return cpu::digest(kSums, tensor, byte_offset, bytes);
 }
 
+template <cpu::DigestSteps kSteps>
+Digest cpu_digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                         const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                         const void* new_values) {
+  return cpu::digest_change(kSteps, tensor, unit_bytes, origin, offsets, count, old_values,
+                            new_values);
+}
+
 #define DRIFTLESS_CPU_KERNELS(target)                                                            \
   HostKernels {                                                                                  \
     "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
-        cpu_digest<cpu::target::digest_sums>, cpu::digest_change                                 \
+        cpu_digest<cpu::target::digest_sums>, cpu_digest_change<cpu::target::digest_steps>       \
   }
 
 std::vector<HostKernels> make_list() {

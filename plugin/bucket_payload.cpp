@@ -1,6 +1,7 @@
 // Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "formats/bucket.h"
 #include "formats/flush_file.h"
@@ -110,6 +112,10 @@ class BucketWriter {
   std::thread thread_;
 };
 
+// Old and new side of a piece, and what was found there, are in the second cache when the changes
+// are written over.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
+
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
@@ -129,6 +135,8 @@ class BucketPayload final : public RankPayload {
     }
     DiffOptions options;
     options.threads = context_.threads;
+    options.old_values = true;
+    options.piece_bytes = kPieceBytes;
     Status status = diff_tensors(
         host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
         [this](const DiffPiece& piece) { return collect(piece.delta); });
@@ -147,9 +155,10 @@ class BucketPayload final : public RankPayload {
   Status absorb(const DiffPiece& piece) {
     if (piece.delta.count() == 0) return {};
     const std::uint32_t tensor = piece.pair->tensor;
-    const Digest change =
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest change,
         context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
-                             context_.snapshot->data(tensor), piece.delta);
+                             context_.snapshot->data(tensor), piece.delta, piece.old_values));
     const std::scoped_lock lock(mutex_);
     findings_.digest_change += change;
     findings_.changed_units += piece.delta.count();
@@ -160,11 +169,20 @@ class BucketPayload final : public RankPayload {
   }
 
   Status collect(const DeltaView& delta) {
-    if (!writer_.filling().accepts(delta) ||
-        writer_.filling().size_bytes() >= context_.buffer_bytes) {
+    const std::uint64_t size = writer_.filling().size_bytes();
+    if (!writer_.filling().accepts(delta) || size >= full_at()) {
+      handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
     return writer_.filling().add(delta);
+  }
+
+  // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went
+  // before it, the first ones apart. In files every bucket costs a file: there they are full.
+  [[nodiscard]] std::uint64_t full_at() const {
+    constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
+    if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
+    return std::min(context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
   }
 
   // On the writer's thread.
@@ -174,10 +192,20 @@ class BucketPayload final : public RankPayload {
     if (context_.directory_layout == DirectoryLayout::kFlush) return write_flush(bucket, index);
     FrameContext frame = context_.frame;
     frame.index = index;
-    std::vector<std::byte>& encoded = context_.buffers->encoded;
-    encoded.clear();
-    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
-    return put_part(*context_.road, frame_part_name(frame.rank, index), encoded);
+    const std::string name = frame_part_name(frame.rank, index);
+    if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+      std::vector<std::byte>& encoded = context_.buffers->encoded;
+      encoded.clear();
+      DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+      return put_part(*context_.road, name, encoded);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context_.road->create_part(name));
+    std::uint64_t at = 0;
+    DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+      const std::uint64_t offset = std::exchange(at, at + bytes.size());
+      return part->pwrite(offset, bytes);
+    }));
+    return part->sync();
   }
 
   Status write_flush(const BucketView& bucket, std::uint32_t index) {
@@ -195,6 +223,7 @@ class BucketPayload final : public RankPayload {
   PayloadContext context_;
   std::mutex mutex_;                    // for the findings while pieces are compared
   std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
+  std::uint64_t handed_bytes_ = 0;      // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };

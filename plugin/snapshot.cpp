@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/tensor_ops.h"
@@ -68,34 +69,55 @@ Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
   return sum;
 }
 
-StoredDelta& UndoLog::next_piece() {
+UndoLog::Piece& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
   if (used_ == pieces_.size()) pieces_.emplace_back();
   return pieces_[used_++];
 }
 
-Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
-                      std::byte* tensor_data, const DeltaView& delta) {
-  StoredDelta& piece = next_piece();
+std::byte* UndoLog::start(Piece& piece, const DeltaView& delta) {
   piece.tensor = delta.tensor;
   piece.unit_bytes = delta.unit_bytes;
   piece.origin = delta.origin;
-  piece.offsets.assign(delta.offsets.begin(), delta.offsets.end());
-  piece.values.resize(delta.count() * delta.unit_bytes);
-  std::byte* const units = tensor_data + delta.origin * delta.unit_bytes;
-  kernels.gather(units, delta.unit_bytes, delta.offsets.data(), delta.count(), piece.values.data());
+  piece.count = 0;
+  piece.memory.shrink(0);
+  std::byte* const memory =
+      piece.memory.extend(delta.count() * (sizeof(std::uint32_t) + delta.unit_bytes));
+  if (memory != nullptr) piece.count = delta.count();
+  return memory;
+}
+
+Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
+                              std::byte* tensor_data, const DeltaView& delta,
+                              const std::byte* old_values) {
+  std::byte* const memory = start(next_piece(), delta);
+  if (memory == nullptr) {
+    return error(StatusCode::kNoSpace, "no memory to keep the old values of ", delta.count(),
+                 " changes");
+  }
+  const unsigned width = delta.unit_bytes;
+  const std::uint32_t* const offsets = delta.offsets.data();
+  std::byte* const units = tensor_data + delta.origin * width;
+  std::memcpy(memory, offsets, delta.offsets.size_bytes());
+  std::byte* const kept = memory + delta.offsets.size_bytes();
+  if (old_values != nullptr) {
+    std::memcpy(kept, old_values, delta.count() * width);
+  } else {
+    kernels.gather(units, width, offsets, delta.count(), kept);
+  }
   const Digest change =
-      kernels.digest_change(key, delta.unit_bytes, delta.origin, delta.offsets.data(),
-                            delta.count(), piece.values.data(), delta.values);
-  kernels.scatter(units, delta.unit_bytes, delta.offsets.data(), delta.count(), delta.values);
+      kernels.digest_change(key, width, delta.origin, offsets, delta.count(), kept, delta.values);
+  kernels.scatter(units, width, offsets, delta.count(), delta.values);
   return change;
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
   for (std::size_t i = used_; i-- > 0;) {
-    const StoredDelta& piece = pieces_[i];
+    const Piece& piece = pieces_[i];
+    const std::byte* const memory = piece.memory.bytes().data();
     kernels.scatter(snapshot.data(piece.tensor) + piece.origin * piece.unit_bytes, piece.unit_bytes,
-                    piece.offsets.data(), piece.offsets.size(), piece.values.data());
+                    reinterpret_cast<const std::uint32_t*>(memory), piece.count,
+                    memory + piece.count * sizeof(std::uint32_t));
   }
   clear();
 }
@@ -104,8 +126,8 @@ void UndoLog::clear() {
   constexpr std::uint64_t kAlwaysKept = std::uint64_t{16} << 20;
   std::uint64_t needed = 0, held = 0;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (i < used_) needed += pieces_[i].used_bytes();
-    held += pieces_[i].held_bytes();
+    if (i < used_) needed += pieces_[i].memory.size();
+    held += pieces_[i].memory.capacity();
   }
   used_ = 0;
   if (held > kAlwaysKept + 2 * needed) pieces_.clear();

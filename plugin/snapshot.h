@@ -13,6 +13,7 @@
 #include "core/digest.h"
 #include "core/layout.h"
 #include "core/status.h"
+#include "formats/byte_buffer.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {
@@ -58,10 +59,6 @@ struct StoredDelta {
   [[nodiscard]] DeltaView view() const {
     return {tensor, unit_bytes, origin, offsets, values.data()};
   }
-  [[nodiscard]] std::uint64_t used_bytes() const { return offsets.size() * 4 + values.size(); }
-  [[nodiscard]] std::uint64_t held_bytes() const {
-    return offsets.capacity() * 4 + values.capacity();
-  }
 };
 
 // The old values of what a version changed in a snapshot. O(changed). apply() may be called from
@@ -70,18 +67,30 @@ struct StoredDelta {
 class UndoLog {
  public:
   // Keeps the old values of `delta` in `tensor_data`, then writes the new ones over them. Returns
-  // what this changes in the digest of the tensor that `key` stands for.
-  [[nodiscard]] Digest apply(const HostKernels& kernels, const DigestTensorKey& key,
-                             std::byte* tensor_data, const DeltaView& delta);
+  // what this changes in the digest of the tensor that `key` stands for. `old_values` are those of
+  // the delta's units; where it is null they are read from the tensor. kNoSpace: no memory, and
+  // nothing was changed.
+  [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
+                                     std::byte* tensor_data, const DeltaView& delta,
+                                     const std::byte* old_values = nullptr);
   void roll_back(const HostKernels& kernels, Snapshot& snapshot);
   void clear();
   [[nodiscard]] bool empty() const { return used_ == 0; }
 
  private:
-  [[nodiscard]] StoredDelta& next_piece();
+  struct Piece {
+    std::uint32_t tensor = 0;
+    unsigned unit_bytes = 1;
+    std::uint64_t origin = 0;
+    std::uint64_t count = 0;
+    ByteBuffer memory;  // `count` offsets, then as many old values
+  };
+  [[nodiscard]] Piece& next_piece();
+  // Room for the offsets and the values of `delta`; null where there is none, the piece then empty.
+  [[nodiscard]] static std::byte* start(Piece& piece, const DeltaView& delta);
 
-  std::mutex mutex_;                // for the next two
-  std::deque<StoredDelta> pieces_;  // the first `used_` count
+  std::mutex mutex_;          // for the next two
+  std::deque<Piece> pieces_;  // the first `used_` count
   std::size_t used_ = 0;
 };
 

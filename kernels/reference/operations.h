@@ -10,7 +10,7 @@
 namespace driftless::reference {
 
 std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
-                   unsigned unit_bytes, std::uint32_t* offsets, void* values);
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values);
 void gather(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
             std::uint64_t count, void* values);
 void scatter(void* units, unsigned unit_bytes, const std::uint32_t* offsets, std::uint64_t count,

@@ -107,8 +107,8 @@ void expect_change_is_the_difference(const HostKernels& kernels, const HostKerne
   change_units(random, pattern, width, after.data(), units);
   std::vector<std::uint32_t> offsets(units + kDiffSlackUnits);
   std::vector<std::byte> new_values(offsets.size() * width), old_values(offsets.size() * width + 1);
-  const std::uint32_t found =
-      reference.diff(before.data(), after.data(), units, width, offsets.data(), new_values.data());
+  const std::uint32_t found = reference.diff(before.data(), after.data(), units, width,
+                                             offsets.data(), new_values.data(), nullptr);
   std::byte* const misaligned = old_values.data() + 1;
   reference.gather(before.data(), width, offsets.data(), found, misaligned);
 
@@ -131,6 +131,37 @@ TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
         }
       }
     }
+  }
+}
+
+// The largest steps there are, all of one sign, at every place of two blocks and beyond.
+TEST_P(KernelsDigest, ChangeDoesNotOverflowWhereAllBitsChange) {
+  for (const unsigned width : kWidths) {
+    const std::uint64_t units = 5 * kDigestBlockBytes / 2 / width;
+    std::vector<std::uint32_t> offsets(units);
+    for (std::uint32_t i = 0; i < units; ++i) offsets[i] = i;
+    const std::vector<std::byte> clear(units * width), set(units * width, std::byte{0xff});
+    const Digest all = kernels().digest(key_, 0, set);
+    EXPECT_EQ(
+        kernels().digest_change(key_, width, 0, offsets.data(), units, clear.data(), set.data()),
+        all);
+    EXPECT_EQ(
+        kernels().digest_change(key_, width, 0, offsets.data(), units, set.data(), clear.data()),
+        Digest() - all);
+  }
+}
+
+// More blocks than are summed at a time, a change in each.
+TEST_P(KernelsDigest, ChangeOfManyBlocksIsWhatReferenceSays) {
+  for (const unsigned width : kWidths) {
+    std::vector<std::uint32_t> offsets;
+    for (std::uint32_t i = 0; i < 1000; ++i) offsets.push_back(i * 4097 / width);
+    const std::vector<std::byte> before = random_bytes(8, offsets.size() * width);
+    const std::vector<std::byte> after = random_bytes(9, offsets.size() * width);
+    EXPECT_EQ(kernels().digest_change(key_, width, 3, offsets.data(), offsets.size(), before.data(),
+                                      after.data()),
+              reference().digest_change(key_, width, 3, offsets.data(), offsets.size(),
+                                        before.data(), after.data()));
   }
 }
 
