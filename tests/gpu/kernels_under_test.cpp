@@ -18,7 +18,7 @@ DeviceBytes place(const void* host, std::uint64_t bytes, unsigned unit_bytes) {
 }
 
 std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
-                   unsigned unit_bytes, std::uint32_t* offsets, void* values) {
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
   const std::uint64_t bytes = std::uint64_t{count} * unit_bytes;
   const DeviceBytes before = place(old_units, bytes, unit_bytes);
   const DeviceBytes after = place(new_units, bytes, unit_bytes);
@@ -36,6 +36,11 @@ std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t c
   EXPECT_EQ(results.entries[0].count, results.changed);
   must(cudaMemcpy(offsets, positions.data(), results.changed * 4, cudaMemcpyDeviceToHost));
   must(cudaMemcpy(values, found.data(), results.changed * unit_bytes, cudaMemcpyDeviceToHost));
+  const auto* const old_bytes = static_cast<const std::byte*>(old_units);
+  for (std::uint64_t k = 0; old_values != nullptr && k < results.changed; ++k) {
+    std::memcpy(static_cast<std::byte*>(old_values) + k * unit_bytes,
+                old_bytes + std::uint64_t{offsets[k]} * unit_bytes, unit_bytes);
+  }
   return static_cast<std::uint32_t>(results.changed);
 }
 
