@@ -19,6 +19,7 @@
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/status.h"
+#include "plugin/device_side.h"
 #include "plugin/engine_notifier.h"
 #include "plugin/publisher.h"
 #include "plugin/receiver.h"
@@ -36,6 +37,8 @@ struct EngineConfig {
 };
 
 struct Config {
+  Config() { gpu.snapshot = SnapshotPlace::kHost; }
+
   // Once parsed, publisher.layout and publisher.encoding are what "auto" stands for.
   PublisherOptions publisher;
   ReceiverOptions receiver;  // without its id
@@ -52,6 +55,7 @@ struct Config {
   std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
   std::vector<EngineConfig> engines;
   NotifyOptions notify;      // without its engines
+  DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // Whether any setting asks for anchors.

@@ -57,6 +57,16 @@ Status check_road(const Config& config) {
   return {};
 }
 
+Status check_snapshot(const Config& config) {
+  const DirectoryLayout layout = config.publisher.layout;
+  if (config.gpu.snapshot != SnapshotPlace::kDevice || layout == DirectoryLayout::kFrames ||
+      layout == DirectoryLayout::kHdf5) {
+    return {};
+  }
+  return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
+                ", which is made from tensors in host memory: set snapshot: pinned");
+}
+
 Status check_anchors(const Config& config) {
   if (config.road == RoadKind::kMpiRma && config.anchors() && !config.anchor_auto &&
       config.mpi_rma.anchor_bytes == 0) {
@@ -119,6 +129,7 @@ Status check_engines(const Config& config) {
 Status settle_config(Config& config) {
   settle_layout(config);
   DRIFTLESS_RETURN_IF_ERROR(check_road(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   return check_engines(config);

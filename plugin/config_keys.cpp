@@ -216,8 +216,20 @@ Status apply_checksum(Config& config, std::size_t, std::string_view value) {
   return {};
 }
 
-Status apply_snapshot(Config&, std::size_t, std::string_view value) {
-  return value == "host" ? Status() : not_one_of("host", value);
+Status apply_snapshot(Config& config, std::size_t, std::string_view value) {
+  for (const SnapshotPlace place :
+       {SnapshotPlace::kHost, SnapshotPlace::kPinned, SnapshotPlace::kDevice}) {
+    if (value != to_string(place)) continue;
+    config.gpu.snapshot = place;
+    return {};
+  }
+  return not_one_of("host, pinned or device", value);
+}
+
+Status apply_gpu_device(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, parse_count(value, 0, 1024));
+  config.gpu.device = static_cast<int>(number);
+  return {};
 }
 
 Status apply_threads(Config& config, std::size_t, std::string_view value) {
@@ -310,8 +322,18 @@ constexpr std::array kKeys = {
     size_key<DRIFTLESS_FIELD(publisher.buffer_bytes), (std::uint64_t{64} << 10),
              (std::uint64_t{16} << 30)>("buffer_size",
                                         "Bytes of a bucket: memory against overhead per part"),
-    ConfigKey{"snapshot", "host", "", "Where the publisher keeps what the receivers have",
-              apply_snapshot, [](const Config&, std::size_t) { return std::string("host"); }},
+    ConfigKey{
+        "snapshot", "host, pinned or device", "",
+        "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU",
+        apply_snapshot,
+        [](const Config& config, std::size_t) {
+          return std::string(to_string(config.gpu.snapshot));
+        }},
+    ConfigKey{"gpu.device", kNumber, "", "Number of the publisher's GPU, as CUDA counts",
+              apply_gpu_device,
+              [](const Config& config, std::size_t) { return std::to_string(config.gpu.device); }},
+    size_key<DRIFTLESS_FIELD(gpu.slice_bytes), (std::uint64_t{1} << 20), (std::uint64_t{16} << 30)>(
+        "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
     ConfigKey{
         "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
         [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},

@@ -118,17 +118,19 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
     if (ours) owned.push_back(*index);
   }
   std::ranges::sort(owned);
-  DRIFTLESS_ASSIGN_OR_RETURN(snapshot_, Snapshot::create(layout_, std::move(owned)));
+  DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
+                             Snapshot::create(layout_, std::move(owned), options_.device.get()));
   return {};
 }
 
 Status PublisherRank::copy_into_snapshot(WeightSource& base) {
   return base.visit([&](std::span<const OfferedTensor> batch) -> Status {
-    return parallel_for(batch.size(), threads_, [&](std::size_t task, unsigned) -> Status {
+    const unsigned threads = options_.device == nullptr ? threads_ : 1;
+    return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) -> Status {
       const std::uint32_t tensor = tensor_[batch[task].tensor];
       if (tensor == kNotOurs) return {};
-      std::copy_n(batch[task].data, layout_[tensor].size_bytes, snapshot_.data(tensor));
-      return {};
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(batch[task]));
+      return snapshot_.write(tensor, batch[task].data);
     });
   });
 }
@@ -136,7 +138,11 @@ Status PublisherRank::copy_into_snapshot(WeightSource& base) {
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   mine.status = copy_into_snapshot(base);
-  if (mine.status.ok()) part_digest_ = snapshot_.digest(host_kernels(), threads_);
+  if (mine.status.ok()) {
+    const Result<Digest> digest = snapshot_.digest(host_kernels(), threads_);
+    mine.status = digest.status();
+    if (digest.ok()) part_digest_ = *digest;
+  }
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
@@ -225,8 +231,11 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   }
   std::vector<std::byte*> data(layout_.size());
   for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightTarget> target,
-                             make_memory_target(layout_, std::move(data), VersionId{}, threads_));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::unique_ptr<WeightTarget> target,
+      snapshot_.memory_kind() == MemoryKind::kDevice
+          ? options_.device->make_target(layout_, std::move(data), VersionId{})
+          : make_memory_target(layout_, std::move(data), VersionId{}, threads_));
   ReceiverOptions options;
   options.id = concat("publisher-", group_.rank());
   options.threads = threads_;

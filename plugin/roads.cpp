@@ -14,6 +14,10 @@
 #include "collectives/shared_fs/hdf5_container.h"
 #endif
 
+#if DRIFTLESS_HAS_CUDA
+#include "plugin/device/device_side.h"
+#endif
+
 namespace driftless {
 namespace {
 
@@ -198,7 +202,20 @@ Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole) {
 
 std::span<const Backend> backends() { return kBackends; }
 
+Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
+#if DRIFTLESS_HAS_CUDA
+  return make_device_side(config.gpu);
+#else
+  return check_backend("cuda", concat("snapshot: ", to_string(config.gpu.snapshot)));
+#endif
+}
+
 Status check_built(const Config& config) {
+  if (config.gpu.snapshot != SnapshotPlace::kHost) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_backend("cuda", concat("snapshot: ", to_string(config.gpu.snapshot))));
+  }
   if (config.road == RoadKind::kMpiRma) {
     DRIFTLESS_RETURN_IF_ERROR(check_backend("mpi_rma", "road.kind"));
   }

@@ -28,6 +28,10 @@ struct Backend {
 // kUnsupported, with the reason, where the configuration asks for what was not built.
 [[nodiscard]] Status check_built(const Config& config);
 
+// The publisher's side of the GPU, where the configuration asks for one (else null). For
+// PublisherOptions::device.
+[[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
+
 enum class JobRole : unsigned char { kTrainer, kRollout };
 [[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout"
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "formats/checkpoint.h"
 
@@ -15,6 +16,9 @@ namespace driftless {
 struct OfferedTensor {
   std::size_t tensor = 0;  // index in tensors()
   const std::byte* data = nullptr;
+  // kDevice: ready to be read by work that is queued from now on, on any stream of that GPU. Only
+  // for publishers with a device side (PublisherOptions::device).
+  MemoryKind memory = MemoryKind::kHost;
 };
 
 class WeightSource {

@@ -138,6 +138,7 @@ class Trainer {
                                process_.sender(room, Deadline::after(config_.connect_deadline)));
     DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
     config_.publisher.background = process_.threads();
+    DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
     DRIFTLESS_ASSIGN_OR_RETURN(publisher_, Publisher::open(config_.publisher, *publishers_, *road_,
                                                            history_.get(), source));
     if (!config_.metrics_file.empty()) {
