@@ -171,6 +171,7 @@ void bench_loopback(std::uint64_t bytes, unsigned threads, unsigned repeats) {
     Stopwatch watch;
     const PublishReport report = take(publisher->publish(weights));
     publish.push_back(watch.lap_ms());
+    if (std::getenv("TRACE_BENCH")) std::fprintf(stderr, "%.1f ", publish.back());
     publish_cores.push_back(processor_ms() - cores);
     process.push_back(report.process_ms);
     before.change(changes, i + 2);  // the same changes: both sides are equal again
