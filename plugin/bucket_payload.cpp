@@ -122,10 +122,6 @@ Status write_flush(const PayloadContext& context, const BucketView& bucket, std:
   return size.status();
 }
 
-// Old and new side of a piece, and what was found there, are in the second cache when the changes
-// are written over.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
-
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
@@ -146,7 +142,6 @@ class BucketPayload final : public RankPayload {
     DiffOptions options;
     options.threads = context_.threads;
     options.old_values = true;
-    options.piece_bytes = kPieceBytes;
     Status status = diff_tensors(
         host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
         [this](const DiffPiece& piece) { return collect(piece.delta); });

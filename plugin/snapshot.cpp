@@ -142,10 +142,8 @@ Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey&
   } else {
     kernels.gather(units, width, offsets, delta.count(), kept);
   }
-  const Digest change =
-      kernels.digest_change(key, width, delta.origin, offsets, delta.count(), kept, delta.values);
-  kernels.scatter(units, width, offsets, delta.count(), delta.values);
-  return change;
+  return kernels.scatter_digested(key, width, delta.origin, offsets, delta.count(), kept,
+                                  delta.values, units);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
