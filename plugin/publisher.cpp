@@ -38,6 +38,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
@@ -191,8 +192,6 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                    const Deadline& deadline) {
   RankMessage mine;
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
   PayloadContext made = context(id, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
