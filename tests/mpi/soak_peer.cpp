@@ -43,6 +43,8 @@ struct Task {
   std::string road, directory;
   std::uint64_t versions = 0, seed = 0;
   unsigned number = 0;
+  // No process outlives the test, whatever became of the others.
+  Deadline until = Deadline::after(0ms);
 
   [[nodiscard]] std::string file(const std::string& name) const { return directory + "/" + name; }
 };
@@ -182,6 +184,7 @@ class Trainer {
     if (process_.rank() == 0) put_file(task_.file("last"), std::to_string(version()));
     for (unsigned number = 0; number < task_.number; ++number) {
       while (!std::filesystem::exists(task_.file(concat("receiver_", number, ".done")))) {
+        DRIFTLESS_RETURN_IF_ERROR(task_.until.check("waiting for the receivers to end"));
         road_->progress();
         std::this_thread::sleep_for(5ms);
       }
@@ -235,6 +238,7 @@ class Follower {
                                process_.receiver(Deadline::after(20s)));
     road_ = std::make_unique<FaultyReceiveRoad>(std::move(road), random_(), 0.02);
     while (!arrived()) {
+      DRIFTLESS_RETURN_IF_ERROR(task_.until.check("following"));
       if (!receiver_ || random_() % 60 == 0) join();
       if (!receiver_) continue;
       if (random_() % 40 == 0) std::this_thread::sleep_for(200ms);  // falls behind
@@ -363,6 +367,7 @@ int main(int argc, char** argv) {
   task.versions = std::strtoull(argv[4], nullptr, 10);
   task.seed = std::strtoull(argv[5], nullptr, 10);
   task.number = static_cast<unsigned>(std::strtoul(argv[6], nullptr, 10));
+  task.until = driftless::Deadline::after(std::chrono::seconds(60 + task.versions));
   const driftless::Status status = driftless::testing::run(task);
   if (!status.ok()) std::fprintf(stderr, "soak_peer: %s\n", status.to_string().c_str());
   return status.ok() ? 0 : 1;
