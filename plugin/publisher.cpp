@@ -1,6 +1,7 @@
 #include "plugin/publisher.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "plugin/publisher_rank.h"
@@ -11,7 +12,7 @@ namespace driftless {
 namespace {
 
 std::string percent(double share) {
-  const auto tenths = static_cast<std::uint64_t>(share * 1000 + 0.5);
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
   return concat(tenths / 10, ".", tenths % 10, " %");
 }
 
