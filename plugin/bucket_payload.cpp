@@ -55,7 +55,7 @@ class BucketWriter {
 
   // Waits until everything that was handed over is written.
   Status finish() {
-    Status handed = hand_over();
+    const Status handed = hand_over();
     stop();
     return handed.ok() ? status_ : handed;
   }

@@ -17,7 +17,12 @@ constexpr int kMaxEndBytes = 4096;
 
 }  // namespace
 
-Result<std::unique_ptr<MpiProcess>> MpiProcess::start(bool trains) {
+Result<std::unique_ptr<MpiProcess>> MpiProcess::start(bool trains, const Deadline& deadline,
+                                                      const LateHandler& late) {
+  const Watchdog watchdog(deadline,
+                          "deadlines.connect: MPI_Init waits for all processes that the launcher "
+                          "started, and one of them does not come",
+                          late);
   std::unique_ptr<MpiProcess> process(new MpiProcess());
   int running = 0;
   DRIFTLESS_MPI(MPI_Initialized(&running));

@@ -1,6 +1,7 @@
 #include "plugin/publisher.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "plugin/publisher_rank.h"
@@ -11,7 +12,7 @@ namespace driftless {
 namespace {
 
 std::string percent(double share) {
-  const auto tenths = static_cast<std::uint64_t>(share * 1000 + 0.5);
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
   return concat(tenths / 10, ".", tenths % 10, " %");
 }
 
@@ -39,6 +40,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
@@ -200,8 +202,6 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                    const Deadline& deadline) {
   RankMessage mine;
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
   PayloadContext made = context(id, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));

@@ -39,13 +39,19 @@ Result<std::vector<RankMessage>> PublisherRank::collect(const RankMessage& mine,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                              group_.gather(to_message(mine), deadline));
   std::vector<RankMessage> messages;
+  Status failed;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     DRIFTLESS_ASSIGN_OR_RETURN(RankMessage message, parse_rank_message(texts[rank]));
-    if (!message.status.ok()) {
-      return message.status.with_context(concat("publisher rank ", rank));
+    // Where flush() is a meeting, one failure makes all fail: kIncomplete is what it does to the
+    // others, so it gives way to the cause.
+    const bool cause = failed.ok() || failed.code() == StatusCode::kIncomplete;
+    if (!message.status.ok() && cause &&
+        (failed.ok() || message.status.code() != StatusCode::kIncomplete)) {
+      failed = message.status.with_context(concat("publisher rank ", rank));
     }
     messages.push_back(std::move(message));
   }
+  if (!failed.ok()) return failed;
   return messages;
 }
 
@@ -62,6 +68,19 @@ Result<LeaderMessage> PublisherRank::tell(LeaderMessage message, const Deadline&
   DRIFTLESS_RETURN_IF_ERROR(hear(message, deadline));
   if (!message.status.ok()) return message.status;
   return message;
+}
+
+Status PublisherRank::begin_together(const PublicationId& id, const Deadline& deadline) {
+  if (group_.size() == 1) return {};
+  RankMessage mine;
+  if (!group_.leads()) mine.status = road_.begin(id, deadline);
+  const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
+  LeaderMessage go;
+  if (group_.leads()) go.status = ranks.status();
+  const Status told = tell(go, deadline).status();
+  if (told.ok()) return {};
+  const Status dropped = road_.abort();
+  return told.with_context(concat(to_string(id), " was not published"));
 }
 
 // Every tensor has one owner: the lowest rank that offers it.

@@ -49,6 +49,11 @@ class PublisherRank final : public Publisher {
   // The same; a status of the leader's that is not ok is returned.
   [[nodiscard]] Result<LeaderMessage> tell(LeaderMessage message, const Deadline& deadline);
 
+  // All ranks but the leader, which has, begin. None writes before all have begun: a road whose
+  // flush() is a meeting would wait for one that could not begin, and a leader that fails at once
+  // would take away what the others are still looking for. Not ok: dropped on this rank.
+  [[nodiscard]] Status begin_together(const PublicationId& id, const Deadline& deadline);
+
   // publisher_open.cpp
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
   [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);

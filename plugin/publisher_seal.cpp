@@ -125,13 +125,15 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
   if (has_index(full) && group_.leads()) return;  // add_index() flushes
   Result<std::vector<PartReceipt>> parts = road_.flush(deadline);
   mine.status = parts.status();
-  if (parts.ok()) mine.parts = std::move(*parts);
+  if (parts.ok()) {
+    mine.parts = std::move(*parts);
+  } else {
+    const Status dropped = road_.abort();
+  }
 }
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
   RankMessage mine;
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
   const Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
   if (!made.ok()) {
     mine.status = made.status();
@@ -154,6 +156,7 @@ RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline&
 Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   const Deadline deadline = Deadline::after(options_.deadline);
   const PublicationId id{id_.version, PublicationKind::kAnchor};
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(id, deadline));
   const RankMessage mine = write_anchor(id, deadline);
   Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage outcome;

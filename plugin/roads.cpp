@@ -92,10 +92,15 @@ class SoloProcess final : public JobProcess {
 };
 
 #if DRIFTLESS_HAS_MPI
+constexpr std::chrono::seconds kCloseGrace{30};
+
 class MpiJobProcess final : public JobProcess {
  public:
-  MpiJobProcess(Config config, JobRole role, std::unique_ptr<MpiProcess> process)
-      : config_(std::move(config)), role_(role), process_(std::move(process)) {}
+  MpiJobProcess(Config config, JobRole role, std::unique_ptr<MpiProcess> process, LateHandler late)
+      : config_(std::move(config)),
+        role_(role),
+        process_(std::move(process)),
+        late_(std::move(late)) {}
   // Freeing windows is collective. Where close() was not reached the job is being ended.
   ~MpiJobProcess() override {
     static_cast<void>(world_.release());  // NOLINT(bugprone-unused-return-value)
@@ -106,11 +111,13 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] unsigned rollouts() const override { return process_->rollouts(); }
   [[nodiscard]] bool threads() const override { return world_ == nullptr || world_->threads(); }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
+    const Watchdog watchdog(connect(), late_text("meeting the other trainers"), late_);
     return make_mpi_group(process_->role());
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
                                                          const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(agree(anchor_bytes, deadline));
+    const Watchdog watchdog(connect(), late_text("making the road"), late_);
     if (config_.road == RoadKind::kMpiRma) return world_->sender();
     std::unique_ptr<PartSink> sink;
 #if DRIFTLESS_HAS_HDF5
@@ -140,6 +147,9 @@ class MpiJobProcess final : public JobProcess {
     DRIFTLESS_ASSIGN_OR_RETURN(
         [[maybe_unused]] const MpiProcess::Numbers met,
         process_->largest({}, "waiting for all processes of the job to end", deadline));
+    // What waits for others there has deadlines of its own, which come first.
+    const Watchdog watchdog(Deadline::after(config_.connect_deadline + kCloseGrace),
+                            late_text("freeing windows and MPI_Finalize"), late_);
     if (world_) DRIFTLESS_RETURN_IF_ERROR(world_->close());
     world_.reset();
     return process_->finish(deadline);
@@ -168,30 +178,39 @@ class MpiJobProcess final : public JobProcess {
     if (config_.road != RoadKind::kMpiRma) return {};
     MpiRmaOptions options = config_.mpi_rma;
     if (config_.anchor_auto) options.anchor_bytes = agreed[2];
+    const Watchdog watchdog(connect(), late_text("making the windows of mpi_rma"), late_);
     DRIFTLESS_ASSIGN_OR_RETURN(world_,
                                MpiRmaWorld::create(process_->everybody(), trainers(), options));
     return {};
   }
 
+  [[nodiscard]] Deadline connect() const { return Deadline::after(config_.connect_deadline); }
+  [[nodiscard]] std::string late_text(std::string_view what) const {
+    return concat("deadlines.connect: ", to_string(role_), " ", rank(), " within MPI, ", what);
+  }
+
   Config config_;
   JobRole role_;
   std::unique_ptr<MpiProcess> process_;
+  LateHandler late_;
   std::unique_ptr<MpiRmaWorld> world_;
 };
 
-Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiProcess> process,
-                             MpiProcess::start(role == JobRole::kTrainer));
+Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role,
+                                             const LateHandler& late) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<MpiProcess> process,
+      MpiProcess::start(role == JobRole::kTrainer, Deadline::after(config.connect_deadline), late));
   if (config.road == RoadKind::kMpiRma && process->trainers() == 0) {
     return error(StatusCode::kInvalidArgument,
                  "road.kind: mpi_rma needs trainers in the same job: mpirun -n 1 driftless trainer "
                  "... : -n 1 driftless rollout ...");
   }
   return std::unique_ptr<JobProcess>(
-      std::make_unique<MpiJobProcess>(config, role, std::move(process)));
+      std::make_unique<MpiJobProcess>(config, role, std::move(process), late));
 }
 #else
-Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole) {
+Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole, const LateHandler&) {
   return error(StatusCode::kUnsupported,
                "this process was started by an MPI launcher, and MPI is not in this build: ",
                DRIFTLESS_WHY_NOT_MPI);
@@ -231,7 +250,7 @@ std::string_view to_string(JobRole role) {
 }
 
 Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRole role,
-                                                     bool launched) {
+                                                     bool launched, const LateHandler& late) {
   DRIFTLESS_RETURN_IF_ERROR(check_built(config));
   if (config.road == RoadKind::kLoopback) {
     return error(StatusCode::kInvalidArgument,
@@ -240,7 +259,7 @@ Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRo
   }
   const bool needs_mpi =
       config.road == RoadKind::kMpiRma || (wants_hdf5(config) && role == JobRole::kTrainer);
-  if (launched || needs_mpi) return join_mpi(config, role);
+  if (launched || needs_mpi) return join_mpi(config, role, late);
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, role));
 }
 

@@ -15,6 +15,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "plugin/config.h"
+#include "plugin/watchdog.h"
 
 namespace driftless {
 
@@ -40,9 +41,12 @@ enum class JobRole : unsigned char { kTrainer, kRollout };
 class JobProcess {
  public:
   // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes
-  // that it started join. Else MPI is used only where the road needs it.
+  // that it started join. Else MPI is used only where the road needs it. `late`: what to do where
+  // MPI itself waits for longer than config.connect_deadline, in a call that knows no deadline
+  // (here, while the road is made, at the end); watchdog.h. Without it such calls are waited for.
   [[nodiscard]] static Result<std::unique_ptr<JobProcess>> join(const Config& config, JobRole role,
-                                                                bool launched);
+                                                                bool launched,
+                                                                const LateHandler& late = {});
   virtual ~JobProcess() = default;
 
   [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role

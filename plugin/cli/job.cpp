@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "formats/strict_json.h"
@@ -40,6 +41,15 @@ bool launched_by_mpi() {
     if (std::getenv(name) != nullptr) return true;  // NOLINT(concurrency-mt-unsafe)
   }
   return false;
+}
+
+LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
+  return [&common, &before](const Status& why) {
+    const int code = report(common, why);
+    std::cout.flush();
+    if (before) before();
+    std::_Exit(code);  // mpirun ends the others
+  };
 }
 
 StopSignals::StopSignals() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,10 @@ struct JobArguments {
 [[nodiscard]] Result<Config> job_config(const Common& common, const JobArguments& arguments);
 // Whether an MPI launcher started this process, by what it leaves in the environment.
 [[nodiscard]] bool launched_by_mpi();
+
+// Reports what MPI holds for too long, lets `before` clean up, and ends the process. Both outlive
+// the job.
+[[nodiscard]] LateHandler end_when_late(const Common& common, const std::function<void()>& before);
 
 // From its construction on SIGINT and SIGTERM only ask to stop. One object in a process.
 class StopSignals {

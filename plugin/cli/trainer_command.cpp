@@ -372,10 +372,12 @@ int run_trainer(const Common& common, const TrainerArguments& arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
   const StopSignals signals;
-  const Result<std::unique_ptr<JobProcess>> process =
-      JobProcess::join(*config, JobRole::kTrainer, launched_by_mpi());
+  std::function<void()> clean_up;  // once there is something
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
   if (!process.ok()) return report(common, process.status());
   Trainer trainer(common, arguments, std::move(*config), **process);
+  clean_up = [&trainer] { trainer.remove_files(); };
   const Result<int> done = trainer.run();
   if (done.ok()) return *done;
   // Nothing that waits for others any more: they may be gone.
