@@ -123,8 +123,8 @@ Digest digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
   const cuda::DigestPiece piece{data.data(), bytes.size(), byte_offset, tensor};
   const WorkMemory work(cuda::digest_workspace_size(std::span(&piece, 1)));
   const DeviceBytes sums(cuda::kDigestSums * sizeof(std::uint64_t));
-  must(cuda::digest(std::span(&piece, 1), work.get(),
-                    reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  must(cuda::digest(std::span(&piece, 1), work.get(), reinterpret_cast<std::uint64_t*>(sums.data()),
+                    nullptr));
   must(cudaDeviceSynchronize());
   return fetch_digest(sums);
 }

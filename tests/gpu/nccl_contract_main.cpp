@@ -97,11 +97,12 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
   return ends;
 }
 
-const RoadCase kNccl{
-    .name = "nccl",
-    .make =
-        [](const WorldOptions& options) { return make_remote_world(options, {.directory = true}); },
-    .ring = true};
+const RoadCase kNccl{.name = "nccl",
+                     .make =
+                         [](const WorldOptions& options) {
+                           return make_remote_world(options, {.receiver = {}, .directory = true});
+                         },
+                     .ring = true};
 INSTANTIATE_TEST_SUITE_P(Gpu, RoadContractTest, ::testing::Values(kNccl), road_case_name);
 
 }  // namespace

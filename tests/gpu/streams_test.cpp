@@ -71,7 +71,10 @@ struct Expected {
 };
 void encode_on_host(const Model& model, PositionCoding coding, Expected& expected) {
   std::vector<TensorSpec> specs;
-  const DType dtype = kDTypes[model.width == 1 ? 0 : model.width == 2 ? 1 : model.width == 4 ? 2 : 3];
+  const DType dtype = kDTypes[model.width == 1   ? 0
+                              : model.width == 2 ? 1
+                              : model.width == 4 ? 2
+                                                 : 3];
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "t%06zu", i);
@@ -100,8 +103,7 @@ struct Found {
 };
 Found diff_on_device(const Model& model, PositionCoding coding, std::uint64_t max_changed) {
   const WorkMemory work(cuda::DiffBatch::workspace_size(model.units, model.width, max_changed));
-  auto batch =
-      cuda::DiffBatch::make(model.units, model.width, max_changed, work.get(), nullptr);
+  auto batch = cuda::DiffBatch::make(model.units, model.width, max_changed, work.get(), nullptr);
   must(batch.status());
   Found found{{}, DeviceBytes(batch->max_position_bytes()), DeviceBytes(batch->max_value_bytes())};
   for (int again = 0; again < 2; ++again) {  // a batch may be run again
@@ -170,8 +172,8 @@ TEST_P(Streams, PatchedBackAndForth) {
     after += host_kernels().digest(key, 0, model.after[i]);
   }
   const WorkMemory work(cuda::Patch::workspace_size(tensors));
-  auto patch = cuda::Patch::make(tensors, width(), coding(), found.positions.data(), work.get(),
-                                 nullptr);
+  auto patch =
+      cuda::Patch::make(tensors, width(), coding(), found.positions.data(), work.get(), nullptr);
   must(patch.status());
   const DeviceBytes old_values(found.values.size());
   const DeviceBytes sums(cuda::kDigestSums * 8);
@@ -222,8 +224,8 @@ TEST(Patch, RefusesPositionsThatLeaveTheTensorOrDoNotAscend) {
     const DeviceBytes values(positions.size());
     const cuda::Patch::Tensor tensor{data.data(), 1000, {positions.size(), 0, 0, 4, 0}, {}};
     const WorkMemory work(cuda::Patch::workspace_size(std::span(&tensor, 1)));
-    auto patch = cuda::Patch::make(std::span(&tensor, 1), 1, coding, stream.data(), work.get(),
-                                   nullptr);
+    auto patch =
+        cuda::Patch::make(std::span(&tensor, 1), 1, coding, stream.data(), work.get(), nullptr);
     must(patch.status());
     must(patch->scatter(values.data(), nullptr));
     must(cudaDeviceSynchronize());
@@ -265,8 +267,8 @@ TEST(HugeTensor, MoreThanFourBillionUnits) {
     EXPECT_EQ(entry.position_bytes, coding == PositionCoding::kIndices ? 8U : 4U);
     const cuda::Patch::Tensor patched{before, kUnits, entry, digest_tensor_key("experts")};
     const WorkMemory more(cuda::Patch::workspace_size(std::span(&patched, 1)));
-    auto patch = cuda::Patch::make(std::span(&patched, 1), 1, coding, streams.data(), more.get(),
-                                   nullptr);
+    auto patch =
+        cuda::Patch::make(std::span(&patched, 1), 1, coding, streams.data(), more.get(), nullptr);
     must(patch.status());
     must(patch->scatter(values.data(), nullptr));
     must(batch->run(std::span(&tensor, 1), coding, streams.data(), values.data(), nullptr));
