@@ -2,10 +2,11 @@
 //
 // A warp takes a tile of 32 KiB of a tensor: compares it with 16-byte loads, collects the offsets of
 // the differing units in shared memory, takes room for them from a cursor, and writes offsets and
-// new values there. Tiles get their room in any order, so nobody waits for a neighbour. A scan over
-// the tiles' counts then says where each one's results belong, and a second kernel moves them,
-// turning offsets into positions or gaps on the way. A gap within a tile always fits 16 bits; only
-// gaps between tiles may be wider.
+// new values there, all at once: what trickles out is evicted from the L2 in pieces, because the
+// tensors run through it. Values are picked up batch by batch, as long as the L2 has them. Tiles get
+// their room in any order, so nobody waits for a neighbour. A scan over the tiles' counts then says
+// where each one's results belong, and a second kernel moves them, turning offsets into positions or
+// gaps on the way. A gap within a tile always fits 16 bits; only gaps between tiles may be wider.
 #include <cub/device/device_scan.cuh>
 #include <cub/block/block_scan.cuh>
 #include <thrust/iterator/counting_iterator.h>
@@ -13,6 +14,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/operations.h"
@@ -22,8 +24,10 @@ namespace {
 
 constexpr std::uint32_t kTileBytes = 32768;  // of one side; offsets in a tile fit 16 bits
 constexpr unsigned kWarps = 8;               // per block
+constexpr unsigned kBlocksPerProcessor = 3;  // leaves 80 registers to a thread
 constexpr unsigned kBatch = 4;               // 16-byte groups per lane and side in flight
-constexpr unsigned kListUnits = 2048;  // offsets that a warp collects before it is called dense
+// What a warp collects of a tile before it is called dense; a batch fits.
+constexpr unsigned list_units(unsigned unit_bytes) { return kTileBytes / unit_bytes / 8; }
 
 struct DevTensor {
   const std::byte* old_dev;
@@ -57,6 +61,15 @@ struct ReadTile {
   }
 };
 
+// Where a tile's results belong.
+struct Place {
+  std::uint64_t position;  // byte
+  std::uint64_t value;     // unit
+  std::uint64_t first;     // its first position, or the gap before it
+  std::uint32_t position_bytes;
+  std::uint32_t count;
+};
+
 struct Summary {
   std::uint64_t changed;
   std::uint64_t position_bytes;
@@ -68,6 +81,7 @@ struct Parts {
   std::uint32_t* tile_tensor = nullptr;
   Tile* tiles = nullptr;
   Before* before = nullptr;
+  Place* places = nullptr;
   unsigned long long* cursor = nullptr;
   std::byte* scan = nullptr;
   std::uint16_t* slot_offsets = nullptr;
@@ -100,7 +114,8 @@ Parts carve_dev(std::byte* begin, std::uint32_t tensors, std::uint32_t tiles, un
   parts.tensors = carver.take<DevTensor>(tensors);
   parts.tile_tensor = carver.take<std::uint32_t>(tiles);
   parts.tiles = carver.take<Tile>(tiles);
-  parts.before = carver.take<Before>(tiles + 1);
+  parts.before = carver.take<Before>(tiles);
+  parts.places = carver.take<Place>(tiles);
   parts.cursor = carver.take<unsigned long long>(1);
   parts.scan = carver.take<std::byte>(scan);
   parts.slot_offsets = carver.take<std::uint16_t>(max_changed);
@@ -166,82 +181,105 @@ __device__ __forceinline__ uint4 load_streaming(const uint4* p) {
   return v;
 }
 
-// A tile as the lanes see it: batch by batch, a mask per lane and group.
+__device__ __forceinline__ unsigned count_bits(std::uint32_t x) { return __popc(x); }
+__device__ __forceinline__ unsigned count_bits(std::uint64_t x) { return __popcll(x); }
+__device__ __forceinline__ unsigned lowest_bit(std::uint32_t x) { return __ffs(x) - 1; }
+__device__ __forceinline__ unsigned lowest_bit(std::uint64_t x) { return __ffsll(x) - 1; }
+
+// A tile as the lanes see it, batch by batch: group j of lane l in batch b is group
+// (b * kBatch + j) * 32 + l of the tile, 16 bytes. A lane's mask has a bit per unit of its groups.
 template <unsigned W>
 struct TileView {
   static constexpr unsigned kGroupUnits = 16 / W;
+  static constexpr unsigned kBatchUnits = kBatch * 32 * kGroupUnits;
+  using Mask = std::conditional_t<W == 1, std::uint64_t, std::uint32_t>;
+  static constexpr Mask kGroupMask = (Mask{1} << kGroupUnits) - 1;
+  static constexpr Mask kAllBits =
+      static_cast<Mask>(~Mask{0}) >> (8 * sizeof(Mask) - kBatch * kGroupUnits);
 
   const std::byte* old_dev;
   const std::byte* new_dev;
   std::uint32_t units;
-  std::uint32_t groups;  // of 16 bytes that can be loaded as such
+  std::uint32_t whole;  // batches that can be loaded 16 bytes at a time, all of them
 
   __device__ TileView(const std::byte* before, const std::byte* after, std::uint32_t count)
-      : old_dev(before), new_dev(after), units(count), groups(0) {
+      : old_dev(before), new_dev(after), units(count), whole(0) {
     const bool aligned = ((reinterpret_cast<std::uintptr_t>(before) |
                            reinterpret_cast<std::uintptr_t>(after)) %
                           16) == 0;
-    if (aligned) groups = count / kGroupUnits;
+    if (aligned) whole = count / kBatchUnits;
   }
-  __device__ unsigned batches() const {
-    constexpr unsigned kBatchUnits = kBatch * 32 * kGroupUnits;
-    return (units + kBatchUnits - 1) / kBatchUnits;
-  }
+  __device__ unsigned batches() const { return (units + kBatchUnits - 1) / kBatchUnits; }
 
-  // Group by group, unit by unit where they do not lie at a multiple of 16 or are the last.
-  __device__ unsigned group_mask(std::uint32_t group) const {
+  struct Loaded {
+    uint4 old_groups[kBatch], new_groups[kBatch];
+
+    __device__ __forceinline__ Mask mask() const {
+      Mask mask = 0;
+#pragma unroll
+      for (unsigned j = 0; j < kBatch; ++j) {
+        mask |= static_cast<Mask>(differing<W>(old_groups[j], new_groups[j])) << (j * kGroupUnits);
+      }
+      return mask;
+    }
+  };
+  __device__ __forceinline__ void load(unsigned batch, unsigned lane, Loaded& out) const {
+    const uint4* const a = reinterpret_cast<const uint4*>(old_dev) + batch * kBatch * 32 + lane;
+    const uint4* const b = reinterpret_cast<const uint4*>(new_dev) + batch * kBatch * 32 + lane;
+#pragma unroll
+    for (unsigned j = 0; j < kBatch; ++j) {
+      out.old_groups[j] = load_streaming(a + j * 32);
+      out.new_groups[j] = __ldg(b + j * 32);  // the L1 keeps it: values are picked up from there
+    }
+  }
+  // Of a batch that is not whole: the last, or any where a side does not lie at a multiple of 16.
+  __device__ Mask slow_mask(unsigned batch, unsigned lane) const {
     const auto* const a = reinterpret_cast<const Unit<W>*>(old_dev);
     const auto* const b = reinterpret_cast<const Unit<W>*>(new_dev);
-    const std::uint32_t first = group * kGroupUnits;
-    unsigned mask = 0;
+    Mask mask = 0;
+#pragma unroll 1
+    for (unsigned j = 0; j < kBatch; ++j) {
+      const std::uint32_t first = ((batch * kBatch + j) * 32 + lane) * kGroupUnits;
 #pragma unroll
-    for (unsigned i = 0; i < kGroupUnits; ++i) {
-      if (first + i < units && a[first + i] != b[first + i]) mask |= 1U << i;
+      for (unsigned i = 0; i < kGroupUnits; ++i) {
+        if (first + i < units && a[first + i] != b[first + i]) {
+          mask |= Mask{1} << (j * kGroupUnits + i);
+        }
+      }
     }
     return mask;
   }
-
-  __device__ __forceinline__ void masks(unsigned batch, unsigned lane,
-                                        unsigned (&mask)[kBatch]) const {
-    const std::uint32_t first = batch * kBatch * 32 + lane;
-    const uint4* const a = reinterpret_cast<const uint4*>(old_dev) + first;
-    const uint4* const b = reinterpret_cast<const uint4*>(new_dev) + first;
-    if ((batch + 1) * kBatch * 32 <= groups) {
-      uint4 x[kBatch], y[kBatch];
-#pragma unroll
-      for (unsigned j = 0; j < kBatch; ++j) {
-        x[j] = load_streaming(a + j * 32);
-        y[j] = load_streaming(b + j * 32);
+  // Calls use(batch, mask) for all of them. The next batch's loads are under way meanwhile.
+  template <typename Use>
+  __device__ __forceinline__ void each_batch(unsigned lane, const Use& use) const {
+    if (whole != 0) {
+      Loaded loaded;
+      load(0, lane, loaded);
+      for (unsigned batch = 0; batch < whole; ++batch) {
+        const Mask mask = loaded.mask();
+        if (batch + 1 < whole) load(batch + 1, lane, loaded);
+        use(batch, mask);
       }
-#pragma unroll
-      for (unsigned j = 0; j < kBatch; ++j) mask[j] = differing<W>(x[j], y[j]);
-      return;
     }
-#pragma unroll 1
-    for (unsigned j = 0; j < kBatch; ++j) {
-      const std::uint32_t group = first + j * 32;
-      const unsigned found = group < groups
-                                 ? differing<W>(load_streaming(a + j * 32), load_streaming(b + j * 32))
-                                 : group_mask(group);
-      if (j == 0) mask[0] = found;
-      if (j == 1) mask[1] = found;
-      if (j == 2) mask[2] = found;
-      if (j == 3) mask[3] = found;
-    }
+    for (unsigned batch = whole; batch < batches(); ++batch) use(batch, slow_mask(batch, lane));
   }
 };
 
 // Appends the batch's offsets to `list` behind the first `filled`, in order; returns how many there
 // are. Writes nothing past `room`.
 template <unsigned W>
-__device__ __forceinline__ unsigned collect(const unsigned (&mask)[kBatch], unsigned batch,
+__device__ __forceinline__ unsigned collect(typename TileView<W>::Mask mask, unsigned batch,
                                             unsigned lane, unsigned filled, unsigned room,
                                             std::uint16_t* list) {
-  constexpr unsigned kGroupUnits = 16 / W;
+  using View = TileView<W>;
+  constexpr unsigned kGroupUnits = View::kGroupUnits;
   static_assert(kBatch == 4);
-  // Two counts of up to 512 in a word.
-  const unsigned own01 = __popc(mask[0]) | (__popc(mask[1]) << 16);
-  const unsigned own23 = __popc(mask[2]) | (__popc(mask[3]) << 16);
+  const auto own = [&](unsigned j) {
+    return count_bits(static_cast<typename View::Mask>((mask >> (j * kGroupUnits)) &
+                                                       View::kGroupMask));
+  };
+  // Two counts of up to 512 in a word: groups 0 and 1, groups 2 and 3.
+  const unsigned own01 = own(0) | (own(1) << 16), own23 = own(2) | (own(3) << 16);
   unsigned sum01 = own01, sum23 = own23;
 #pragma unroll
   for (unsigned step = 1; step < 32; step *= 2) {
@@ -253,92 +291,116 @@ __device__ __forceinline__ unsigned collect(const unsigned (&mask)[kBatch], unsi
     }
   }
   const unsigned all01 = __shfl_sync(~0U, sum01, 31), all23 = __shfl_sync(~0U, sum23, 31);
-  const unsigned counts[kBatch] = {all01 & 0xffffU, all01 >> 16, all23 & 0xffffU, all23 >> 16};
-  const unsigned before[kBatch] = {(sum01 - own01) & 0xffffU, (sum01 - own01) >> 16,
-                                   (sum23 - own23) & 0xffffU, (sum23 - own23) >> 16};
-  unsigned total = 0;
-#pragma unroll
-  for (unsigned j = 0; j < kBatch; ++j) {
-    unsigned at = filled + total + before[j];
-    unsigned left = mask[j];
-    const unsigned first = ((batch * kBatch + j) * 32 + lane) * kGroupUnits;
-    while (left != 0) {
-      if (at < room) list[at] = static_cast<std::uint16_t>(first + __ffs(left) - 1);
-      left &= left - 1;
-      ++at;
+  // Where the lane's next offset of each group goes.
+  const unsigned in01 = (all01 & 0xffffU) + (all01 >> 16);
+  unsigned next01 = sum01 - own01 + (all01 << 16);
+  unsigned next23 = sum23 - own23 + (all23 << 16) + in01 * 0x10001U;
+  const unsigned first = (batch * kBatch * 32 + lane) * kGroupUnits;
+  while (mask != 0) {
+    const unsigned bit = lowest_bit(mask);
+    mask &= mask - 1;
+    const unsigned group = bit / kGroupUnits;
+    const unsigned shift = group % 2 * 16;
+    const unsigned at = filled + (((group < 2 ? next01 : next23) >> shift) & 0xffffU);
+    next01 += group < 2 ? 1U << shift : 0;
+    next23 += group < 2 ? 0 : 1U << shift;
+    const unsigned offset = first + group * 31 * kGroupUnits + bit;
+    if (at < room) list[at] = static_cast<std::uint16_t>(offset);
+  }
+  return in01 + (all23 & 0xffffU) + (all23 >> 16);
+}
+
+// What a warp has found: offsets in the tile, and the new values there.
+template <unsigned W>
+struct List {
+  std::uint16_t offsets[list_units(W)];
+  Unit<W> values[list_units(W)];
+
+  // Of entries [from, to), as far as there is room.
+  __device__ __forceinline__ void pick_up_values(const std::byte* new_dev, unsigned from,
+                                                 unsigned to, unsigned lane) {
+    const auto* const units = reinterpret_cast<const Unit<W>*>(new_dev);
+    const unsigned end = to < list_units(W) ? to : list_units(W);
+    for (unsigned k = from + lane; k < end; k += 32) values[k] = units[offsets[k]];
+  }
+  __device__ __forceinline__ void write(const Parts& parts, unsigned count, std::uint64_t base,
+                                        unsigned lane) const {
+    auto* const slot_values = reinterpret_cast<Unit<W>*>(parts.slot_values) + base;
+    std::uint16_t* const slot_offsets = parts.slot_offsets + base;
+#pragma unroll 4
+    for (unsigned k = lane; k < count; k += 32) slot_offsets[k] = offsets[k];
+#pragma unroll 4
+    for (unsigned k = lane; k < count; k += 32) slot_values[k] = values[k];
+  }
+};
+
+// More changes than a list holds: looks again, and writes batch by batch.
+template <unsigned W>
+__device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W>& view, List<W>& list,
+                                         std::uint64_t base, unsigned lane, Tile& tile) {
+  unsigned done = 0;
+  view.each_batch(lane, [&](unsigned batch, typename TileView<W>::Mask mask) {
+    __syncwarp();
+    const unsigned found = collect<W>(mask, batch, lane, 0, list_units(W), list.offsets);
+    __syncwarp();
+    list.pick_up_values(view.new_dev, 0, found, lane);
+    __syncwarp();
+    list.write(parts, found, base + done, lane);
+    if (found != 0) {
+      if (done == 0) tile.first = list.offsets[0];
+      tile.last = list.offsets[found - 1];
     }
-    total += counts[j];
-  }
-  return total;
+    done += found;
+  });
 }
 
 template <unsigned W>
-__device__ __forceinline__ void write_slots(const Parts& parts, const std::byte* new_dev,
-                                            const std::uint16_t* list, unsigned count,
-                                            std::uint64_t base, unsigned lane) {
-  const auto* const units = reinterpret_cast<const Unit<W>*>(new_dev);
-  auto* const values = reinterpret_cast<Unit<W>*>(parts.slot_values) + base;
-  for (unsigned k = lane; k < count; k += 32) {
-    const std::uint16_t offset = list[k];
-    parts.slot_offsets[base + k] = offset;
-    values[k] = units[offset];
-  }
-}
-
-template <unsigned W>
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
     diff_tiles(Parts parts, std::uint32_t tiles, std::uint64_t max_changed) {
-  __shared__ std::uint16_t lists[kWarps][kListUnits];
+  extern __shared__ std::byte shared[];
   constexpr std::uint32_t kTileUnits = kTileBytes / W;
+  using View = TileView<W>;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::uint32_t tile = blockIdx.x * kWarps + warp;
-  if (tile >= tiles) return;
-  std::uint16_t* const list = lists[warp];
-  const DevTensor tensor = parts.tensors[parts.tile_tensor[tile]];
-  const std::uint64_t first_unit = std::uint64_t{tile - tensor.first_tile} * kTileUnits;
+  const std::uint32_t number = blockIdx.x * kWarps + warp;
+  if (number >= tiles) return;
+  List<W>& list = reinterpret_cast<List<W>*>(shared)[warp];
+  const DevTensor tensor = parts.tensors[parts.tile_tensor[number]];
+  const std::uint64_t first_unit = std::uint64_t{number - tensor.first_tile} * kTileUnits;
   const std::uint64_t left = tensor.units - first_unit;
-  const TileView<W> view(tensor.old_dev + first_unit * W, tensor.new_dev + first_unit * W,
-                         left < kTileUnits ? static_cast<std::uint32_t>(left) : kTileUnits);
-  const unsigned batches = view.batches();
-
+  const View view(tensor.old_dev + first_unit * W, tensor.new_dev + first_unit * W,
+                  left < kTileUnits ? static_cast<std::uint32_t>(left) : kTileUnits);
   unsigned count = 0;
-  for (unsigned batch = 0; batch < batches; ++batch) {
-    unsigned mask[kBatch];
-    view.masks(batch, lane, mask);
-    if (__any_sync(~0U, (mask[0] | mask[1] | mask[2] | mask[3]) != 0)) {
-      count += collect<W>(mask, batch, lane, count, kListUnits, list);
+  bool listed = true;
+  view.each_batch(lane, [&](unsigned batch, typename View::Mask mask) {
+    if (!__any_sync(~0U, mask != 0)) return;
+    if (__all_sync(~0U, mask == View::kAllBits)) {
+      count += View::kBatchUnits;
+      listed = false;
+      return;
+    }
+    const unsigned found = collect<W>(mask, batch, lane, count, list_units(W), list.offsets);
+    __syncwarp();
+    list.pick_up_values(view.new_dev, count, count + found, lane);
+    count += found;
+  });
+  Tile tile{0, count, 0, static_cast<std::uint16_t>(view.units - 1)};
+  // Where all of it changed, the second kernel reads the tensor itself.
+  if (count != 0 && count != view.units) {
+    unsigned long long base = 0;
+    if (lane == 0) base = atomicAdd(parts.cursor, count);
+    tile.base = __shfl_sync(~0U, base, 0);
+    __syncwarp();
+    if (tile.base + count > max_changed) {
+      // Too many: they are counted, and nothing else.
+    } else if (listed && count <= list_units(W)) {
+      list.write(parts, count, tile.base, lane);
+      tile.first = list.offsets[0];
+      tile.last = list.offsets[count - 1];
+    } else {
+      write_dense<W>(parts, view, list, tile.base, lane, tile);
     }
   }
-  unsigned long long base = 0;
-  if (lane == 0) base = count == 0 ? 0 : atomicAdd(parts.cursor, count);
-  base = __shfl_sync(~0U, base, 0);
-  if (count == 0 || base + count > max_changed) {
-    if (lane == 0) parts.tiles[tile] = {base, count, 0, 0};
-    return;
-  }
-  __syncwarp();
-  std::uint16_t first = 0, last = 0;
-  if (count <= kListUnits) {
-    write_slots<W>(parts, view.new_dev, list, count, base, lane);
-    first = list[0];
-    last = list[count - 1];
-  } else {  // dense: look again, and write batch by batch
-    unsigned done = 0;
-    for (unsigned batch = 0; batch < batches; ++batch) {
-      unsigned mask[kBatch];
-      view.masks(batch, lane, mask);
-      const unsigned found = collect<W>(mask, batch, lane, 0, kListUnits, list);
-      __syncwarp();
-      write_slots<W>(parts, view.new_dev, list, found, base + done, lane);
-      if (found != 0) {
-        if (done == 0) first = list[0];
-        last = list[found - 1];
-      }
-      done += found;
-      __syncwarp();
-    }
-  }
-  if (lane == 0) parts.tiles[tile] = {base, count, first, last};
+  if (lane == 0) parts.tiles[number] = tile;
 }
 
 // The gap from the last change before the tile, in the same tensor, to the tile's first.
@@ -414,43 +476,136 @@ __device__ __forceinline__ void store_position(std::byte* at, unsigned bytes, st
 }
 
 template <unsigned W, bool Gaps>
-__global__ void __launch_bounds__(kWarps * 32)
-    emit(Parts parts, std::uint32_t tiles, std::uint64_t max_changed, std::byte* positions,
-         std::byte* values) {
-  constexpr std::uint64_t kTileUnits = kTileBytes / W;
-  const unsigned lane = threadIdx.x % 32;
-  const std::uint32_t tile = blockIdx.x * kWarps + threadIdx.x / 32;
+__global__ void place_tiles(Parts parts, std::uint32_t tiles, std::uint64_t max_changed) {
+  const std::uint32_t tile = blockIdx.x * blockDim.x + threadIdx.x;
   if (tile >= tiles) return;
   const Tile self = parts.tiles[tile];
-  const Before before = parts.before[tile];
-  const std::uint32_t number = parts.tile_tensor[tile];
-  if (self.count == 0 || parts.summary->changed > max_changed) return;
-  const DevTensor tensor = parts.tensors[number];
-  const StreamEntry entry = parts.entries[number];
-  const std::uint64_t first_unit = (tile - tensor.first_tile) * kTileUnits;
-  const auto* const slot_values = reinterpret_cast<const Unit<W>*>(parts.slot_values) + self.base;
-  const std::uint16_t* const slot_offsets = parts.slot_offsets + self.base;
-  auto* const out = reinterpret_cast<Unit<W>*>(values) + before.changed;
-  std::byte* const at =
-      positions + entry.position_begin + (before.changed - entry.value_begin) * entry.position_bytes;
-  const std::uint64_t jump = Gaps ? gap_before<W>(parts, tile, self, tensor, before) : 0;
-  for (std::uint32_t k = lane; k < self.count; k += 32) {
-    const std::uint32_t offset = slot_offsets[k];
-    std::uint64_t position = first_unit + offset;
-    if constexpr (Gaps) position = k == 0 ? jump : offset - slot_offsets[k - 1] - 1;
-    store_position(at + std::uint64_t{k} * entry.position_bytes, entry.position_bytes, position);
-    out[k] = slot_values[k];
+  Place place{};
+  if (self.count != 0 && parts.summary->changed <= max_changed) {
+    const Before before = parts.before[tile];
+    const std::uint32_t number = parts.tile_tensor[tile];
+    const DevTensor tensor = parts.tensors[number];
+    const StreamEntry entry = parts.entries[number];
+    place.value = before.changed;
+    place.position =
+        entry.position_begin + (before.changed - entry.value_begin) * entry.position_bytes;
+    place.first = Gaps ? gap_before<W>(parts, tile, self, tensor, before)
+                       : std::uint64_t{tile - tensor.first_tile} * (kTileBytes / W);
+    place.position_bytes = entry.position_bytes;
+    place.count = self.count;
   }
+  parts.places[tile] = place;
+}
+
+constexpr unsigned kEmitTiles = 32;  // per block
+constexpr unsigned kEmitThreads = 256;
+
+// The tiles of a block: their results follow each other, so that every thread finds its own.
+template <unsigned W>
+struct EmitTiles {
+  Place place[kEmitTiles];
+  const std::uint16_t* offsets[kEmitTiles];  // null: all of the tile changed, and it has no slots
+  const Unit<W>* values[kEmitTiles];
+  std::uint32_t end[kEmitTiles];  // results of these tiles up to and with this one
+
+  __device__ __forceinline__ void read(const Parts& parts, std::uint32_t first,
+                                       std::uint32_t tiles) {
+    const unsigned i = threadIdx.x;
+    if (i < kEmitTiles) {
+      place[i] = first + i < tiles ? parts.places[first + i] : Place{};
+      std::uint32_t sum = place[i].count;
+#pragma unroll
+      for (unsigned step = 1; step < 32; step *= 2) {
+        const std::uint32_t left = __shfl_up_sync(~0U, sum, step);
+        if (i >= step) sum += left;
+      }
+      end[i] = sum;
+      if (place[i].count != 0) locate(parts, first + i);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void locate(const Parts& parts, std::uint32_t tile) {
+    const unsigned i = threadIdx.x;
+    const Tile self = parts.tiles[tile];
+    offsets[i] = parts.slot_offsets + self.base;
+    values[i] = reinterpret_cast<const Unit<W>*>(parts.slot_values) + self.base;
+    if (self.count != self.last + 1U) return;
+    const DevTensor& tensor = parts.tensors[parts.tile_tensor[tile]];
+    offsets[i] = nullptr;
+    values[i] = reinterpret_cast<const Unit<W>*>(tensor.new_dev) +
+                std::uint64_t{tile - tensor.first_tile} * (kTileBytes / W);
+  }
+  // The tile of result `index` of the block's, not before `tile`.
+  __device__ __forceinline__ unsigned find(std::uint32_t index, unsigned tile) const {
+    while (end[tile] <= index) ++tile;
+    return tile;
+  }
+};
+
+template <unsigned W, bool Gaps>
+__global__ void __launch_bounds__(kEmitThreads)
+    emit(Parts parts, std::uint32_t tiles, std::byte* positions, std::byte* values) {
+  __shared__ EmitTiles<W> block;
+  block.read(parts, blockIdx.x * kEmitTiles, tiles);
+  const std::uint32_t total = block.end[kEmitTiles - 1];
+  constexpr unsigned kTogether = 4;
+  unsigned at = 0;
+  for (std::uint32_t first = threadIdx.x; first < total; first += kEmitThreads * kTogether) {
+    unsigned tile[kTogether];
+    std::uint32_t k[kTogether], offset[kTogether], previous[kTogether];
+    Unit<W> value[kTogether];
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      const std::uint32_t index = first + j * kEmitThreads;
+      if (index >= total) continue;
+      tile[j] = at = block.find(index, at);
+      k[j] = index - (block.end[tile[j]] - block.place[tile[j]].count);
+      const std::uint16_t* const offsets = block.offsets[tile[j]];
+      offset[j] = offsets == nullptr ? k[j] : offsets[k[j]];
+      previous[j] = k[j] == 0 || offsets == nullptr ? k[j] - 1 : offsets[k[j] - 1];
+      value[j] = block.values[tile[j]][k[j]];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (first + j * kEmitThreads >= total) continue;
+      const Place& place = block.place[tile[j]];
+      std::uint64_t position = place.first + offset[j];
+      if (Gaps) position = k[j] == 0 ? place.first : offset[j] - previous[j] - 1;
+      store_position(positions + place.position + std::uint64_t{k[j]} * place.position_bytes,
+                     place.position_bytes, position);
+      reinterpret_cast<Unit<W>*>(values)[place.value + k[j]] = value[j];
+    }
+  }
+}
+
+template <unsigned W, bool Gaps>
+Status queue_emit(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
+                  std::byte* positions, std::byte* values, cudaStream_t stream) {
+  place_tiles<W, Gaps><<<(tiles + 255) / 256, 256, 0, stream>>>(parts, tiles, max_changed);
+  DRIFTLESS_RETURN_IF_ERROR(check_launch("place_tiles"));
+  emit<W, Gaps><<<(tiles + kEmitTiles - 1) / kEmitTiles, kEmitThreads, 0, stream>>>(
+      parts, tiles, positions, values);
+  return check_launch("emit");
+}
+
+template <unsigned W>
+Status queue_diff(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
+                  cudaStream_t stream) {
+  constexpr int kShared = kWarps * sizeof(List<W>);
+  DRIFTLESS_RETURN_IF_ERROR(check(
+      cudaFuncSetAttribute(diff_tiles<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+      "asking for shared memory"));
+  diff_tiles<W><<<(tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(parts, tiles,
+                                                                                max_changed);
+  return check_launch("diff_tiles");
 }
 
 template <unsigned W>
 Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
              std::uint64_t max_changed, std::uint64_t scan, PositionCoding coding,
              std::byte* positions, std::byte* values, cudaStream_t stream) {
-  const unsigned blocks = (tiles + kWarps - 1) / kWarps;
   if (tiles != 0) {
-    diff_tiles<W><<<blocks, kWarps * 32, 0, stream>>>(parts, tiles, max_changed);
-    DRIFTLESS_RETURN_IF_ERROR(check_launch("diff_tiles"));
+    DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, tiles, max_changed, stream));
     std::size_t bytes = scan;
     DRIFTLESS_RETURN_IF_ERROR(check(
         cub::DeviceScan::ExclusiveScan(
@@ -467,13 +622,9 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
   make_table<<<1, kTableThreads, 0, stream>>>(parts, tensors, tiles);
   DRIFTLESS_RETURN_IF_ERROR(check_launch("make_table"));
   if (tiles == 0) return {};
-  if (coding == PositionCoding::kGaps) {
-    emit<W, true><<<blocks, kWarps * 32, 0, stream>>>(parts, tiles, max_changed, positions, values);
-  } else {
-    emit<W, false>
-        <<<blocks, kWarps * 32, 0, stream>>>(parts, tiles, max_changed, positions, values);
-  }
-  return check_launch("emit");
+  return coding == PositionCoding::kGaps
+             ? queue_emit<W, true>(parts, tiles, max_changed, positions, values, stream)
+             : queue_emit<W, false>(parts, tiles, max_changed, positions, values, stream);
 }
 
 constexpr std::uint64_t kHugeUnits = std::uint64_t{1} << 31;

@@ -190,6 +190,22 @@ __device__ __forceinline__ void add_step(const DigestTensorKey& key, std::uint64
   }
 }
 
+template <unsigned W>
+__device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64_t at,
+                                         std::uint64_t before, std::uint64_t after,
+                                         std::uint64_t (&sums)[kDigestLanes]) {
+  if constexpr (W == 8) {
+    add_step(key, 2 * at, static_cast<std::uint32_t>(before), static_cast<std::uint32_t>(after),
+             sums);
+    add_step(key, 2 * at + 1, static_cast<std::uint32_t>(before >> 32),
+             static_cast<std::uint32_t>(after >> 32), sums);
+  } else {
+    const unsigned shift = static_cast<unsigned>(at * W % 4) * 8;
+    add_step(key, at * W / 4, static_cast<std::uint32_t>(before << shift),
+             static_cast<std::uint32_t>(after << shift), sums);
+  }
+}
+
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
@@ -202,16 +218,17 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   const auto* const before = reinterpret_cast<const Unit<W>*>(old_dev);
   const auto* const after = reinterpret_cast<const Unit<W>*>(new_dev);
   std::uint64_t sums[kDigestLanes] = {};
-  each_change<Gaps>(chunk, lane, [&](std::uint64_t k, std::uint64_t at) {
-    const std::uint64_t a = before[k], b = after[k];
-    if constexpr (W == 8) {
-      add_step(key, 2 * at, static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(b), sums);
-      add_step(key, 2 * at + 1, static_cast<std::uint32_t>(a >> 32),
-               static_cast<std::uint32_t>(b >> 32), sums);
-    } else {
-      const unsigned shift = static_cast<unsigned>(at * W % 4) * 8;
-      add_step(key, at * W / 4, static_cast<std::uint32_t>(a << shift),
-               static_cast<std::uint32_t>(b << shift), sums);
+  each_change<Gaps>(chunk, lane, [&](const Changes& changes) {
+    std::uint64_t a[kTogether], b[kTogether];
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (!changes.valid[j]) continue;
+      a[j] = before[changes.value[j]];
+      b[j] = after[changes.value[j]];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (changes.valid[j]) add_unit<W>(key, changes.at[j], a[j], b[j], sums);
     }
   });
   __syncwarp();

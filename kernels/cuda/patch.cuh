@@ -82,54 +82,59 @@ __device__ __forceinline__ Chunk open_chunk(const PatchParts& parts, const std::
   return out;
 }
 
-// Calls body(index of the value, position) for every change of the chunk, a lane each; what lies
-// past the tensor's end is left out. All lanes of the warp take part.
+// Changes that a lane handles together, so that its loads are under way before its stores.
+inline constexpr unsigned kTogether = 4;
+struct Changes {
+  std::uint64_t value[kTogether];  // index in the values' stream
+  std::uint64_t at[kTogether];     // position
+  bool valid[kTogether];           // false: there is none, or it lies past the tensor's end
+};
+
+// Calls body(changes) until every change of the chunk was among them. All lanes of the warp take
+// part.
 template <bool Gaps, typename Body>
 __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, const Body& body) {
   const unsigned bytes = chunk.tensor->entry.position_bytes;
   const std::uint64_t units = chunk.tensor->units;
-  if (!Gaps) {
-#pragma unroll 4
-    for (std::uint32_t k = lane; k < chunk.count; k += 32) {
-      const std::uint64_t at =
-          load_position(chunk.positions + std::uint64_t{k} * bytes, bytes);
-      if (at < units) body(chunk.value_begin + k, at);
-    }
-    return;
-  }
+  const bool words = bytes == 4 && reinterpret_cast<std::uintptr_t>(chunk.positions) % 4 == 0;
   std::uint64_t start = chunk.start;
-  if (bytes == 2) {  // a chunk's sum fits 32 bits
-    const auto* const gaps = reinterpret_cast<const std::uint16_t*>(chunk.positions);
-    for (std::uint32_t first = 0; first < chunk.count; first += 128) {
-      std::uint32_t step[4];
+  for (std::uint32_t first = 0; first < chunk.count; first += 32 * kTogether) {
+    std::uint64_t position[kTogether];
+    Changes changes;
 #pragma unroll
-      for (unsigned j = 0; j < 4; ++j) {
-        const std::uint32_t k = first + j * 32 + lane;
-        step[j] = k < chunk.count ? gaps[k] + 1U : 0;
+    for (unsigned j = 0; j < kTogether; ++j) {
+      const std::uint32_t k = first + j * 32 + lane;
+      changes.valid[j] = k < chunk.count;
+      changes.value[j] = chunk.value_begin + k;
+      position[j] = 0;
+      if (!changes.valid[j]) continue;
+      if (words) {
+        position[j] = reinterpret_cast<const std::uint32_t*>(chunk.positions)[k];
+      } else if (bytes == 2) {
+        position[j] = reinterpret_cast<const std::uint16_t*>(chunk.positions)[k];
+      } else {
+        position[j] = load_position(chunk.positions + std::uint64_t{k} * bytes, bytes);
       }
+    }
 #pragma unroll
-      for (unsigned j = 0; j < 4; ++j) {
-        const std::uint32_t k = first + j * 32 + lane;
-        const std::uint32_t sum = running_sum(step[j], lane);
-        const std::uint64_t at = start + sum - 1;
-        if (k < chunk.count && at < units) body(chunk.value_begin + k, at);
+    for (unsigned j = 0; j < kTogether; ++j) {
+      changes.at[j] = position[j];
+      if constexpr (Gaps) {
+        std::uint64_t sum = 0;
+        if (bytes == 2) {  // 32 of them fit 32 bits
+          sum = running_sum(
+              changes.valid[j] ? static_cast<std::uint32_t>(position[j]) + 1U : 0U, lane);
+        } else {
+          const std::uint64_t gap = position[j] < units ? position[j] : units;
+          sum = running_sum(changes.valid[j] ? gap + 1 : std::uint64_t{0}, lane);
+        }
+        changes.at[j] = start + sum - 1;
         start += __shfl_sync(~0U, sum, 31);
+        if (start > kMaxSum) start = kMaxSum;
       }
+      changes.valid[j] = changes.valid[j] && changes.at[j] < units;
     }
-    return;
-  }
-  for (std::uint32_t first = 0; first < chunk.count; first += 32) {
-    const std::uint32_t k = first + lane;
-    std::uint64_t step = 0;
-    if (k < chunk.count) {
-      const std::uint64_t gap = load_position(chunk.positions + std::uint64_t{k} * bytes, bytes);
-      step = (gap < units ? gap : units) + 1;  // 32 of them do not wrap
-    }
-    const std::uint64_t sum = running_sum(step, lane);
-    const std::uint64_t at = start + sum - 1;
-    if (k < chunk.count && at < units) body(chunk.value_begin + k, at);
-    start += __shfl_sync(~0U, sum, 31);
-    if (start > kMaxSum) start = kMaxSum;
+    body(changes);
   }
 }
 

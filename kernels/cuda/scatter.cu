@@ -13,7 +13,17 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   const Chunk chunk = open_chunk(parts, positions, number, Gaps);
   auto* const units = reinterpret_cast<Unit<W>*>(chunk.tensor->data_dev);
   auto* const values = reinterpret_cast<const Unit<W>*>(values_dev);
-  each_change<Gaps>(chunk, lane, [&](std::uint64_t k, std::uint64_t at) { units[at] = values[k]; });
+  each_change<Gaps>(chunk, lane, [&](const Changes& changes) {
+    Unit<W> value[kTogether];
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (changes.valid[j]) value[j] = values[changes.value[j]];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (changes.valid[j]) units[changes.at[j]] = value[j];
+    }
+  });
 }
 
 template <unsigned W>
