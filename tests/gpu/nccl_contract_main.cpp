@@ -52,7 +52,7 @@ Result<std::unique_ptr<nccl::Connector>> make_connector(MPI_Comm workers,
 
 Status make_sender(MPI_Comm workers, unsigned rank, const RemoteWorldOptions& remote,
                    const NcclOptions& options, Home& home, RoadEnds& ends) {
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory + "/meet"};
+  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
   DRIFTLESS_ASSIGN_OR_RETURN(ends.group, make_mpi_group(home.group));
   if (rank == 0) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Hub> hub, make_hub(workers, meet));
@@ -86,7 +86,7 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
     return ends;
   }
   if (rank >= remote.ranks + receivers) return ends;
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory + "/meet"};
+  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector,
                              make_connector(workers, meet));
   DRIFTLESS_ASSIGN_OR_RETURN(home->receiver,
