@@ -17,6 +17,7 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/status.h"
 #include "plugin/device_side.h"
@@ -26,8 +27,9 @@
 
 namespace driftless {
 
-enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback };
-[[nodiscard]] std::string_view to_string(RoadKind kind);  // "mpi_rma", "shared_fs", "loopback"
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl };
+// "mpi_rma", "shared_fs", "loopback", "nccl"
+[[nodiscard]] std::string_view to_string(RoadKind kind);
 
 enum class TargetKind : unsigned char { kMemory, kCheckpoint };
 
@@ -46,6 +48,8 @@ struct Config {
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   LoopbackOptions loopback;
+  NcclOptions nccl;              // without its hash
+  RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;
   bool encoding_auto = true;
   bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on

@@ -13,6 +13,12 @@
 #if DRIFTLESS_HAS_HDF5
 #include "collectives/shared_fs/hdf5_container.h"
 #endif
+#if DRIFTLESS_HAS_NCCL
+#include "plugin/nccl_roads.h"
+#if DRIFTLESS_HAS_MPI
+#include "collectives/nccl/mpi_rendezvous.h"
+#endif
+#endif
 
 #if DRIFTLESS_HAS_CUDA
 #include "plugin/device/device_side.h"
@@ -31,6 +37,8 @@ constexpr std::array kBackends = {
             DRIFTLESS_WHY_NOT_CURL},
     Backend{"cuda", "work on elements on the GPU", DRIFTLESS_HAS_CUDA != 0, DRIFTLESS_WHY_NOT_CUDA},
     Backend{"nccl", "road of NCCL broadcasts", DRIFTLESS_HAS_NCCL != 0, DRIFTLESS_WHY_NOT_NCCL},
+    Backend{"nccl/tcp", "rendezvous of the nccl road over TCP", DRIFTLESS_HAS_OPENSSL != 0,
+            DRIFTLESS_WHY_NOT_OPENSSL},
     Backend{"python", "the module for Megatron", DRIFTLESS_HAS_PYTHON != 0,
             DRIFTLESS_WHY_NOT_PYTHON},
 };
@@ -46,6 +54,12 @@ bool wants_hdf5(const Config& config) {
   return config.road == RoadKind::kSharedFs && config.publisher.layout == DirectoryLayout::kHdf5;
 }
 
+// Trainers and rollouts are one mpirun job.
+bool meets_by_mpi(const Config& config) {
+  return config.road == RoadKind::kMpiRma ||
+         (config.road == RoadKind::kNccl && config.rendezvous.kind == RendezvousKind::kMpi);
+}
+
 std::unique_ptr<PartReader> part_reader(const Config& config) {
 #if DRIFTLESS_HAS_HDF5
   if (wants_hdf5(config)) return make_hdf5_reader();
@@ -57,6 +71,21 @@ std::unique_ptr<PartReader> part_reader(const Config& config) {
 Result<std::unique_ptr<ReceiveRoad>> files_receiver(const Config& config) {
   return make_shared_fs_receiver(posix_file_system(), config.shared_fs, part_reader(config));
 }
+
+#if DRIFTLESS_HAS_NCCL
+// The ways to meet that need no other process' help; an empty one is refused by check_built().
+NcclMeeting meeting_of(const Config& config) {
+  const RendezvousOptions& options = config.rendezvous;
+#if DRIFTLESS_HAS_OPENSSL
+  if (options.kind == RendezvousKind::kTcp) {
+    return {[options] { return nccl::make_tcp_hub(options); },
+            [options] { return nccl::make_tcp_connector(options); }};
+  }
+#endif
+  return {[options] { return nccl::make_file_hub(options); },
+          [options] { return nccl::make_file_connector(options); }};
+}
+#endif
 
 // A process that knows of no other.
 class SoloProcess final : public JobProcess {
@@ -71,12 +100,23 @@ class SoloProcess final : public JobProcess {
     return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t, const Deadline&) override {
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      return make_nccl_sender(config_.nccl, 0, 1, meeting_of(config_));
+    }
+#endif
     return make_shared_fs_sender(posix_file_system(), config_.shared_fs, 0, 1);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      return make_nccl_receiver(config_.nccl, meeting_of(config_));
+    }
+#endif
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
+    if (config_.road == RoadKind::kNccl) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view, const Deadline&) override { return {}; }
@@ -119,6 +159,13 @@ class MpiJobProcess final : public JobProcess {
     DRIFTLESS_RETURN_IF_ERROR(agree(anchor_bytes, deadline));
     const Watchdog watchdog(connect(), late_text("making the road"), late_);
     if (config_.road == RoadKind::kMpiRma) return world_->sender();
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      NcclOptions options = config_.nccl;
+      if (options.receivers == 0) options.receivers = rollouts();
+      return make_nccl_sender(options, rank(), trainers(), nccl_meeting());
+    }
+#endif
     std::unique_ptr<PartSink> sink;
 #if DRIFTLESS_HAS_HDF5
     if (wants_hdf5(config_)) {
@@ -131,10 +178,14 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(agree(0, deadline));
     if (config_.road == RoadKind::kMpiRma) return world_->receiver();
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) return make_nccl_receiver(config_.nccl, nccl_meeting());
+#endif
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    if (config_.road == RoadKind::kMpiRma) return std::unique_ptr<ReceiveRoad>();
+    const bool forgets = config_.road == RoadKind::kMpiRma || config_.road == RoadKind::kNccl;
+    if (forgets) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
@@ -188,6 +239,14 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] std::string late_text(std::string_view what) const {
     return concat("deadlines.connect: ", to_string(role_), " ", rank(), " within MPI, ", what);
   }
+#if DRIFTLESS_HAS_NCCL
+  [[nodiscard]] NcclMeeting nccl_meeting() {
+    if (config_.rendezvous.kind != RendezvousKind::kMpi) return meeting_of(config_);
+    const MPI_Comm everybody = process_->everybody();  // the leading trainer is its first
+    return {[everybody] { return nccl::make_mpi_hub(everybody); },
+            [everybody] { return nccl::make_mpi_connector(everybody, 0); }};
+  }
+#endif
 
   Config config_;
   JobRole role_;
@@ -201,9 +260,9 @@ Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role,
   DRIFTLESS_ASSIGN_OR_RETURN(
       std::unique_ptr<MpiProcess> process,
       MpiProcess::start(role == JobRole::kTrainer, Deadline::after(config.connect_deadline), late));
-  if (config.road == RoadKind::kMpiRma && process->trainers() == 0) {
-    return error(StatusCode::kInvalidArgument,
-                 "road.kind: mpi_rma needs trainers in the same job: mpirun -n 1 driftless trainer "
+  if (meets_by_mpi(config) && process->trainers() == 0) {
+    return error(StatusCode::kInvalidArgument, "road.kind: ", to_string(config.road),
+                 " needs trainers in the same job: mpirun -n 1 driftless trainer "
                  "... : -n 1 driftless rollout ...");
   }
   return std::unique_ptr<JobProcess>(
@@ -241,6 +300,15 @@ Status check_built(const Config& config) {
   if (wants_hdf5(config)) {
     DRIFTLESS_RETURN_IF_ERROR(check_backend("shared_fs/hdf5", "road.layout"));
   }
+  if (config.road == RoadKind::kNccl) {
+    DRIFTLESS_RETURN_IF_ERROR(check_backend("nccl", "road.kind"));
+    if (config.rendezvous.kind == RendezvousKind::kTcp) {
+      DRIFTLESS_RETURN_IF_ERROR(check_backend("nccl/tcp", "road.nccl.rendezvous"));
+    }
+    if (config.rendezvous.kind == RendezvousKind::kMpi) {
+      DRIFTLESS_RETURN_IF_ERROR(check_backend("mpi_rma", "road.nccl.rendezvous"));
+    }
+  }
   if (!config.engines.empty()) return check_backend("engines", "engines");
   return {};
 }
@@ -254,11 +322,10 @@ Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRo
   DRIFTLESS_RETURN_IF_ERROR(check_built(config));
   if (config.road == RoadKind::kLoopback) {
     return error(StatusCode::kInvalidArgument,
-                 "road.kind: loopback joins threads of one process; between processes use mpi_rma "
-                 "or shared_fs");
+                 "road.kind: loopback joins threads of one process; between processes use mpi_rma, "
+                 "nccl or shared_fs");
   }
-  const bool needs_mpi =
-      config.road == RoadKind::kMpiRma || (wants_hdf5(config) && role == JobRole::kTrainer);
+  const bool needs_mpi = meets_by_mpi(config) || (wants_hdf5(config) && role == JobRole::kTrainer);
   if (launched || needs_mpi) return join_mpi(config, role, late);
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, role));
 }
