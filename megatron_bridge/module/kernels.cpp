@@ -187,16 +187,16 @@ std::string digest_all(const py::iterable& tensors, unsigned threads) {
 
 }  // namespace
 
+// driftless/kernels.py gives them their names there.
 void bind_kernels(py::module_& module) {
   module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0);
-  py::module_ kernels = module.def_submodule("kernels");
-  kernels.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
-  kernels.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
-  kernels.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
-  kernels.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
-              py::arg("sentinel"));
-  kernels.def(
-      "digest",
+  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
+  module.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
+  module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
+  module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
+             py::arg("sentinel"));
+  module.def(
+      "digest_tensor",
       [](const std::string& name, const py::object& tensor, unsigned threads) {
         return to_hex(digest_of(name, tensor, threads));
       },

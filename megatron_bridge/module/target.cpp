@@ -73,11 +73,12 @@ TensorSpec spec_of(const TensorRef& ref, const std::string& name,
   return spec;
 }
 
-std::shared_ptr<MemoryHolder> make_memory(const py::dict& tensors,
+std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
                                           const std::optional<std::string>& run,
                                           std::optional<std::uint64_t> version,
                                           const std::map<std::string, std::string>& dtypes,
                                           unsigned threads) {
+  const py::dict tensors(mapping);
   std::map<std::string, TensorRef> refs;
   std::vector<TensorSpec> specs;
   for (const auto& [key, value] : tensors) {
