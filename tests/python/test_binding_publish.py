@@ -43,6 +43,8 @@ def test_bits_and_digest_agree(work, rng, first, layout):
     assert pair.publisher.run == pair.receiver.run == pair.target.state.run
     assert [(r.id, r.version) for r in pair.publisher.receivers()] == [("one", 3)]
     assert pair.receiver.stage() is False
+    publish(pair, binding.step(rng, weights))
+    assert pair.receiver.stage() is True  # what is there needs no waiting
 
 
 def test_targets_without_a_base(work, rng, first):

@@ -215,6 +215,9 @@ def test_kernels_refuse():
     for wrong in ([2, 1], [1, 1], [-1, 2], [1, 10]):
         with pytest.raises(refused, match=r"positions\["):
             driftless.kernels.scatter(data, np.array(wrong, np.int64), data[:2])
+    odd = np.frombuffer(bytearray(17), np.uint8)[1:].view(np.int64)
+    with pytest.raises(refused, match="not aligned"):
+        driftless.kernels.gather(data, odd)
     with pytest.raises(refused, match="expected I64"):
         driftless.kernels.gather(data, positions.astype(np.int32))
     with pytest.raises(refused, match="values: 3 of F32, expected 2 of F32"):
