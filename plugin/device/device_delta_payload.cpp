@@ -159,23 +159,28 @@ class DeviceDeltaPayload final : public RankPayload {
   Status lay_out_frame(Kept& kept) {
     FrameContext frame = context_.frame;
     frame.index = static_cast<std::uint32_t>(frames_.size());
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const FrameHead head,
-        make_frame_head(frame, kept.dtype, kept.entries, kept.position_bytes, kept.value_bytes));
-    kept.frame_bytes = head.info.frame_bytes;
+    BucketShape shape;
+    shape.coding =
+        coding_ == cuda::PositionCoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+    shape.dtype = kept.dtype;
+    shape.entries = kept.entries;
+    shape.positions_bytes = kept.position_bytes;
+    shape.values_bytes = kept.value_bytes;
+    DRIFTLESS_ASSIGN_OR_RETURN(const EncodedFrameHead head, encode_frame_head(frame, shape));
+    const FramePlaces& places = head.places;
+    kept.frame_bytes = head.frame_bytes;
     DRIFTLESS_ASSIGN_OR_RETURN(kept.frame_dev, work_.found.take(kept.frame_bytes));
-    kept.positions_dev = kept.frame_dev + head.positions_at;
-    kept.values_dev = kept.frame_dev + head.values_at;
+    kept.positions_dev = kept.frame_dev + places.positions;
+    kept.values_dev = kept.frame_dev + places.values;
     // The head by way of pinned memory; what lies between and behind the streams is zero.
     DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(head.bytes.size()));
     std::ranges::copy(head.bytes, pinned);
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept.frame_dev, pinned, head.bytes.size()));
-    const std::uint64_t positions_end = head.positions_at + kept.position_bytes;
-    const std::uint64_t values_end = head.values_at + kept.value_bytes;
+    const std::uint64_t positions_end = places.positions + kept.position_bytes;
+    const std::uint64_t values_end = places.values + kept.value_bytes;
     DRIFTLESS_RETURN_IF_ERROR(
-        work_.stream.clear(kept.frame_dev + positions_end, head.values_at - positions_end));
-    return work_.stream.clear(kept.frame_dev + values_end,
-                              kept.frame_bytes - kFrameTrailerBytes - values_end);
+        work_.stream.clear(kept.frame_dev + positions_end, places.values - positions_end));
+    return work_.stream.clear(kept.frame_dev + values_end, places.trailer - values_end);
   }
 
   // What it does to the digest, and how it will get into the snapshot.
