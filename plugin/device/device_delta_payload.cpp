@@ -159,13 +159,10 @@ class DeviceDeltaPayload final : public RankPayload {
   Status lay_out_frame(Kept& kept) {
     FrameContext frame = context_.frame;
     frame.index = static_cast<std::uint32_t>(frames_.size());
-    BucketShape shape;
-    shape.coding =
+    const Encoding coding =
         coding_ == cuda::PositionCoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
-    shape.dtype = kept.dtype;
-    shape.entries = kept.entries;
-    shape.positions_bytes = kept.position_bytes;
-    shape.values_bytes = kept.value_bytes;
+    const BucketShape shape(coding, kept.dtype, kept.entries, kept.position_bytes,
+                            kept.value_bytes);
     DRIFTLESS_ASSIGN_OR_RETURN(const EncodedFrameHead head, encode_frame_head(frame, shape));
     const FramePlaces& places = head.places;
     kept.frame_bytes = head.frame_bytes;
