@@ -204,7 +204,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
     return refuse(error(StatusCode::kAlreadyExists, "the road holds run ", to_hex(run->run),
                         " already, and resume is never", kElsewhere));
   }
-  if (Status same = layout_.check_same(run->layout, "this trainer", "the run on the road");
+  if (const Status same = layout_.check_same(run->layout, "this trainer", "the run on the road");
       !same.ok()) {
     return refuse(error(same.code(), same.message(), kElsewhere));
   }

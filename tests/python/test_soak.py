@@ -17,7 +17,7 @@ import pytest
 from jobs import need, need_mpirun, start, stop_started
 from support import COMMAND
 
-VERSIONS = int(os.environ.get("DRIFTLESS_SOAK_VERSIONS", "150"))
+VERSIONS = int(os.environ.get("DRIFTLESS_SOAK_VERSIONS", "100"))
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 SECONDS = 60 + VERSIONS  # far more than it takes
 PEER = Path(COMMAND).parent / "soak_peer"
