@@ -15,3 +15,6 @@ if(TARGET driftless_nccl AND TARGET driftless_nccl_mpi)
                         driftless_compile_options GTest::gtest)
   add_dependencies(gpu_all gpu_nccl_contract)
 endif()
+if(TARGET driftless_nccl AND TARGET driftless)
+  add_dependencies(gpu_all driftless)  # the job over the road
+endif()
