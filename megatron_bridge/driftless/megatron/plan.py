@@ -136,6 +136,8 @@ class _Builder:
                 self._add(row, ("",), "")
         for local, layer in enumerate(chunk.layers):
             self._add_block((f"decoder.layers.{local}.",), layer)
+        if chunk.mtp and not chunk.embedding:  # a copy, for the layers that predict further tokens
+            self.dropped.add("embedding.word_embeddings.weight")
         for local, number in enumerate(chunk.mtp):
             layer = self.family.sizes["layers"] + number
             for row in self.family.rows:
