@@ -54,6 +54,12 @@ Result<std::unique_ptr<ReceiveRoad>> files_receiver(const Config& config) {
   return make_shared_fs_receiver(posix_file_system(), config.shared_fs, part_reader(config));
 }
 
+Status check_has_road(JobRole role) {
+  if (role != JobRole::kBystander) return {};
+  return error(StatusCode::kInvalidArgument,
+               "a bystander has no group and no road: only trainers and rollouts have");
+}
+
 // A process that knows of no other.
 class SoloProcess final : public JobProcess {
  public:
@@ -67,9 +73,11 @@ class SoloProcess final : public JobProcess {
     return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     return make_shared_fs_sender(posix_file_system(), config_.shared_fs, 0, 1);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
@@ -102,6 +110,7 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] unsigned rollouts() const override { return process_->rollouts(); }
   [[nodiscard]] bool threads() const override { return world_ == nullptr || world_->threads(); }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     return make_mpi_group(process_->role());
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
@@ -127,12 +136,15 @@ class MpiJobProcess final : public JobProcess {
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     return process_->tell_end(text, deadline);
   }
   [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     return process_->hear_end();
   }
   [[nodiscard]] Status close(const Deadline& deadline) override {
+    if (role_ == JobRole::kBystander) return process_->finish(deadline);
     DRIFTLESS_ASSIGN_OR_RETURN(
         [[maybe_unused]] const MpiProcess::Numbers met,
         process_->largest({}, "waiting for all processes of the job to end", deadline));
@@ -145,6 +157,7 @@ class MpiJobProcess final : public JobProcess {
  private:
   // All processes have read their configuration, and mean the same road; then its windows are made.
   [[nodiscard]] Status agree(std::uint64_t anchor_bytes, const Deadline& deadline) {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     const auto kind = static_cast<std::uint64_t>(config_.road);
     const auto layout = static_cast<std::uint64_t>(config_.publisher.layout);
     const std::uint64_t mine = kind * 16 + layout;
@@ -176,8 +189,7 @@ class MpiJobProcess final : public JobProcess {
 };
 
 Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiProcess> process,
-                             MpiProcess::start(role == JobRole::kTrainer));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiProcess> process, MpiProcess::start(role));
   if (config.road == RoadKind::kMpiRma && process->trainers() == 0) {
     return error(StatusCode::kInvalidArgument,
                  "road.kind: mpi_rma needs trainers in the same job: mpirun -n 1 driftless trainer "
@@ -210,7 +222,12 @@ Status check_built(const Config& config) {
 }
 
 std::string_view to_string(JobRole role) {
-  return role == JobRole::kTrainer ? "trainer" : "rollout";
+  switch (role) {
+    case JobRole::kTrainer: return "trainer";
+    case JobRole::kRollout: return "rollout";
+    case JobRole::kBystander: return "bystander";
+  }
+  return "unknown";
 }
 
 Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRole role,

@@ -28,8 +28,10 @@ struct Backend {
 // kUnsupported, with the reason, where the configuration asks for what was not built.
 [[nodiscard]] Status check_built(const Config& config);
 
-enum class JobRole : unsigned char { kTrainer, kRollout };
-[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout"
+// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
+// others, and has neither a group nor a road.
+enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
+[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout", "bystander"
 
 // One process of a job. Used by one thread: the one that joined. Outlives the groups and roads that
 // it made; those are destroyed before close().
@@ -42,7 +44,7 @@ class JobProcess {
   virtual ~JobProcess() = default;
 
   [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role
-  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of
+  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of, and that publish
   [[nodiscard]] virtual unsigned rollouts() const = 0;
   // Trainers and rollouts were started as one job, and can hear each other.
   [[nodiscard]] bool together() const { return trainers() > 0 && rollouts() > 0; }
@@ -53,7 +55,7 @@ class JobProcess {
 
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
-  // [all processes of a job, collective: trainers call sender(), rollouts receiver()]
+  // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument where they are not configured alike. `anchor_bytes`: room for an anchor of
   // this rank, where the configuration leaves it open.
   [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,

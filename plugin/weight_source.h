@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
@@ -43,5 +44,8 @@ class CheckpointSource final : public WeightSource {
   std::vector<TensorSpec> tensors_;
   std::size_t first_ = 0;  // in the checkpoint's layout
 };
+
+// Room for an anchor of these tensors: their bytes, and what frames add to them.
+[[nodiscard]] std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors);
 
 }  // namespace driftless

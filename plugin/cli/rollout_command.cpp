@@ -95,7 +95,7 @@ class Rollout {
     if (config_.metrics_file.empty()) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(
         MetricsWriter metrics,
-        MetricsWriter::open(filled_in(config_.metrics_file, JobRole::kRollout, process_.rank())));
+        MetricsWriter::open(filled_in(config_.metrics_file, "rollout", process_.rank())));
     metrics_.emplace(std::move(metrics));
     return {};
   }

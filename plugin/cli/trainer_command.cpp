@@ -119,20 +119,11 @@ class Trainer {
     return {};
   }
 
-  // Room for this rank's part of an anchor: the tensors, and what frames add to them.
-  [[nodiscard]] static std::uint64_t anchor_bytes(std::span<const TensorSpec> tensors) {
-    std::uint64_t bytes = std::uint64_t{1} << 20;
-    for (const TensorSpec& tensor : tensors) {
-      bytes += tensor.size_bytes + tensor.size_bytes / 256 + 4096 + tensor.name.size();
-    }
-    return bytes;
-  }
-
   [[nodiscard]] Status open() {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
                                Checkpoint::open(posix_file_system(), steps_->path(0)));
     CheckpointSource source(base, process_.rank(), process_.trainers());
-    const std::uint64_t room = config_.anchors() ? anchor_bytes(source.tensors()) : 0;
+    const std::uint64_t room = config_.anchors() ? anchor_room_bytes(source.tensors()) : 0;
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(road_,
                                process_.sender(room, Deadline::after(config_.connect_deadline)));
@@ -143,7 +134,7 @@ class Trainer {
     if (!config_.metrics_file.empty()) {
       DRIFTLESS_ASSIGN_OR_RETURN(
           MetricsWriter metrics,
-          MetricsWriter::open(filled_in(config_.metrics_file, JobRole::kTrainer, process_.rank())));
+          MetricsWriter::open(filled_in(config_.metrics_file, "trainer", process_.rank())));
       metrics_.emplace(std::move(metrics));
     }
     if (!leads()) return {};
