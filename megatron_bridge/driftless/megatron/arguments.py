@@ -106,6 +106,15 @@ def options_from(args: Any) -> Options | None:
     )
 
 
+def load_config(options: Options) -> Any:
+    """The `driftless.Config` that options stand for: on a rollout, too, when given the same flags."""
+    import driftless
+
+    if options.config_file is None:
+        return driftless.Config.parse("mode: delta\n", list(options.overrides))
+    return driftless.Config.load(options.config_file, list(options.overrides))
+
+
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
     for name in ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum"):
         if flag(f"update_weight_{name}") is not None:

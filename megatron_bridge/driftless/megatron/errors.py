@@ -1,22 +1,15 @@
-"""Errors of the Megatron side. They are `driftless.Error`s, and `ValueError`s."""
+"""Errors of the Megatron side."""
 
 from __future__ import annotations
 
-try:
-    from .._native import Error
-except ImportError:  # maps can be read where the module was not built
-
-    class Error(Exception):  # type: ignore[no-redef]
-        pass
+from ..errors import Error, InvalidArgumentError
 
 
-class MapError(Error, ValueError):
-    """A model, a parameter or a parallel layout that the maps do not cover."""
-
-    code = "invalid_argument"
+class MapError(InvalidArgumentError):
+    """A model, a parameter or a parallel layout that the maps do not cover, or wrong flags."""
 
 
 class SyncError(Error, RuntimeError):
-    """Weights that could not be brought to the receivers; training goes on."""
+    """Weights that could not be brought to the receivers."""
 
-    code = "failed"
+    code = "internal"

@@ -23,7 +23,7 @@ import driftless
 
 from . import base as base_checkpoint
 from . import binding, topology
-from .arguments import Options
+from .arguments import Options, load_config
 from .errors import MapError, SyncError
 from .export import StageExport
 from .maps import family_of
@@ -56,7 +56,7 @@ class Session:
         self._closed = False
         self._publisher: Any = None
         self._job: Any = None
-        self.config = self._all_ranks("reading the configuration", self._load_config)
+        self.config = self._all_ranks("reading the configuration", lambda: load_config(options))
         self.settings = self.config.settings()
         self._find_places(hf_config)
         self._all_ranks("joining the job", self._join)
@@ -64,12 +64,6 @@ class Session:
         atexit.register(self._at_exit)
 
     # --- making ----------------------------------------------------------------------------------
-
-    def _load_config(self) -> Any:
-        overrides = list(self.options.overrides)
-        if self.options.config_file is None:
-            return driftless.Config.parse("", overrides)
-        return driftless.Config.load(self.options.config_file, overrides)
 
     def _find_places(self, hf_config: dict[str, Any] | None) -> None:
         facts, sizes = topology.my_facts()
@@ -294,11 +288,14 @@ def torch_environment() -> None:
     if "OMPI_COMM_WORLD_RANK" not in os.environ or "RANK" in os.environ:
         return
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    firsts = [int(n) for n in os.environ.get("OMPI_FIRST_RANKS", "0").split()]
     counts = [int(n) for n in os.environ.get("OMPI_APP_CTX_NUM_PROCS", "").split()]
     first, count = 0, int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    if len(firsts) == len(counts):
-        first, count = [(f, c) for f, c in zip(firsts, counts, strict=True) if f <= rank < f + c][-1]
+    if sum(counts) == count:
+        for part in counts:  # OMPI_FIRST_RANKS would say it, and is wrong in 4.1
+            if rank < first + part:
+                count = part
+                break
+            first += part
     os.environ["RANK"] = str(rank - first)
     os.environ.setdefault("WORLD_SIZE", str(count))
     os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))

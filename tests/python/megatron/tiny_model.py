@@ -1,0 +1,194 @@
+"""Small models in real megatron-core, and their config.json, for the tests' training jobs."""
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as ps
+from megatron.core import tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+
+from tiny_config import HF, MOE, ROPE_THETA, VOCAB
+
+SEQUENCE, BATCH = 16, 2
+
+
+def transformer_config(job, dtype):
+    moe = job.get("moe", False)
+    return TransformerConfig(
+        num_layers=HF["num_hidden_layers"],
+        hidden_size=HF["hidden_size"],
+        num_attention_heads=HF["num_attention_heads"],
+        num_query_groups=HF["num_key_value_heads"],
+        kv_channels=HF["head_dim"],
+        ffn_hidden_size=HF["intermediate_size"],
+        layernorm_epsilon=HF["rms_norm_eps"],
+        qk_layernorm=True,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=job["tp"],
+        pipeline_model_parallel_size=job["pp"],
+        virtual_pipeline_model_parallel_size=job["vpp"] if job.get("vpp", 1) > 1 else None,
+        expert_model_parallel_size=job["ep"],
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        num_moe_experts=MOE["num_experts"] if moe else None,
+        moe_ffn_hidden_size=MOE["moe_intermediate_size"] if moe else None,
+        moe_router_topk=MOE["num_experts_per_tok"],
+        moe_router_load_balancing_type="none" if moe else "aux_loss",
+        moe_router_score_function="softmax",
+        moe_layer_freq=[0, 1, 1, 1] if moe else 1,
+        moe_token_dispatcher_type="alltoall",
+    )
+
+
+def make_chunk(job, config, vp_stage=None):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    if job.get("moe"):
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False,
+                                          normalization="RMSNorm", vp_stage=vp_stage)  # fmt: skip
+    else:
+        spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    where = {} if vp_stage is None else {"vp_stage": vp_stage, "ignore_virtual": False}
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=256,  # padded: rows past VOCAB belong to nobody
+        max_sequence_length=HF["max_position_embeddings"],
+        pre_process=ps.is_pipeline_first_stage(**where),
+        post_process=ps.is_pipeline_last_stage(**where),
+        position_embedding_type="rope",
+        rotary_base=ROPE_THETA,
+        share_embeddings_and_output_weights=bool(job.get("tied")),
+        parallel_output=True,
+        vp_stage=vp_stage,
+    )
+    for parameter in model.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    return model
+
+
+class Trainer:
+    """Model, optimizer and one step of training, on this rank."""
+
+    def __init__(self, job):
+        self.job = job
+        vpp, dtype = job.get("vpp", 1), getattr(torch, job.get("dtype", "bfloat16"))
+        ps.initialize_model_parallel(
+            job["tp"],
+            job["pp"],
+            virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+            expert_model_parallel_size=job["ep"],
+            expert_tensor_parallel_size=1 if job.get("moe") else None,
+            create_gloo_process_groups=True,
+        )
+        tensor_parallel.model_parallel_cuda_manual_seed(123)
+        torch.manual_seed(7)
+        self.config = transformer_config(job, dtype)
+        chunks = [make_chunk(job, self.config, v if vpp > 1 else None) for v in range(vpp)]
+        if dtype != torch.float32:
+            chunks = [Float16Module(self.config, chunk) for chunk in chunks]
+        overlap = job.get("overlap", False)
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap,
+            grad_reduce_in_fp32=True,
+            bucket_size=20000 if overlap else None,
+        )
+        self.model = [
+            DistributedDataParallel(self.config, ddp, chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(chunks)
+        ]
+        self.optimizer = get_megatron_optimizer(self.optimizer_config(dtype, overlap), self.model)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        if overlap:
+            several = len(self.model) > 1
+            sync = [chunk.no_sync for chunk in self.model]
+            start = [chunk.start_param_sync for chunk in self.model]
+            self.config.no_sync_func = sync if several else sync[0]
+            self.config.param_sync_func = start if several else start[0]
+        self.forward_backward = get_forward_backward_func()
+        self.steps = 0
+
+    def optimizer_config(self, dtype, overlap):
+        return OptimizerConfig(
+            optimizer="adam",
+            lr=self.job.get("lr", 1e-3),
+            bf16=dtype == torch.bfloat16,
+            fp16=dtype == torch.float16,
+            params_dtype=dtype,
+            initial_loss_scale=256.0,
+            use_distributed_optimizer=True,
+            overlap_param_gather=overlap,
+            clip_grad=1.0,
+        )
+
+    def step(self, poison=False):
+        """One optimizer step over two microbatches; `poison` makes its gradients infinite."""
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        dp = ps.get_data_parallel_rank()
+        generator = torch.Generator().manual_seed(1000 * dp + self.steps)
+
+        def forward(_, model):
+            tokens = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator)
+            positions = torch.arange(SEQUENCE).expand(BATCH, -1)
+            mask = torch.triu(torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool), 1)[None, None]
+            output = model(tokens, positions, mask, labels=tokens)
+
+            def loss(values):
+                mean = values.float().mean() * (float("inf") if poison else 1.0)
+                return mean, {"loss": mean.detach()}
+
+            return output, loss
+
+        several = len(self.model) > 1
+        self.forward_backward(
+            forward_step_func=forward,
+            data_iterator=[None] * len(self.model) if several else None,
+            model=self.model if several else self.model[0],
+            num_microbatches=4 if several else 2,
+            seq_length=SEQUENCE,
+            micro_batch_size=BATCH,
+            forward_only=False,
+        )
+        self.steps += 1
+        return self.optimizer.step()
+
+    def settle(self):
+        """With overlap: the whole of this step's weights on every rank."""
+        for chunk in self.model:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+
+
+def place():
+    """This rank's place, for whoever puts the shards together."""
+    return {
+        "tp": ps.get_tensor_model_parallel_rank(),
+        "pp": ps.get_pipeline_model_parallel_rank(),
+        "dp": ps.get_data_parallel_rank(),
+        "ep": ps.get_expert_model_parallel_rank(),
+        "edp": ps.get_expert_data_parallel_rank(),
+        "rank": dist.get_rank(),
+    }
