@@ -28,6 +28,8 @@ def config_of(model: Any, args: Any) -> dict[str, Any]:
     }
     bias = bool(getattr(config, "add_qkv_bias", False))
     norm = bool(getattr(config, "qk_layernorm", False))
+    if getattr(config, "multi_latent_attention", False):
+        del found["head_dim"]  # several, and Hugging Face's key means another
     if getattr(config, "num_moe_experts", None):
         found |= _experts(config, bias, norm)
     elif getattr(config, "multi_latent_attention", False):
