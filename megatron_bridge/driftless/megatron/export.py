@@ -128,7 +128,9 @@ class StageExport:
                 coming = self._receive(following) if following else {}
                 yield self._assemble(bucket, messages)
                 del messages
-        except GeneratorExit:
+        except _LostHolder:
+            raise
+        except BaseException:
             # Given up half-way: the holders cannot know, and what they send is still taken.
             self._arrived(coming)
             for bucket in later:
@@ -200,7 +202,7 @@ class StageExport:
             try:
                 work.wait()
             except RuntimeError as failure:
-                raise SyncError(
+                raise _LostHolder(
                     f"stage {self._stage.number}: the shards of rank {holder} did not come: {failure}"
                 ) from failure
             messages[holder] = message
@@ -248,6 +250,10 @@ class StageExport:
                 shards[region.piece].storage_offset() + region.src_offset)  # fmt: skip
             made.as_strided(region.shape, region.dst_strides, region.dst_offset).copy_(src)
         return made
+
+
+class _LostHolder(SyncError):
+    """A rank of the stage that does not answer: there is nothing to wait for."""
 
 
 class _Nothing:

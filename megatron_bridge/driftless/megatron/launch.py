@@ -75,6 +75,31 @@ def install() -> None:
         return result
 
     training.setup_model_and_optimizer = wrapped
+    _close_before_destroy()
+
+
+def _close_before_destroy() -> None:
+    """The end of a run is said while the ranks can still agree on it."""
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def wrapped(group: Any = None) -> None:
+        if group is None:
+            _close_sessions()
+        destroy(group)
+
+    dist.destroy_process_group = wrapped
+
+
+def _close_sessions() -> None:
+    while _sessions:
+        session = _sessions.pop(0)
+        try:
+            session.close()
+        except Exception as failure:
+            session.report.failure(failure)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,6 +116,5 @@ def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, directory)  # as `python SCRIPT` does
     install()
     runpy.run_path(script, run_name="__main__")
-    for session in _sessions:
-        session.close()
+    _close_sessions()
     return 0

@@ -33,9 +33,6 @@ from .report import Reporter, StepReport
 
 T = TypeVar("T")
 
-# Bytes of the shards that are gathered at a time, beside the publisher's own buckets.
-_BUCKET_BYTES = 256 << 20
-
 
 class Session:
     """See the module. `version` is the newest that was published; `reports` keeps the last one."""
@@ -70,7 +67,10 @@ class Session:
         everyone = topology.gather_objects(facts)
         stages = self._all_ranks("finding the source ranks", lambda: topology.stages_of(everyone, sizes))
         self.stage, self._stages = stages[facts.pp], stages
-        timeout_s = 2 * _seconds(self.settings["deadlines.publish"])
+        deadlines = (self.settings["deadlines.publish"], self.settings["deadlines.connect"])
+        timeout_s = 2 * max(map(_seconds, deadlines))
+        # As much of the shards is gathered at a time as fills one of the publisher's buckets.
+        self._bucket_bytes = _size(self.settings["buffer_size"])
         self.groups = topology.Groups(stages, timeout_s)
         self.leads = self.rank == stages[0].source
         self.publishes = self.rank == self.stage.source
@@ -80,7 +80,7 @@ class Session:
         if self.holds:
             device = next(binding.unwrap(self.model[0]).parameters()).device
             self._export = StageExport(
-                bound, self.stage, self.groups, _BUCKET_BYTES, device, driftless.TensorSpec
+                bound, self.stage, self.groups, self._bucket_bytes, device, driftless.TensorSpec
             )
 
     def _bind(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> Any:
@@ -119,7 +119,7 @@ class Session:
         def open_publisher() -> Any:
             source: Any = self._export
             if directory is not None:
-                source = base_checkpoint.CheckpointBase(directory, source.specs, _BUCKET_BYTES)
+                source = base_checkpoint.CheckpointBase(directory, source.specs, self._bucket_bytes)
             return driftless.Publisher(self._job, source, group=group)
 
         self._publisher = self._all_ranks("opening the publisher", lambda: self._with_shards(open_publisher))
@@ -200,10 +200,29 @@ class Session:
         self._closed = True
         atexit.unregister(self._at_exit)
         try:
+            if self.leads and self._job.together:
+                self._wait_for_rollouts()
+            # What is in this rank's memory may still be fetched: nobody lets go before the leader.
+            if dist.is_initialized():
+                dist.barrier(group=self.groups.everyone)
             if self.leads:
                 self._publisher.declare_end()
         finally:
             self._job.close()
+
+    def _wait_for_rollouts(self) -> None:
+        """[leader] Until those of this job have the last version, or do not get on any more."""
+        patience = _seconds(self.settings["deadlines.connect"])
+        seen: list[tuple[str, int]] = []
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            now = sorted((r.id, r.version) for r in self._publisher.receivers())
+            if sum(version >= self.version for _, version in now) >= self._job.rollouts:
+                return
+            if now != seen:
+                seen, until = now, time.monotonic() + patience
+            time.sleep(0.01)
+        self.report.note(f"not every rollout is at version {self.version}: {seen}")
 
     # --- all together ----------------------------------------------------------------------------
 
@@ -280,6 +299,13 @@ def _seconds(text: str) -> float:
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * factor
     return float(text)
+
+
+def _size(text: str) -> int:
+    for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)):
+        if text.endswith(unit):
+            return int(text.removesuffix(unit)) * factor
+    return int(text)
 
 
 def torch_environment() -> None:

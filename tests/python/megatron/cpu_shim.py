@@ -107,3 +107,40 @@ def allow_megatron_training():
     import megatron.training.training as training
 
     training.initialize_megatron = functools.partial(training.initialize_megatron, allow_no_cuda=True)
+
+
+class _Stub(types.ModuleType):
+    """A module in which everything is there, and a decorator leaves a function as it is."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args, **kwargs):
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
+
+
+def stub_triton():
+    """Newer Megatron imports triton wherever it is; there is none for a CPU."""
+    import importlib.machinery
+    import importlib.util
+    import sys
+
+    if importlib.util.find_spec("triton") is not None:
+        return
+    # What looks for triton to decide about itself decides before.
+    for name in ("_dynamo", "_inductor.utils", "_inductor.runtime.hints"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"torch.{name}")
+    for name in ("", ".language", ".language.extra", ".language.extra.libdevice", ".language.extra.cuda",
+                 ".language.math", ".runtime", ".compiler", ".testing", ".tools"):  # fmt: skip
+        module = _Stub(f"triton{name}")
+        module.__path__ = []
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+        sys.modules[module.__name__] = module
+    triton = sys.modules["triton"]
+    triton.__version__ = "3.4.0"
+    for decorator in ("autotune", "heuristics"):
+        setattr(triton, decorator, lambda *_, **__: lambda function: function)
+    triton.jit = lambda function=None, **__: function or (lambda inner: inner)

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,22 +79,23 @@ class Job:
         path.write_text(json.dumps(value))
         return path
 
-    def over_rma(self, *flags, rollouts=("rma4", "rma5")):
+    def over_rma(self, *flags, rollouts=("rma4", "rma5"), **more):
         """A session over mpi_rma, with rollouts in the same mpirun."""
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
+                 "--update-weight-buffer-size", "65536",
                  "--update-weight-config", self.yaml("rma"), *flags]  # fmt: skip
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
-        self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags})
+        self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
 
-    def over_disk(self, *flags, outside_mpi=True, rollouts=("disk0", "disk1"), **more):
+    def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"), **more):
         """A session over files, with rollouts of their own."""
-        self.road = self.work / "road"
+        self.road = self.work / road
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "disk",
-                 "--update-weight-disk-dir", str(self.road),
+                 "--update-weight-disk-dir", str(self.road), "--update-weight-buffer-size", "65536",
                  "--update-weight-config", self.yaml("disk"), *flags]  # fmt: skip
         session = {"flags": flags, "rollouts": list(rollouts), "outside_mpi": outside_mpi}
         self.job["sessions"].append(session)
-        self.disk = self.write("disk_rollout.json", {"work": str(self.work), "flags": flags, **more})
+        self.disk = self.write(f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more})
 
     def yaml(self, name):
         text = {
@@ -107,11 +107,12 @@ class Job:
         path.write_text(text + "threads: 1\ndeadlines: { connect: 120s, publish: 60s }\n")
         return str(path)
 
-    def start_disk_rollouts(self, *names):
-        return [
-            jobs.start([self.python, str(HERE / "rollout.py"), str(self.disk), name],
-                       env=environment()) for name in names
-        ]  # fmt: skip
+    def start_disk_rollouts(self, *names, **more):
+        """Of the last session over files; `more` as in rollout.py."""
+        given = json.loads(self.disk.read_text()) | more
+        path = self.write(f"rollout_{names[0]}.json", given)
+        line = [self.python, str(HERE / "rollout.py"), str(path)]
+        return [jobs.start([*line, name], env=environment()) for name in names]
 
     def start(self, rma_rollouts=0, trainers=4):
         parts = [(trainers, self.python, HERE / "train.py", self.write("job.json", self.job))]
@@ -150,6 +151,13 @@ class Job:
                 assert_same(found["tensors"], wanted, f"{name} {version}")
 
 
+def ended(*processes, timeout=120):
+    """All of them, and well."""
+    for process in processes:
+        result = jobs.finish(process, timeout)
+        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+
+
 def _bits(size, shape, data):
     return np.frombuffer(data, dtype=f"<u{size}").reshape(shape)
 
@@ -162,5 +170,3 @@ def assert_same(tensors, wanted, what):
         assert data == bits.tobytes(), f"{what}: {name} differs"
 
 
-def clear(work):
-    shutil.rmtree(work, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Real megatron-core trains on the CPU, and after every step the rollouts hold its weights."""
 
 import pytest
-from megatron_jobs import STEPS, Job
+from megatron_jobs import STEPS, Job, ended
 
 import tiny_config
 
@@ -23,8 +23,7 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
     job.over_disk()
     rollouts = job.start_disk_rollouts("disk0", "disk1")
     job.run(rma_rollouts=2)
-    for rollout in rollouts:
-        assert rollout.wait(60) == 0
+    ended(*rollouts)
     config = tiny_config.hf_config(job.job)
     for session, names in ((0, ("rma4", "rma5")), (1, ("disk0", "disk1"))):
         versions = job.versions(session)

@@ -189,7 +189,7 @@ class Trainer:
     def optimizer_config(self, dtype, overlap):
         return OptimizerConfig(
             optimizer="adam",
-            lr=self.job.get("lr", 1e-3),
+            lr=self.job.get("lr", 3e-6),  # a few percent of bf16 weights change with a step
             bf16=dtype == torch.bfloat16,
             fp16=dtype == torch.float16,
             params_dtype=dtype,

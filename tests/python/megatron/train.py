@@ -17,19 +17,16 @@ from pathlib import Path
 warnings.simplefilter("ignore")
 
 import cpu_shim  # noqa: E402  before megatron
-import driftless.megatron  # noqa: E402
-
-driftless.megatron.torch_environment()
-
+import tiny_config  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-dist.init_process_group("gloo")
+import driftless.megatron  # noqa: E402
 
-import tiny_config  # noqa: E402
-import tiny_model  # noqa: E402
+if __name__ == "__main__":  # Megatron's checkpoints start processes that import this again
+    import tiny_model
 
-cpu_shim.after_import()
+    cpu_shim.after_import()
 
 
 @contextlib.contextmanager
@@ -70,18 +67,21 @@ class Run:
                     self.trainer.model, self.trainer.optimizer, args, config
                 )
             self.sessions.append(session)
-            if session is not None and session.publishes and session.last:
-                self.left(number, "resumed", session)
+        self.leave_shards("start")
+        for number, session in enumerate(self.sessions):
+            if session is not None and session.publishes and session.last:  # it was resumed
+                self.left(number, "start", session)
+                if session.leads:
+                    self.wait_for_rollouts(number, session)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def state(self):
-        chunks = self.trainer.model
-        names = ["model"] if len(chunks) == 1 else [f"model{n}" for n in range(len(chunks))]
-        model = {n: unwrapped(c).sharded_state_dict() for n, c in zip(names, chunks, strict=True)}
-        from megatron.core.dist_checkpointing.mapping import ShardedStateDict  # noqa: F401
-
-        return {**model, "optimizer": self.trainer.optimizer.sharded_state_dict(model["model"])}
+    def state(self, loading=False):
+        (chunk,) = self.trainer.model
+        how = {"distrib_optim_sharding_type": "dp_reshardable"}
+        model = unwrapped(chunk).sharded_state_dict(metadata=how)
+        optimizer = self.trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=how)
+        return {"model": model, "optimizer": optimizer}
 
     def restore(self):
         path = self.job.get("load")
@@ -89,10 +89,20 @@ class Run:
             return
         from megatron.core import dist_checkpointing
 
-        loaded = dist_checkpointing.load(self.state(), path)
+        self.make_optimizer_state()
+        loaded = dist_checkpointing.load(self.state(loading=True), path)
         unwrapped(self.trainer.model[0]).load_state_dict(loaded["model"])
         self.trainer.optimizer.load_state_dict(loaded["optimizer"])
         self.trainer.steps = self.job["load_step"]
+
+    def make_optimizer_state(self):
+        """What a checkpoint is loaded into: torch's Adam makes it only with its first step."""
+        for optimizer in self.trainer.optimizer.chained_optimizers:
+            inner = optimizer.optimizer
+            for group in inner.param_groups:
+                for p in group["params"]:
+                    zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                    inner.state[p] = {"step": torch.tensor(0.0), **zeros}
 
     def save(self, step):
         if self.job.get("save_at") == step:
@@ -138,12 +148,33 @@ class Run:
                     raise TimeoutError(f"{name} did not get to version {session.last.version}")
                 time.sleep(0.005)
 
+    @contextlib.contextmanager
+    def broken(self, wanted):
+        """The last stage's source fails in the middle of a pass."""
+        export = next((s._export for s in self.sessions if s and s.publishes and not s.leads), None)
+        if not wanted or export is None:
+            yield
+            return
+        assemble, calls = export._assemble, []
+
+        def fail(*args):
+            calls.append(args)
+            if len(calls) == 2:
+                raise RuntimeError("broken on purpose")
+            return assemble(*args)
+
+        export._assemble = fail
+        yield
+        export._assemble = assemble
+        assert len(calls) == 2, "a pass of several buckets was expected"
+
     def steps(self):
         job = self.job
         for step in range(1, job["steps"] + 1):
             before = [s.last.version if s and s.publishes and s.last else 0 for s in self.sessions]
             begin = time.perf_counter()
-            successful = self.trainer.step(poison=step in job.get("poison", []))[0]
+            with self.broken(step in job.get("break_at", [])):
+                successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
             self.trainer.settle()
             self.leave_shards(f"step{step}")
@@ -166,6 +197,8 @@ class Run:
 
 
 def main():
+    driftless.megatron.torch_environment()
+    dist.init_process_group("gloo")
     run = Run(json.loads(Path(sys.argv[1]).read_text()))
     run.steps()
     run.close()
@@ -173,4 +206,5 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()
