@@ -66,4 +66,4 @@ test-asan test-tsan: test-%: setup-test
 	@ctest --test-dir build-$* $(CTEST_FLAGS)
 
 clean:
-	rm -rf build build-debug build-asan build-tsan
+	rm -rf build build-debug build-asan build-tsan build-wheel-*

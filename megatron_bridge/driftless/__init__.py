@@ -3,7 +3,7 @@
 Importing this needs neither torch nor MPI nor CUDA. docs/python.md tells how it is used.
 """
 
-from . import _native, errors
+from . import errors, kernels
 from ._native import (
     Backend,
     CheckpointSource,
@@ -26,7 +26,6 @@ from ._native import (
     __version__,
     backends,
     digest,
-    kernels,
     launched_by_mpi,
 )
 from .errors import Error

@@ -91,6 +91,9 @@ std::span<const std::int64_t> positions_in(const TensorRef& positions, const Ten
     throw StatusError(error(StatusCode::kInvalidArgument, "positions have dtype ",
                             info(positions.dtype).name, ", expected I64"));
   }
+  if (reinterpret_cast<std::uintptr_t>(positions.data) % alignof(std::int64_t) != 0) {
+    throw StatusError(error(StatusCode::kInvalidArgument, "positions are not aligned: copy them"));
+  }
   const std::span<const std::int64_t> all(reinterpret_cast<const std::int64_t*>(positions.data),
                                           units_of(positions));
   const auto units = static_cast<std::int64_t>(units_of(tensor));
@@ -127,9 +130,10 @@ TensorRef gather(const py::object& tensor, const py::object& positions) {
   const TensorRef from = host_tensor(tensor, "tensor");
   const TensorRef where = host_tensor(positions, "positions");
   const unsigned unit = unit_bytes(from.dtype);
-  const std::span<const std::int64_t> all = positions_in(where, from, false);
-  TensorRef values = own_tensor(info(from.dtype).bits < 8 ? DType::kU8 : from.dtype, {all.size()});
+  const DType dtype = info(from.dtype).bits < 8 ? DType::kU8 : from.dtype;
+  TensorRef values = own_tensor(dtype, {units_of(where)});
   const py::gil_scoped_release released;
+  const std::span<const std::int64_t> all = positions_in(where, from, false);
   by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
     host_kernels().gather(from.data + base * unit, unit, offsets.data(), offsets.size(),
                           values.data + begin * unit);
@@ -143,13 +147,13 @@ void scatter(const py::object& tensor, const py::object& positions, const py::ob
   const TensorRef what = host_tensor(values, "values");
   check(check_writable(to, "tensor"));
   const unsigned unit = unit_bytes(to.dtype);
+  const py::gil_scoped_release released;
   const std::span<const std::int64_t> all = positions_in(where, to, true);
   if (unit_bytes(what.dtype) != unit || units_of(what) != all.size()) {
     throw StatusError(error(StatusCode::kInvalidArgument, "values: ", units_of(what), " of ",
                             info(what.dtype).name, ", expected ", all.size(), " of ",
                             info(to.dtype).name));
   }
-  const py::gil_scoped_release released;
   by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
     host_kernels().scatter(to.data + base * unit, unit, offsets.data(), offsets.size(),
                            what.data + begin * unit);
@@ -187,16 +191,16 @@ std::string digest_all(const py::iterable& tensors, unsigned threads) {
 
 }  // namespace
 
+// driftless/kernels.py gives them their names there.
 void bind_kernels(py::module_& module) {
   module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0);
-  py::module_ kernels = module.def_submodule("kernels");
-  kernels.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
-  kernels.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
-  kernels.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
-  kernels.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
-              py::arg("sentinel"));
-  kernels.def(
-      "digest",
+  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
+  module.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
+  module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
+  module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
+             py::arg("sentinel"));
+  module.def(
+      "digest_tensor",
       [](const std::string& name, const py::object& tensor, unsigned threads) {
         return to_hex(digest_of(name, tensor, threads));
       },

@@ -34,6 +34,7 @@ class HeldPublisher final : public JobMember {
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
       publisher_ = native_call_keeping(*source, process);
+      refresh();
     } catch (...) {
       drop();
       throw;
@@ -54,6 +55,11 @@ class HeldPublisher final : public JobMember {
     }
     return *publisher_;
   }
+  // The last version that was committed, as of the last call: another thread may be at work.
+  [[nodiscard]] const EndOfRun& newest() {
+    static_cast<void>(publisher());
+    return newest_;
+  }
   [[nodiscard]] SendRoad& road() { return *road_; }
   [[nodiscard]] Job& job() { return *job_; }
   [[nodiscard]] PythonFailure& failure() { return failure_; }
@@ -69,6 +75,7 @@ class HeldPublisher final : public JobMember {
       const py::gil_scoped_release released;
       return made.publish(*source);
     }();
+    refresh();
     if (!report.ok()) failure_.rethrow();
     PublishReport done = python::take(std::move(report));
     if (metrics_) note(done, metrics_->write(metrics_of(done, rank())));
@@ -139,9 +146,14 @@ class HeldPublisher final : public JobMember {
     group_.reset();
   }
 
+  void refresh() {
+    newest_ = {publisher_->version().run, publisher_->version().version, publisher_->digest()};
+  }
+
   std::shared_ptr<Job> job_;
   InUse in_use_;
   PythonFailure failure_;
+  EndOfRun newest_;
   std::unique_ptr<Group> group_;
   std::unique_ptr<SendRoad> road_;
   std::unique_ptr<ReceiveRoad> history_;
@@ -150,10 +162,9 @@ class HeldPublisher final : public JobMember {
 };
 
 void declare(HeldPublisher& held) {
-  Publisher& publisher = held.publisher();
+  const EndOfRun end = held.newest();
   if (held.rank() != 0) return;
   JobProcess& process = held.job().process();
-  const EndOfRun end{publisher.version().run, publisher.version().version, publisher.digest()};
   const InUse::Turn turn = held.in_use().take("the publisher");
   const py::gil_scoped_release released;
   check(declare_end(process, held.job().config(), end));
@@ -202,7 +213,12 @@ void bind_publisher(py::module_& module) {
            }),
            py::arg("job"), py::arg("base"), py::arg("group") = py::none())
       .def("publish", &HeldPublisher::publish, py::arg("source"))
-      .def("request_anchor", [](HeldPublisher& held) { held.publisher().request_anchor(); })
+      .def("request_anchor",
+           [](HeldPublisher& held) {
+             Publisher& publisher = held.publisher();
+             const InUse::Turn turn = held.in_use().take("the publisher");
+             publisher.request_anchor();
+           })
       .def("publish_anchor",
            [](HeldPublisher& held) {
              Publisher& publisher = held.publisher();
@@ -235,12 +251,10 @@ void bind_publisher(py::module_& module) {
       .def_property_readonly("rank", &HeldPublisher::rank)
       .def_property_readonly("layout",
                              [](HeldPublisher& held) { return held.publisher().layout(); })
-      .def_property_readonly("version",
-                             [](HeldPublisher& held) { return held.publisher().version().version; })
-      .def_property_readonly(
-          "run", [](HeldPublisher& held) { return to_hex(held.publisher().version().run); })
+      .def_property_readonly("version", [](HeldPublisher& held) { return held.newest().version; })
+      .def_property_readonly("run", [](HeldPublisher& held) { return to_hex(held.newest().run); })
       .def_property_readonly("digest",
-                             [](HeldPublisher& held) { return to_hex(held.publisher().digest()); })
+                             [](HeldPublisher& held) { return to_hex(held.newest().digest); })
       .def_property_readonly("resumed",
                              [](HeldPublisher& held) { return held.publisher().resumed(); })
       .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })

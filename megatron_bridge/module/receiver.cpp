@@ -70,6 +70,7 @@ class HeldReceiver final : public JobMember {
     const Deadline deadline = Deadline::after(wait);
     for (;;) {
       const bool news = native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
+      target_->refresh();  // an interrupted commit may have been ended
       if (news || deadline.expired()) return news;
       look_at_signals();
     }
@@ -78,6 +79,7 @@ class HeldReceiver final : public JobMember {
   [[nodiscard]] UpdateReport commit() {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
+    const Refresh after(*target_);
     UpdateReport report = native_call(failure_, [&] { return made.commit(); });
     if (metrics_) {
       const Status written = metrics_->write(metrics_of(report, job_->process().rank()));
@@ -89,6 +91,7 @@ class HeldReceiver final : public JobMember {
   void simple(Status (Receiver::*call)()) {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
+    const Refresh after(*target_);
     failure_.forget();
     Status done;
     {
@@ -106,7 +109,22 @@ class HeldReceiver final : public JobMember {
                        [&] { return look_for_end(job_->process(), job_->config(), made.run()); });
   }
 
+  // As of the last call.
+  [[nodiscard]] const TargetState& state() {
+    static_cast<void>(receiver());
+    return target_->state();
+  }
+
  private:
+  // However the call ends.
+  struct Refresh {
+    explicit Refresh(HeldTarget& held) : target(held) {}
+    Refresh(const Refresh&) = delete;
+    Refresh& operator=(const Refresh&) = delete;
+    ~Refresh() { target.refresh(); }
+    HeldTarget& target;
+  };
+
   static void look_at_signals() {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
@@ -142,6 +160,7 @@ class HeldReceiver final : public JobMember {
       }
       look_at_signals();
     }
+    target_->refresh();
     const Config& config = job_->config();
     if (config.metrics_file.empty()) return;
     metrics_.emplace(python::take(
@@ -227,11 +246,10 @@ void bind_receiver(py::module_& module) {
       .def("leave", [](HeldReceiver& held) { held.simple(&Receiver::leave); })
       .def("end", &HeldReceiver::end)
       .def_property_readonly("id", &HeldReceiver::id)
-      .def_property_readonly("state", [](HeldReceiver& held) { return held.receiver().state(); })
-      .def_property_readonly("version",
-                             [](HeldReceiver& held) { return held.receiver().state().id.version; })
-      .def_property_readonly(
-          "digest", [](HeldReceiver& held) { return to_hex(held.receiver().state().digest); })
+      .def_property_readonly("state", &HeldReceiver::state)
+      .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
+      .def_property_readonly("digest",
+                             [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run",
                              [](HeldReceiver& held) { return to_hex(held.receiver().run()); })
       .def("close", &HeldReceiver::drop)

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 
 #include "core/file_system.h"
@@ -33,10 +34,11 @@ class PythonSource final : public WeightSource {
     DRIFTLESS_RETURN_IF_ERROR(broken_);
     const py::gil_scoped_acquire acquired;
     try {
+      std::vector<bool> seen(tensors_.size());
       for (const py::handle batch : py::iter(object_.attr("visit")())) {
-        DRIFTLESS_RETURN_IF_ERROR(offer(batch, use));
+        DRIFTLESS_RETURN_IF_ERROR(offer(batch, seen, use));
       }
-      return {};
+      return check_complete(seen);
     } catch (...) {
       return failure_->capture(kSource);
     }
@@ -45,7 +47,7 @@ class PythonSource final : public WeightSource {
  private:
   // The batch's tensors are held until `use` is done with them.
   [[nodiscard]] Status offer(
-      const py::handle& batch,
+      const py::handle& batch, std::vector<bool>& seen,
       const std::function<Status(std::span<const OfferedTensor>)>& use) const {
     std::vector<TensorRef> refs;
     std::vector<OfferedTensor> offered;
@@ -62,12 +64,25 @@ class PythonSource final : public WeightSource {
                                 index, " of ", tensors_.size()));
       }
       const TensorSpec& spec = tensors_[index];
+      if (seen[index]) {
+        throw StatusError(
+            error(StatusCode::kInvalidArgument, "visit() offers tensor '", spec.name, "' twice"));
+      }
+      seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
       check(check_tensor(ref, spec));
       offered.push_back({index, ref.data});
     }
     const py::gil_scoped_release released;
     return use(offered);
+  }
+
+  // One that is left out would pass for unchanged.
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const {
+    const auto missing = std::find(seen.begin(), seen.end(), false);
+    if (missing == seen.end()) return {};
+    return error(StatusCode::kInvalidArgument, "visit() ended without tensor '",
+                 tensors_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
   }
 
   py::object object_;

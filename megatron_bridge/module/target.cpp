@@ -24,14 +24,13 @@ class OwnedHolder final : public HeldTarget {
 
   // Alive as long as somebody has it, though the target be gone.
   [[nodiscard]] TensorRef tensor(const std::string& name) const {
-    const WeightLayout* const layout = weights_->layout();
-    if (layout == nullptr) {
+    if (layout() == nullptr) {
       throw StatusError(error(StatusCode::kNotFound,
                               "the target has no layout yet: open a receiver on it first"));
     }
-    const std::optional<std::uint32_t> index = layout->find(name);
+    const std::optional<std::uint32_t> index = layout()->find(name);
     if (!index) throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
-    const TensorSpec& spec = (*layout)[*index];
+    const TensorSpec& spec = (*layout())[*index];
     TensorRef ref;
     ref.data = const_cast<std::byte*>(weights_->tensor(*index).data());
     ref.dtype = spec.dtype;
@@ -73,11 +72,12 @@ TensorSpec spec_of(const TensorRef& ref, const std::string& name,
   return spec;
 }
 
-std::shared_ptr<MemoryHolder> make_memory(const py::dict& tensors,
+std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
                                           const std::optional<std::string>& run,
                                           std::optional<std::uint64_t> version,
                                           const std::map<std::string, std::string>& dtypes,
                                           unsigned threads) {
+  const py::dict tensors(mapping);
   std::map<std::string, TensorRef> refs;
   std::vector<TensorSpec> specs;
   for (const auto& [key, value] : tensors) {
@@ -144,10 +144,9 @@ void bind_state(py::module_& module) {
 void bind_targets(py::module_& module) {
   bind_state(module);
   py::class_<HeldTarget, std::shared_ptr<HeldTarget>>(module, "Target")
-      .def_property_readonly("state", [](HeldTarget& held) { return held.target().state(); })
-      .def_property_readonly("layout", [](HeldTarget& held) -> py::object {
-        const WeightLayout* const layout = held.target().layout();
-        return layout == nullptr ? py::object(py::none()) : py::cast(*layout);
+      .def_property_readonly("state", &HeldTarget::state)
+      .def_property_readonly("layout", [](const HeldTarget& held) -> py::object {
+        return held.layout() == nullptr ? py::object(py::none()) : py::cast(*held.layout());
       });
   py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(module, "MemoryTarget")
       .def(py::init(&make_memory), py::arg("tensors"), py::arg("run") = py::none(),

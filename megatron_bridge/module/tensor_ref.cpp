@@ -1,5 +1,7 @@
 #include "module/tensor_ref.h"
 
+#include <pybind11/stl.h>
+
 #include <bit>
 #include <new>
 

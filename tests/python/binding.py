@@ -13,7 +13,8 @@ PACKAGE = REPOSITORY / "build/python"
 def driftless():
     """The package, or a skip with the reason."""
     if not list((PACKAGE / "driftless").glob("_native*.so")):
-        pytest.skip(f"{PACKAGE} has no module: driftless was configured without Python", allow_module_level=True)
+        reason = f"{PACKAGE} has no module: driftless was configured without Python"
+        pytest.skip(reason, allow_module_level=True)
     if str(PACKAGE) not in sys.path:
         sys.path.insert(0, str(PACKAGE))
     import driftless as package
@@ -78,3 +79,24 @@ def same(target, tensors):
 def config(package, directory, *overrides):
     text = f"road:\n  kind: shared_fs\n  dir: {directory}\n"
     return package.Config.parse(text, list(overrides))
+
+
+class Pair:
+    """A publisher and a receiver over a directory, in this process."""
+
+    def __init__(self, package, directory, tensors, *overrides, target=None, **receiver):
+        self.package = package
+        self.config = config(package, directory, *overrides)
+        self.trainer = package.Job(self.config, "trainer", launched=False)
+        self.rollout = package.Job(self.config, "rollout", launched=False)
+        self.publisher = package.Publisher(self.trainer, Source(package, tensors))
+        self.target = target or self.memory(tensors)
+        self.receiver = package.Receiver(self.rollout, self.target, id="one", **receiver)
+
+    def memory(self, tensors):
+        self.arrays = {name: array.copy() for name, (_, array) in tensors.items()}
+        dtypes = {name: dtype for name, (dtype, _) in tensors.items()}
+        return self.package.MemoryTarget(self.arrays, version=0, dtypes=dtypes)
+
+    def holds(self, tensors):
+        return all(self.arrays[n].tobytes() == a.tobytes() for n, (_, a) in tensors.items())
