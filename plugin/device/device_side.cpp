@@ -43,7 +43,11 @@ class GpuSide final : public DeviceSide {
   Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
                                                     std::vector<std::byte*> data,
                                                     std::optional<VersionId> initial) override {
-    return make_device_target(layout, std::move(data), initial);
+    DeviceTargetOptions target;
+    target.device = work_.options.device;
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceTarget> made,
+                               make_device_target(layout, std::move(data), initial, target));
+    return std::unique_ptr<WeightTarget>(std::move(made));
   }
 
   Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
