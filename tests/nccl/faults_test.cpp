@@ -15,7 +15,7 @@ class NcclFaultsTest : public ::testing::Test {
   };
 
   void start_leader(unsigned receivers) {
-    options_.silence = milliseconds(500);
+    options_.silence = milliseconds(5'000);
     options_.receivers = receivers;
     auto hub = rendezvous_.hub();
     ASSERT_OK(hub);
@@ -46,7 +46,9 @@ class NcclFaultsTest : public ::testing::Test {
     Status status = receipts.status();
     if (receipts.ok()) status = sender_->seal(manifest_of(id), deadline);
     if (receipts.ok()) receipts_ = *receipts;
-    if (!status.ok()) EXPECT_TRUE(is_ok(sender_->abort()));
+    if (!status.ok()) {
+      EXPECT_TRUE(is_ok(sender_->abort()));
+    }
     return status;
   }
 
