@@ -134,8 +134,9 @@ class Run:
             step = session.last
             line = {"label": label, "session": number, "version": step.version, "digest": step.digest,
                     "encoding": step.encoding, "changed": step.changed, "ms": step.total_ms,
-                    "split": [step.sync_ms, step.gather_ms, step.convert_ms, step.process_ms,
-                              step.seal_ms]}  # fmt: skip
+                    "split": {"gather": step.sync_ms + step.gather_ms, "convert": step.convert_ms,
+                              "diff": step.diff_ms, "encode": step.encode_ms,
+                              "send": step.send_ms}}  # fmt: skip
             with (self.work / "versions.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
