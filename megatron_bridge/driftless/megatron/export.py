@@ -44,13 +44,14 @@ Shard = torch.Tensor | None
 class Times:
     """Seconds since the last `take()`."""
 
-    gather: float = 0.0
-    convert: float = 0.0
+    gather: float = 0.0  # waiting for other ranks' shards
+    convert: float = 0.0  # putting tensors together
+    use: float = 0.0  # whoever was given them
     passes: int = 0
 
     def take(self) -> Times:
-        now = Times(self.gather, self.convert, self.passes)
-        self.gather = self.convert = 0.0
+        now = Times(self.gather, self.convert, self.use, self.passes)
+        self.gather = self.convert = self.use = 0.0
         self.passes = 0
         return now
 
@@ -126,8 +127,11 @@ class StageExport:
                 messages = self._arrived(coming)
                 following = next(later, None)
                 coming = self._receive(following) if following else {}
-                yield self._assemble(bucket, messages)
-                del messages
+                batch = self._assemble(bucket, messages)
+                begin = time.perf_counter()
+                yield batch
+                self.times.use += time.perf_counter() - begin
+                del messages, batch
         except _LostHolder:
             raise
         except BaseException:

@@ -23,14 +23,15 @@ class StepReport:
     sync_ms: float  # forcing the parameter gather, with overlap
     gather_ms: float  # waiting for other ranks' shards
     convert_ms: float  # putting tensors together
-    process_ms: float  # comparing, encoding, handing to the road
-    seal_ms: float  # agreeing, making it visible
+    diff_ms: float  # comparing; encoding and writing run behind it
+    encode_ms: float  # encoding and writing, as far as they took longer than what they run behind
+    send_ms: float  # agreeing, and making the version visible
     total_ms: float
     notes: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(report: Any, times: Times, sync_s: float, total_s: float) -> StepReport:
-        ours = (times.gather + times.convert) * 1e3
+        spent = (times.gather + times.convert + times.use) * 1e3
         return StepReport(
             version=report.version,
             encoding=report.encoding,
@@ -42,8 +43,9 @@ class StepReport:
             sync_ms=sync_s * 1e3,
             gather_ms=times.gather * 1e3,
             convert_ms=times.convert * 1e3,
-            process_ms=max(0.0, report.process_ms - ours),
-            seal_ms=report.manifest_publish_ms,
+            diff_ms=times.use * 1e3,
+            encode_ms=max(0.0, report.process_ms - spent),
+            send_ms=report.manifest_publish_ms,
             total_ms=total_s * 1e3,
             notes=list(report.notes),
         )
@@ -59,8 +61,8 @@ class Reporter:
         print(
             f"driftless: version {step.version}: {share:.2f} % changed, {step.wire_bytes} of "
             f"{step.full_bytes} bytes, {step.encoding}, {step.total_ms:.1f} ms (gather "
-            f"{step.sync_ms + step.gather_ms:.1f}, convert {step.convert_ms:.1f}, diff and encode "
-            f"{step.process_ms:.1f}, seal {step.seal_ms:.1f})",
+            f"{step.sync_ms + step.gather_ms:.1f}, convert {step.convert_ms:.1f}, diff "
+            f"{step.diff_ms:.1f}, encode {step.encode_ms:.1f}, send {step.send_ms:.1f})",
             flush=True,
         )
         for note in step.notes:

@@ -173,6 +173,8 @@ class Session:
     def publish(self) -> None:
         """Collective: the weights as they are now, as the next version."""
         begin = time.perf_counter()
+        if self._export is not None:
+            self._export.times.take()
         self._export_sync()
         synced = time.perf_counter()
         report = self._with_shards(lambda: self._publisher.publish(self._export))

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import types
+import typing
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -122,11 +123,14 @@ class _Stub(types.ModuleType):
 
 
 def stub_triton():
-    """Newer Megatron imports triton wherever it is; there is none for a CPU."""
+    """Newer Megatron imports triton wherever it is; there is none for a CPU. It also wants Python 3.12,
+    and needs no more of it than a decorator."""
     import importlib.machinery
     import importlib.util
     import sys
 
+    if not hasattr(typing, "override"):
+        typing.override = lambda function: function
     if importlib.util.find_spec("triton") is not None:
         return
     # What looks for triton to decide about itself decides before.

@@ -64,7 +64,8 @@ FAMILIES = {
 
 
 def hf_config(job):
-    """`job` names a family, or only says whether there are experts."""
+    """`job` names a family, or only says whether there are experts; its `sizes` replace ours."""
     family = job.get("family", "qwen3_moe" if job.get("moe") else "qwen3")
     tied = bool(job.get("tied"))
-    return {**HF, **FAMILIES[family], "model_type": family, "tie_word_embeddings": tied}
+    found = {**HF, **FAMILIES[family], **job.get("sizes", {})}
+    return {**found, "model_type": family, "tie_word_embeddings": tied}

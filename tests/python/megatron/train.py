@@ -134,8 +134,10 @@ class Run:
             step = session.last
             line = {"label": label, "session": number, "version": step.version, "digest": step.digest,
                     "encoding": step.encoding, "changed": step.changed, "ms": step.total_ms,
-                    "split": [step.sync_ms, step.gather_ms, step.convert_ms, step.process_ms,
-                              step.seal_ms]}  # fmt: skip
+                    "total": step.total, "wire_bytes": step.wire_bytes, "full_bytes": step.full_bytes,
+                    "split": {"gather": step.sync_ms + step.gather_ms, "convert": step.convert_ms,
+                              "diff": step.diff_ms, "encode": step.encode_ms,
+                              "send": step.send_ms}}  # fmt: skip
             with (self.work / "versions.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -177,7 +179,8 @@ class Run:
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
             self.trainer.settle()
-            self.leave_shards(f"step{step}")
+            if step == job["steps"] or not job.get("last_shards_only"):
+                self.leave_shards(f"step{step}")
             for number, session in enumerate(self.sessions):
                 if session is None or not session.publishes or session.last is None:
                     continue
