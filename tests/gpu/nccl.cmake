@@ -18,3 +18,8 @@ endif()
 if(TARGET driftless_nccl AND TARGET driftless)
   add_dependencies(gpu_all driftless)  # the job over the road
 endif()
+if(TARGET driftless_nccl AND TARGET driftless_nccl_mpi)
+  add_executable(nccl_bench ../bench/nccl_bench.cu)
+  target_link_libraries(nccl_bench PRIVATE driftless_roads driftless_device driftless_compile_options)
+  add_dependencies(gpu_all nccl_bench)
+endif()

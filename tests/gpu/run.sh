@@ -87,6 +87,11 @@ if wanted bench; then
   else
     echo "torch is not here: its way is left out of the table"
   fi
+  if [ -x "$build/bin/nccl_bench" ]; then
+    step "publish to committed, NCCL" bash -c "mpirun --allow-run-as-root --oversubscribe \
+      --mca plm isolated -n 1 '$build/bin/nccl_bench' trainer : \
+      -n 1 '$build/bin/nccl_bench' rollout >>'$results/figures'"
+  fi
   python3 tests/bench/gpu_table.py "$results/figures"
 fi
 echo
