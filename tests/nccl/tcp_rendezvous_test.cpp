@@ -158,7 +158,8 @@ TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
 
 TEST(TcpFrame, ArrivesInAnyPieces) {
   nccl::FrameWriter writer("key", nccl::Direction::kToClient);
-  const std::string bytes = *writer.frame("some words") + *writer.frame("");
+  std::string bytes = *writer.frame("some words");
+  bytes += *writer.frame("");  // frames are numbered: in this order
   nccl::FrameReader reader("key", nccl::Direction::kToClient);
   std::vector<std::string> texts;
   for (const char c : bytes) {
