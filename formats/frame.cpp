@@ -12,27 +12,6 @@
 namespace driftless {
 namespace {
 
-// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
-class FieldReader {
- public:
-  explicit FieldReader(const std::byte* from) : from_(from) {}
-  template <typename T>
-  T get() {
-    T value;
-    std::memcpy(&value, from_, sizeof(T));
-    from_ += sizeof(T);
-    return value;
-  }
-  Hash128 get_hash() {
-    const auto high = get<std::uint64_t>();
-    const auto low = get<std::uint64_t>();
-    return {__builtin_bswap64(high), __builtin_bswap64(low)};
-  }
-
- private:
-  const std::byte* from_;
-};
-
 Status check_sizes(const FrameInfo& info) {
   if (info.positions_bytes > kMaxStreamBytes || info.values_bytes > kMaxStreamBytes ||
       info.stored_bytes > kMaxStreamBytes) {
@@ -206,31 +185,40 @@ Status Frame::inflate(std::span<const std::byte> stored) {
 
 // `body` has the size that the header states, which is that of table and streams.
 Status Frame::read_body(std::span<const std::byte> body) {
-  const unsigned unit = unit_bytes(info_.dtype);
-  std::span<const std::byte> rest = body.subspan(info_.entries * std::size_t{kFrameEntryBytes});
+  const std::size_t table_bytes = info_.entries * std::size_t{kFrameEntryBytes};
+  std::span<const std::byte> rest = body.subspan(table_bytes);
   DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, info_.positions_bytes));
   DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, info_.values_bytes));
-  FieldReader fields(body.data());
+  DRIFTLESS_ASSIGN_OR_RETURN(entries_, read_frame_table(info_, body.first(table_bytes)));
+  return {};
+}
+
+Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
+                                                  std::span<const std::byte> table) {
+  const std::uint64_t units = info.values_bytes / unit_bytes(info.dtype);
+  const bool dense = is_full(info.context.encoding);
+  FieldReader fields(table.data());
   std::uint64_t position_end = 0, value_end = 0;
-  entries_.reserve(info_.entries);
-  for (std::uint32_t i = 0; i < info_.entries; ++i) {
+  std::vector<BucketEntry> entries;
+  entries.reserve(info.entries);
+  for (std::uint32_t i = 0; i < info.entries; ++i) {
     BucketEntry entry;
     entry.tensor = fields.get<std::uint32_t>();
     entry.position_bytes = fields.get<std::uint32_t>();
     const auto count = fields.get<std::uint64_t>();
     // Keeps both sums within the streams' sizes, so that they cannot overflow.
-    if (count > info_.values_bytes / unit - value_end || entry.position_bytes > 8) {
+    if (count > units - value_end || entry.position_bytes > 8) {
       return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count,
                    " units with positions of ", entry.position_bytes,
-                   " bytes, but the frame has only ", info_.values_bytes / unit, " values");
+                   " bytes, but the frame has only ", units, " values");
     }
     entry.position_begin = position_end;
     entry.value_begin = value_end;
-    entry.position_end = position_end += (dense() ? 1 : count) * entry.position_bytes;
+    entry.position_end = position_end += (dense ? 1 : count) * entry.position_bytes;
     entry.value_end = value_end += count;
-    entries_.push_back(entry);
+    entries.push_back(entry);
   }
-  return {};
+  return entries;
 }
 
 BucketView Frame::bucket() const {

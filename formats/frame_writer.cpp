@@ -14,87 +14,13 @@
 namespace driftless {
 namespace {
 
-// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
-class FieldWriter {
- public:
-  explicit FieldWriter(std::byte* out) : out_(out) {}
-  template <typename T>
-  void put(T value) {
-    std::memcpy(out_, &value, sizeof(T));
-    out_ += sizeof(T);
-  }
-  void put(const Hash128& hash) {
-    put(__builtin_bswap64(hash.high));
-    put(__builtin_bswap64(hash.low));
-  }
-
- private:
-  std::byte* out_;
-};
-
-using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
-
-HeaderBytes make_header(const FrameInfo& info) {
-  HeaderBytes header{};
-  std::memcpy(header.data(), kFrameMagic.data(), kFrameMagic.size());
-  FieldWriter fields(header.data() + kFrameMagic.size());
-  const FrameContext& context = info.context;
-  fields.put(kFrameFormat);
-  fields.put(static_cast<std::uint8_t>(context.encoding));
-  fields.put(static_cast<std::uint8_t>(info.dtype));
-  fields.put(info.entries);
-  fields.put(info.frame_bytes);
-  fields.put(info.body_bytes);
-  fields.put(info.stored_bytes);
-  fields.put(context.id.run);
-  fields.put(context.id.version);
-  fields.put(context.base_version);
-  fields.put(context.layout);
-  fields.put(context.rank);
-  fields.put(context.index);
-  fields.put(info.positions_bytes);
-  fields.put(info.values_bytes);
-  fields.put(std::uint64_t{0});
-  fields.put(std::uint64_t{XXH3_64bits(header.data(), kFrameHeaderHashOffset)});
-  return header;
-}
-
-// What encode_frame() leaves out of the table must follow from the rest of it.
-Status check_tiles(const BucketView& bucket) {
-  std::uint64_t position_end = 0, value_end = 0;
-  for (const BucketEntry& entry : bucket.entries) {
-    if (entry.position_begin != position_end || entry.value_begin != value_end ||
-        entry.position_end - entry.position_begin != entry.count() * entry.position_bytes) {
-      return error(StatusCode::kInvalidArgument, "the entries of a bucket do not tile its streams");
-    }
-    position_end = entry.position_end;
-    value_end = entry.value_end;
-  }
-  if (position_end != bucket.positions.size() ||
-      value_end * unit_bytes(bucket.dtype) != bucket.values.size()) {
-    return error(StatusCode::kInvalidArgument, "the entries of a bucket do not fill its streams");
-  }
-  return {};
-}
-
-std::vector<std::byte> make_table(std::span<const BucketEntry> entries) {
-  std::vector<std::byte> table(entries.size() * kFrameEntryBytes);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    FieldWriter fields(table.data() + i * kFrameEntryBytes);
-    fields.put(entries[i].tensor);
-    fields.put(static_cast<std::uint32_t>(entries[i].position_bytes));
-    fields.put(entries[i].count());
-  }
-  return table;
-}
-
 Status write_padding(std::uint64_t stream_bytes, const ByteSink& sink) {
   constexpr std::array<std::byte, kFrameAlignment> kPadding{};
   return sink(std::span(kPadding).first(frame_aligned(stream_bytes) - stream_bytes));
 }
 
 Status write_body(const FrameInfo& info, const FrameParts& parts, const ByteSink& sink) {
-  DRIFTLESS_RETURN_IF_ERROR(sink(make_table(parts.entries)));
+  DRIFTLESS_RETURN_IF_ERROR(sink(make_frame_table(parts.entries)));
   DRIFTLESS_RETURN_IF_ERROR(sink(parts.positions));
   DRIFTLESS_RETURN_IF_ERROR(write_padding(info.positions_bytes, sink));
   for (const std::span<const std::byte> piece : parts.values) {
@@ -144,27 +70,19 @@ class HashingSink {
 };
 
 FrameInfo info_of(const FrameContext& context, const FrameParts& parts) {
-  FrameInfo frame;
-  frame.context = context;
-  frame.dtype = parts.dtype;
-  frame.entries = static_cast<std::uint32_t>(parts.entries.size());
-  frame.positions_bytes = parts.positions.size();
-  for (const auto& piece : parts.values) frame.values_bytes += piece.size();
-  frame.body_bytes = frame_body_bytes(frame);
-  return frame;
+  std::uint64_t values_bytes = 0;
+  for (const auto& piece : parts.values) values_bytes += piece.size();
+  return plain_frame(context, parts.dtype, parts.entries.size(), parts.positions.size(),
+                     values_bytes);
 }
 
 // A plain frame: header, body and hash, front to back.
-Status stream_frame(FrameInfo frame, const FrameParts& parts, const ByteSink& sink) {
-  frame.stored_bytes = frame.body_bytes;
-  frame.frame_bytes = kFrameHeaderBytes + frame.stored_bytes + kFrameTrailerBytes;
+Status stream_frame(const FrameInfo& frame, const FrameParts& parts, const ByteSink& sink) {
   HashingSink hashing(sink);
-  DRIFTLESS_RETURN_IF_ERROR(hashing.write(make_header(frame)));
+  DRIFTLESS_RETURN_IF_ERROR(hashing.write(make_frame_header(frame)));
   DRIFTLESS_RETURN_IF_ERROR(write_body(
       frame, parts, [&hashing](std::span<const std::byte> bytes) { return hashing.write(bytes); }));
-  std::array<std::byte, kFrameTrailerBytes> trailer;
-  FieldWriter(trailer.data()).put(hashing.hash());
-  return sink(trailer);
+  return sink(frame_trailer(hashing.hash()));
 }
 
 // The header states how large the compressed body is, so that comes first.
@@ -174,7 +92,7 @@ Status append_compressed(FrameInfo frame, const FrameParts& parts, std::vector<s
   DRIFTLESS_RETURN_IF_ERROR(compress_body(frame, parts, out));
   frame.stored_bytes = out.size() - begin - kFrameHeaderBytes;
   frame.frame_bytes = out.size() - begin + kFrameTrailerBytes;
-  const HeaderBytes header = make_header(frame);
+  const FrameHeaderBytes header = make_frame_header(frame);
   std::memcpy(out.data() + begin, header.data(), header.size());
   const Hash128 hash = xxh3_128(std::span(out).subspan(begin));
   out.resize(out.size() + kFrameTrailerBytes);
@@ -194,6 +112,75 @@ Status check_bucket_for(const FrameContext& context, const BucketView& bucket) {
 }
 
 }  // namespace
+
+FrameHeaderBytes make_frame_header(const FrameInfo& info) {
+  FrameHeaderBytes header{};
+  std::memcpy(header.data(), kFrameMagic.data(), kFrameMagic.size());
+  FieldWriter fields(header.data() + kFrameMagic.size());
+  const FrameContext& context = info.context;
+  fields.put(kFrameFormat);
+  fields.put(static_cast<std::uint8_t>(context.encoding));
+  fields.put(static_cast<std::uint8_t>(info.dtype));
+  fields.put(info.entries);
+  fields.put(info.frame_bytes);
+  fields.put(info.body_bytes);
+  fields.put(info.stored_bytes);
+  fields.put(context.id.run);
+  fields.put(context.id.version);
+  fields.put(context.base_version);
+  fields.put(context.layout);
+  fields.put(context.rank);
+  fields.put(context.index);
+  fields.put(info.positions_bytes);
+  fields.put(info.values_bytes);
+  fields.put(std::uint64_t{0});
+  fields.put(std::uint64_t{XXH3_64bits(header.data(), kFrameHeaderHashOffset)});
+  return header;
+}
+
+Status check_tiles(const BucketShape& bucket) {
+  std::uint64_t position_end = 0, value_end = 0;
+  for (const BucketEntry& entry : bucket.entries) {
+    if (entry.position_begin != position_end || entry.value_begin != value_end ||
+        entry.value_end < entry.value_begin ||
+        entry.position_end - entry.position_begin != entry.count() * entry.position_bytes) {
+      return error(StatusCode::kInvalidArgument, "the entries of a bucket do not tile its streams");
+    }
+    position_end = entry.position_end;
+    value_end = entry.value_end;
+  }
+  const unsigned unit = unit_bytes(bucket.dtype);
+  if (position_end != bucket.positions_bytes || value_end != bucket.values_bytes / unit ||
+      bucket.values_bytes % unit != 0) {
+    return error(StatusCode::kInvalidArgument, "the entries of a bucket do not fill its streams");
+  }
+  return {};
+}
+
+std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries) {
+  std::vector<std::byte> table(entries.size() * kFrameEntryBytes);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    FieldWriter fields(table.data() + i * kFrameEntryBytes);
+    fields.put(entries[i].tensor);
+    fields.put(static_cast<std::uint32_t>(entries[i].position_bytes));
+    fields.put(entries[i].count());
+  }
+  return table;
+}
+
+FrameInfo plain_frame(const FrameContext& context, DType dtype, std::size_t entries,
+                      std::uint64_t positions_bytes, std::uint64_t values_bytes) {
+  FrameInfo frame;
+  frame.context = context;
+  frame.dtype = dtype;
+  frame.entries = static_cast<std::uint32_t>(entries);
+  frame.positions_bytes = positions_bytes;
+  frame.values_bytes = values_bytes;
+  frame.body_bytes = frame_body_bytes(frame);
+  frame.stored_bytes = frame.body_bytes;
+  frame.frame_bytes = kFrameHeaderBytes + frame.stored_bytes + kFrameTrailerBytes;
+  return frame;
+}
 
 std::string frame_file_name(std::uint32_t rank, std::uint32_t index) {
   std::array<char, 64> name{};
