@@ -63,6 +63,7 @@ fi
 if wanted tests; then
   step "kernels, contract suite" "$build/bin/gpu_contract" --gtest_brief=1
   step "kernels, streams and patches" "$build/bin/gpu_kernels" --gtest_brief=1
+  step "weights on the GPU" "$build/bin/gpu_device_target" --gtest_brief=1
   for part in tests/gpu/parts/*.sh; do
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done

@@ -112,9 +112,30 @@ TEST_P(FrameHeadTest, DecodesToWhatTheFrameHolds) {
     EXPECT_EQ(found.value_end, entry.value_end);
   }
   const std::byte* const data = frame.data();
-  if (!full()) EXPECT_EQ(data + decoded->places.positions, bucket.positions.data());
+  if (!full()) {
+    EXPECT_EQ(data + decoded->places.positions, bucket.positions.data());
+  }
   EXPECT_EQ(data + decoded->places.values,
             full() ? known->runs().front().bytes.data() : bucket.values.data());
+}
+
+TEST_P(FrameHeadTest, AFrameOpenedByItsFrontIsTheFrame) {
+  const Bytes frame = whole();
+  const Result<Frame> known = Frame::decode(frame, layout_, 1 << 22);
+  const Result<Frame> opened = Frame::decode_front(front(), frame, layout_, 1 << 22);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  Bytes again;
+  const Status status =
+      full() ? encode_full_frame(context_, layout_, DType::kBF16, opened->runs(), again)
+             : encode_frame(context_, opened->bucket(), again);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(again, frame);
+  EXPECT_EQ(opened->bucket().positions.data(), known->bucket().positions.data());
+  EXPECT_EQ(opened->bucket().values.data(), known->bucket().values.data());
+  const auto shorter = std::span(frame).first(frame.size() - 1);
+  EXPECT_EQ(Frame::decode_front(front(), shorter, layout_, 1 << 22).status().code(),
+            StatusCode::kCorrupt);
+  EXPECT_EQ(Frame::decode_front(front(), frame, layout_, 8).status().code(), StatusCode::kCorrupt);
 }
 
 // What lies in the table has no hash in the head: a flip there is refused, or is another table that
