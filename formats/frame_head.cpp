@@ -122,4 +122,23 @@ Result<FrameHead> decode_frame_head(std::span<const std::byte> front, const Weig
   return head;
 }
 
+Result<Frame> Frame::decode_front(std::span<const std::byte> front,
+                                  std::span<const std::byte> frame, const WeightLayout& layout,
+                                  std::uint64_t max_body_bytes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameHead head, decode_frame_head(front, layout));
+  if (frame.size() != head.info.frame_bytes || head.info.body_bytes > max_body_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
+                 head.info.frame_bytes, " with a body of ", head.info.body_bytes, ", at most ",
+                 max_body_bytes, " are expected");
+  }
+  Frame result;
+  result.info_ = head.info;
+  result.positions_ = frame.subspan(head.places.positions, head.info.positions_bytes);
+  result.values_ = frame.subspan(head.places.values, head.info.values_bytes);
+  result.entries_ = std::move(head.entries);
+  if (!head.runs.empty()) result.entries_ = run_entries(head.runs);
+  for (const RunPlace& run : head.runs) result.first_units_.push_back(run.first_unit);
+  return result;
+}
+
 }  // namespace driftless

@@ -138,16 +138,20 @@ std::vector<DenseRun> Frame::runs() const {
   if (!dense()) return runs;
   const unsigned unit = unit_bytes(info_.dtype);
   runs.reserve(entries_.size());
-  for (const BucketEntry& entry : entries_) {
-    DenseRun run{entry.tensor, 0, values_.subspan(entry.value_begin * unit, entry.count() * unit)};
-    std::memcpy(&run.first_unit, positions_.data() + entry.position_begin, kFirstUnitBytes);
-    runs.push_back(run);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const BucketEntry& entry = entries_[i];
+    runs.push_back({entry.tensor, first_units_[i],
+                    values_.subspan(entry.value_begin * unit, entry.count() * unit)});
   }
   return runs;
 }
 
-Status Frame::check_runs_of(const WeightLayout& layout) const {
-  return read_runs(info_, layout, entries_, positions_).status();
+Status Frame::check_runs_of(const WeightLayout& layout) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RunPlace> places,
+                             read_runs(info_, layout, entries_, positions_));
+  first_units_.reserve(places.size());
+  for (const RunPlace& place : places) first_units_.push_back(place.first_unit);
+  return {};
 }
 
 }  // namespace driftless

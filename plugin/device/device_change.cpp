@@ -40,18 +40,20 @@ DigestRoom digest_room(std::span<const cuda::DigestPiece> pieces) {
 }
 
 Result<Digest> digest_on_device(const DeviceWeights& weights,
-                                std::span<const cuda::DigestPiece> pieces, std::byte* room_dev,
-                                std::byte* room_host) {
+                                std::span<const cuda::DigestPiece> pieces,
+                                std::span<std::byte> room_dev, std::span<std::byte> room_host) {
   if (pieces.empty()) return Digest();
-  const cuda::WorkspaceSize size = cuda::digest_workspace_size(pieces);
-  const cuda::Workspace workspace{room_dev + kSumsRoom, size.dev_bytes, room_host + kSumsRoom,
-                                  size.host_bytes};
+  if (room_dev.size() < kSumsRoom || room_host.size() < kSumsRoom) {
+    return error(StatusCode::kInternal, "no room for the sums of a digest");
+  }
+  const cuda::Workspace workspace{room_dev.data() + kSumsRoom, room_dev.size() - kSumsRoom,
+                                  room_host.data() + kSumsRoom, room_host.size() - kSumsRoom};
   DRIFTLESS_RETURN_IF_ERROR(cuda::digest(
-      pieces, workspace, reinterpret_cast<std::uint64_t*>(room_dev), weights.stream.get()));
-  DRIFTLESS_RETURN_IF_ERROR(weights.stream.copy(room_host, room_dev, kSumsBytes));
+      pieces, workspace, reinterpret_cast<std::uint64_t*>(room_dev.data()), weights.stream.get()));
+  DRIFTLESS_RETURN_IF_ERROR(weights.stream.copy(room_host.data(), room_dev.data(), kSumsBytes));
   DRIFTLESS_RETURN_IF_ERROR(weights.stream.wait());
   std::uint64_t sums[cuda::kDigestSums];
-  std::memcpy(sums, room_host, kSumsBytes);
+  std::memcpy(sums, room_host.data(), kSumsBytes);
   return cuda::digest_from_sums(sums);
 }
 
@@ -65,7 +67,7 @@ Result<Digest> digest_of(const std::shared_ptr<DeviceWeights>& weights) {
   const DigestRoom work = digest_room(pieces);
   DRIFTLESS_RETURN_IF_ERROR(
       weights->reserve(*room, work.dev_bytes, work.host_bytes, "reading the weights once"));
-  return digest_on_device(*weights, pieces, room->dev.data(), room->host.data());
+  return digest_on_device(*weights, pieces, room->dev_bytes(), room->host_bytes());
 }
 
 }  // namespace driftless

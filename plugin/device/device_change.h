@@ -20,6 +20,9 @@ namespace driftless {
 // Memory that a change works in; kept for the next one.
 struct DeviceRoom {
   DeviceBuffer dev, host;  // host: pinned
+
+  [[nodiscard]] std::span<std::byte> dev_bytes() const { return {dev.data(), dev.size()}; }
+  [[nodiscard]] std::span<std::byte> host_bytes() const { return {host.data(), host.size()}; }
 };
 
 // What a device target and the changes made for it share. One thread at a time.
@@ -74,14 +77,15 @@ class PlacePlan {
   std::uint64_t used_ = 0;
 };
 
-// Of pieces in device memory, added up; waits for it. The room must hold digest_room() of them.
+// Of pieces in device memory, added up; waits for it. The rooms must hold digest_room() of them.
 struct DigestRoom {
   std::uint64_t dev_bytes = 0, host_bytes = 0;
 };
 [[nodiscard]] DigestRoom digest_room(std::span<const cuda::DigestPiece> pieces);
 [[nodiscard]] Result<Digest> digest_on_device(const DeviceWeights& weights,
                                               std::span<const cuda::DigestPiece> pieces,
-                                              std::byte* room_dev, std::byte* room_host);
+                                              std::span<std::byte> room_dev,
+                                              std::span<std::byte> room_host);
 // The digest of the held tensors, as they are.
 [[nodiscard]] Result<Digest> digest_of(const std::shared_ptr<DeviceWeights>& weights);
 

@@ -237,8 +237,8 @@ class DeviceDeltaChange final : public StagedChange {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
       written_ = i + 1;
-      DRIFTLESS_RETURN_IF_ERROR(steps_[i].patch->scatter(steps_[i].values_dev,
-                                                         weights_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(
+          steps_[i].patch->scatter(steps_[i].values_dev, weights_->stream.get()));
     }
     DRIFTLESS_RETURN_IF_ERROR(fetch_sums());
     Digest reached = before_.digest;

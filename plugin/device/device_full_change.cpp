@@ -22,15 +22,15 @@ class HostSweep {
 
   [[nodiscard]] static Result<HostSweep> make(DeviceWeights& weights, DeviceRoom& room) {
     HostSweep sweep(weights);
-    // As many pieces as there may be, together as long as the chunk.
-    std::vector<cuda::DigestPiece> most(kChunkPieces, cuda::DigestPiece{nullptr, 1, 0, {}});
-    most.front().size_bytes = kChunkBytes;
+    // More than any pieces of a chunk need: a piece of it takes a row for each 128 KiB, and two.
+    const std::vector<cuda::DigestPiece> most(
+        kChunkPieces, cuda::DigestPiece{nullptr, (std::uint64_t{2} << 17) + 1, 0, {}});
     const DigestRoom work = digest_room(most);
     DRIFTLESS_RETURN_IF_ERROR(weights.reserve(room, kChunkBytes + work.dev_bytes, work.host_bytes,
                                               "staging a full version"));
     sweep.chunk_dev_ = room.dev.data();
-    sweep.work_dev_ = room.dev.data() + kChunkBytes;
-    sweep.work_host_ = room.host.data();
+    sweep.work_dev_ = room.dev_bytes().subspan(kChunkBytes);
+    sweep.work_host_ = room.host_bytes();
     return sweep;
   }
 
@@ -44,10 +44,8 @@ class HostSweep {
       }
       const auto bytes =
           piece.bytes.first(std::min<std::uint64_t>(piece.bytes.size(), kChunkBytes - at));
-      DRIFTLESS_RETURN_IF_ERROR(
-          weights_.uploader.copy(chunk_dev_ + at, bytes, weights_.stream));
-      pieces_.push_back(
-          {chunk_dev_ + at, bytes.size(), piece.byte_offset, weights_.keys[tensor]});
+      DRIFTLESS_RETURN_IF_ERROR(weights_.uploader.copy(chunk_dev_ + at, bytes, weights_.stream));
+      pieces_.push_back({chunk_dev_ + at, bytes.size(), piece.byte_offset, weights_.keys[tensor]});
       used_ = at + bytes.size();
       piece.byte_offset += bytes.size();
       piece.bytes = piece.bytes.subspan(bytes.size());
@@ -75,8 +73,7 @@ class HostSweep {
 
   DeviceWeights& weights_;
   std::byte* chunk_dev_ = nullptr;
-  std::byte* work_dev_ = nullptr;
-  std::byte* work_host_ = nullptr;
+  std::span<std::byte> work_dev_, work_host_;
   std::uint64_t used_ = 0;
   std::vector<cuda::DigestPiece> pieces_;
   Digest sum_;
@@ -145,11 +142,15 @@ class DeviceFullChange final : public StagedChange {
           {piece.bytes.data(), piece.bytes.size(), piece.byte_offset, weights_->keys[tensor]});
     }
     const DigestRoom work = digest_room(there);
-    DRIFTLESS_RETURN_IF_ERROR(weights_->reserve(room, work.dev_bytes, work.host_bytes,
-                                                "staging a full version"));
+    DRIFTLESS_RETURN_IF_ERROR(
+        weights_->reserve(room, work.dev_bytes, work.host_bytes, "staging a full version"));
     DRIFTLESS_ASSIGN_OR_RETURN(
-        Digest sum, digest_on_device(*weights_, there, room.dev.data(), room.host.data()));
-    if (there.size() == stretches_.size()) return sum;
+        Digest sum, digest_on_device(*weights_, there, room.dev_bytes(), room.host_bytes()));
+    if (std::none_of(stretches_.begin(), stretches_.end(), [](const Stretch& stretch) {
+          return stretch.piece.memory == MemoryKind::kHost;
+        })) {
+      return sum;
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(HostSweep sweep, HostSweep::make(*weights_, room));
     for (const auto& [tensor, piece] : stretches_) {
       if (weights_->holds(tensor) != held || piece.memory == MemoryKind::kDevice) continue;

@@ -22,8 +22,8 @@ bool plain_frames(const Manifest& manifest) {
 Result<std::vector<std::byte>> read_part(DeviceWeights& weights, const MappedFile& part,
                                          std::uint64_t bytes) {
   std::vector<std::byte> front(std::min<std::uint64_t>(bytes, part.bytes().size()));
-  DRIFTLESS_RETURN_IF_ERROR(weights.uploader.read(front, part.bytes().data(), weights.stream)
-                                .with_context(part.path()));
+  DRIFTLESS_RETURN_IF_ERROR(
+      weights.uploader.read(front, part.bytes().data(), weights.stream).with_context(part.path()));
   return front;
 }
 
