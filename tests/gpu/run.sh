@@ -71,11 +71,14 @@ if wanted tests; then
 fi
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
+    # Every short length many thousand times over is for the plain run.
     for tool in memcheck racecheck; do
-      step "compute-sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 1 \
-        --log-file "$results/$tool" "$build/bin/gpu_kernels" --gtest_brief=1 \
-        --gtest_filter='-HugeTensor.*'
-      tail -n 3 "$results/$tool"
+      for suite in gpu_contract gpu_kernels; do
+        step "$tool, $suite" compute-sanitizer --tool $tool --error-exitcode 1 \
+          --log-file "$results/$tool" "$build/bin/$suite" --gtest_brief=1 \
+          --gtest_filter='-HugeTensor.*:*EveryShortLength*'
+        tail -n 1 "$results/$tool"
+      done
     done
   else
     echo "compute-sanitizer is not here: left out"
