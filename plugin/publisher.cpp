@@ -43,6 +43,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
+    report.flush_ms = flush_ms_;
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
     LeaderMessage verdict;
     if (group_.leads()) verdict = conclude(plan, std::move(ranks), deadline);

@@ -124,6 +124,7 @@ class PublisherRank final : public Publisher {
   Digest base_digest_;  // of version 0, all ranks
   bool needs_full_ = false;
   bool resumed_ = false;
+  double flush_ms_ = 0;  // of the last version
   std::optional<Doubt> doubt_;
 
   // The leader's.

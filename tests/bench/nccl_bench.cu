@@ -126,9 +126,10 @@ void train(JobProcess& process, const Config& config) {
     must(report.status());
     std::printf(
         "{\"nccl\": \"publish\", \"version\": %d, \"begin\": %.3f, \"end\": %.3f, \"process_ms\": "
-        "%.3f, \"send_ms\": %.3f, \"wire_bytes\": %llu, \"device_bytes\": %llu}\n",
-        version, begin, now_ms(), report->process_ms, report->manifest_publish_ms,
-        static_cast<unsigned long long>(report->wire_bytes),
+        "%.3f, \"flush_ms\": %.3f, \"seal_ms\": %.3f, \"wire_bytes\": %llu, \"device_bytes\": "
+        "%llu}\n",
+        version, begin, now_ms(), report->process_ms - report->flush_ms, report->flush_ms,
+        report->manifest_publish_ms, static_cast<unsigned long long>(report->wire_bytes),
         static_cast<unsigned long long>((*device)->device_bytes()));
     std::fflush(stdout);
   }
