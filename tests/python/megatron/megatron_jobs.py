@@ -122,7 +122,7 @@ class Job:
 
     def run(self, rma_rollouts=0, trainers=4, timeout=240):
         result = jobs.finish(self.start(rma_rollouts, trainers), timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
         return result
 
     # --- judging ---------------------------------------------------------------------------------
@@ -155,7 +155,13 @@ def ended(*processes, timeout=120):
     """All of them, and well."""
     for process in processes:
         result = jobs.finish(process, timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
+
+
+def shown(result):
+    """The rank that failed first is seldom the one that says most."""
+    own = [line for line in result.stderr.splitlines() if "Error" in line or line.startswith("driftless")]
+    return "\n".join([*own, result.stderr[-5000:], result.stdout[-3000:]])
 
 
 def _bits(size, shape, data):
