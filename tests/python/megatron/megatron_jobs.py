@@ -27,11 +27,15 @@ def venv_python():
     """The interpreter of the test environment; skips with the reason where it cannot be made."""
     if not list(PACKAGE.glob("driftless/_native*")):
         pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
-    result = subprocess.run(
-        [REPOSITORY / "scripts/python_env.sh", "megatron"], capture_output=True, text=True
-    )
+    return environment_python("megatron")
+
+
+@functools.cache
+def environment_python(name):
+    line = [REPOSITORY / "scripts/python_env.sh", name]
+    result = subprocess.run(line, capture_output=True, text=True)
     if result.returncode != 0:
-        pytest.skip(f"no environment with megatron-core: {result.stderr.strip()}")
+        pytest.skip(f"no such environment: {result.stderr.strip()}")
     return result.stdout.strip() + "/bin/python"
 
 
