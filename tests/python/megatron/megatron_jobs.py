@@ -27,11 +27,15 @@ def venv_python():
     """The interpreter of the test environment; skips with the reason where it cannot be made."""
     if not list(PACKAGE.glob("driftless/_native*")):
         pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
-    result = subprocess.run(
-        [REPOSITORY / "scripts/python_env.sh", "megatron"], capture_output=True, text=True
-    )
+    return environment_python("megatron")
+
+
+@functools.cache
+def environment_python(name):
+    line = [REPOSITORY / "scripts/python_env.sh", name]
+    result = subprocess.run(line, capture_output=True, text=True)
     if result.returncode != 0:
-        pytest.skip(f"no environment with megatron-core: {result.stderr.strip()}")
+        pytest.skip(f"no such environment: {result.stderr.strip()}")
     return result.stdout.strip() + "/bin/python"
 
 
@@ -122,7 +126,7 @@ class Job:
 
     def run(self, rma_rollouts=0, trainers=4, timeout=240):
         result = jobs.finish(self.start(rma_rollouts, trainers), timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
         return result
 
     # --- judging ---------------------------------------------------------------------------------
@@ -155,7 +159,13 @@ def ended(*processes, timeout=120):
     """All of them, and well."""
     for process in processes:
         result = jobs.finish(process, timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
+
+
+def shown(result):
+    """The rank that failed first is seldom the one that says most."""
+    own = [line for line in result.stderr.splitlines() if "Error" in line or line.startswith("driftless")]
+    return "\n".join([*own, result.stderr[-5000:], result.stdout[-3000:]])
 
 
 def _bits(size, shape, data):
