@@ -161,11 +161,28 @@ elseif(NOT DRIFTLESS_WITH_NCCL STREQUAL "OFF")
 endif()
 driftless_backend(NCCL "${nccl_usable}" "${nccl_missing}")
 
-# A backend's part of the tree comes with the work that needs it; until then AUTO says so and ON is
-# refused rather than ignored.
-foreach(backend PYTHON)
-  driftless_backend(${backend} FALSE "this release has no ${backend} part yet")
-endforeach()
+
+# The Python module. scikit-build-core names the interpreter; else it is the system's, which also runs
+# the tests. A pybind11 from PyPI tells where its files are.
+set(python_missing "no Python headers were found (Debian: python3-dev)")
+set(python_usable FALSE)
+if(DRIFTLESS_SANITIZE OR DRIFTLESS_FUZZ)
+  set(python_missing "an interpreter without sanitizers cannot load a module with them")
+elseif(NOT DRIFTLESS_WITH_PYTHON STREQUAL "OFF")
+  if(NOT Python_EXECUTABLE AND EXISTS /usr/bin/python3)
+    set(Python_EXECUTABLE /usr/bin/python3 CACHE FILEPATH "The interpreter to build the module for")
+  endif()
+  set(PYBIND11_FINDPYTHON ON)
+  find_package(Python 3.11 QUIET COMPONENTS Interpreter Development.Module)
+  if(Python_FOUND)
+    set(python_missing "no pybind11 was found (Debian: pybind11-dev)")
+    execute_process(COMMAND ${Python_EXECUTABLE} -m pybind11 --cmakedir
+      OUTPUT_VARIABLE pybind11_hint OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    find_package(pybind11 2.10 QUIET CONFIG HINTS ${pybind11_hint})
+    set(python_usable ${pybind11_FOUND})
+  endif()
+endif()
+driftless_backend(PYTHON "${python_usable}" "${python_missing}")
 
 function(driftless_print_summary)
   message(STATUS "driftless ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}")

@@ -50,6 +50,13 @@ struct HostKernels {
   Digest (*digest_change)(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
                           const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                           const void* new_values);
+  // scatter() of the new values and digest_change() in one pass: cheaper where the units are in the
+  // cache, and nothing is fetched ahead where they are not. `units` is where unit `origin` lies,
+  // and the old values are what is there.
+  Digest (*scatter_digested)(const DigestTensorKey& tensor, unsigned unit_bytes,
+                             std::uint64_t origin, const std::uint32_t* offsets,
+                             std::uint64_t count, const void* old_values, const void* new_values,
+                             void* units);
 };
 
 // All that this processor can run: reference first, the fastest last.

@@ -55,7 +55,7 @@ class BucketWriter {
 
   // Waits until everything that was handed over is written.
   Status finish() {
-    Status handed = hand_over();
+    const Status handed = hand_over();
     stop();
     return handed.ok() ? status_ : handed;
   }
@@ -112,9 +112,15 @@ class BucketWriter {
   std::thread thread_;
 };
 
-// Old and new side of a piece, and what was found there, are in the second cache when the changes
-// are written over.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
+Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
+                             context.road->create_part(flush_file_name(context.frame.rank, index)));
+  const Result<std::uint64_t> size = write_flush_file(
+      std::move(part), *context.layout, bucket, context.frame.encoding, context.frame.id.version,
+      {{"base_version", std::to_string(context.frame.base_version)},
+       {std::string(kOursKey), std::to_string(kManifestFormat)}});
+  return size.status();
+}
 
 class BucketPayload final : public RankPayload {
  public:
@@ -136,7 +142,6 @@ class BucketPayload final : public RankPayload {
     DiffOptions options;
     options.threads = context_.threads;
     options.old_values = true;
-    options.piece_bytes = kPieceBytes;
     Status status = diff_tensors(
         host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
         [this](const DiffPiece& piece) { return collect(piece.delta); });
@@ -187,37 +192,8 @@ class BucketPayload final : public RankPayload {
 
   // On the writer's thread.
   Status write(const BucketView& bucket) {
-    const std::uint32_t index = parts_++;
     findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
-    if (context_.directory_layout == DirectoryLayout::kFlush) return write_flush(bucket, index);
-    FrameContext frame = context_.frame;
-    frame.index = index;
-    const std::string name = frame_part_name(frame.rank, index);
-    if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
-      std::vector<std::byte>& encoded = context_.buffers->encoded;
-      encoded.clear();
-      DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
-      return put_part(*context_.road, name, encoded);
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context_.road->create_part(name));
-    std::uint64_t at = 0;
-    DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
-      const std::uint64_t offset = std::exchange(at, at + bytes.size());
-      return part->pwrite(offset, bytes);
-    }));
-    return part->sync();
-  }
-
-  Status write_flush(const BucketView& bucket, std::uint32_t index) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::unique_ptr<File> part,
-        context_.road->create_part(flush_file_name(context_.frame.rank, index)));
-    const Result<std::uint64_t> size =
-        write_flush_file(std::move(part), *context_.layout, bucket, context_.frame.encoding,
-                         context_.frame.id.version,
-                         {{"base_version", std::to_string(context_.frame.base_version)},
-                          {std::string(kOursKey), std::to_string(kManifestFormat)}});
-    return size.status();
+    return write_bucket(context_, bucket, parts_++);
   }
 
   PayloadContext context_;
@@ -229,6 +205,28 @@ class BucketPayload final : public RankPayload {
 };
 
 }  // namespace
+
+Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  if (context.directory_layout == DirectoryLayout::kFlush) {
+    return write_flush(context, bucket, index);
+  }
+  FrameContext frame = context.frame;
+  frame.index = index;
+  const std::string name = frame_part_name(frame.rank, index);
+  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+    std::vector<std::byte>& encoded = context.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+    return put_part(*context.road, name, encoded);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
+  std::uint64_t at = 0;
+  DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+    const std::uint64_t offset = std::exchange(at, at + bytes.size());
+    return part->pwrite(offset, bytes);
+  }));
+  return part->sync();
+}
 
 std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context) {
   return std::make_unique<BucketPayload>(context);

@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kUnitsPerThread = 32768;
 // Units are compared and then written in steps that the translation cache spans even where each
 // lies on a small page of its own: else the writing waits for the same pages again.
-constexpr std::uint32_t kStepUnits = 1024;
+constexpr std::uint32_t kStepUnits = 256;
 constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{1} << 40;
 
 class DeltaChange final : public StagedChange {

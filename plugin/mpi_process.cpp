@@ -17,9 +17,20 @@ constexpr int kMaxEndBytes = 4096;
 
 }  // namespace
 
-Result<std::unique_ptr<MpiProcess>> MpiProcess::start(bool trains) {
+Result<std::unique_ptr<MpiProcess>> MpiProcess::start(JobRole role, const Deadline& deadline,
+                                                      const LateHandler& late) {
+  const Watchdog watchdog(deadline,
+                          "deadlines.connect: MPI_Init waits for all processes that the launcher "
+                          "started, and one of them does not come",
+                          late);
   std::unique_ptr<MpiProcess> process(new MpiProcess());
   int running = 0;
+  int over = 0;
+  DRIFTLESS_MPI(MPI_Finalized(&over));
+  if (over != 0) {
+    return error(StatusCode::kUnsupported,
+                 "MPI has ended in this process and cannot begin again: a process joins one job");
+  }
   DRIFTLESS_MPI(MPI_Initialized(&running));
   if (running == 0) {
     int threads = MPI_THREAD_SINGLE;
@@ -28,21 +39,30 @@ Result<std::unique_ptr<MpiProcess>> MpiProcess::start(bool trains) {
   }
   DRIFTLESS_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   DRIFTLESS_MPI(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+  DRIFTLESS_RETURN_IF_ERROR(process->split(role));
+  return process;
+}
+
+Status MpiProcess::split(JobRole role) {
   int place = 0;
   int size = 0;
-  DRIFTLESS_MPI(MPI_Comm_rank(MPI_COMM_WORLD, &place));
-  DRIFTLESS_MPI(MPI_Comm_size(MPI_COMM_WORLD, &size));
-  DRIFTLESS_MPI(
-      MPI_Comm_split(MPI_COMM_WORLD, 0, trains ? place : size + place, &process->everybody_));
-  DRIFTLESS_MPI(MPI_Comm_split(MPI_COMM_WORLD, trains ? 0 : 1, place, &process->role_));
+  DRIFTLESS_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &all_));
+  DRIFTLESS_MPI(MPI_Comm_rank(all_, &place));
+  DRIFTLESS_MPI(MPI_Comm_size(all_, &size));
+  const int takes_part = role == JobRole::kBystander ? MPI_UNDEFINED : 0;
+  const int order = role == JobRole::kTrainer ? place : size + place;
+  DRIFTLESS_MPI(MPI_Comm_split(all_, takes_part, order, &everybody_));
+  DRIFTLESS_MPI(MPI_Comm_split(all_, static_cast<int>(role), place, &role_));
+  const std::array<int, 2> mine = {role == JobRole::kTrainer ? 1 : 0,
+                                   role == JobRole::kRollout ? 1 : 0};
+  std::array<int, 2> counts{};
+  DRIFTLESS_MPI(MPI_Allreduce(mine.data(), counts.data(), 2, MPI_INT, MPI_SUM, all_));
   int rank = 0;
-  int own = 0;
-  DRIFTLESS_MPI(MPI_Comm_rank(process->role_, &rank));
-  DRIFTLESS_MPI(MPI_Comm_size(process->role_, &own));
-  process->rank_ = static_cast<unsigned>(rank);
-  process->trainers_ = static_cast<unsigned>(trains ? own : size - own);
-  process->rollouts_ = static_cast<unsigned>(trains ? size - own : own);
-  return process;
+  DRIFTLESS_MPI(MPI_Comm_rank(role_, &rank));
+  rank_ = static_cast<unsigned>(rank);
+  trainers_ = static_cast<unsigned>(counts[0]);
+  rollouts_ = static_cast<unsigned>(counts[1]);
+  return {};
 }
 
 Status MpiProcess::wait(MPI_Request& request, std::string_view what, const Deadline& deadline) {
@@ -57,13 +77,19 @@ Status MpiProcess::wait(MPI_Request& request, std::string_view what, const Deadl
 
 Result<MpiProcess::Numbers> MpiProcess::largest(const Numbers& mine, std::string_view what,
                                                 const Deadline& deadline) {
+  return largest_of(everybody_, mine, what, deadline);
+}
+
+Result<MpiProcess::Numbers> MpiProcess::largest_of(MPI_Comm comm, const Numbers& mine,
+                                                   std::string_view what,
+                                                   const Deadline& deadline) {
   // Where the wait below gives up MPI may still write there: it stays as long as this object.
   Exchange& exchange = *exchanges_.emplace_back(std::make_unique<Exchange>(Exchange{mine, {}}));
   MPI_Request request = MPI_REQUEST_NULL;
   // wait() ends it by MPI_Test, which the checker does not know.
   // NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker)
   DRIFTLESS_MPI(MPI_Iallreduce(exchange.sent.data(), exchange.received.data(), kNumbers,
-                               MPI_UINT64_T, MPI_MAX, everybody_, &request));
+                               MPI_UINT64_T, MPI_MAX, comm, &request));
   DRIFTLESS_RETURN_IF_ERROR(wait(request, what, deadline));
   // NOLINTEND(clang-analyzer-optin.mpi.MPI-Checker)
   return exchange.received;
@@ -98,10 +124,12 @@ Result<std::optional<std::string>> MpiProcess::hear_end() {
 }
 
 Status MpiProcess::finish(const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN([[maybe_unused]] const Numbers met,
-                             largest({}, "waiting for all processes of the job to end", deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      [[maybe_unused]] const Numbers met,
+      largest_of(all_, {}, "waiting for all processes of the job to end", deadline));
   DRIFTLESS_MPI(MPI_Comm_free(&role_));
-  DRIFTLESS_MPI(MPI_Comm_free(&everybody_));
+  if (everybody_ != MPI_COMM_NULL) DRIFTLESS_MPI(MPI_Comm_free(&everybody_));
+  DRIFTLESS_MPI(MPI_Comm_free(&all_));
   if (!began_) return {};
   return mpi_status(MPI_Finalize(), "MPI_Finalize");
 }

@@ -1,6 +1,7 @@
 #include "plugin/publisher.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "plugin/publisher_rank.h"
@@ -11,7 +12,7 @@ namespace driftless {
 namespace {
 
 std::string percent(double share) {
-  const auto tenths = static_cast<std::uint64_t>(share * 1000 + 0.5);
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
   return concat(tenths / 10, ".", tenths % 10, " %");
 }
 
@@ -24,6 +25,7 @@ Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
     // Memory is what throws; the next call finds the snapshot unfit for deltas.
     needs_full_ = true;
     undo_.clear();
+    if (options_.device != nullptr) options_.device->abort();
     const Status dropped = road_.abort();
     return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
   }
@@ -38,6 +40,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
@@ -104,6 +107,13 @@ Status PublisherRank::check_source(const WeightSource& weights) const {
   return {};
 }
 
+Status PublisherRank::check_memory(const OfferedTensor& offered) const {
+  if (offered.memory == MemoryKind::kHost || options_.device != nullptr) return {};
+  return error(StatusCode::kUnsupported, "tensor '", offered_[offered.tensor].name,
+               "' lies on a GPU, and this publisher compares in host memory: set `snapshot` to "
+               "pinned or device");
+}
+
 // Leader: whether the version that it sealed, perhaps, is there.
 Status PublisherRank::settle_own_doubt(const Deadline& deadline) {
   if (!doubt_) return {};
@@ -120,7 +130,7 @@ void PublisherRank::settle(Verdict verdict) {
     part_digest_ = doubt_->part_digest;
     digest_ = doubt_->digest;
     needs_full_ = false;
-    undo_.clear();
+    keep();
   } else {
     const Status dropped = road_.abort();
     take_back(doubt_->full);
@@ -180,7 +190,8 @@ Status PublisherRank::fill(RankPayload& payload, WeightSource& weights) const {
                      tensor.tensor, " of ", tensor_.size());
       }
       if (tensor_[tensor.tensor] == kNotOurs) continue;
-      batch.push_back({tensor_[tensor.tensor], tensor.data});
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(tensor));
+      batch.push_back({tensor_[tensor.tensor], tensor.data, tensor.memory});
     }
     return payload.add(batch);
   }));
@@ -191,14 +202,12 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                    const Deadline& deadline) {
   RankMessage mine;
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
   PayloadContext made = context(id, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  const std::unique_ptr<RankPayload> payload = make_rank_payload(made);
-  mine.status = fill(*payload, weights);
-  mine.findings = payload->findings();
+  const Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
+  mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
+  if (payload.ok()) mine.findings = (*payload)->findings();
   mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
   flush_parts(mine, plan.full, deadline);
   return mine;
@@ -294,11 +303,18 @@ void PublisherRank::accept(const LeaderMessage& plan, const LeaderMessage& outco
   digest_ = outcome.digest;
   part_digest_ = mine.digest;
   needs_full_ = false;
+  keep();
+}
+
+// The snapshot is the version.
+void PublisherRank::keep() {
   undo_.clear();
+  if (options_.device != nullptr && !options_.device->commit().ok()) needs_full_ = true;
 }
 
 // The snapshot is what the receivers have, again; where that cannot be, the next version is full.
 void PublisherRank::take_back(bool full) {
+  if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
   if (full) needs_full_ = true;
 }

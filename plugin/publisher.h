@@ -26,6 +26,7 @@
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/manifest.h"
+#include "plugin/device_side.h"
 #include "plugin/weight_source.h"
 
 namespace driftless {
@@ -53,6 +54,9 @@ struct PublisherOptions {
   bool anchor_by_size = false;      // when the steps since the last anchor outgrow an anchor
   std::uint64_t keep_versions = 0;  // steps to keep beside those that are needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
+  // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
+  // this rank alone.
+  std::shared_ptr<DeviceSide> device = nullptr;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 

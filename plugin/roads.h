@@ -15,6 +15,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "plugin/config.h"
+#include "plugin/watchdog.h"
 
 namespace driftless {
 
@@ -28,21 +29,30 @@ struct Backend {
 // kUnsupported, with the reason, where the configuration asks for what was not built.
 [[nodiscard]] Status check_built(const Config& config);
 
-enum class JobRole : unsigned char { kTrainer, kRollout };
-[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout"
+// The publisher's side of the GPU, where the configuration asks for one (else null). For
+// PublisherOptions::device.
+[[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
+
+// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
+// others, and has neither a group nor a road.
+enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
+[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout", "bystander"
 
 // One process of a job. Used by one thread: the one that joined. Outlives the groups and roads that
 // it made; those are destroyed before close().
 class JobProcess {
  public:
   // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes
-  // that it started join. Else MPI is used only where the road needs it.
+  // that it started join. Else MPI is used only where the road needs it. `late`: what to do where
+  // MPI itself waits for longer than config.connect_deadline, in a call that knows no deadline
+  // (here, while the road is made, at the end); watchdog.h. Without it such calls are waited for.
   [[nodiscard]] static Result<std::unique_ptr<JobProcess>> join(const Config& config, JobRole role,
-                                                                bool launched);
+                                                                bool launched,
+                                                                const LateHandler& late = {});
   virtual ~JobProcess() = default;
 
   [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role
-  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of
+  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of, and that publish
   [[nodiscard]] virtual unsigned rollouts() const = 0;
   // Trainers and rollouts were started as one job, and can hear each other.
   [[nodiscard]] bool together() const { return trainers() > 0 && rollouts() > 0; }
@@ -53,7 +63,7 @@ class JobProcess {
 
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
-  // [all processes of a job, collective: trainers call sender(), rollouts receiver()]
+  // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument where they are not configured alike. `anchor_bytes`: room for an anchor of
   // this rank, where the configuration leaves it open.
   [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,

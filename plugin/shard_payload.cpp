@@ -52,7 +52,7 @@ class ShardPayload final : public RankPayload {
   }
 
   Status finish() override {
-    if (findings_.dense) return {};
+    if (findings_.dense) return close_unfinished();
     // Readers count the shards by their names, so with several ranks each writes one.
     if (!shard_ && context_.ranks == 1 && !full()) {
       findings_.shard.clear();
@@ -74,6 +74,15 @@ class ShardPayload final : public RankPayload {
   }
   [[nodiscard]] std::span<const std::byte> bytes_of(const PairedTensor& offered) const {
     return {offered.new_data, (*context_.layout)[offered.tensor].size_bytes};
+  }
+
+  // Dense was found after some of it was written: the road takes no part that is still open, also
+  // where it is about to drop it.
+  Status close_unfinished() {
+    if (!shard_) return {};
+    const Status closed = shard_->finish().status();
+    shard_.reset();
+    return closed;
   }
 
   Status open() {

@@ -17,7 +17,27 @@ std::uint64_t aligned(std::uint64_t size) {
   return (size + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+Result<std::byte*> map_memory(std::uint64_t bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", bytes,
+                 " bytes of weights");
+  }
+  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
 }  // namespace
+
+std::string_view to_string(SnapshotPlace place) {
+  switch (place) {
+    case SnapshotPlace::kPinned: return "pinned";
+    case SnapshotPlace::kDevice: return "device";
+    default: return "host";
+  }
+}
 
 Snapshot::Snapshot(Snapshot&& other) noexcept { *this = std::move(other); }
 
@@ -27,31 +47,34 @@ Snapshot& Snapshot::operator=(Snapshot&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(memory_, other.memory_);
   std::swap(memory_bytes_, other.memory_bytes_);
+  std::swap(device_, other.device_);
+  std::swap(device_memory_, other.device_memory_);
+  std::swap(kind_, other.kind_);
   return *this;
 }
 
 Snapshot::~Snapshot() {
-  if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+  if (memory_ != nullptr && device_ == nullptr) ::munmap(memory_, memory_bytes_);
 }
 
-Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors) {
+Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors,
+                                  DeviceSide* device) {
   Snapshot snapshot;
   snapshot.layout_ = &layout;
   snapshot.tensors_ = std::move(tensors);
   snapshot.data_.resize(layout.size());
-  for (const std::uint32_t tensor : snapshot.tensors_) {
-    snapshot.memory_bytes_ += aligned(layout[tensor].size_bytes);
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t tensor : snapshot.tensors_) bytes += aligned(layout[tensor].size_bytes);
+  bytes = std::max(bytes, kAlignment);
+  if (device != nullptr) {
+    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.device_memory_, device->allocate(bytes));
+    snapshot.memory_ = snapshot.device_memory_.get();
+    snapshot.device_ = device;
+    if (device->on_device()) snapshot.kind_ = MemoryKind::kDevice;
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.memory_, map_memory(bytes));
   }
-  snapshot.memory_bytes_ = std::max(snapshot.memory_bytes_, kAlignment);
-  void* const memory = ::mmap(nullptr, snapshot.memory_bytes_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", snapshot.memory_bytes_,
-                 " bytes of weights");
-  }
-  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
-  ::madvise(memory, snapshot.memory_bytes_, MADV_HUGEPAGE);
-  snapshot.memory_ = static_cast<std::byte*>(memory);
+  snapshot.memory_bytes_ = bytes;
   std::byte* at = snapshot.memory_;
   for (const std::uint32_t tensor : snapshot.tensors_) {
     snapshot.data_[tensor] = at;
@@ -60,7 +83,21 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::u
   return snapshot;
 }
 
-Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
+  const std::uint64_t bytes = (*layout_)[tensor].size_bytes;
+  if (device_ != nullptr) return device_->copy(data_[tensor], from, bytes);
+  std::copy_n(from, bytes, data_[tensor]);
+  return {};
+}
+
+Result<Digest> Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+  if (kind_ == MemoryKind::kDevice) {
+    std::vector<DeviceSide::Piece> pieces;
+    for (const std::uint32_t tensor : tensors_) {
+      pieces.push_back({(*layout_)[tensor].name, bytes(tensor)});
+    }
+    return device_->digest(pieces);
+  }
   Digest sum;
   for (const std::uint32_t tensor : tensors_) {
     sum +=
@@ -105,10 +142,8 @@ Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey&
   } else {
     kernels.gather(units, width, offsets, delta.count(), kept);
   }
-  const Digest change =
-      kernels.digest_change(key, width, delta.origin, offsets, delta.count(), kept, delta.values);
-  kernels.scatter(units, width, offsets, delta.count(), delta.values);
-  return change;
+  return kernels.scatter_digested(key, width, delta.origin, offsets, delta.count(), kept,
+                                  delta.values, units);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -12,9 +13,11 @@
 #include "core/delta_view.h"
 #include "core/digest.h"
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "formats/byte_buffer.h"
 #include "kernels/host_kernels.h"
+#include "plugin/device_side.h"
 
 namespace driftless {
 
@@ -26,10 +29,11 @@ class Snapshot {
   Snapshot(Snapshot&& other) noexcept;
   Snapshot& operator=(Snapshot&& other) noexcept;
   ~Snapshot();
-  // Zeroed, for the tensors with these indexes. kNoSpace where there is no memory. The layout
-  // outlives it.
+  // Zeroed, for the tensors with these indexes. kNoSpace where there is no memory. With `device` it
+  // lies where that says. The layout and the device side outlive it.
   [[nodiscard]] static Result<Snapshot> create(const WeightLayout& layout,
-                                               std::vector<std::uint32_t> tensors);
+                                               std::vector<std::uint32_t> tensors,
+                                               DeviceSide* device = nullptr);
 
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
   // Null where the tensor is not one of these.
@@ -38,7 +42,10 @@ class Snapshot {
     return {data_[tensor], (*layout_)[tensor].size_bytes};
   }
   [[nodiscard]] const WeightLayout& layout() const { return *layout_; }
-  [[nodiscard]] Digest digest(const HostKernels& kernels, unsigned threads) const;
+  [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
+  // All of a tensor; `from` may lie on either side.
+  [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
+  [[nodiscard]] Result<Digest> digest(const HostKernels& kernels, unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;
@@ -46,6 +53,9 @@ class Snapshot {
   std::vector<std::byte*> data_;  // per tensor of the layout
   std::byte* memory_ = nullptr;
   std::uint64_t memory_bytes_ = 0;
+  DeviceSide* device_ = nullptr;
+  std::shared_ptr<std::byte> device_memory_;  // memory_, where the device side gave it
+  MemoryKind kind_ = MemoryKind::kHost;
 };
 
 // A DeltaView that owns what it shows.

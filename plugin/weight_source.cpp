@@ -33,4 +33,12 @@ Status CheckpointSource::visit(const std::function<Status(std::span<const Offere
   return use(offered);
 }
 
+std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors) {
+  std::uint64_t bytes = std::uint64_t{1} << 20;
+  for (const TensorSpec& tensor : tensors) {
+    bytes += tensor.size_bytes + tensor.size_bytes / 256 + 4096 + tensor.name.size();
+  }
+  return bytes;
+}
+
 }  // namespace driftless

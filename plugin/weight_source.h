@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "formats/checkpoint.h"
 
@@ -15,6 +17,9 @@ namespace driftless {
 struct OfferedTensor {
   std::size_t tensor = 0;  // index in tensors()
   const std::byte* data = nullptr;
+  // kDevice: ready to be read by work that is queued from now on, on any stream of that GPU. Only
+  // for publishers with a device side (PublisherOptions::device).
+  MemoryKind memory = MemoryKind::kHost;
 };
 
 class WeightSource {
@@ -43,5 +48,8 @@ class CheckpointSource final : public WeightSource {
   std::vector<TensorSpec> tensors_;
   std::size_t first_ = 0;  // in the checkpoint's layout
 };
+
+// Room for an anchor of these tensors: their bytes, and what frames add to them.
+[[nodiscard]] std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors);
 
 }  // namespace driftless

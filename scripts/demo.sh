@@ -4,7 +4,8 @@
 #   scripts/demo.sh [PARAMS [STEPS]]
 #
 # 2 trainer ranks and 2 rollouts under mpirun follow the same run over mpi_rma, shared_fs with both
-# layouts, and hdf5; every rollout's saved weights are compared with the trainer's, bit for bit.
+# layouts, and hdf5; every rollout's saved weights are compared with the trainer's, bit for bit. Last,
+# real megatron-core trains a small model, where it can be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 params=${1:-20000000}
@@ -60,3 +61,7 @@ for row in 'road|sent|median ms|bit-identical|time' "${rows[@]}"; do
   printf '%-9s %-41s %-42s %-14s %s\n' "$name" "$sent" "$times" "$same" "$seconds"
 done
 case "${rows[*]}" in *'|NO|'*) exit 1 ;; esac
+
+echo
+echo "== Megatron"
+scripts/demo_megatron.sh

@@ -9,6 +9,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kProbePatience{3'000};
+
 std::uint64_t bytes_of(const std::vector<PartReceipt>& parts) {
   std::uint64_t sum = 0;
   for (const PartReceipt& part : parts) sum += part.size_bytes;
@@ -258,6 +260,7 @@ Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) 
                                    " receivers have joined; ", to_string(id), " waits for them"));
     }
   }
+  if (began_ && group_is_broken_) probe_members(lock, deadline);
   began_ = true;
   renew_group();
   pending_.emplace();
@@ -266,6 +269,24 @@ Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) 
   pending_->members = group_;
   pending_->had_members = !group_.empty();
   return join_attempt(id);
+}
+
+// After a failure: a rendezvous of files or MPI does not tell who has died, and a group with a dead
+// member would fail again.
+void Board::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+  const Clock::time_point asked = Clock::now();
+  for (const std::uint64_t peer : members()) send(peer, {.kind = MessageKind::kProbe});
+  const auto silent = [&] {
+    std::set<std::uint64_t> some = members();
+    std::erase_if(some, [&](std::uint64_t peer) { return peers_[peer].heard > asked; });
+    return some;
+  };
+  const Deadline patience = deadline.sooner(std::min(options_.silence, kProbePatience));
+  changed_.wait_until(lock, patience.at(), [&] { return silent().empty(); });
+  for (const std::uint64_t peer : silent()) {
+    hub_->drop(peer);
+    remove_peer(peer, "it did not answer");
+  }
 }
 
 void Board::renew_group() {

@@ -97,6 +97,7 @@ class Board final : public Control {
   [[nodiscard]] Status give_up_waiting(const Deadline& deadline);
   void fail(const Status& why);
   void drop_pending();
+  void probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
   void renew_group();
   void commit(std::string_view manifest);
   [[nodiscard]] std::set<std::uint64_t> members() const;

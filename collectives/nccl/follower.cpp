@@ -114,6 +114,7 @@ void Follower::handle(Message message) {
     case MessageKind::kWelcome: welcome(message); return;
     case MessageKind::kReceive: receive(message); return;
     case MessageKind::kDrop: cut_off(message.attempt); return;
+    case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
     case MessageKind::kAnnounce: {
       const std::scoped_lock lock(mutex_);
       run_info_ = std::move(message.text);

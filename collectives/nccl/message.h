@@ -31,6 +31,7 @@ enum class MessageKind : std::uint8_t {
   kWelcome,   // session, text: the announcement, count: 1 where there is one
   kAnnounce,  // text
   kPong,
+  kProbe,    // to be answered by a kPing at once
   kReply,    // request, code, text, attempt, generation, count
   kReceive,  // attempt, rank, generation, meeting, index, count, wait_ms, parts
   kDrop,     // attempt

@@ -205,13 +205,14 @@ Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64
 
 Digest digest_change(DigestSteps digest_steps, const DigestTensorKey& tensor, unsigned unit_bytes,
                      std::uint64_t origin, const std::uint32_t* offsets, std::uint64_t count,
-                     const void* old_values, const void* new_values) {
+                     const void* old_values, const void* new_values, void* units) {
   if (unit_bytes <= 2) {
     return change_of_small_units(
         digest_steps, tensor,
         {unit_bytes, origin, offsets, count, static_cast<const unsigned char*>(old_values),
-         static_cast<const unsigned char*>(new_values), 0});
+         static_cast<const unsigned char*>(new_values), static_cast<unsigned char*>(units), 0});
   }
+  if (units != nullptr) scatter(units, unit_bytes, offsets, count, new_values);
   return unit_bytes == 4 ? change_of_large_units<std::uint32_t>(tensor, origin, offsets, count,
                                                                 old_values, new_values)
                          : change_of_large_units<std::uint64_t>(tensor, origin, offsets, count,

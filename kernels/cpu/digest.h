@@ -16,8 +16,9 @@ using DigestSteps = decltype(&portable::digest_steps);
 
 Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
               std::span<const std::byte> bytes);
+// Writes the new values into `units`, too, unless it is null.
 Digest digest_change(DigestSteps digest_steps, const DigestTensorKey& tensor, unsigned unit_bytes,
                      std::uint64_t origin, const std::uint32_t* offsets, std::uint64_t count,
-                     const void* old_values, const void* new_values);
+                     const void* old_values, const void* new_values, void* units);
 
 }  // namespace driftless::cpu

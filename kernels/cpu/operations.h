@@ -34,6 +34,7 @@ struct UnitChanges {
   std::uint64_t count;
   const unsigned char* old_values;
   const unsigned char* new_values;
+  unsigned char* units;  // unit `origin`; takes the new values unless it is null
   std::uint64_t done;
 };
 

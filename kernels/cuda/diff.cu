@@ -34,6 +34,7 @@ struct DevTensor {
   const std::byte* old_dev;
   const std::byte* new_dev;
   std::uint64_t units;
+  std::uint64_t origin;
   std::uint32_t first_tile;
   std::uint32_t position_bytes;  // at least
 };
@@ -403,7 +404,7 @@ __device__ __forceinline__ std::uint64_t gap_before(const Parts& parts, std::uin
                                                     const Before& before) {
   constexpr std::uint64_t kTileUnits = kTileBytes / W;
   const std::uint64_t here = (tile - tensor.first_tile) * kTileUnits + self.first;
-  if (before.filled_tile <= tensor.first_tile) return here;
+  if (before.filled_tile <= tensor.first_tile) return tensor.origin + here;
   const std::uint32_t other = before.filled_tile - 1;
   return here - ((other - tensor.first_tile) * kTileUnits + parts.tiles[other].last) - 1;
 }
@@ -506,7 +507,8 @@ __device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t n
   move.to = reinterpret_cast<Unit<W>*>(values) + before.changed;
   move.positions = positions + entry.position_begin +
                    (before.changed - entry.value_begin) * entry.position_bytes;
-  move.first = Gaps ? gap_before<W>(parts, number, tile, tensor, before) : first_unit;
+  move.first =
+      Gaps ? gap_before<W>(parts, number, tile, tensor, before) : tensor.origin + first_unit;
   move.position_bytes = entry.position_bytes;
   return move;
 }
@@ -602,7 +604,6 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
              : queue_emit<W, false>(parts, tiles, max_changed, positions, values, stream);
 }
 
-constexpr std::uint64_t kHugeUnits = std::uint64_t{1} << 31;
 constexpr const char* kClear = "clearing a workspace";
 
 }  // namespace
@@ -646,10 +647,9 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
   std::uint32_t tile = 0;
   for (std::uint32_t i = 0; i < batch.tensors_; ++i) {
     const auto own = static_cast<std::uint32_t>(tiles_of(units[i], unit_bytes));
-    host.tensors[i] = {nullptr, nullptr, units[i], tile, 0};
+    host.tensors[i] = {nullptr, nullptr, units[i], 0, tile, 0};
     std::fill_n(host.tile_tensor + tile, own, i);
     tile += own;
-    batch.huge_ = batch.huge_ || units[i] > kHugeUnits;
   }
   *host.summary = {};
   const Parts dev = carve_dev(batch.dev_, batch.tensors_, batch.tiles_, unit_bytes, max_changed,
@@ -666,8 +666,6 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
   return batch;
 }
 
-std::uint64_t DiffBatch::max_position_bytes() const { return max_changed_ * (huge_ ? 8 : 4); }
-
 Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
                       std::byte* positions_dev, std::byte* values_dev, Stream stream) {
   if (tensors.size() != tensors_) {
@@ -683,7 +681,8 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
     like.old_dev = tensors[i].old_dev;
     like.new_dev = tensors[i].new_dev;
     const bool gaps = coding == PositionCoding::kGaps;
-    like.position_bytes = gaps ? 2 : like.units > kHugeUnits ? 8 : 4;
+    like.origin = tensors[i].origin;
+    like.position_bytes = gaps ? 2 : tensors[i].huge ? 8 : 4;
     moved = moved || std::memcmp(&like, &host.tensors[i], sizeof(like)) != 0;
     host.tensors[i] = like;
   }

@@ -58,6 +58,10 @@ class DiffBatch {
   struct Tensor {
     const std::byte* old_dev = nullptr;
     const std::byte* new_dev = nullptr;
+    // A stretch of a tensor: the units before it, which positions count from the tensor's start;
+    // and whether the whole has more than 2^31 units.
+    std::uint64_t origin = 0;
+    bool huge = false;
   };
   struct Results {
     std::uint64_t changed = 0;  // units, of all tensors; more than max_changed: nothing was written
@@ -73,9 +77,11 @@ class DiffBatch {
                                               unsigned unit_bytes, std::uint64_t max_changed,
                                               const Workspace& workspace, Stream stream);
 
-  // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where a tensor has
-  // more than 2^31 units, else 4 (gaps rarely take more than 2).
-  [[nodiscard]] std::uint64_t max_position_bytes() const;
+  // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
+  // have more than 2^31 units, else 4 (gaps rarely take more than 2).
+  [[nodiscard]] std::uint64_t max_position_bytes(bool huge) const {
+    return max_changed_ * (huge ? 8 : 4);
+  }
   [[nodiscard]] std::uint64_t max_value_bytes() const { return max_changed_ * unit_bytes_; }
 
   // Outputs are aligned to 16 bytes.
@@ -91,7 +97,6 @@ class DiffBatch {
   std::uint64_t max_changed_ = 0;
   std::uint32_t tensors_ = 0;
   std::uint32_t tiles_ = 0;
-  bool huge_ = false;  // a tensor has more than 2^31 units
   std::uint64_t scan_bytes_ = 0;
   // In the workspace.
   std::byte* dev_ = nullptr;

@@ -22,5 +22,8 @@ Digest digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
 Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
                      const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                      const void* new_values);
+Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                        const void* new_values, void* units);
 
 }  // namespace driftless::reference

@@ -91,7 +91,7 @@ Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsig
                                make_owned_target(fs, start, config.receiver.threads));
     return std::unique_ptr<RolloutWeights>(std::make_unique<MemoryWeights>(std::move(owned)));
   }
-  const std::string path = filled_in(config.checkpoint_dir, JobRole::kRollout, rank);
+  const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
   if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<WeightTarget> target,
                              make_checkpoint_target(fs, path, config.receiver.threads));

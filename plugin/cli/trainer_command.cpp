@@ -119,31 +119,23 @@ class Trainer {
     return {};
   }
 
-  // Room for this rank's part of an anchor: the tensors, and what frames add to them.
-  [[nodiscard]] static std::uint64_t anchor_bytes(std::span<const TensorSpec> tensors) {
-    std::uint64_t bytes = std::uint64_t{1} << 20;
-    for (const TensorSpec& tensor : tensors) {
-      bytes += tensor.size_bytes + tensor.size_bytes / 256 + 4096 + tensor.name.size();
-    }
-    return bytes;
-  }
-
   [[nodiscard]] Status open() {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
                                Checkpoint::open(posix_file_system(), steps_->path(0)));
     CheckpointSource source(base, process_.rank(), process_.trainers());
-    const std::uint64_t room = config_.anchors() ? anchor_bytes(source.tensors()) : 0;
+    const std::uint64_t room = config_.anchors() ? anchor_room_bytes(source.tensors()) : 0;
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(road_,
                                process_.sender(room, Deadline::after(config_.connect_deadline)));
     DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
     config_.publisher.background = process_.threads();
+    DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
     DRIFTLESS_ASSIGN_OR_RETURN(publisher_, Publisher::open(config_.publisher, *publishers_, *road_,
                                                            history_.get(), source));
     if (!config_.metrics_file.empty()) {
       DRIFTLESS_ASSIGN_OR_RETURN(
           MetricsWriter metrics,
-          MetricsWriter::open(filled_in(config_.metrics_file, JobRole::kTrainer, process_.rank())));
+          MetricsWriter::open(filled_in(config_.metrics_file, "trainer", process_.rank())));
       metrics_.emplace(std::move(metrics));
     }
     if (!leads()) return {};
@@ -371,10 +363,12 @@ int run_trainer(const Common& common, const TrainerArguments& arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
   const StopSignals signals;
-  const Result<std::unique_ptr<JobProcess>> process =
-      JobProcess::join(*config, JobRole::kTrainer, launched_by_mpi());
+  std::function<void()> clean_up;  // once there is something
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
   if (!process.ok()) return report(common, process.status());
   Trainer trainer(common, arguments, std::move(*config), **process);
+  clean_up = [&trainer] { trainer.remove_files(); };
   const Result<int> done = trainer.run();
   if (done.ok()) return *done;
   // Nothing that waits for others any more: they may be gone.

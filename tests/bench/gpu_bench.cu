@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/operations.h"
+#include "plugin/device/slice_differ.h"
 
 using namespace driftless;
 
@@ -312,6 +313,47 @@ void bench_overwrite(Bench& bench) {
   fill<<<2048, 256>>>(Bench::units(bench.before), kUnits);
 }
 
+// The old side in pinned host memory, as a publisher streams it; the floor is the copy alone.
+void bench_pinned(Bench& bench) {
+  bench.set_changed(10000);
+  std::byte* const snapshot = pinned(kUnits * 2);
+  must(cudaMemcpy(snapshot, bench.before, kUnits * 2, cudaMemcpyDeviceToHost));
+  std::byte* const landing = device(kUnits * 2);
+  const double copy = time_ms(
+      [&] { must(cudaMemcpyAsync(landing, snapshot, kUnits * 2, cudaMemcpyHostToDevice)); }, 5);
+  cudaFree(landing);
+  Result<DeviceStream> stream = DeviceStream::make();
+  must(stream.status());
+  SliceDiffer differ;
+  must(differ.open(*stream));
+  constexpr std::uint64_t kSlice = std::uint64_t{256} << 20;
+  const double ms = time_ms(
+      [&] {
+        std::uint64_t changed = 0;
+        const auto take = [&] {
+          const Result<SliceResults> found = differ.take();
+          must(found.status());
+          changed += found->changed;
+          must(differ.release());
+        };
+        for (std::uint64_t at = 0; at < kUnits; at += kSlice / 2) {
+          SlicePiece piece;
+          piece.first_unit = at;
+          piece.units = std::min(kSlice / 2, kUnits - at);
+          piece.old_data = snapshot + at * 2;
+          piece.new_data = bench.after + at * 2;
+          piece.old_kind = MemoryKind::kHost;
+          if (at >= kSlice) take();
+          must(differ.start({piece}, 2, cuda::PositionCoding::kGaps));
+        }
+        while (differ.pending()) take();
+        if (changed < kUnits / 200) std::exit(1);
+      },
+      5);
+  print("diff, snapshot in pinned memory", ms, "copying it over", copy, kUnits * 4.0);
+  cudaFreeHost(snapshot);
+}
+
 }  // namespace
 
 int main() {
@@ -326,4 +368,5 @@ int main() {
   bench_patch(bench);
   bench_digest(bench);
   bench_overwrite(bench);
+  bench_pinned(bench);
 }

@@ -19,8 +19,27 @@ ASKED = {
 }
 
 
+def nccl_table(rows: list[dict]) -> None:
+    """From publish() to committed, by version: the parts, their sum, and what it really took."""
+    published = {row["version"]: row for row in rows if row["nccl"] == "publish"}
+    print("\nover NCCL, both processes on this GPU (ms)\n")
+    print("| version | compare, frames, hashes | send, acks, seal | fetch | stage, prove | commit |"
+          " sum | measured | measured / sum |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        if row["nccl"] != "commit" or row["version"] not in published:
+            continue
+        sent = published[row["version"]]
+        parts = [sent["process_ms"], sent["send_ms"], row["fetch_ms"], row["stage_ms"],
+                 row["end"] - row["ready"]]
+        took = row["end"] - sent["begin"]
+        cells = " | ".join(f"{part:.2f}" for part in parts)
+        print(f"| {row['version']} | {cells} | {sum(parts):.2f} | {took:.2f} |"
+              f" {took / sum(parts):.3f} |")
+
+
 def main() -> None:
-    gpu, figures, torch = "", [], {}
+    gpu, figures, torch, nccl = "", [], {}, []
     for line in open(sys.argv[1], encoding="utf-8"):
         row = json.loads(line)
         gpu = row.get("gpu", gpu)
@@ -28,6 +47,8 @@ def main() -> None:
             torch[row["torch"]] = row["ms"]
         elif "work" in row:
             figures.append(row)
+        elif "nccl" in row:
+            nccl.append(row)
     print(f"\n{gpu}; 1.6 G bf16 elements in 24 tensors; medians\n")
     print("| work | ms | GB moved | TB/s | floor | x floor | torch ms | x torch | asked |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -44,6 +65,8 @@ def main() -> None:
             f" {row['gigabytes'] / row['ms']:.2f} | {row['floor']} {row['floor_ms']:.3f} |"
             f" {row['ratio']:.2f} | {f'{rival:.2f}' if rival else ''} | {against} | {asked} |"
         )
+    if nccl:
+        nccl_table(nccl)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,12 @@ void expect_change_is_the_difference(const HostKernels& kernels, const HostKerne
                         kernels.digest(key, origin * width, before));
   EXPECT_EQ(change, reference.digest_change(key, width, origin, offsets.data(), found, misaligned,
                                             new_values.data()));
+  GuardedBytes written(before.size(), 1);
+  std::ranges::copy(before, written.data());
+  EXPECT_EQ(change, kernels.scatter_digested(key, width, origin, offsets.data(), found, misaligned,
+                                             new_values.data(), written.data()));
+  EXPECT_EQ(written.copy(), after);
+  EXPECT_TRUE(written.intact());
 }
 
 TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {

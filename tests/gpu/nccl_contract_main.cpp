@@ -52,7 +52,7 @@ Result<std::unique_ptr<nccl::Connector>> make_connector(MPI_Comm workers,
 
 Status make_sender(MPI_Comm workers, unsigned rank, const RemoteWorldOptions& remote,
                    const NcclOptions& options, Home& home, RoadEnds& ends) {
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory + "/meet"};
+  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
   DRIFTLESS_ASSIGN_OR_RETURN(ends.group, make_mpi_group(home.group));
   if (rank == 0) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Hub> hub, make_hub(workers, meet));
@@ -86,7 +86,7 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
     return ends;
   }
   if (rank >= remote.ranks + receivers) return ends;
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory + "/meet"};
+  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector,
                              make_connector(workers, meet));
   DRIFTLESS_ASSIGN_OR_RETURN(home->receiver,
@@ -97,11 +97,12 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
   return ends;
 }
 
-const RoadCase kNccl{
-    .name = "nccl",
-    .make =
-        [](const WorldOptions& options) { return make_remote_world(options, {.directory = true}); },
-    .ring = true};
+const RoadCase kNccl{.name = "nccl",
+                     .make =
+                         [](const WorldOptions& options) {
+                           return make_remote_world(options, {.receiver = {}, .directory = true});
+                         },
+                     .ring = true};
 INSTANTIATE_TEST_SUITE_P(Gpu, RoadContractTest, ::testing::Values(kNccl), road_case_name);
 
 }  // namespace

@@ -63,7 +63,8 @@ fi
 if wanted tests; then
   step "kernels, contract suite" "$build/bin/gpu_contract" --gtest_brief=1
   step "kernels, streams and patches" "$build/bin/gpu_kernels" --gtest_brief=1
-  step "weights on the GPU" "$build/bin/gpu_device_target" --gtest_brief=1
+  step "publisher with a GPU" "$build/bin/gpu_publisher" --gtest_brief=1
+  step "receiver with a GPU" "$build/bin/gpu_device_target" --gtest_brief=1
   for part in tests/gpu/parts/*.sh; do
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done
@@ -86,6 +87,11 @@ if wanted bench; then
     step "torch's way" bash -c "python3 tests/bench/torch_bench.py >>'$results/figures'"
   else
     echo "torch is not here: its way is left out of the table"
+  fi
+  if [ -x "$build/bin/nccl_bench" ]; then
+    step "publish to committed, NCCL" bash -c "mpirun --allow-run-as-root --oversubscribe \
+      --mca plm isolated -n 1 '$build/bin/nccl_bench' trainer : \
+      -n 1 '$build/bin/nccl_bench' rollout >>'$results/figures'"
   fi
   python3 tests/bench/gpu_table.py "$results/figures"
 fi

@@ -105,7 +105,8 @@ Found diff_on_device(const Model& model, PositionCoding coding, std::uint64_t ma
   const WorkMemory work(cuda::DiffBatch::workspace_size(model.units, model.width, max_changed));
   auto batch = cuda::DiffBatch::make(model.units, model.width, max_changed, work.get(), nullptr);
   must(batch.status());
-  Found found{{}, DeviceBytes(batch->max_position_bytes()), DeviceBytes(batch->max_value_bytes())};
+  Found found{
+      {}, DeviceBytes(batch->max_position_bytes(false)), DeviceBytes(batch->max_value_bytes())};
   for (int again = 0; again < 2; ++again) {  // a batch may be run again
     must(batch->run(model.tensors(), coding, found.positions.data(), found.values.data(), nullptr));
     must(cudaDeviceSynchronize());
@@ -217,6 +218,38 @@ TEST(StreamsOfGaps, WidenOnlyTheTensorThatNeedsIt) {
   EXPECT_EQ(found.entries[1].position_bytes, 2U);
 }
 
+TEST(StreamsOfStretches, CountFromTheTensorsStart) {
+  for (const PositionCoding coding : {PositionCoding::kIndices, PositionCoding::kGaps}) {
+    Model whole;
+    whole.add(200000, Pattern::kOnePercent, 0, 0);
+    Expected expected;
+    encode_on_host(whole, coding, expected);
+    constexpr std::uint64_t kCut = 70016;
+    const std::uint64_t units[] = {200000 - kCut};
+    const WorkMemory work(cuda::DiffBatch::workspace_size(units, 2, 10000));
+    auto batch = cuda::DiffBatch::make(units, 2, 10000, work.get(), nullptr);
+    must(batch.status());
+    const DeviceBytes positions(batch->max_position_bytes(false)), values(20000);
+    const cuda::DiffBatch::Tensor tensor{whole.before_dev[0].data() + kCut * 2,
+                                         whole.after_dev[0].data() + kCut * 2, kCut, false};
+    must(batch->run(std::span(&tensor, 1), coding, positions.data(), values.data(), nullptr));
+    must(cudaDeviceSynchronize());
+    // A patch of the stretch alone makes the end of the tensor what it should be.
+    const cuda::Patch::Tensor patched{
+        whole.before_dev[0].data(), 200000, batch->results().entries[0], {}};
+    const WorkMemory more(cuda::Patch::workspace_size(std::span(&patched, 1)));
+    auto patch =
+        cuda::Patch::make(std::span(&patched, 1), 2, coding, positions.data(), more.get(), nullptr);
+    must(patch.status());
+    must(patch->scatter(values.data(), nullptr));
+    must(cudaDeviceSynchronize());
+    must(patch->check());
+    const std::vector<std::byte> now = whole.before_dev[0].copy();
+    EXPECT_TRUE(std::equal(now.begin() + kCut * 2, now.end(), whole.after[0].begin() + kCut * 2));
+    EXPECT_TRUE(std::equal(now.begin(), now.begin() + kCut * 2, whole.before[0].begin()));
+  }
+}
+
 TEST(Patch, RefusesPositionsThatLeaveTheTensorOrDoNotAscend) {
   const DeviceBytes data(1000);
   const auto refused = [&](std::vector<std::uint32_t> positions, PositionCoding coding) {
@@ -258,8 +291,8 @@ TEST(HugeTensor, MoreThanFourBillionUnits) {
     const WorkMemory work(cuda::DiffBatch::workspace_size(units, 1, 100));
     auto batch = cuda::DiffBatch::make(units, 1, 100, work.get(), nullptr);
     must(batch.status());
-    const DeviceBytes streams(batch->max_position_bytes()), values(batch->max_value_bytes());
-    const cuda::DiffBatch::Tensor tensor{before, after};
+    const DeviceBytes streams(batch->max_position_bytes(true)), values(batch->max_value_bytes());
+    const cuda::DiffBatch::Tensor tensor{before, after, 0, true};
     must(batch->run(std::span(&tensor, 1), coding, streams.data(), values.data(), nullptr));
     must(cudaDeviceSynchronize());
     ASSERT_EQ(batch->results().changed, positions.size());

@@ -48,6 +48,8 @@ def environment():
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_plm": "isolated",
+        # There are more processes than cores: who waits for another lets it run.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
     }
     # Containers often have a small /dev/shm, where MPI puts windows.
     if shutil.disk_usage("/dev/shm").free < 2e9:

@@ -4,7 +4,8 @@
 # Several NCCL ranks share one GPU: each process calls itself another host (NCCL_HOSTID, set by the programs), and
 # they talk over the loopback interface. Prints one line for each part; the exit status is not 0 where any failed.
 set -u
-build=${1:?usage: tests/gpu/parts/nccl.sh BUILD_DIRECTORY}
+build=$(realpath "${1:?usage: tests/gpu/parts/nccl.sh BUILD_DIRECTORY}")
+cd "$(dirname "$0")/../../.." || exit 1
 bin=$build/bin
 failed=0
 logs=$(mktemp -d)
@@ -45,5 +46,33 @@ if [ -x "$bin/gpu_nccl_contract" ]; then
   part contract_mpi 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=mpi
 else
   echo "nccl.contract: skipped: this build has no MPI"
+fi
+
+# The main job: weights that rollouts save are the trainer's, bit for bit. A process of its own NCCL_HOSTID for each.
+job() {
+  local work=$logs/job config=configs/nccl_cluster.yaml rank=0 line=(mpirun) steps=4 role count
+  "$bin/driftless" synth --out "$work/run" --params 20000000 --steps $steps || return 1
+  for role in trainer trainer rollout rollout; do
+    [ $rank -eq 0 ] || line+=(:)
+    line+=(-n 1 -x "NCCL_HOSTID=driftless-$rank" "$bin/driftless" $role --config "$config" "$@")
+    case $role in
+      trainer) line+=(--replay "$work/run") ;;
+      rollout) line+=(--save "$work/save") ;;
+    esac
+    rank=$((rank + 1))
+  done
+  "${line[@]}" || return 1
+  for count in 00 01; do
+    "$bin/driftless" verify "$work/save/rollout_$count" --like "$work/run/$(printf 'step_%06d' $steps)" || return 1
+  done
+  rm -rf "$work"
+}
+if [ -x "$bin/driftless" ] && "$bin/driftless" info | grep -q '^nccl  *built'; then
+  export -f job
+  export bin logs
+  part job 180 bash -c 'job'
+  grep -h ' versions, ' "$logs/job.log"
+else
+  echo "nccl.job: skipped: the driftless command is not built, or without nccl"
 fi
 exit $failed

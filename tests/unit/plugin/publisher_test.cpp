@@ -221,6 +221,23 @@ TEST_P(PublisherRanks, DenseVersionIsSentInFullAndSaysSo) {
   EXPECT_TRUE(rollout.holds(next));
 }
 
+// Each rank finds out in a later batch, when it has written a part of its shard.
+TEST_P(PublisherRanks, DenseIsFoundAfterAShardWasBegun) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.layout = DirectoryLayout::kHfDelta;
+  options.encoding = Encoding::kXor;
+  options.full_above_density = GetParam() == 1 ? 0.7 : 0.2;
+  Trainer trainer(hub, GetParam(), options, base);
+  Rollout rollout(hub, base);
+  const Weights dense = testing::random_weights(2);
+  expect_ok(trainer.publish(dense));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kFull);
+  ASSERT_EQ(rollout.follow().to_string(), "ok");
+  EXPECT_TRUE(rollout.holds(dense));
+}
+
 TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);

@@ -1,11 +1,18 @@
-// Preloaded into a process that asks for MPI_THREAD_MULTIPLE, this gives it less, and ends it with
-// one line where it then does what it must not: at `single` and `funneled` a call from another
-// thread than the one that initialized MPI, at `serialized` two calls at once.
+// An MPI that is preloaded into a process, and is worse than the installed one.
 //
-//   DRIFTLESS_TEST_MPI_THREADS=funneled LD_PRELOAD=libless_threads.so driftless ...
+//   LD_PRELOAD=libworse_mpi.so DRIFTLESS_TEST_MPI_THREADS=funneled driftless ...
+//
+// It grants less than MPI_THREAD_MULTIPLE, and ends the process with one line where that then does
+// what it must not: at `single` and `funneled` a call from another thread than the one that
+// initialized MPI, at `serialized` two calls at once.
+//
+//   LD_PRELOAD=libworse_mpi.so DRIFTLESS_TEST_MPI_HANGS=MPI_Win_allocate_shared driftless ...
+//
+// The call does not come back.
 #include <mpi.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -27,13 +34,19 @@ std::atomic<bool> inside = false;
 thread_local int depth = 0;  // a call of MPI may be made of others
 
 [[noreturn]] void refuse(const char* call, const char* why) {
-  std::fprintf(stderr, "less_threads: %s %s\n", call, why);
+  std::fprintf(stderr, "worse_mpi: %s %s\n", call, why);
   std::_Exit(99);
+}
+
+void perhaps_hang(std::string_view call) {
+  const char* const wanted = std::getenv("DRIFTLESS_TEST_MPI_HANGS");
+  while (wanted != nullptr && call == wanted) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 class Guard {
  public:
   explicit Guard(const char* call) {
+    perhaps_hang(call);
     if (depth++ > 0 || granted == MPI_THREAD_MULTIPLE) return;
     if (granted < MPI_THREAD_SERIALIZED) {
       if (std::this_thread::get_id() != owner) refuse(call, "from another thread than MPI's");
@@ -65,6 +78,7 @@ class Guard {
 extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
+  perhaps_hang("MPI_Init_thread");
   const char* const wanted = std::getenv("DRIFTLESS_TEST_MPI_THREADS");
   int level = required;
   for (const Level& known : kLevels) {
@@ -74,7 +88,7 @@ int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   if (*provided > level) *provided = level;
   owner = std::this_thread::get_id();
   granted = *provided;
-  std::fprintf(stderr, "less_threads: asked for %d, has %d\n", required, *provided);
+  std::fprintf(stderr, "worse_mpi: asked for %d, has %d\n", required, *provided);
   return code;
 }
 

@@ -1,0 +1,59 @@
+"""Driftless: ships exactly the changed weights from trainers to rollout engines.
+
+Importing this needs neither torch nor MPI nor CUDA. docs/python.md tells how it is used.
+"""
+
+from . import errors, kernels
+from ._native import (
+    Backend,
+    CheckpointSource,
+    CheckpointTarget,
+    Config,
+    EndOfRun,
+    Job,
+    Layout,
+    MemoryTarget,
+    OwnedTarget,
+    Publisher,
+    PublishReport,
+    Receiver,
+    ReceiverReport,
+    Target,
+    TargetState,
+    TensorRef,
+    TensorSpec,
+    UpdateReport,
+    __version__,
+    backends,
+    digest,
+    launched_by_mpi,
+)
+from .errors import Error
+
+__all__ = [
+    "Backend",
+    "CheckpointSource",
+    "CheckpointTarget",
+    "Config",
+    "EndOfRun",
+    "Error",
+    "Job",
+    "Layout",
+    "MemoryTarget",
+    "OwnedTarget",
+    "PublishReport",
+    "Publisher",
+    "Receiver",
+    "ReceiverReport",
+    "Target",
+    "TargetState",
+    "TensorRef",
+    "TensorSpec",
+    "UpdateReport",
+    "__version__",
+    "backends",
+    "digest",
+    "errors",
+    "kernels",
+    "launched_by_mpi",
+]

@@ -1,0 +1,49 @@
+"""Delta weight updates for Megatron. Two lines in a training script:
+
+    driftless.megatron.add_arguments(parser)
+    driftless.megatron.attach(model, optimizer, args)
+
+or none: `python -m driftless.megatron pretrain_gpt.py ARGS...`. See docs/megatron.md. Importing this
+needs neither torch nor Megatron.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .arguments import Options, add_arguments, load_config, options_from
+from .errors import MapError, SyncError
+
+if TYPE_CHECKING:
+    from .callback import WeightUpdates
+    from .hook import attach
+    from .session import Session, torch_environment
+
+__all__ = [
+    "MapError",
+    "Options",
+    "Session",
+    "SyncError",
+    "WeightUpdates",
+    "add_arguments",
+    "attach",
+    "load_config",
+    "options_from",
+    "torch_environment",
+]
+
+_LATER = {
+    "attach": "hook",
+    "Session": "session",
+    "torch_environment": "session",
+    "WeightUpdates": "callback",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)

@@ -1,0 +1,195 @@
+"""The flags, and what they come to: settings for `driftless.Config`, and a few of the hook's own.
+
+Flags are off by default. `--update-weight-config` is read first; a flag that is given wins over it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import MapError
+
+MODES = ("full", "delta")
+TRANSPORTS = ("nccl", "mpi_rma", "disk")
+ENCODINGS = ("indices", "deltas", "deltas_zstd")
+DELTA_ENCODINGS = ("xor", "overwrite")
+CHECKSUMS = ("xxh3-128", "blake3", "adler32")
+
+_ROADS = {"nccl": "nccl", "mpi_rma": "mpi_rma", "disk": "shared_fs"}
+
+Hook = Callable[..., Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the flags to a parser, and returns it: also an `extra_args_provider` of Megatron-LM."""
+    group = parser.add_argument_group("weight updates (driftless)")
+    add = group.add_argument
+    add("--update-weight-mode", choices=MODES, default=None,
+        help="Bring every new version of the weights to the rollout engines: what changed (delta), or all "
+             "of it (full). Off unless this or --update-weight-config is given.")
+    add("--update-weight-transport", choices=TRANSPORTS, default=None,
+        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.")
+    add("--update-weight-encoding", choices=ENCODINGS, default=None,
+        help="How changes are written: positions and values.")
+    add("--update-weight-delta-encoding", choices=DELTA_ENCODINGS, default=None,
+        help="How changes are written for engines that read a Hugging Face delta directory (disk).")
+    add("--update-weight-delta-checksum", choices=CHECKSUMS, default=None,
+        help="Checksum of every changed tensor, in the layouts that carry them.")
+    add("--update-weight-disk-dir", "--update-weight-delta-dir", dest="update_weight_disk_dir",
+        default=None, metavar="DIR", help="disk: the directory that trainer and rollouts see.")
+    add("--update-weight-local-checkpoint-dir", default=None, metavar="DIR",
+        help="The checkpoint on a rollout's host that is patched in place; {rank} is filled in.")
+    add("--update-weight-buffer-size", default=None, metavar="SIZE",
+        help="Bytes of a bucket: 67108864 or 64MiB.")
+    add("--update-weights-interval", type=int, default=1, metavar="N",
+        help="Publish after every so many optimizer steps.")
+    add("--update-weight-config", default=None, metavar="FILE.yaml",
+        help="A configuration of driftless; the other flags override it.")
+    add("--update-weight-hf-checkpoint", default=None, metavar="DIR",
+        help="The Hugging Face checkpoint that the rollouts start from: its config.json names the model, "
+             "and its weights, where they are there, are version 0. Default: the model as it is.")
+    add("--update-weight-strict", action="store_true",
+        help="A weight update that fails ends the training. Default: it is reported, every time.")
+    add("--custom-delta-pre-push-path", default=None, metavar="MODULE.FUNCTION",
+        help="disk: called as f(args, version_dir, engines) on every publishing rank once a version's "
+             "files are there.")
+    add("--custom-delta-pre-read-path", default=None, metavar="MODULE.FUNCTION",
+        help="disk: called as f(dir, version) on a rollout before it reads a version.")
+    try:
+        add("--colocate", action="store_true",
+            help="Trainer and engines share their GPUs. Not together with mode delta.")
+    except argparse.ArgumentError:
+        pass  # the training script has it
+    return parser  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the hook needs to know."""
+
+    config_file: str | None = None
+    overrides: tuple[str, ...] = ()
+    interval: int = 1
+    strict: bool = False
+    hf_checkpoint: str | None = None
+    pre_push: Hook | None = None
+    pre_read: Hook | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def options_from(args: Any) -> Options | None:
+    """The options of parsed arguments; None where updates are off. Raises what is wrong with them."""
+
+    def flag(name: str) -> Any:
+        return getattr(args, name, None)
+
+    mode, config_file = flag("update_weight_mode"), flag("update_weight_config")
+    if mode is None and config_file is None:
+        _refuse_unused(flag)
+        return None
+    _check(flag, mode, config_file)
+    overrides = _overrides(flag, mode, config_file)
+    return Options(
+        config_file=config_file,
+        overrides=tuple(overrides),
+        interval=flag("update_weights_interval") or 1,
+        strict=bool(flag("update_weight_strict")),
+        hf_checkpoint=flag("update_weight_hf_checkpoint"),
+        pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
+        pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+    )
+
+
+def load_config(options: Options) -> Any:
+    """The `driftless.Config` that options stand for: on a rollout, too, when given the same flags."""
+    import driftless
+
+    if options.config_file is None:
+        return driftless.Config.parse("mode: delta\n", list(options.overrides))
+    return driftless.Config.load(options.config_file, list(options.overrides))
+
+
+def _refuse_unused(flag: Callable[[str], Any]) -> None:
+    for name in ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum"):
+        if flag(f"update_weight_{name}") is not None:
+            raise MapError(
+                f"--update-weight-{name.replace('_', '-')} has no effect without --update-weight-mode "
+                "or --update-weight-config"
+            )
+
+
+def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None) -> None:
+    transport, disk = flag("update_weight_transport"), flag("update_weight_disk_dir")
+    if flag("colocate") and mode != "full":
+        raise MapError(
+            "--colocate cannot be together with --update-weight-mode delta: engines on the trainer's own "
+            "GPUs take the weights by a handle to them, nothing travels, and a snapshot and a comparison "
+            "would only cost memory and time"
+        )
+    if flag("update_weights_interval") is not None and flag("update_weights_interval") < 1:
+        raise MapError("--update-weights-interval is at least 1")
+    if flag("update_weight_encoding") and flag("update_weight_delta_encoding"):
+        raise MapError(
+            "--update-weight-encoding and --update-weight-delta-encoding exclude each other: the one is "
+            "for frames and flush files, the other for Hugging Face delta directories"
+        )
+    if transport == "disk" and not disk and config_file is None:
+        raise MapError("--update-weight-transport disk needs --update-weight-disk-dir")
+    if transport not in (None, "disk") and (disk or flag("update_weight_delta_encoding")):
+        raise MapError(
+            f"--update-weight-disk-dir and --update-weight-delta-encoding are for transport disk, not "
+            f"{transport}"
+        )
+
+
+def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | None) -> list[str]:
+    transport = flag("update_weight_transport")
+    if transport is None and config_file is None:
+        transport = "disk" if flag("update_weight_disk_dir") else "mpi_rma"
+    encoding = flag("update_weight_delta_encoding")
+    layout = "hf_delta" if encoding else None
+    local = flag("update_weight_local_checkpoint_dir")
+    settings = {
+        "mode": mode,
+        "road.kind": _ROADS.get(transport) if transport else None,
+        "road.dir": flag("update_weight_disk_dir"),
+        "road.layout": layout,
+        "encoding": encoding or flag("update_weight_encoding"),
+        "checksum": flag("update_weight_delta_checksum"),
+        "buffer_size": flag("update_weight_buffer_size"),
+        "receiver.target": "checkpoint" if local else None,
+        "receiver.checkpoint_dir": local,
+    }
+    # Rollouts that start without weights find version 0 whole.
+    if config_file is None and transport == "mpi_rma":
+        settings["anchors.first"] = "true"
+    return [f"{key}={value}" for key, value in settings.items() if value is not None]
+
+
+def _load(path: str | None, flag: str) -> Hook | None:
+    """`package.module.function`, or `file.py:function`."""
+    if path is None:
+        return None
+    try:
+        if ".py:" in path:
+            file, name = path.rsplit(":", 1)
+            module_name = os.path.splitext(os.path.basename(file))[0]
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module_path, name = path.rsplit(".", 1)
+            module = importlib.import_module(module_path)
+        found = getattr(module, name)
+    except Exception as failure:
+        raise MapError(f"{flag}: {path}: {failure}") from failure
+    if not callable(found):
+        raise MapError(f"{flag}: {path} is no function")
+    return found

@@ -1,0 +1,36 @@
+"""For Megatron-Bridge (and NeMo on top of it): `pretrain(..., callbacks=[WeightUpdates(args)])`.
+
+A callback there is any object with methods of these names; each is given a context with `state`,
+`model`, `optimizer` and, after a step, `skipped_iter`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arguments import Options, options_from
+from .session import Session
+
+
+class WeightUpdates:
+    """Publishes after every training step. `options` are parsed arguments with our flags (a namespace
+    is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`."""
+
+    def __init__(self, options: Any, hf_config: dict[str, Any] | None = None) -> None:
+        self._given = options
+        self._options = options if isinstance(options, Options) else options_from(options)
+        self._hf_config = hf_config
+        self.session: Session | None = None
+
+    def on_train_start(self, context: Any) -> None:
+        if self._options is not None:
+            model = context.model
+            self.session = Session(model, self._options, self._given, self._hf_config)
+
+    def on_train_step_end(self, context: Any) -> None:
+        if self.session is not None:
+            self.session.after_step(not getattr(context, "skipped_iter", False))
+
+    def on_train_end(self, context: Any) -> None:
+        if self.session is not None:
+            self.session.close()

@@ -1,0 +1,15 @@
+"""Errors of the Megatron side."""
+
+from __future__ import annotations
+
+from ..errors import Error, InvalidArgumentError
+
+
+class MapError(InvalidArgumentError):
+    """A model, a parameter or a parallel layout that the maps do not cover, or wrong flags."""
+
+
+class SyncError(Error, RuntimeError):
+    """Weights that could not be brought to the receivers."""
+
+    code = "internal"

@@ -1,0 +1,291 @@
+"""Hugging Face tensors from a trainer's shards, bucket by bucket.
+
+The source rank of a pipeline stage walks the stage's plan; for each bucket the other holders send
+their shards, and the source puts the tensors together by strided copies. Never more than two
+buckets of the model are held beside the model itself. The other holders call `serve()`, which ends
+when the source says so. Nothing of a tensor is computed: bits are copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .errors import SyncError
+from .plan import Item
+from .topology import Groups, Stage
+
+DTYPES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+_ALIGN = 16  # of a shard within a message: a multiple of every element's size
+
+_PASS, _END = 1, 0  # what the source says to the holders
+
+# Where an item's shard lies in this process: None where it is somebody else's.
+Shard = torch.Tensor | None
+
+
+@dataclass
+class Times:
+    """Seconds since the last `take()`."""
+
+    gather: float = 0.0  # waiting for other ranks' shards
+    convert: float = 0.0  # putting tensors together
+    use: float = 0.0  # whoever was given them
+    passes: int = 0
+
+    def take(self) -> Times:
+        now = Times(self.gather, self.convert, self.use, self.passes)
+        self.gather = self.convert = self.use = 0.0
+        self.passes = 0
+        return now
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An item with this rank's shard of it."""
+
+    item: Item
+    dtype: torch.dtype
+    holders: tuple[int, ...]  # global rank of each place
+    shards: tuple[Shard, ...]  # of each place
+
+    @property
+    def shard_bytes(self) -> int:
+        count = self.dtype.itemsize
+        for extent in self.item.local_shape:
+            count *= extent
+        return count
+
+    @property
+    def room(self) -> int:
+        return -(-self.shard_bytes // _ALIGN) * _ALIGN
+
+
+@dataclass
+class _Bucket:
+    bound: list[Bound] = field(default_factory=list)
+    first_tensor: int = 0
+    sends: dict[int, int] = field(default_factory=dict)  # bytes from each other holder
+
+
+class StageExport:
+    """One stage's tensors. [source: tensors(), visit(), finish(); other holders: serve()] All are
+    called equally often. One thread."""
+
+    def __init__(
+        self,
+        bound: list[Bound],
+        stage: Stage,
+        groups: Groups,
+        bucket_bytes: int,
+        device: torch.device,
+        spec: Any,
+    ) -> None:
+        self._stage, self._groups, self._device = stage, groups, device
+        self.rank = dist.get_rank()
+        self.times = Times()
+        self._pass: Generator[list[tuple[int, torch.Tensor]], None, None] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._buckets = _buckets(bound, stage.source, bucket_bytes)
+        self.specs = [
+            spec(tensor.name, DTYPES[b.dtype], list(tensor.shape))
+            for b in bound
+            for tensor in b.item.tensors
+        ]
+
+    def tensors(self) -> list[Any]:
+        return self.specs
+
+    def visit(self) -> Generator[list[tuple[int, torch.Tensor]], None, None]:
+        """[source] One pass over the stage."""
+        self._pass = self._walk()
+        return self._pass
+
+    def _walk(self) -> Generator[list[tuple[int, torch.Tensor]], None, None]:
+        self._say(_PASS)
+        self.times.passes += 1
+        later = iter(self._buckets[1:])
+        coming = self._receive(self._buckets[0]) if self._buckets else {}
+        try:
+            for bucket in self._buckets:
+                messages = self._arrived(coming)
+                following = next(later, None)
+                coming = self._receive(following) if following else {}
+                batch = self._assemble(bucket, messages)
+                begin = time.perf_counter()
+                yield batch
+                self.times.use += time.perf_counter() - begin
+                del messages, batch
+        except _LostHolder:
+            raise
+        except BaseException:
+            # Given up half-way: the holders cannot know, and what they send is still taken.
+            self._arrived(coming)
+            for bucket in later:
+                self._arrived(self._receive(bucket))
+            raise
+
+    def finish(self) -> None:
+        """[source] Lets the other holders go."""
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+        self._say(_END)
+
+    def serve(self) -> None:
+        """[other holders] Sends what the source asks for, until it is done."""
+        while self._hear() == _PASS:
+            self.times.passes += 1
+            self._send_pass()
+
+    # --- words -----------------------------------------------------------------------------------
+
+    def _say(self, word: int) -> None:
+        if self._groups.control is not None:
+            told = torch.tensor([word], dtype=torch.int64)
+            dist.broadcast(told, self._stage.source, group=self._groups.control)
+
+    def _hear(self) -> int:
+        told = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(told, self._stage.source, group=self._groups.control)
+        return int(told)
+
+    # --- shards ----------------------------------------------------------------------------------
+
+    def _send_pass(self) -> None:
+        sent: list[tuple[Any, torch.Tensor]] = []
+        for bucket in self._buckets:
+            size = bucket.sends.get(self.rank, 0)
+            if size == 0:
+                continue
+            message = self._pack(bucket, size)
+            work = dist.isend(message, self._stage.source, group=self._groups.data)
+            sent.append((work, message))
+            while len(sent) > 2:
+                sent.pop(0)[0].wait()
+        for work, _ in sent:
+            work.wait()
+
+    def _pack(self, bucket: _Bucket, size: int) -> torch.Tensor:
+        message = torch.empty(size, dtype=torch.uint8, device=self._device)
+        at = 0
+        for bound in bucket.bound:
+            for holder, shard in zip(bound.holders, bound.shards, strict=True):
+                if holder == self.rank and shard is not None:
+                    message[at : at + bound.shard_bytes].copy_(_bytes(shard))
+                    at += bound.room
+        return message
+
+    def _receive(self, bucket: _Bucket) -> dict[int, tuple[Any, torch.Tensor]]:
+        coming = {}
+        for holder, size in bucket.sends.items():
+            message = torch.empty(size, dtype=torch.uint8, device=self._device)
+            coming[holder] = dist.irecv(message, holder, group=self._groups.data), message
+        return coming
+
+    def _arrived(self, coming: dict[int, tuple[Any, torch.Tensor]]) -> dict[int, torch.Tensor]:
+        begin = time.perf_counter()
+        messages = {}
+        for holder, (work, message) in coming.items():
+            try:
+                work.wait()
+            except RuntimeError as failure:
+                raise _LostHolder(
+                    f"stage {self._stage.number}: the shards of rank {holder} did not come: {failure}"
+                ) from failure
+            messages[holder] = message
+        self.times.gather += time.perf_counter() - begin
+        return messages
+
+    # --- tensors ---------------------------------------------------------------------------------
+
+    def _assemble(
+        self, bucket: _Bucket, messages: Mapping[int, torch.Tensor]
+    ) -> list[tuple[int, torch.Tensor]]:
+        begin = time.perf_counter()
+        at = dict.fromkeys(messages, 0)
+        index, batch = bucket.first_tensor, []
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream) if self._stream else _Nothing(), torch.no_grad():
+            for bound in bucket.bound:
+                shards = []
+                for holder, shard in zip(bound.holders, bound.shards, strict=True):
+                    if holder != self.rank:
+                        start = at[holder]
+                        shard = messages[holder][start : start + bound.shard_bytes].view(bound.dtype)
+                        at[holder] += bound.room
+                    assert shard is not None
+                    shards.append(shard.detach().reshape(-1))
+                for tensor in bound.item.tensors:
+                    batch.append((index, self._tensor(tensor, bound.dtype, shards)))
+                    index += 1
+        if self._stream is not None:
+            self._stream.synchronize()
+        self.times.convert += time.perf_counter() - begin
+        return batch
+
+    def _tensor(self, tensor: Any, dtype: torch.dtype, shards: list[torch.Tensor]) -> torch.Tensor:
+        first = tensor.regions[0]
+        if len(tensor.regions) == 1 and len(first.shape) == 1 and first.dst_offset == 0:
+            # All of it lies together in one shard: no copy.
+            part = shards[first.piece][first.src_offset : first.src_offset + first.count]
+            return part.view(tensor.shape)
+        made = torch.empty(tensor.shape, dtype=dtype, device=self._device)
+        for region in tensor.regions:
+            src = shards[region.piece].as_strided(
+                region.shape, region.src_strides,
+                shards[region.piece].storage_offset() + region.src_offset)  # fmt: skip
+            made.as_strided(region.shape, region.dst_strides, region.dst_offset).copy_(src)
+        return made
+
+
+class _LostHolder(SyncError):
+    """A rank of the stage that does not answer: there is nothing to wait for."""
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _bytes(shard: torch.Tensor) -> torch.Tensor:
+    return shard.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _buckets(bound: list[Bound], source: int, bucket_bytes: int) -> list[_Bucket]:
+    """Items in order, each bucket as large as allowed; an item is never divided."""
+    buckets: list[_Bucket] = []
+    size = tensors = 0
+    for one in bound:
+        item_bytes = one.room * len(one.holders)
+        if not buckets or size + item_bytes > bucket_bytes:
+            buckets.append(_Bucket(first_tensor=tensors))
+            size = 0
+        bucket = buckets[-1]
+        bucket.bound.append(one)
+        for holder in one.holders:
+            if holder != source:
+                bucket.sends[holder] = bucket.sends.get(holder, 0) + one.room
+        size += item_bytes
+        tensors += len(one.item.tensors)
+    return buckets

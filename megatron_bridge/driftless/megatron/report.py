@@ -1,0 +1,82 @@
+"""What a training run hears of its weight updates: a line per version, and every failure."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from .export import Times
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One version, and where the time that it added to the step went (milliseconds, of this rank)."""
+
+    version: int
+    encoding: str
+    digest: str
+    changed: int
+    total: int
+    wire_bytes: int
+    full_bytes: int
+    sync_ms: float  # forcing the parameter gather, with overlap
+    gather_ms: float  # waiting for other ranks' shards
+    convert_ms: float  # putting tensors together
+    diff_ms: float  # comparing; encoding and writing run behind it
+    encode_ms: float  # encoding and writing, as far as they took longer than what they run behind
+    send_ms: float  # agreeing, and making the version visible
+    total_ms: float
+    notes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(report: Any, times: Times, sync_s: float, total_s: float) -> StepReport:
+        spent = (times.gather + times.convert + times.use) * 1e3
+        return StepReport(
+            version=report.version,
+            encoding=report.encoding,
+            digest=report.digest,
+            changed=report.changed_units,
+            total=report.total_units,
+            wire_bytes=report.wire_bytes,
+            full_bytes=report.full_bytes,
+            sync_ms=sync_s * 1e3,
+            gather_ms=times.gather * 1e3,
+            convert_ms=times.convert * 1e3,
+            diff_ms=times.use * 1e3,
+            encode_ms=max(0.0, report.process_ms - spent),
+            send_ms=report.manifest_publish_ms,
+            total_ms=total_s * 1e3,
+            notes=list(report.notes),
+        )
+
+
+class Reporter:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.failures = 0
+
+    def version(self, step: StepReport) -> None:
+        share = 100.0 * step.changed / step.total if step.total else 0.0
+        print(
+            f"driftless: version {step.version}: {share:.2f} % changed, {step.wire_bytes} of "
+            f"{step.full_bytes} bytes, {step.encoding}, {step.total_ms:.1f} ms (gather "
+            f"{step.sync_ms + step.gather_ms:.1f}, convert {step.convert_ms:.1f}, diff "
+            f"{step.diff_ms:.1f}, encode {step.encode_ms:.1f}, send {step.send_ms:.1f})",
+            flush=True,
+        )
+        for note in step.notes:
+            self.note(note)
+
+    def note(self, text: str) -> None:
+        print(f"driftless: rank {self._rank}: {text}", flush=True)
+
+    def failure(self, failure: BaseException) -> None:
+        self.failures += 1
+        text = str(failure) or repr(failure)
+        print(
+            f"driftless: rank {self._rank}: a weight update failed ({self.failures} so far), training "
+            f"goes on: {type(failure).__name__}: {text}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,331 @@
+"""A training run's weight updates: made by `attach()`, called after every optimizer step.
+
+Every trainer rank has one. The source rank of each pipeline stage publishes; ranks that hold shards
+of its tensors send them; the others only take part in what is collective over all. Used by the
+thread that trains. A failure is reported every time, and ends training only where `strict` is set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+import driftless
+
+from . import base as base_checkpoint
+from . import binding, topology
+from .arguments import Options, load_config
+from .errors import MapError, SyncError
+from .export import StageExport
+from .maps import family_of
+from .map_command import read_config
+from .model_config import config_of
+from .report import Reporter, StepReport
+
+T = TypeVar("T")
+
+
+class Session:
+    """See the module. `version` is the newest that was published; `reports` keeps the last one."""
+
+    def __init__(
+        self,
+        model: Any,
+        options: Options,
+        args: Any = None,
+        hf_config: dict[str, Any] | None = None,
+    ) -> None:
+        self.options, self._args = options, args
+        self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
+        self.rank = dist.get_rank()
+        self.report = Reporter(self.rank)
+        self.last: StepReport | None = None
+        self._since = 0  # successful steps since the last publication
+        self._closed = False
+        self._publisher: Any = None
+        self._job: Any = None
+        self.config = self._all_ranks("reading the configuration", lambda: load_config(options))
+        self.settings = self.config.settings()
+        self._find_places(hf_config)
+        self._all_ranks("joining the job", self._join)
+        self._open()
+        atexit.register(self._at_exit)
+
+    # --- making ----------------------------------------------------------------------------------
+
+    def _find_places(self, hf_config: dict[str, Any] | None) -> None:
+        facts, sizes = topology.my_facts()
+        everyone = topology.gather_objects(facts)
+        stages = self._all_ranks("finding the source ranks", lambda: topology.stages_of(everyone, sizes))
+        self.stage, self._stages = stages[facts.pp], stages
+        deadlines = (self.settings["deadlines.publish"], self.settings["deadlines.connect"])
+        timeout_s = 2 * max(map(_seconds, deadlines))
+        # As much of the shards is gathered at a time as fills one of the publisher's buckets.
+        self._bucket_bytes = _size(self.settings["buffer_size"])
+        self.groups = topology.Groups(stages, timeout_s)
+        self.leads = self.rank == stages[0].source
+        self.publishes = self.rank == self.stage.source
+        self.holds = self.rank in self.stage.members
+        bound = self._all_ranks("reading the model", lambda: self._bind(hf_config, sizes))
+        self._export = None
+        if self.holds:
+            device = next(binding.unwrap(self.model[0]).parameters()).device
+            self._export = StageExport(
+                bound, self.stage, self.groups, self._bucket_bytes, device, driftless.TensorSpec
+            )
+
+    def _bind(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> Any:
+        directory = self.options.hf_checkpoint
+        if hf_config is None:
+            first = binding.unwrap(self.model[0])
+            hf_config = read_config(directory) if directory else config_of(first, self._args)
+        self.hf_config = hf_config
+        family = family_of(hf_config)
+        if getattr(binding.unwrap(self.model[0]).config, "qk_clip", False):
+            self.report.note("qk_clip edits weights after the optimizer's step: a version may hold "
+                             "them as they were before it, and the next one brings them")  # fmt: skip
+        plan = binding.plan_of(family, self.model, sizes, self.stage.number)
+        here = sorted(layer for chunk in plan.chunks for layer in chunk)
+        self.layers = here
+        return binding.bind(plan, self.model, self.stage, self.rank)
+
+    def _join(self) -> None:
+        if any(key.startswith("engines[") for key in self.settings):
+            raise MapError(
+                "engines in the configuration are told by `driftless trainer`; under Megatron call them "
+                "from --custom-delta-pre-push-path"
+            )
+        self._job = driftless.Job(self.config, "trainer" if self.publishes else "bystander")
+
+    def _open(self) -> None:
+        """Version 0: the checkpoint that the rollouts have, or the model as it is."""
+        seen = topology.gather_objects(self.layers if self.publishes else [])
+        self._all_ranks("checking the stages", lambda: self._check_layers(seen))
+        directory = self._base_directory()
+        self._export_sync()
+        if directory is not None and not self.options.hf_checkpoint:
+            self._keep_base(directory)
+        group = None if self._job.launched else topology.PublisherGroup(self.groups.publishers)
+
+        def open_publisher() -> Any:
+            source: Any = self._export
+            if directory is not None:
+                source = base_checkpoint.CheckpointBase(directory, source.specs, self._bucket_bytes)
+            return driftless.Publisher(self._job, source, group=group)
+
+        self._publisher = self._all_ranks("opening the publisher", lambda: self._with_shards(open_publisher))
+        if self.publishes:
+            for note in self._publisher.notes if self.leads else ():
+                self.report.note(note)
+        if self._agree_any(bool(self._publisher and self._publisher.resumed)):
+            self._guarded(self.publish)  # the receivers may be ahead of what was restored, or behind
+
+    def _check_layers(self, seen: list[list[int]]) -> None:
+        found = sorted(layer for layers in seen for layer in layers)
+        wanted = list(range(self.hf_config["num_hidden_layers"]))
+        if found != wanted:
+            raise MapError(f"the stages hold layers {found}, the model's configuration says {wanted}")
+
+    def _base_directory(self) -> Path | None:
+        """Where version 0 lies as a checkpoint; None: it is the model as it is."""
+        given = self.options.hf_checkpoint
+        if given:
+            return Path(given) if base_checkpoint.has_weights(given) else None
+        if self.settings["road.kind"] != "shared_fs":
+            return None
+        return Path(self.settings["road.dir"]) / "base"
+
+    def _keep_base(self, directory: Path) -> None:
+        """Where there is none yet: written by all publishers together."""
+        there = self._agree_any(self.leads and directory.exists())
+        if there:
+            return
+        partial = directory.with_name(f".{directory.name}.partial")
+        self._all_ranks(f"making {partial}",
+                        lambda: base_checkpoint.begin(directory) if self.leads else None)  # fmt: skip
+        number, count = self.stage.number, len(self._stages)
+        self._all_ranks(f"writing {partial}", lambda: self._with_shards(
+            lambda: base_checkpoint.write_stage(self._export, partial, number, count)))  # fmt: skip
+        self._all_ranks(f"naming {directory}", lambda: base_checkpoint.finish(
+            partial, directory, self.hf_config) if self.leads else None)  # fmt: skip
+
+    # --- after a step ----------------------------------------------------------------------------
+
+    def after_step(self, successful: bool) -> None:
+        """What the hook calls. A step that was skipped changed nothing."""
+        if not successful:
+            return
+        self._since += 1
+        if self._since < self.options.interval:
+            return
+        self._since = 0
+        self._guarded(self.publish)
+
+    def publish(self) -> None:
+        """Collective: the weights as they are now, as the next version."""
+        begin = time.perf_counter()
+        if self._export is not None:
+            self._export.times.take()
+        self._export_sync()
+        synced = time.perf_counter()
+        report = self._with_shards(lambda: self._publisher.publish(self._export))
+        if not self.publishes:
+            return
+        assert self._export is not None
+        times = self._export.times.take()
+        end = time.perf_counter()
+        self.last = StepReport.of(report, times, synced - begin, end - begin)
+        if self.leads:
+            self.report.version(self.last)
+        if self.options.pre_push is not None:
+            directory = Path(self.settings["road.dir"]) / f"weight_v{report.version:06d}"
+            self.options.pre_push(self._args, str(directory), [])
+
+    @property
+    def version(self) -> int:
+        """[publishing ranks]"""
+        return self._publisher.version
+
+    def close(self) -> None:
+        """Collective over the job: the rollouts learn that the run is over. Without it they wait."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            if self.leads and self._job.together:
+                self._wait_for_rollouts()
+            # What is in this rank's memory may still be fetched: nobody lets go before the leader.
+            if dist.is_initialized():
+                dist.barrier(group=self.groups.everyone)
+            if self.leads:
+                self._publisher.declare_end()
+        finally:
+            self._job.close()
+
+    def _wait_for_rollouts(self) -> None:
+        """[leader] Until those of this job have the last version, or do not get on any more."""
+        patience = _seconds(self.settings["deadlines.connect"])
+        seen: list[tuple[str, int]] = []
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            now = sorted((r.id, r.version) for r in self._publisher.receivers())
+            if sum(version >= self.version for _, version in now) >= self._job.rollouts:
+                return
+            if now != seen:
+                seen, until = now, time.monotonic() + patience
+            time.sleep(0.01)
+        self.report.note(f"not every rollout is at version {self.version}: {seen}")
+
+    # --- all together ----------------------------------------------------------------------------
+
+    def _export_sync(self) -> None:
+        """With overlap_param_gather a rank has only its own part of the step's result: the rest is
+        fetched now, as it would be by the next forward pass."""
+        for chunk in self.model:
+            ddp = getattr(chunk, "ddp_config", None)
+            if ddp is not None and getattr(ddp, "overlap_param_gather", False):
+                chunk.start_param_sync(force_sync=True)
+
+    def _with_shards(self, work: Callable[[], T]) -> T | None:
+        """Runs `work` on the publishing ranks while the other holders send what it asks for."""
+        if not self.holds:
+            return None
+        assert self._export is not None
+        if not self.publishes:
+            self._export.serve()
+            return None
+        try:
+            return work()
+        finally:
+            self._export.finish()
+
+    def _all_ranks(self, what: str, work: Callable[[], T]) -> T:
+        """Runs `work` on every rank; where it fails on one, all of them raise."""
+        failure, result = None, None
+        try:
+            result = work()
+        except Exception as caught:
+            failure = caught
+        told = topology.gather_objects(str(failure) or repr(failure) if failure else None)
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(told):
+            if text is not None:
+                raise SyncError(f"{what}: rank {rank}: {text}")
+        return result  # type: ignore[return-value]
+
+    def _agree_any(self, mine: bool) -> bool:
+        return any(topology.gather_objects(mine))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A failure of ours is told, and is no failure of training unless it is asked to be."""
+        failure = None
+        try:
+            work()
+        except Exception as caught:
+            failure = caught
+            self.report.failure(caught)
+        if not self.options.strict:
+            return
+        flag = torch.tensor([0 if failure is None else 1])
+        dist.all_reduce(flag, group=self.groups.everyone)
+        if failure is not None:
+            raise failure
+        if int(flag):
+            raise SyncError("a weight update failed on another rank, and --update-weight-strict is set")
+
+    def _at_exit(self) -> None:
+        # After a crash the others may be gone: nothing is waited for.
+        if getattr(sys, "last_value", None) is not None:
+            with contextlib.suppress(Exception):
+                self._job.leave()
+            return
+        try:
+            self.close()
+        except Exception as failure:
+            self.report.failure(failure)
+
+
+def _seconds(text: str) -> float:
+    for unit, factor in (("ms", 0.001), ("min", 60.0), ("h", 3600.0), ("s", 1.0)):
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    return float(text)
+
+
+def _size(text: str) -> int:
+    for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)):
+        if text.endswith(unit):
+            return int(text.removesuffix(unit)) * factor
+    return int(text)
+
+
+def torch_environment() -> None:
+    """Under mpirun: what torch.distributed wants to be told, from what Open MPI says, for this
+    process' part of the command line (rollouts are other parts). Leaves alone what is set."""
+    if "OMPI_COMM_WORLD_RANK" not in os.environ or "RANK" in os.environ:
+        return
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    counts = [int(n) for n in os.environ.get("OMPI_APP_CTX_NUM_PROCS", "").split()]
+    first, count = 0, int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    if sum(counts) == count:
+        for part in counts:  # OMPI_FIRST_RANKS would say it, and is wrong in 4.1
+            if rank < first + part:
+                count = part
+                break
+            first += part
+    os.environ["RANK"] = str(rank - first)
+    os.environ.setdefault("WORLD_SIZE", str(count))
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29400")

@@ -1,0 +1,176 @@
+"""Who holds what among the trainer's ranks, and the process groups that are ours.
+
+The collectives of this package run on groups made here, so that they never mix with training's.
+Every call is collective over all trainer ranks unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .errors import SyncError
+from .plan import Place
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    rank: int
+    pp: int
+    tp: int
+    dp: int  # with context parallelism
+    ep: int
+    etp: int
+    edp: int  # data parallelism of experts
+
+
+@dataclass(frozen=True)
+class Sizes:
+    tp: int
+    pp: int
+    ep: int
+    etp: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage: its source rank, and whose shard is whose."""
+
+    number: int
+    source: int
+    holder: dict[Place, int]  # global rank
+    members: tuple[int, ...]  # all holders, ascending
+
+
+def my_facts() -> tuple[RankFacts, Sizes]:
+    from megatron.core import parallel_state as ps
+
+    facts = RankFacts(
+        rank=dist.get_rank(),
+        pp=ps.get_pipeline_model_parallel_rank(),
+        tp=ps.get_tensor_model_parallel_rank(),
+        dp=ps.get_data_parallel_rank(with_context_parallel=True),
+        ep=ps.get_expert_model_parallel_rank(),
+        etp=ps.get_expert_tensor_parallel_rank(),
+        edp=ps.get_expert_data_parallel_rank(),
+    )
+    sizes = Sizes(
+        tp=ps.get_tensor_model_parallel_world_size(),
+        pp=ps.get_pipeline_model_parallel_world_size(),
+        ep=ps.get_expert_model_parallel_world_size(),
+        etp=ps.get_expert_tensor_parallel_world_size(),
+    )
+    return facts, sizes
+
+
+def gather_objects(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
+    """Each stage's source is the rank with TP rank 0 and DP rank 0; dense shards come from the ranks of
+    its tensor-parallel group, experts from those that share its expert data-parallel rank."""
+    stages = []
+    for number in range(sizes.pp):
+        here = [f for f in facts if f.pp == number]
+        sources = [f for f in here if f.tp == 0 and f.dp == 0]
+        if len(sources) != 1:
+            raise SyncError(f"pipeline stage {number} has {len(sources)} ranks with TP rank 0 and DP rank 0")
+        holder: dict[Place, int] = {}
+        for f in here:
+            if f.dp == 0:
+                holder["dense", f.tp, 0] = f.rank
+            if f.edp == sources[0].edp:
+                holder["expert", f.etp, f.ep] = f.rank
+        wanted = sizes.tp + sizes.etp * sizes.ep
+        if len(holder) != wanted:
+            raise SyncError(f"pipeline stage {number}: {len(holder)} of {wanted} shards have a rank")
+        stages.append(Stage(number, sources[0].rank, holder, tuple(sorted(set(holder.values())))))
+    return stages
+
+
+class Groups:
+    """Our process groups. `data` moves shards within this rank's stage, `control` words beside them,
+    `publishers` joins the sources of all stages. None where this rank is not in it, or alone."""
+
+    def __init__(self, stages: list[Stage], timeout_s: float) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        rank = dist.get_rank()
+        self.data: dist.ProcessGroup | None = None
+        self.control: dist.ProcessGroup | None = None
+        self.publishers: dist.ProcessGroup | None = None
+        for stage in stages:
+            if len(stage.members) > 1:
+                data = dist.new_group(list(stage.members), timeout=timeout)
+                control = dist.new_group(list(stage.members), timeout=timeout, backend="gloo")
+                if rank in stage.members:
+                    self.data, self.control = data, control
+        sources = [stage.source for stage in stages]
+        if len(sources) > 1:
+            group = dist.new_group(sources, timeout=timeout, backend="gloo")
+            if rank in sources:
+                self.publishers = group
+        self.everyone = dist.new_group(timeout=timeout, backend="gloo")
+
+    def close(self) -> None:
+        """[each rank]"""
+        for group in (self.data, self.control, self.publishers, self.everyone):
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+        self.data = self.control = self.publishers = None
+
+
+class PublisherGroup:
+    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of a
+    group, over gloo."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """All ranks' bytes, on rank 0; nothing on the others."""
+        if self._group is None:
+            return [data]
+        mine = torch.tensor([len(data)], dtype=torch.int64)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._wait(dist.all_gather(sizes, mine, group=self._group, async_op=True), timeout_s)
+        longest = max(1, *(int(size) for size in sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = _as_tensor(data)
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        root = dist.get_global_rank(self._group, 0)
+        self._wait(
+            dist.gather(padded, found if self.rank == 0 else None, dst=root, group=self._group,
+                        async_op=True), timeout_s)  # fmt: skip
+        if self.rank != 0:
+            return []
+        return [bytes(t[: int(size)].numpy()) for t, size in zip(found, sizes, strict=True)]
+
+    def broadcast(self, data: bytes, timeout_s: float) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        if self._group is None:
+            return data
+        root = dist.get_global_rank(self._group, 0)
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        self._wait(dist.broadcast(size, root, group=self._group, async_op=True), timeout_s)
+        if int(size) == 0:
+            return b""
+        told = _as_tensor(data) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+        self._wait(dist.broadcast(told, root, group=self._group, async_op=True), timeout_s)
+        return bytes(told.numpy())
+
+    @staticmethod
+    def _wait(work: Any, timeout_s: float) -> None:
+        work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)

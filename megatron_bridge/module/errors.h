@@ -1,0 +1,62 @@
+// Statuses as Python exceptions, and Python exceptions carried through native calls.
+//
+// A binding function throws StatusError; what Python sees is the class of driftless.errors that
+// stands for the code. A callback that raises inside a native call is kept by PythonFailure, the
+// call ends with a status, and the same exception is raised again on the way out.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "core/status.h"
+
+namespace driftless::python {
+
+namespace py = pybind11;
+
+struct StatusError : std::exception {
+  explicit StatusError(Status why) : status(std::move(why)) {}
+  Status status;
+};
+
+inline void check(Status status) {
+  if (!status.ok()) throw StatusError(std::move(status));
+}
+template <typename T>
+[[nodiscard]] T take(Result<T> result) {
+  if (!result.ok()) throw StatusError(result.status());
+  return std::move(result.value());
+}
+
+// The first exception that a callback raised. Used by one native call at a time; capture() needs
+// the GIL.
+class PythonFailure {
+ public:
+  // Within a catch block. Returns what the native caller is told.
+  [[nodiscard]] Status capture(std::string_view what);
+  // Raises what was captured, once; with the GIL.
+  void rethrow();
+  void forget() { failure_ = nullptr; }
+
+ private:
+  std::exception_ptr failure_;
+};
+
+// Runs `work` without the GIL, raises what a callback raised meanwhile, else what the status says.
+template <typename Work>
+auto native_call(PythonFailure& failure, Work&& work) {
+  failure.forget();
+  auto result = [&] {
+    const py::gil_scoped_release released;
+    return work();
+  }();
+  if (!result.ok()) failure.rethrow();
+  return take(std::move(result));
+}
+
+void bind_errors(py::module_& module);
+
+}  // namespace driftless::python

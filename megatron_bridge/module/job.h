@@ -1,0 +1,89 @@
+// Job: the process' place in a job, shared by the publishers and receivers that it has.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "module/errors.h"
+#include "plugin/config.h"
+#include "plugin/roads.h"
+
+namespace driftless::python {
+
+// Objects of the library are used by one thread at a time. With the GIL released a second thread,
+// or a callback, could come in between: it is refused.
+class InUse {
+ public:
+  class Turn {
+   public:
+    Turn(std::atomic_flag& flag, std::string_view what);
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { flag_.clear(); }
+
+   private:
+    std::atomic_flag& flag_;
+  };
+  [[nodiscard]] Turn take(std::string_view what) { return {flag_, what}; }
+  [[nodiscard]] std::unique_ptr<Turn> hold(std::string_view what) {
+    return std::make_unique<Turn>(flag_, what);
+  }
+
+ private:
+  std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
+};
+
+// What lives on a job's roads, and goes before the job closes.
+class JobMember {
+ public:
+  virtual ~JobMember() = default;
+  virtual void drop() = 0;  // with the GIL; ok where it is dropped
+};
+
+class Job {
+ public:
+  Job(Config config, JobRole role, bool launched);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job();
+
+  [[nodiscard]] const Config& config() const { return config_; }
+  [[nodiscard]] JobRole role() const { return role_; }
+  [[nodiscard]] bool launched() const { return launched_; }
+  // The process; refused once the job is closed.
+  [[nodiscard]] JobProcess& process();
+  void enter(const std::weak_ptr<JobMember>& member) { members_.push_back(member); }
+  void close(std::chrono::milliseconds wait);
+  // Leaves without waiting for anybody: after an exception.
+  void leave();
+  [[nodiscard]] bool closed() const { return process_ == nullptr; }
+  [[nodiscard]] InUse& in_use() { return in_use_; }
+
+ private:
+  void drop_members();
+
+  Config config_;
+  JobRole role_;
+  bool launched_;
+  InUse in_use_;
+  std::unique_ptr<JobProcess> process_;
+  std::vector<std::weak_ptr<JobMember>> members_;
+};
+
+// Seconds of Python as milliseconds; kInvalidArgument for what is negative, not a number or longer
+// than a year.
+[[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what);
+[[nodiscard]] std::chrono::milliseconds milliseconds_or(const py::object& seconds,
+                                                        std::chrono::milliseconds otherwise,
+                                                        std::string_view what);
+
+void bind_config(py::module_& module);
+void bind_job(py::module_& module);
+
+}  // namespace driftless::python

@@ -1,0 +1,210 @@
+// The work on elements: diff, gather, scatter, masked overwrite, digest. On host memory.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+#include "kernels/tensor_ops.h"
+#include "module/bindings.h"
+#include "module/errors.h"
+#include "module/tensor_ref.h"
+
+namespace driftless::python {
+namespace {
+
+constexpr std::uint64_t kMostOffset = std::numeric_limits<std::uint32_t>::max() - 1;
+
+TensorRef host_tensor(const py::object& object, std::string_view name) {
+  TensorRef ref = tensor_ref(object, name);
+  check(check_on_host(ref, name));
+  return ref;
+}
+
+std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }
+
+unsigned threads_or_default(unsigned threads) { return threads == 0 ? default_threads() : threads; }
+
+// Two tensors of the same type and size.
+void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) {
+  if (unit_bytes(a.dtype) == unit_bytes(b.dtype) && a.size_bytes == b.size_bytes) return;
+  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes,
+                          " bytes of ", info(b.dtype).name, ", expected ", a.size_bytes,
+                          " bytes of ", info(a.dtype).name));
+}
+
+struct Found {
+  std::vector<std::uint64_t> positions;
+  std::vector<std::byte> values;
+};
+
+Result<Found> find_changes(const TensorPair& pair, unsigned threads) {
+  Found found;
+  const std::vector<TensorPair> pairs{pair};
+  DiffOptions options;
+  options.threads = threads;
+  DRIFTLESS_RETURN_IF_ERROR(
+      diff_tensors(host_kernels(), pairs, options, {}, [&](const DiffPiece& piece) -> Status {
+        try {
+          for (const std::uint32_t offset : piece.delta.offsets) {
+            found.positions.push_back(piece.delta.origin + offset);
+          }
+          const auto values = piece.delta.value_bytes();
+          found.values.insert(found.values.end(), values.begin(), values.end());
+          return {};
+        } catch (const std::bad_alloc&) {
+          return error(StatusCode::kNoSpace, "diff: no memory for the result");
+        }
+      }));
+  return found;
+}
+
+// (positions as I64, new values), of units.
+py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsigned threads) {
+  const TensorRef before = host_tensor(old_tensor, "old");
+  const TensorRef after = host_tensor(new_tensor, "new");
+  check_alike(before, after, "new");
+  const TensorPair pair{0, unit_bytes(before.dtype), units_of(before), before.data, after.data};
+  Result<Found> found = [&] {
+    const py::gil_scoped_release released;
+    return find_changes(pair, threads_or_default(threads));
+  }();
+  const Found changes = take(std::move(found));
+  const std::uint64_t count = changes.positions.size();
+  TensorRef positions = own_tensor(DType::kI64, {count});
+  const DType dtype = info(after.dtype).bits < 8 ? DType::kU8 : after.dtype;
+  TensorRef values = own_tensor(dtype, {count});
+  if (count > 0) {
+    std::memcpy(positions.data, changes.positions.data(), positions.size_bytes);
+    std::memcpy(values.data, changes.values.data(), values.size_bytes);
+  }
+  return py::make_tuple(std::move(positions), std::move(values));
+}
+
+// Positions as they came, checked: 64 bits, within the tensor, and where it matters ascending.
+std::span<const std::int64_t> positions_in(const TensorRef& positions, const TensorRef& tensor,
+                                           bool ascending) {
+  if (positions.dtype != DType::kI64 && positions.dtype != DType::kU64) {
+    throw StatusError(error(StatusCode::kInvalidArgument, "positions have dtype ",
+                            info(positions.dtype).name, ", expected I64"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(positions.data) % alignof(std::int64_t) != 0) {
+    throw StatusError(error(StatusCode::kInvalidArgument, "positions are not aligned: copy them"));
+  }
+  const std::span<const std::int64_t> all(reinterpret_cast<const std::int64_t*>(positions.data),
+                                          units_of(positions));
+  const auto units = static_cast<std::int64_t>(units_of(tensor));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool wrong_order = ascending && i > 0 && all[i] <= all[i - 1];
+    if (all[i] >= 0 && all[i] < units && !wrong_order) continue;
+    throw StatusError(error(StatusCode::kInvalidArgument, "positions[", i, "] is ", all[i],
+                            wrong_order ? ": expected ascending positions" : ": expected below ",
+                            wrong_order ? "" : std::to_string(units)));
+  }
+  return all;
+}
+
+// The kernels take 32-bit offsets: `use` is called for stretches of positions that share a base.
+template <typename Use>
+void by_stretches(std::span<const std::int64_t> positions, const Use& use) {
+  constexpr std::size_t kMost = 1 << 16;
+  std::vector<std::uint32_t> offsets;
+  for (std::size_t begin = 0; begin < positions.size();) {
+    const auto base = static_cast<std::uint64_t>(positions[begin]);
+    offsets.clear();
+    std::size_t end = begin;
+    for (; end < positions.size() && offsets.size() < kMost; ++end) {
+      const auto position = static_cast<std::uint64_t>(positions[end]);
+      if (position < base || position - base > kMostOffset) break;
+      offsets.push_back(static_cast<std::uint32_t>(position - base));
+    }
+    use(base, begin, offsets);
+    begin = end;
+  }
+}
+
+TensorRef gather(const py::object& tensor, const py::object& positions) {
+  const TensorRef from = host_tensor(tensor, "tensor");
+  const TensorRef where = host_tensor(positions, "positions");
+  const unsigned unit = unit_bytes(from.dtype);
+  const DType dtype = info(from.dtype).bits < 8 ? DType::kU8 : from.dtype;
+  TensorRef values = own_tensor(dtype, {units_of(where)});
+  const py::gil_scoped_release released;
+  const std::span<const std::int64_t> all = positions_in(where, from, false);
+  by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
+    host_kernels().gather(from.data + base * unit, unit, offsets.data(), offsets.size(),
+                          values.data + begin * unit);
+  });
+  return values;
+}
+
+void scatter(const py::object& tensor, const py::object& positions, const py::object& values) {
+  const TensorRef to = host_tensor(tensor, "tensor");
+  const TensorRef where = host_tensor(positions, "positions");
+  const TensorRef what = host_tensor(values, "values");
+  check(check_writable(to, "tensor"));
+  const unsigned unit = unit_bytes(to.dtype);
+  const py::gil_scoped_release released;
+  const std::span<const std::int64_t> all = positions_in(where, to, true);
+  if (unit_bytes(what.dtype) != unit || units_of(what) != all.size()) {
+    throw StatusError(error(StatusCode::kInvalidArgument, "values: ", units_of(what), " of ",
+                            info(what.dtype).name, ", expected ", all.size(), " of ",
+                            info(to.dtype).name));
+  }
+  by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
+    host_kernels().scatter(to.data + base * unit, unit, offsets.data(), offsets.size(),
+                           what.data + begin * unit);
+  });
+}
+
+std::uint64_t masked_overwrite(const py::object& target, const py::object& source,
+                               std::uint64_t sentinel) {
+  const TensorRef to = host_tensor(target, "target");
+  const TensorRef from = host_tensor(source, "source");
+  check(check_writable(to, "target"));
+  check_alike(to, from, "source");
+  const py::gil_scoped_release released;
+  return host_kernels().masked_overwrite(to.data, from.data, units_of(to), unit_bytes(to.dtype),
+                                         sentinel);
+}
+
+Digest digest_of(const std::string& name, const py::object& tensor, unsigned threads) {
+  const TensorRef ref = host_tensor(tensor, name);
+  check(check_tensor_name(name));
+  const py::gil_scoped_release released;
+  return digest_tensor(host_kernels(), digest_tensor_key(name), {ref.data, ref.size_bytes},
+                       threads_or_default(threads));
+}
+
+std::string digest_all(const py::iterable& tensors, unsigned threads) {
+  Digest sum;
+  for (const py::handle entry : tensors) {
+    const auto pair = entry.cast<py::tuple>();
+    if (pair.size() != 2) throw py::value_error("digest() takes pairs of (name, tensor)");
+    sum += digest_of(pair[0].cast<std::string>(), pair[1], threads);
+  }
+  return to_hex(sum);
+}
+
+}  // namespace
+
+// driftless/kernels.py gives them their names there.
+void bind_kernels(py::module_& module) {
+  module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0);
+  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
+  module.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
+  module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
+  module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
+             py::arg("sentinel"));
+  module.def(
+      "digest_tensor",
+      [](const std::string& name, const py::object& tensor, unsigned threads) {
+        return to_hex(digest_of(name, tensor, threads));
+      },
+      py::arg("name"), py::arg("tensor"), py::arg("threads") = 0);
+}
+
+}  // namespace driftless::python

@@ -1,0 +1,27 @@
+// driftless._native: the library for Python. docs/python.md tells how it is used.
+//
+// Every call into the library runs without the GIL; callbacks take it. Objects are used by one
+// thread at a time, and refuse a second one.
+#include <pybind11/pybind11.h>
+
+#include "module/bindings.h"
+#include "module/errors.h"
+#include "module/job.h"
+#include "module/layout.h"
+#include "module/source.h"
+#include "module/tensor_ref.h"
+
+PYBIND11_MODULE(_native, module) {
+  using namespace driftless::python;  // NOLINT(google-build-using-namespace)
+  module.attr("__version__") = DRIFTLESS_VERSION;
+  bind_errors(module);
+  bind_tensor_ref(module);
+  bind_layout(module);
+  bind_config(module);
+  bind_job(module);
+  bind_source(module);
+  bind_publisher(module);
+  bind_targets(module);
+  bind_receiver(module);
+  bind_kernels(module);
+}

@@ -1,0 +1,189 @@
+#include "module/source.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/file_system.h"
+#include "module/tensor_ref.h"
+
+namespace driftless::python {
+namespace {
+
+constexpr std::string_view kSource = "the weight source";
+
+class PythonSource final : public WeightSource {
+ public:
+  PythonSource(py::object object, PythonFailure& failure)
+      : object_(std::move(object)), failure_(&failure) {
+    try {
+      for (const py::handle spec : object_.attr("tensors")()) {
+        tensors_.push_back(spec.cast<const TensorSpec&>());
+      }
+    } catch (...) {
+      broken_ = failure_->capture(kSource);
+      tensors_.clear();
+    }
+  }
+
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    DRIFTLESS_RETURN_IF_ERROR(broken_);
+    const py::gil_scoped_acquire acquired;
+    try {
+      std::vector<bool> seen(tensors_.size());
+      for (const py::handle batch : py::iter(object_.attr("visit")())) {
+        DRIFTLESS_RETURN_IF_ERROR(offer(batch, seen, use));
+      }
+      return check_complete(seen);
+    } catch (...) {
+      return failure_->capture(kSource);
+    }
+  }
+
+ private:
+  // The batch's tensors are held until `use` is done with them.
+  [[nodiscard]] Status offer(
+      const py::handle& batch, std::vector<bool>& seen,
+      const std::function<Status(std::span<const OfferedTensor>)>& use) const {
+    std::vector<TensorRef> refs;
+    std::vector<OfferedTensor> offered;
+    for (const py::handle entry : batch) {
+      const auto pair = entry.cast<py::tuple>();
+      if (pair.size() != 2) {
+        throw StatusError(error(StatusCode::kInvalidArgument,
+                                "visit() yields lists of (index, tensor), found a tuple of ",
+                                pair.size()));
+      }
+      const auto index = pair[0].cast<std::size_t>();
+      if (index >= tensors_.size()) {
+        throw StatusError(error(StatusCode::kInvalidArgument, "visit() offers tensor number ",
+                                index, " of ", tensors_.size()));
+      }
+      const TensorSpec& spec = tensors_[index];
+      if (seen[index]) {
+        throw StatusError(
+            error(StatusCode::kInvalidArgument, "visit() offers tensor '", spec.name, "' twice"));
+      }
+      seen[index] = true;
+      const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
+      check(check_tensor(ref, spec));
+      offered.push_back({index, ref.data});
+    }
+    const py::gil_scoped_release released;
+    return use(offered);
+  }
+
+  // One that is left out would pass for unchanged.
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const {
+    const auto missing = std::find(seen.begin(), seen.end(), false);
+    if (missing == seen.end()) return {};
+    return error(StatusCode::kInvalidArgument, "visit() ended without tensor '",
+                 tensors_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
+  }
+
+  py::object object_;
+  PythonFailure* failure_;
+  std::vector<TensorSpec> tensors_;
+  Status broken_;
+};
+
+// A checkpoint and the source over it, as one object that Python holds.
+class HeldCheckpoint {
+ public:
+  HeldCheckpoint(Checkpoint checkpoint, unsigned stage, unsigned stages)
+      : checkpoint_(std::move(checkpoint)), source_(checkpoint_, stage, stages) {}
+  HeldCheckpoint(const HeldCheckpoint&) = delete;
+  HeldCheckpoint& operator=(const HeldCheckpoint&) = delete;
+  [[nodiscard]] const Checkpoint& checkpoint() const { return checkpoint_; }
+  [[nodiscard]] CheckpointSource& source() { return source_; }
+
+ private:
+  Checkpoint checkpoint_;
+  CheckpointSource source_;
+};
+
+class NativeSource final : public WeightSource {
+ public:
+  explicit NativeSource(std::shared_ptr<HeldCheckpoint> held) : held_(std::move(held)) {}
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override {
+    return held_->source().tensors();
+  }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    return held_->source().visit(use);
+  }
+
+ private:
+  std::shared_ptr<HeldCheckpoint> held_;
+};
+
+std::shared_ptr<HeldCheckpoint> open_checkpoint(const py::object& path, unsigned stage,
+                                                unsigned stages) {
+  if (stages == 0 || stage >= stages) {
+    throw StatusError(error(StatusCode::kInvalidArgument, "stage ", stage, " of ", stages,
+                            ": expected a stage below the number of stages"));
+  }
+  const auto name = py::module_::import("os").attr("fspath")(path).cast<std::string>();
+  const py::gil_scoped_release released;
+  return std::make_shared<HeldCheckpoint>(take(Checkpoint::open(posix_file_system(), name)), stage,
+                                          stages);
+}
+
+// A tensor of the mapped file: read-only, and alive as long as somebody has it.
+TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::string& name) {
+  const std::optional<std::uint32_t> index = held->checkpoint().layout().find(name);
+  if (!index) {
+    throw StatusError(
+        error(StatusCode::kNotFound, held->checkpoint().path(), " has no tensor '", name, "'"));
+  }
+  const TensorView view = held->checkpoint().tensor(*index);
+  TensorRef ref;
+  ref.data = const_cast<std::byte*>(view.data);
+  ref.dtype = view.spec->dtype;
+  ref.shape = view.spec->shape;
+  ref.size_bytes = view.spec->size_bytes;
+  ref.read_only = true;
+  ref.memory = held;
+  return ref;
+}
+
+}  // namespace
+
+std::unique_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
+  if (py::isinstance<HeldCheckpoint>(object)) {
+    return std::make_unique<NativeSource>(object.cast<std::shared_ptr<HeldCheckpoint>>());
+  }
+  return std::make_unique<PythonSource>(object, failure);
+}
+
+void bind_source(py::module_& module) {
+  py::class_<HeldCheckpoint, std::shared_ptr<HeldCheckpoint>>(module, "CheckpointSource")
+      .def(py::init(&open_checkpoint), py::arg("path"), py::arg("stage") = 0, py::arg("stages") = 1)
+      .def("tensors",
+           [](HeldCheckpoint& held) {
+             const std::span<const TensorSpec> tensors = held.source().tensors();
+             return std::vector<TensorSpec>(tensors.begin(), tensors.end());
+           })
+      .def("visit",
+           [](const std::shared_ptr<HeldCheckpoint>& held) {
+             py::list batch;
+             std::size_t index = 0;
+             for (const TensorSpec& spec : held->source().tensors()) {
+               batch.append(py::make_tuple(index++, tensor_of(held, spec.name)));
+             }
+             py::list batches;
+             batches.append(batch);
+             return py::iter(batches);
+           })
+      .def("tensor", &tensor_of, py::arg("name"))
+      .def_property_readonly("layout",
+                             [](const HeldCheckpoint& held) { return held.checkpoint().layout(); })
+      .def_property_readonly("path",
+                             [](const HeldCheckpoint& held) { return held.checkpoint().path(); });
+}
+
+}  // namespace driftless::python

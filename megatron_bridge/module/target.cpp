@@ -1,0 +1,169 @@
+#include "module/target.h"
+
+#include <pybind11/stl.h>
+
+#include <map>
+
+#include "core/file_system.h"
+#include "module/bindings.h"
+#include "module/errors.h"
+
+namespace driftless::python {
+namespace {
+
+struct MemoryHolder final : HeldTarget {
+  using HeldTarget::HeldTarget;
+};
+struct CheckpointHolder final : HeldTarget {
+  using HeldTarget::HeldTarget;
+};
+class OwnedHolder final : public HeldTarget {
+ public:
+  explicit OwnedHolder(std::shared_ptr<OwnedWeights> weights)
+      : HeldTarget(weights), weights_(std::move(weights)) {}
+
+  // Alive as long as somebody has it, though the target be gone.
+  [[nodiscard]] TensorRef tensor(const std::string& name) const {
+    if (layout() == nullptr) {
+      throw StatusError(error(StatusCode::kNotFound,
+                              "the target has no layout yet: open a receiver on it first"));
+    }
+    const std::optional<std::uint32_t> index = layout()->find(name);
+    if (!index) throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
+    const TensorSpec& spec = (*layout())[*index];
+    TensorRef ref;
+    ref.data = const_cast<std::byte*>(weights_->tensor(*index).data());
+    ref.dtype = spec.dtype;
+    ref.shape = spec.shape;
+    ref.size_bytes = spec.size_bytes;
+    ref.read_only = true;
+    ref.memory = weights_;
+    return ref;
+  }
+
+ private:
+  std::shared_ptr<OwnedWeights> weights_;
+};
+
+std::optional<std::string> path_of(const py::object& path) {
+  if (path.is_none()) return std::nullopt;
+  return py::module_::import("os").attr("fspath")(path).cast<std::string>();
+}
+
+std::optional<VersionId> initial_of(const std::optional<std::string>& run,
+                                    std::optional<std::uint64_t> version) {
+  if (!version) {
+    if (!run) return std::nullopt;
+    throw StatusError(error(StatusCode::kInvalidArgument,
+                            "run without version: say which version the tensors hold"));
+  }
+  VersionId id;
+  id.version = *version;
+  if (run) id.run = take(hash128_from_hex(*run));
+  return id;
+}
+
+TensorSpec spec_of(const TensorRef& ref, const std::string& name,
+                   const std::map<std::string, std::string>& dtypes) {
+  const auto named = dtypes.find(name);
+  const DType dtype = named == dtypes.end() ? ref.dtype : take(parse_dtype(named->second));
+  TensorSpec spec = take(TensorSpec::make(name, dtype, ref.shape));
+  check(check_tensor(ref, spec));
+  return spec;
+}
+
+std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
+                                          const std::optional<std::string>& run,
+                                          std::optional<std::uint64_t> version,
+                                          const std::map<std::string, std::string>& dtypes,
+                                          unsigned threads) {
+  const py::dict tensors(mapping);
+  std::map<std::string, TensorRef> refs;
+  std::vector<TensorSpec> specs;
+  for (const auto& [key, value] : tensors) {
+    const auto name = key.cast<std::string>();
+    TensorRef ref = tensor_ref(py::reinterpret_borrow<py::object>(value), name);
+    specs.push_back(spec_of(ref, name, dtypes));
+    check(check_writable(ref, name));
+    refs.emplace(name, std::move(ref));
+  }
+  for (const auto& [name, dtype] : dtypes) {
+    if (!refs.contains(name)) {
+      throw StatusError(error(StatusCode::kInvalidArgument, "dtypes names '", name,
+                              "', which is not among the tensors"));
+    }
+  }
+  const WeightLayout layout = take(WeightLayout::make(std::move(specs)));
+  std::vector<std::byte*> data;
+  std::vector<TensorRef> held;
+  for (auto& [name, ref] : refs) {  // in the order of names, as the layout
+    data.push_back(ref.data);
+    held.push_back(std::move(ref));
+  }
+  const std::optional<VersionId> initial = initial_of(run, version);
+  Result<std::unique_ptr<WeightTarget>> made = [&] {
+    const py::gil_scoped_release released;
+    return make_memory_target(layout, std::move(data), initial, threads);
+  }();
+  return std::make_shared<MemoryHolder>(take(std::move(made)), std::move(held));
+}
+
+std::shared_ptr<OwnedHolder> make_owned(const py::object& base, unsigned threads) {
+  const std::optional<std::string> path = path_of(base);
+  const py::gil_scoped_release released;
+  return std::make_shared<OwnedHolder>(take(make_owned_target(posix_file_system(), path, threads)));
+}
+
+std::shared_ptr<CheckpointHolder> make_checkpoint(const py::object& path, unsigned threads) {
+  const std::string name = path_of(path).value_or("");
+  const py::gil_scoped_release released;
+  return std::make_shared<CheckpointHolder>(
+      take(make_checkpoint_target(posix_file_system(), name, threads)));
+}
+
+void bind_state(py::module_& module) {
+  py::class_<TargetState>(module, "TargetState")
+      .def_property_readonly("run",
+                             [](const TargetState& state) -> std::optional<std::string> {
+                               if (state.id.run.is_zero()) return std::nullopt;
+                               return to_hex(state.id.run);
+                             })
+      .def_property_readonly("version", [](const TargetState& state) { return state.id.version; })
+      .def_property_readonly("digest",
+                             [](const TargetState& state) { return to_hex(state.digest); })
+      .def_readonly("valid", &TargetState::valid)
+      .def_readonly("partial", &TargetState::partial)
+      .def("__repr__", [](const TargetState& state) {
+        return concat("TargetState(version=", state.id.version, ", digest='", to_hex(state.digest),
+                      "', valid=", state.valid ? "True" : "False", ")");
+      });
+}
+
+}  // namespace
+
+void bind_targets(py::module_& module) {
+  bind_state(module);
+  py::class_<HeldTarget, std::shared_ptr<HeldTarget>>(module, "Target")
+      .def_property_readonly("state", &HeldTarget::state)
+      .def_property_readonly("layout", [](const HeldTarget& held) -> py::object {
+        return held.layout() == nullptr ? py::object(py::none()) : py::cast(*held.layout());
+      });
+  py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(module, "MemoryTarget")
+      .def(py::init(&make_memory), py::arg("tensors"), py::arg("run") = py::none(),
+           py::arg("version") = py::none(),
+           py::arg("dtypes") = std::map<std::string, std::string>(), py::arg("threads") = 0);
+  py::class_<OwnedHolder, HeldTarget, std::shared_ptr<OwnedHolder>>(module, "OwnedTarget")
+      .def(py::init(&make_owned), py::arg("base") = py::none(), py::arg("threads") = 0)
+      .def("ref", &OwnedHolder::tensor, py::arg("name"))
+      .def(
+          "tensor",
+          [](const OwnedHolder& held, const std::string& name) {
+            return py::module_::import("driftless.arrays").attr("to_numpy")(held.tensor(name));
+          },
+          py::arg("name"));
+  py::class_<CheckpointHolder, HeldTarget, std::shared_ptr<CheckpointHolder>>(module,
+                                                                              "CheckpointTarget")
+      .def(py::init(&make_checkpoint), py::arg("path"), py::arg("threads") = 0);
+}
+
+}  // namespace driftless::python

@@ -1,0 +1,48 @@
+// Targets that Python makes: where a receiver keeps weights.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "module/job.h"
+#include "module/tensor_ref.h"
+#include "plugin/weight_target.h"
+
+namespace driftless::python {
+
+// Held by Python and by the receiver that uses it; destroyed with the GIL, as it may hold the
+// memory of Python objects. What Python asks about it is answered from what refresh() saw last: a
+// receiver may be at work on another thread.
+class HeldTarget {
+ public:
+  explicit HeldTarget(std::shared_ptr<WeightTarget> target, std::vector<TensorRef> tensors = {})
+      : target_(std::move(target)), tensors_(std::move(tensors)) {
+    refresh();
+  }
+  HeldTarget(const HeldTarget&) = delete;
+  HeldTarget& operator=(const HeldTarget&) = delete;
+  virtual ~HeldTarget() = default;
+
+  [[nodiscard]] WeightTarget& target() { return *target_; }
+  [[nodiscard]] const TargetState& state() const { return state_; }
+  [[nodiscard]] const WeightLayout* layout() const { return layout_; }
+  // With the GIL, by who uses the target, between two calls.
+  void refresh() {
+    state_ = target_->state();
+    layout_ = target_->layout();
+  }
+  // Held by the receiver that uses it.
+  [[nodiscard]] InUse& in_use() { return in_use_; }
+
+ private:
+  std::shared_ptr<WeightTarget> target_;
+  std::vector<TensorRef> tensors_;
+  TargetState state_;
+  const WeightLayout* layout_ = nullptr;
+  InUse in_use_;
+};
+
+}  // namespace driftless::python

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes a Python environment for tests, once, from pinned requirements; prints its directory.
+#
+#   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron
+#
+# It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
+# why, and exit code 3. A second call while the first still installs waits for it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+name=${1:?usage: scripts/python_env.sh NAME}
+requirements=tests/requirements/$name.txt
+[ -f "$requirements" ] || { echo "python_env: there is no $requirements" >&2; exit 2; }
+parent=${DRIFTLESS_VENVS:-$PWD/build/venvs}
+venv=$parent/$name
+
+cannot() {
+  echo "python_env: $name: $1" >&2
+  exit 3
+}
+
+# The version the module is built for, by default the system's.
+python=${DRIFTLESS_PYTHON:-/usr/bin/python3}
+command -v "$python" > /dev/null || cannot "there is no $python"
+# What asks for megatron-core 0.17 under Python 3.11 has to be told twice: it says 3.12, and runs.
+without_dependencies=()
+[ "$name" != megatron ] || without_dependencies=(megatron-core==0.17.1)
+
+mkdir -p "$parent"
+wanted=$(cat "$requirements"; echo "${without_dependencies[@]}"; "$python" --version)
+exec 9> "$parent/.$name.lock"
+flock 9
+if [ "$(cat "$venv/.installed" 2> /dev/null)" = "$wanted" ]; then
+  echo "$venv"
+  exit 0
+fi
+
+rm -rf "$venv"
+log=$parent/$name.log
+"$python" -m venv "$venv" > "$log" 2>&1 || cannot "python3 -m venv failed (python3-venv?): $log"
+pip=("$venv/bin/pip" install --disable-pip-version-check --quiet)
+"${pip[@]}" -r "$requirements" >> "$log" 2>&1 ||
+  cannot "$(grep -m1 -i error "$log" || echo "pip failed"): $log"
+for package in "${without_dependencies[@]}"; do
+  "${pip[@]}" --no-deps --ignore-requires-python "$package" >> "$log" 2>&1 ||
+    cannot "$(grep -m1 -i error "$log" || echo "pip failed"): $log"
+done
+echo "$wanted" > "$venv/.installed"
+echo "$venv"

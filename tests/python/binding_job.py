@@ -1,0 +1,78 @@
+"""One process of a job under mpirun, by the Python package: `binding_job.py ROLE CONFIG ...`.
+
+A trainer publishes some steps of its share of the weights; a rollout follows and compares every
+version with weights that it makes by itself; a bystander only joins. Prints one line when done.
+"""
+
+import argparse
+import sys
+
+import numpy as np
+
+import binding
+
+
+def history(steps):
+    rng = np.random.default_rng(7)
+    made = [binding.weights(rng)]
+    for _ in range(steps):
+        made.append(binding.step(rng, made[-1]))
+    return made
+
+
+def share(weights, rank, size):
+    names = sorted(weights)
+    return {name: weights[name] for name in names[rank::size]}
+
+
+def train(driftless, job, made):
+    mine = [share(weights, job.rank, job.trainers) for weights in made]
+    publisher = driftless.Publisher(job, binding.Source(driftless, mine[0]))
+    for number, weights in enumerate(mine[1:], 1):
+        report = publisher.publish(binding.Source(driftless, weights))
+        assert report.version == number, report
+    whole = driftless.digest((n, a) for n, (_, a) in made[-1].items())
+    assert publisher.digest == whole
+    publisher.declare_end()
+
+
+def roll_out(driftless, job, made):
+    target = driftless.OwnedTarget()
+    receiver = driftless.Receiver(job, target)
+    end = None
+    while end is None or receiver.version < end.version:
+        if receiver.stage(0.2):
+            receiver.commit()
+            assert binding.same(target, made[receiver.version])
+        end = end or receiver.end()
+    assert end.digest == receiver.digest
+    receiver.leave()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role")
+    parser.add_argument("config")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--mpi4py", action="store_true", help="somebody else has initialized MPI")
+    arguments = parser.parse_args()
+    if arguments.mpi4py:
+        from mpi4py import MPI
+    driftless = binding.driftless()
+    config = driftless.Config.load(arguments.config, arguments.set)
+    made = history(arguments.steps)
+    with driftless.Job(config, arguments.role) as job:
+        if job.role != "bystander":
+            assert job.together
+            (train if job.role == "trainer" else roll_out)(driftless, job, made)
+        place = f"{job.role} {job.rank} of {job.trainers}+{job.rollouts}"
+    assert job.closed
+    if arguments.mpi4py:
+        assert not MPI.Is_finalized()
+        assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
+    print(f"done {place}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Running Megatron jobs: the environment, mpirun lines, and the comparison of what they leave."""
+
+import functools
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent))
+
+import jobs  # noqa: E402
+from obvious_export import export  # noqa: E402
+
+PACKAGE = Path(os.environ.get("DRIFTLESS_PYTHON_PACKAGE", REPOSITORY / "build/python"))
+STEPS = 10
+
+
+@functools.cache
+def venv_python():
+    """The interpreter of the test environment; skips with the reason where it cannot be made."""
+    if not list(PACKAGE.glob("driftless/_native*")):
+        pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
+    result = subprocess.run(
+        [REPOSITORY / "scripts/python_env.sh", "megatron"], capture_output=True, text=True
+    )
+    if result.returncode != 0:
+        pytest.skip(f"no environment with megatron-core: {result.stderr.strip()}")
+    return result.stdout.strip() + "/bin/python"
+
+
+def environment(**more):
+    found = {
+        **jobs.environment(),
+        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{HERE}",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "USE_LIBUV": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+        **more,
+    }
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        found.pop(name, None)
+    return found
+
+
+def mpirun(*parts):
+    """mpirun for several (count, arguments of python)."""
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    for number, (count, python, *arguments) in enumerate(parts):
+        line += [":"] if number else []
+        line += ["-n", str(count), python, *map(str, arguments)]
+    return line
+
+
+class Job:
+    """A directory that a training job and its rollouts leave their results in."""
+
+    def __init__(self, work, **job):
+        jobs.need_mpirun()
+        self.python = venv_python()
+        self.work = work
+        for name in ("shards", "acks", "rollouts"):
+            (work / name).mkdir()
+        defaults = {"tp": 1, "pp": 1, "ep": 1, "steps": STEPS, "work": str(work), "sessions": []}
+        self.job = {**defaults, **job}
+
+    def write(self, name, value):
+        path = self.work / name
+        path.write_text(json.dumps(value))
+        return path
+
+    def over_rma(self, *flags, rollouts=("rma4", "rma5"), **more):
+        """A session over mpi_rma, with rollouts in the same mpirun."""
+        flags = ["--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
+                 "--update-weight-buffer-size", "65536",
+                 "--update-weight-config", self.yaml("rma"), *flags]  # fmt: skip
+        self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
+        self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
+
+    def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"), **more):
+        """A session over files, with rollouts of their own."""
+        self.road = self.work / road
+        flags = ["--update-weight-mode", "delta", "--update-weight-transport", "disk",
+                 "--update-weight-disk-dir", str(self.road), "--update-weight-buffer-size", "65536",
+                 "--update-weight-config", self.yaml("disk"), *flags]  # fmt: skip
+        session = {"flags": flags, "rollouts": list(rollouts), "outside_mpi": outside_mpi}
+        self.job["sessions"].append(session)
+        self.disk = self.write(f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more})
+
+    def yaml(self, name):
+        text = {
+            "rma": "anchors: { first: true }\n",
+            "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms }\n"
+            "anchors: { first: true }\n",
+        }[name]
+        path = self.work / f"{name}.yaml"
+        path.write_text(text + "threads: 1\ndeadlines: { connect: 120s, publish: 60s }\n")
+        return str(path)
+
+    def start_disk_rollouts(self, *names, **more):
+        """Of the last session over files; `more` as in rollout.py."""
+        given = json.loads(self.disk.read_text()) | more
+        path = self.write(f"rollout_{names[0]}.json", given)
+        line = [self.python, str(HERE / "rollout.py"), str(path)]
+        return [jobs.start([*line, name], env=environment()) for name in names]
+
+    def start(self, rma_rollouts=0, trainers=4):
+        parts = [(trainers, self.python, HERE / "train.py", self.write("job.json", self.job))]
+        if rma_rollouts:
+            parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, "rma"))
+        return jobs.start(mpirun(*parts), env=environment())
+
+    def run(self, rma_rollouts=0, trainers=4, timeout=240):
+        result = jobs.finish(self.start(rma_rollouts, trainers), timeout)
+        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        return result
+
+    # --- judging ---------------------------------------------------------------------------------
+
+    def versions(self, session=0):
+        lines = (self.work / "versions.jsonl").read_text().splitlines()
+        return [v for v in map(json.loads, lines) if v["session"] == session]
+
+    def expected(self, label, config):
+        files = sorted((self.work / "shards").glob(f"{label}_*.pickle"))
+        ranks = [pickle.loads(file.read_bytes()) for file in files]
+        for rank in ranks:
+            rank["chunks"] = [{n: _bits(*p) for n, p in chunk.items()} for chunk in rank["chunks"]]
+        return export(ranks, config)
+
+    def rollout(self, name, version):
+        return pickle.loads((self.work / "rollouts" / f"{name}_{version:06d}.pickle").read_bytes())
+
+    def check(self, session, names, config):
+        """Every version of a session, on every rollout: the obvious export of its step, bit for bit."""
+        for version in self.versions(session):
+            wanted = self.expected(version["label"], config)
+            for name in names:
+                found = self.rollout(name, version["version"])
+                assert found["digest"] == version["digest"]
+                assert_same(found["tensors"], wanted, f"{name} {version}")
+
+
+def ended(*processes, timeout=120):
+    """All of them, and well."""
+    for process in processes:
+        result = jobs.finish(process, timeout)
+        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+
+
+def _bits(size, shape, data):
+    return np.frombuffer(data, dtype=f"<u{size}").reshape(shape)
+
+
+def assert_same(tensors, wanted, what):
+    assert set(tensors) == set(wanted), what
+    for name, (_, shape, data) in tensors.items():
+        bits = np.ascontiguousarray(wanted[name])
+        assert tuple(shape) == bits.shape, f"{what}: {name}"
+        assert data == bits.tobytes(), f"{what}: {name} differs"
+
+

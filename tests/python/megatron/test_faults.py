@@ -1,0 +1,126 @@
+"""What goes wrong around training, and what must hold then."""
+
+import signal
+
+from megatron_jobs import Job, ended
+
+import tiny_config
+
+PUSH = """
+import pathlib
+
+def fail(args, directory, engines):
+    with open({log!r}, "a") as log:
+        log.write(directory + "\\n")
+    raise RuntimeError("the hook says no")
+"""
+
+
+def config_of(job):
+    return tiny_config.hf_config(job.job)
+
+
+def test_a_skipped_step_publishes_nothing_and_full_mode_sends_everything(work):
+    """Infinite gradients in fp16 make Megatron skip a step. Under mpirun, over files: the publishers
+    agree by MPI, and the ranks that publish nothing are bystanders."""
+    job = Job(work, tp=2, pp=2, dtype="float16", steps=5, poison=[2, 4])
+    job.over_disk("--update-weight-mode", "full", "--update-weights-interval", "2", road="full",
+                  outside_mpi=True, rollouts=("full0",))  # fmt: skip
+    full = job.start_disk_rollouts("full0")
+    job.over_disk("--update-weight-delta-encoding", "xor", outside_mpi=False, rollouts=("disk0",))
+    rollouts = full + job.start_disk_rollouts("disk0")
+    result = job.run()
+    assert result.stdout.count("successful False") == 2
+    assert [(v["label"], v["version"]) for v in job.versions(1)] == [("step1", 1), ("step3", 2), ("step5", 3)]
+    assert [(v["label"], v["version"], v["encoding"]) for v in job.versions(0)] == [("step3", 1, "full")]
+    ended(*rollouts)
+    job.check(0, ["full0"], config_of(job))
+    job.check(1, ["disk0"], config_of(job))
+    assert (job.road / "weight_v000001/model.safetensors.index.json").exists()  # the layout asked for
+
+
+def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
+    """The first run dies two steps after its checkpoint. The second one brings the rollouts back to
+    the weights of the checkpoint, and then on."""
+    first = Job(work, tp=2, pp=2, steps=4, save_at=2)
+    first.over_disk(rollouts=("disk0",))
+    rollouts = first.start_disk_rollouts("disk0")
+    first.run()
+    ended(*rollouts)
+    before = first.versions()
+    wanted = [first.expected(f"step{n}", config_of(first)) for n in (3, 4)]
+    first.check(0, ["disk0"], config_of(first))
+
+    (work / "second").mkdir()
+    second = Job(work / "second", tp=2, pp=2, steps=2, load=str(work / "checkpoint"), load_step=2)
+    second.over_disk(rollouts=("disk1",), road="../road")
+    rollouts = second.start_disk_rollouts("disk1")
+    second.run()
+    ended(*rollouts)
+    after = second.versions()
+    assert [(v["label"], v["version"]) for v in after] == [("start", 5), ("step1", 6), ("step2", 7)]
+    second.check(0, ["disk1"], config_of(second))
+    # Training itself went on as if nothing had happened, and so did the rollouts' weights.
+    for label, weights, digest in zip(("step1", "step2"), wanted, before[2:], strict=True):
+        again = second.expected(label, config_of(second))
+        assert all((again[name] == weights[name]).all() for name in weights)
+        assert digest["digest"] in [v["digest"] for v in after]
+
+
+def test_killed_and_slow_rollouts_hold_nobody_up(work):
+    """On both pull roads: a rollout that takes its time, one that is killed and starts again."""
+    slow_s = 3.0
+    job = Job(work, pp=2, steps=6)
+    job.over_rma(rollouts=(), slow_s=slow_s)
+    job.over_disk(rollouts=())
+    killed = job.start_disk_rollouts("killed", die_at=2)[0]
+    slow = job.start_disk_rollouts("slow", slow_s=slow_s)[0]
+    training = job.start(rma_rollouts=1, trainers=2)
+    assert killed.wait(120) == -signal.SIGKILL
+    again = job.start_disk_rollouts("again")[0]
+    ended(training, slow, again)
+    versions = job.versions(0) + job.versions(1)
+    assert len(versions) == 12
+    assert max(v["ms"] for v in versions) < slow_s * 1000 / 2, versions
+    # All are at the last version in the end.
+    for session, name in ((0, "rma2"), (1, "slow"), (1, "again")):
+        last = job.versions(session)[-1]
+        assert job.rollout(name, 6)["digest"] == last["digest"]
+
+
+def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
+    (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
+    job = Job(work, tp=2, pp=2, steps=4, break_at=[3])
+    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail", rollouts=())
+    rollouts = job.start_disk_rollouts("disk0")
+    result = job.run()
+    ended(*rollouts)
+    # The hook fails on both publishing ranks with each of three versions; the third step's version
+    # fails on both because one of them does.
+    assert result.stderr.count("the hook says no") == 6
+    assert result.stderr.count("broken on purpose") == 2
+    assert "4 so far" in result.stderr
+    assert [v["label"] for v in job.versions()] == ["step1", "step2", "step4"]
+    last = job.versions()[-1]
+    assert last["version"] == 3
+    pushed = sorted(set((work / "pushes").read_text().split()))
+    assert pushed == [f"{job.road}/weight_v{n:06d}" for n in (1, 2, 3)]
+    weights = job.expected("step4", config_of(job))
+    assert job.rollout("disk0", 3)["digest"] == last["digest"]
+
+    (work / "off").mkdir()
+    off = Job(work / "off", tp=2, pp=2, steps=4, sessions=[{"flags": []}])
+    assert "driftless" not in off.run().stdout
+    plain = off.expected("step4", config_of(off))
+    assert all((plain[name] == weights[name]).all() for name in plain)
+
+
+def test_strict_ends_training_on_all_ranks(work):
+    (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
+    job = Job(work, pp=2, steps=4)
+    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail", "--update-weight-strict",
+                  rollouts=())  # fmt: skip
+    process = job.start(trainers=2)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the hook says no" in err and "step 1" not in out

@@ -1,0 +1,214 @@
+"""Maps and flags, without torch: in this interpreter where the module was built for it."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from megatron_jobs import PACKAGE
+
+import tiny_config
+
+sys.path.insert(0, str(PACKAGE))
+megatron = pytest.importorskip("driftless.megatron", reason="the Python module is not built")
+
+from driftless.megatron import plan as planning  # noqa: E402
+from driftless.megatron import regions  # noqa: E402
+
+LAYOUTS = [
+    planning.Parallel(),
+    planning.Parallel(tp=2, pp=2),
+    planning.Parallel(tp=4, pp=2, vpp=2),  # more tensor-parallel ranks than query groups
+    planning.Parallel(tp=2, ep=2, etp=1, spec="local"),
+    planning.Parallel(tp=2, ep=4, etp=2, pp=4),
+]
+
+
+@pytest.mark.parametrize("family", tiny_config.FAMILIES)
+@pytest.mark.parametrize("parallel", LAYOUTS, ids=str)
+def test_every_element_has_one_place_and_no_shard_is_read_outside(family, parallel):
+    config = tiny_config.hf_config({"family": family})
+    for plan in planning.plan_model(config, parallel):
+        for item in plan.items:
+            size = int(np.prod(item.local_shape))
+            used = [np.zeros(size, int) for _ in item.places]
+            for tensor in item.tensors:
+                filled = np.zeros(int(np.prod(tensor.shape)), int)
+                for region in tensor.regions:
+                    np.add.at(filled, positions(region, region.dst_offset, region.dst_strides), 1)
+                    where = positions(region, region.src_offset, region.src_strides)
+                    np.add.at(used[region.piece], where, 1)
+                assert (filled == 1).all(), tensor.name
+            for shard in used:
+                assert shard.max() <= 1
+                assert item.split == "vocab" or shard.min() == 1, item.names
+
+
+def positions(region, offset, strides):
+    grid = np.indices(region.shape).reshape(len(region.shape), -1)
+    return offset + sum(axis * stride for axis, stride in zip(grid, strides, strict=True))
+
+
+def test_query_groups_are_taken_apart_as_they_were_put_together():
+    heads, groups, dim, hidden = 6, 3, 2, 5
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.integers(0, 99, (n * dim, hidden)) for n in (heads, groups, groups))
+    rows = []
+    for g in range(groups):
+        rows += [q[g * 2 * dim : (g + 1) * 2 * dim], k[g * dim : (g + 1) * dim], v[g * dim : (g + 1) * dim]]
+    fused = np.concatenate(rows)
+    for shards in (1, 2, 3, 4):
+        parts = np.split(fused, shards)
+        cut = regions.qkv(heads, groups, dim, (hidden,), shards, "test")
+        assert cut.local_shape == parts[0].shape
+        for wanted, shape, pieces in zip((q, k, v), cut.shapes, cut.regions, strict=True):
+            out = np.zeros(int(np.prod(shape)), int)
+            for region in pieces:
+                src = parts[region.piece].ravel()[positions(region, region.src_offset, region.src_strides)]
+                out[positions(region, region.dst_offset, region.dst_strides)] = src
+            assert (out.reshape(shape) == wanted).all()
+
+
+def test_rows_past_the_vocabulary_belong_to_nobody():
+    cut = regions.vocab((5, 3), 4, padded=8)  # the last shard is all padding, the third half
+    assert [r.count for r in cut.regions[0]] == [6, 6, 3]
+
+
+@pytest.mark.parametrize(
+    "change, parallel, words",
+    [
+        ({"model_type": "gpt2"}, {}, ["gpt2", "adding_a_model"]),
+        ({"hidden_size": None}, {}, ["hidden_size", "qwen3"]),
+        ({}, {"pp": 3}, ["4 layers", "3 stages"]),
+        ({}, {"tp": 5}, ["5 ranks", "linear_qkv"]),
+        ({"model_type": "qwen3_moe", **tiny_config.MOE}, {"ep": 3}, ["4 experts", "3 ranks"]),
+    ],
+)
+def test_what_cannot_be_mapped_says_why(change, parallel, words):
+    config = {k: v for k, v in (tiny_config.hf_config({}) | change).items() if v is not None}
+    with pytest.raises(megatron.MapError) as raised:
+        planning.plan_model(config, planning.Parallel(**parallel))
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_layers_of_multi_token_prediction_follow_the_last():
+    config = tiny_config.hf_config({"family": "glm4_moe"}) | {"num_nextn_predict_layers": 1}
+    plans = planning.plan_model(config, planning.Parallel(pp=2))
+    last = {t.name: t.shape for t in plans[-1].tensors()}
+    assert last["model.layers.4.eh_proj.weight"] == (64, 128)
+    assert last["model.layers.4.shared_head.norm.weight"] == (64,)
+    assert "model.layers.4.mlp.experts.3.down_proj.weight" in last
+    assert (0, "embedding.word_embeddings.weight") in plans[-1].dropped
+
+
+def map_command(*arguments):
+    line = [sys.executable, "-m", "driftless", "map", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env={"PYTHONPATH": str(PACKAGE)})
+
+
+def test_the_command_prints_a_map_and_refuses_what_is_wrong(work):
+    path = work / "config.json"
+    path.write_text(json.dumps(tiny_config.hf_config({"moe": True})))
+    result = map_command(path, "--tp", 2, "--pp", 2, "--ep", 2, "--etp", 1)
+    assert result.returncode == 0, result.stderr
+    assert "decoder.layers.0.mlp.experts.linear_fc1.weight1  64x64 gate_up of 1 ep 1" in result.stdout
+    assert "model.layers.3.mlp.experts.3.up_proj.weight  32x64" in result.stdout
+    assert map_command(work).stdout == map_command(path).stdout
+    for code, word, *arguments in (
+        (3, "No such file", work / "none"),
+        (2, "at least 1", path, "--tp", 0),
+        (2, "3 stages", path, "--pp", 3),
+    ):
+        refused = map_command(*arguments)
+        assert refused.returncode == code and word in refused.stderr
+        assert refused.stderr.startswith("driftless: ") and refused.stderr.count("\n") == 1
+
+
+# --- flags ---------------------------------------------------------------------------------------
+
+
+def options(*flags, parser=None):
+    parser = megatron.add_arguments(parser or argparse.ArgumentParser())
+    return megatron.options_from(parser.parse_args(flags))
+
+
+def settings(*flags):
+    return megatron.load_config(options(*flags)).settings()
+
+
+DISK = ("--update-weight-mode", "delta", "--update-weight-transport", "disk")
+
+
+def test_off_by_default():
+    assert options() is None
+    assert options("--update-weights-interval", "3") is None
+
+
+def test_flags_are_settings():
+    found = settings(*DISK, "--update-weight-delta-dir", "/d", "--update-weight-encoding", "deltas",
+                     "--update-weight-buffer-size", "1048576")  # fmt: skip
+    assert (found["road.kind"], found["road.dir"]) == ("shared_fs", "/d")
+    assert (found["mode"], found["encoding"], found["buffer_size"]) == ("delta", "deltas", "1MiB")
+    found = settings(*DISK, "--update-weight-disk-dir", "/d", "--update-weight-delta-encoding", "xor",
+                     "--update-weight-delta-checksum", "adler32",
+                     "--update-weight-local-checkpoint-dir", "/local/{rank}")  # fmt: skip
+    assert (found["road.layout"], found["encoding"], found["checksum"]) == ("hf_delta", "xor", "adler32")
+    assert found["receiver.checkpoint_dir"] == "/local/{rank}"
+    found = settings("--update-weight-mode", "full", "--update-weight-transport", "mpi_rma")
+    assert (found["mode"], found["road.kind"], found["anchors.first"]) == ("full", "mpi_rma", "true")
+
+
+def test_flags_win_over_the_file_and_the_file_over_nothing(work):
+    (work / "c.yaml").write_text("mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, dir: /a }\n")
+    found = settings("--update-weight-config", str(work / "c.yaml"))
+    assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("full", "/a", "2MiB")
+    found = settings("--update-weight-config", str(work / "c.yaml"), *DISK,
+                     "--update-weight-disk-dir", "/b")  # fmt: skip
+    assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("delta", "/b", "2MiB")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ((*DISK, "--update-weight-disk-dir", "/d", "--colocate"), ["--colocate", "delta", "handle"]),
+        (DISK, ["--update-weight-disk-dir"]),
+        (("--update-weight-disk-dir", "/d"), ["no effect", "--update-weight-mode"]),
+        ((*DISK, "--update-weight-disk-dir", "/d", "--update-weights-interval", "0"), ["at least 1"]),
+        (
+            (*DISK, "--update-weight-disk-dir", "/d", "--update-weight-encoding", "deltas",
+             "--update-weight-delta-encoding", "xor"),
+            ["exclude each other"],
+        ),
+        (
+            (*DISK, "--update-weight-disk-dir", "/d", "--custom-delta-pre-push-path", "no.such.f"),
+            ["--custom-delta-pre-push-path", "no.such.f"],
+        ),
+        (
+            ("--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
+             "--update-weight-disk-dir", "/d"),
+            ["transport disk", "mpi_rma"],
+        ),
+    ],
+)  # fmt: skip
+def test_flags_that_cannot_be_together_are_refused(flags, words):
+    with pytest.raises(megatron.MapError) as raised:
+        options(*flags)
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_colocate_with_full_is_allowed_and_a_script_may_have_the_flag_already():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--colocate", action="store_true")
+    assert options("--update-weight-mode", "full", "--colocate", parser=parser) is not None
+
+
+def test_hooks_are_found_by_path(work):
+    (work / "mine.py").write_text("def push(args, directory, engines):\n    return 7\n")
+    found = options(*DISK, "--update-weight-disk-dir", "/d", "--custom-delta-pre-push-path",
+                    f"{work}/mine.py:push", "--custom-delta-pre-read-path", "os.path.join")  # fmt: skip
+    assert found.pre_push(None, "", []) == 7
+    assert found.pre_read("a", "b") == "a/b"

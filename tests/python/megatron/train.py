@@ -1,0 +1,213 @@
+"""A trainer rank of a test job: real megatron-core on the CPU, our flags, and what the test needs to
+judge it: after every step each rank leaves its shards, and waits for the rollouts that it is told of.
+
+    train.py JOB.json            under mpirun (or with RANK and WORLD_SIZE set)
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import sys
+import time
+import warnings
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+
+import cpu_shim  # noqa: E402  before megatron
+import tiny_config  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import driftless.megatron  # noqa: E402
+
+if __name__ == "__main__":  # Megatron's checkpoints start processes that import this again
+    import tiny_model
+
+    cpu_shim.after_import()
+
+
+@contextlib.contextmanager
+def outside_mpi(wanted):
+    """A session whose publishers agree over gloo, as under torchrun, though mpirun started this."""
+    if wanted:
+        os.environ["TORCHELASTIC_RUN_ID"] = "test"
+    yield
+    if wanted:
+        del os.environ["TORCHELASTIC_RUN_ID"]
+
+
+def bits(tensor):
+    """(bytes of an element, shape, data): another numpy may read it."""
+    size = tensor.element_size()
+    data = tensor.detach().view({2: torch.int16, 4: torch.int32}[size]).numpy().tobytes()
+    return size, tuple(tensor.shape), data
+
+
+def unwrapped(chunk):
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
+class Run:
+    def __init__(self, job):
+        self.job, self.work = job, Path(job["work"])
+        self.trainer = tiny_model.Trainer(job)
+        self.restore()
+        self.sessions = []
+        for number, wanted in enumerate(job["sessions"]):
+            parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
+            args = parser.parse_args(wanted["flags"])
+            config = tiny_config.hf_config(job)
+            with outside_mpi(wanted.get("outside_mpi")):
+                session = driftless.megatron.attach(
+                    self.trainer.model, self.trainer.optimizer, args, config
+                )
+            self.sessions.append(session)
+        self.leave_shards("start")
+        for number, session in enumerate(self.sessions):
+            if session is not None and session.publishes and session.last:  # it was resumed
+                self.left(number, "start", session)
+                if session.leads:
+                    self.wait_for_rollouts(number, session)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self, loading=False):
+        (chunk,) = self.trainer.model
+        how = {"distrib_optim_sharding_type": "dp_reshardable"}
+        model = unwrapped(chunk).sharded_state_dict(metadata=how)
+        optimizer = self.trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=how)
+        return {"model": model, "optimizer": optimizer}
+
+    def restore(self):
+        path = self.job.get("load")
+        if not path:
+            return
+        from megatron.core import dist_checkpointing
+
+        self.make_optimizer_state()
+        loaded = dist_checkpointing.load(self.state(loading=True), path)
+        unwrapped(self.trainer.model[0]).load_state_dict(loaded["model"])
+        self.trainer.optimizer.load_state_dict(loaded["optimizer"])
+        self.trainer.steps = self.job["load_step"]
+
+    def make_optimizer_state(self):
+        """What a checkpoint is loaded into: torch's Adam makes it only with its first step."""
+        for optimizer in self.trainer.optimizer.chained_optimizers:
+            inner = optimizer.optimizer
+            for group in inner.param_groups:
+                for p in group["params"]:
+                    zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                    inner.state[p] = {"step": torch.tensor(0.0), **zeros}
+
+    def save(self, step):
+        if self.job.get("save_at") == step:
+            from megatron.core import dist_checkpointing
+
+            path = self.work / "checkpoint"
+            if dist.get_rank() == 0:
+                path.mkdir()
+            dist.barrier()
+            dist_checkpointing.save(self.state(), str(path))
+
+    # --- what the test reads ---------------------------------------------------------------------
+
+    def leave_shards(self, label):
+        place = tiny_model.place()
+        if place["dp"] != 0 and place["edp"] != 0:
+            return
+        chunks, layers = [], []
+        for chunk in self.trainer.model:
+            model = unwrapped(chunk)
+            chunks.append({name: bits(p) for name, p in model.named_parameters()})
+            layers.append([layer.layer_number - 1 for layer in model.decoder.layers])
+        path = self.work / "shards" / f"{label}_{place['rank']}.pickle"
+        path.write_bytes(pickle.dumps({"place": place, "chunks": chunks, "layers": layers}))
+
+    def left(self, number, label, session):
+        """A line per version: which step it was, and what the publisher said of it."""
+        if session.leads:
+            step = session.last
+            line = {"label": label, "session": number, "version": step.version, "digest": step.digest,
+                    "encoding": step.encoding, "changed": step.changed, "ms": step.total_ms,
+                    "total": step.total, "wire_bytes": step.wire_bytes, "full_bytes": step.full_bytes,
+                    "split": {"gather": step.sync_ms + step.gather_ms, "convert": step.convert_ms,
+                              "diff": step.diff_ms, "encode": step.encode_ms,
+                              "send": step.send_ms}}  # fmt: skip
+            with (self.work / "versions.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def wait_for_rollouts(self, number, session):
+        for name in self.job["sessions"][number].get("rollouts", []):
+            path = self.work / "acks" / f"{name}_{session.last.version:06d}"
+            until = time.monotonic() + self.job.get("patience_s", 60)
+            while not path.exists():
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{name} did not get to version {session.last.version}")
+                time.sleep(0.005)
+
+    @contextlib.contextmanager
+    def broken(self, wanted):
+        """The last stage's source fails in the middle of a pass."""
+        export = next((s._export for s in self.sessions if s and s.publishes and not s.leads), None)
+        if not wanted or export is None:
+            yield
+            return
+        assemble, calls = export._assemble, []
+
+        def fail(*args):
+            calls.append(args)
+            if len(calls) == 2:
+                raise RuntimeError("broken on purpose")
+            return assemble(*args)
+
+        export._assemble = fail
+        yield
+        export._assemble = assemble
+        assert len(calls) == 2, "a pass of several buckets was expected"
+
+    def steps(self):
+        job = self.job
+        for step in range(1, job["steps"] + 1):
+            before = [s.last.version if s and s.publishes and s.last else 0 for s in self.sessions]
+            begin = time.perf_counter()
+            with self.broken(step in job.get("break_at", [])):
+                successful = self.trainer.step(poison=step in job.get("poison", []))[0]
+            took = time.perf_counter() - begin
+            self.trainer.settle()
+            if step == job["steps"] or not job.get("last_shards_only"):
+                self.leave_shards(f"step{step}")
+            for number, session in enumerate(self.sessions):
+                if session is None or not session.publishes or session.last is None:
+                    continue
+                if session.last.version != before[number]:
+                    self.left(number, f"step{step}", session)
+                    if session.leads:
+                        self.wait_for_rollouts(number, session)
+            if dist.get_rank() == 0:
+                print(f"step {step} successful {bool(successful)} ms {took * 1e3:.1f}", flush=True)
+            self.save(step)
+            dist.barrier()
+
+    def close(self):
+        for session in self.sessions:
+            if session is not None:
+                session.close()
+
+
+def main():
+    driftless.megatron.torch_environment()
+    dist.init_process_group("gloo")
+    run = Run(json.loads(Path(sys.argv[1]).read_text()))
+    run.steps()
+    run.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

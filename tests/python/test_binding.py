@@ -1,0 +1,181 @@
+"""The package by itself: import, errors, configuration, layouts, stubs."""
+
+import ast
+import builtins
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+import binding
+import jobs
+
+driftless = binding.driftless()
+PACKAGE = binding.PACKAGE / "driftless"
+
+CODES = {
+    "invalid_argument": ValueError,
+    "not_found": FileNotFoundError,
+    "already_exists": FileExistsError,
+    "incomplete": RuntimeError,
+    "corrupt": ValueError,
+    "wrong_run": ValueError,
+    "wrong_base": ValueError,
+    "wrong_layout": ValueError,
+    "mismatch": ValueError,
+    "busy": RuntimeError,
+    "unsupported": NotImplementedError,
+    "no_space": OSError,
+    "io": OSError,
+    "deadline_exceeded": TimeoutError,
+    "internal": RuntimeError,
+}
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(binding.PACKAGE), **environment},
+    )
+
+
+def test_import_takes_nothing_else_along():
+    code = """
+import sys, driftless
+found = [m for m in ("numpy", "torch", "mpi4py") if m in sys.modules]
+maps = open("/proc/self/maps").read()
+print(found, "libmpi" in maps, "libhdf5" in maps, "libcuda" in maps)
+"""
+    result = run_python(code)
+    assert result.stdout.strip() == "[] False False False", result.stderr
+
+
+def test_without_mpi_files_work_and_mpi_is_refused(tmp_path):
+    jobs.need("mpi_rma")
+    library = PACKAGE / "libdriftless_roads.so"
+    needed = subprocess.run(["ldd", library], capture_output=True, text=True).stdout
+    names = [line.split()[0] for line in needed.splitlines() if "libmpi" in line]
+    assert names, needed
+    for name in names:
+        (tmp_path / name).write_text("not a library")
+    code = f"""
+import driftless
+from driftless import Config, Job
+text = "road:\\n  kind: {{}}\\n  dir: {tmp_path}/road\\n"
+Job(Config.parse(text.format("shared_fs")), "rollout", launched=False).close()
+for ask in (lambda: Job(Config.parse("road: {{kind: mpi_rma}}"), "rollout", launched=False),
+            lambda: Job(Config.parse(text.format("shared_fs")), "rollout", launched=True)):
+    try:
+        ask()
+        raise SystemExit("was not refused")
+    except driftless.errors.UnsupportedError as refused:
+        print(refused)
+print([(b.built, b.why_not) for b in driftless.backends() if b.name == "mpi_rma"])
+"""
+    result = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    first, second, backend = result.stdout.splitlines()
+    assert first.startswith("road.kind: mpi_rma: MPI is needed and cannot be loaded: ")
+    assert second.startswith("this process was started by an MPI launcher: MPI is needed")
+    assert names[0] in first and backend.startswith("[(False, 'MPI is needed")
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_error_is_ours_and_a_builtin(code):
+    raised = driftless.errors.error_of(code, "what happened")
+    assert isinstance(raised, driftless.Error) and isinstance(raised, CODES[code])
+    assert raised.code == code and str(raised) == "what happened"
+
+
+def test_every_code_of_the_library_has_a_class():
+    header = (binding.REPOSITORY / "core/status.cpp").read_text()
+    names = {line.split('"')[1] for line in header.splitlines() if "case StatusCode::" in line}
+    assert names - {"ok"} == set(CODES)
+
+
+def test_configuration(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("road:\n  kind: shared_fs\n  dir: /nowhere\n")
+    settings = driftless.Config.load(path, ["encoding=indices"]).settings()
+    assert settings["road.dir"] == "/nowhere" and settings["encoding"] == "indices"
+    with pytest.raises(driftless.Error, match="road.dirr") as refused:
+        driftless.Config.parse("road:\n  dirr: x\n")
+    assert refused.value.code == "invalid_argument"
+    with pytest.raises(FileNotFoundError) as missing:
+        driftless.Config.load(tmp_path / "missing.yaml")
+    assert missing.value.code == "not_found"
+
+
+def test_backends_are_those_of_the_command():
+    ours = {b.name: (b.built, b.why_not) for b in driftless.backends()}
+    theirs = {name: (b["built"], b.get("why_not", "")) for name, b in jobs.backends().items()}
+    assert ours == theirs
+
+
+def test_layout():
+    specs = [driftless.TensorSpec("b", "BF16", [2, 3]), driftless.TensorSpec("a", "F32", [])]
+    layout = driftless.Layout(specs)
+    assert [t.name for t in layout.tensors] == ["a", "b"] and len(layout) == 2
+    assert layout.total_bytes == 16 and layout.find("b") == 1 and layout.find("c") is None
+    assert layout[1] == specs[0] and specs[0].shape == (2, 3) and specs[0].units == 6
+    assert layout == driftless.Layout(specs[::-1]) and len({*specs, layout[0]}) == 2
+    other = driftless.Layout(specs[:1])
+    with pytest.raises(driftless.errors.WrongLayoutError, match="'a'"):
+        layout.check_same(other)
+    with pytest.raises(driftless.errors.UnsupportedError, match="F3"):
+        driftless.TensorSpec("a", "F3", [1])
+    with pytest.raises(IndexError):
+        layout[2]
+
+
+def stub_names():
+    tree = ast.parse((PACKAGE / "_native.pyi").read_text())
+    names = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            names[node.name] = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            names[node.name] = None
+    return names
+
+
+def test_stubs_name_exactly_what_is_there():
+    native = sys.modules["driftless._native"]
+    stubs = stub_names()
+    public = {n for n in vars(native) if not n.startswith("_")}
+    assert public == set(stubs)
+    for name, methods in stubs.items():
+        if methods is None:
+            continue
+        there = {n for n in vars(getattr(native, name)) if not n.startswith("_")}
+        assert there == {m for m in methods if not m.startswith("_")}, name
+    assert (PACKAGE / "py.typed").exists()
+
+
+def test_stubs_by_mypy():
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    line = [sys.executable, "-m", "mypy.stubtest", "driftless._native", "--concise"]
+    environment = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
+    environment["MYPYPATH"] = str(binding.PACKAGE)
+    found = subprocess.run(line, capture_output=True, text=True, env=environment).stdout
+    # What pybind11 makes itself: its metaclass, the constructor of what cannot be constructed.
+    known = ("metaclass differs", "*args parameter", "__buffer__ is not present")
+    assert not [line for line in found.splitlines() if not any(k in line for k in known)]
+
+
+def test_everything_exported_is_there():
+    assert all(hasattr(driftless, name) for name in driftless.__all__)
+    assert not set(driftless.__all__) & set(dir(builtins))
+
+
+def test_command_of_the_package():
+    line = [sys.executable, "-m", "driftless", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
+    result = subprocess.run(line, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0 and result.stdout.startswith("driftless "), result.stderr
