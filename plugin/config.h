@@ -31,7 +31,7 @@ enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl };
 // "mpi_rma", "shared_fs", "loopback", "nccl"
 [[nodiscard]] std::string_view to_string(RoadKind kind);
 
-enum class TargetKind : unsigned char { kMemory, kCheckpoint };
+enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token

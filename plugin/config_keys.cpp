@@ -30,7 +30,8 @@ constexpr std::array kResumes = {Choice<ResumeMode>{"auto", ResumeMode::kAuto},
                                  Choice<ResumeMode>{"never", ResumeMode::kNever},
                                  Choice<ResumeMode>{"require", ResumeMode::kRequire}};
 constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemory},
-                                 Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint}};
+                                 Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint},
+                                 Choice<TargetKind>{"device", TargetKind::kDevice}};
 constexpr std::array kActions = {
     Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
     Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateFromDisk},
@@ -358,7 +359,7 @@ constexpr std::array kKeys = {
         [](const Config& config, std::size_t) {
           return std::string(to_string(config.gpu.snapshot));
         }},
-    ConfigKey{"gpu.device", kNumber, "", "Number of the publisher's GPU, as CUDA counts",
+    ConfigKey{"gpu.device", kNumber, "", "Number of this process' GPU, as CUDA counts",
               apply_gpu_device,
               [](const Config& config, std::size_t) { return std::to_string(config.gpu.device); }},
     size_key<DRIFTLESS_FIELD(gpu.slice_bytes), (std::uint64_t{1} << 20), (std::uint64_t{16} << 30)>(
@@ -457,7 +458,7 @@ constexpr std::array kKeys = {
               [](const Config& config, std::size_t) {
                 return config.receiver_id.empty() ? std::string(kAuto) : config.receiver_id;
               }},
-    choice_key<DRIFTLESS_FIELD(target), kTargets>("receiver.target", "memory or checkpoint",
+    choice_key<DRIFTLESS_FIELD(target), kTargets>("receiver.target", "memory, checkpoint or device",
                                                   "Where a rollout keeps the weights"),
     text_key<DRIFTLESS_FIELD(checkpoint_dir)>(
         "receiver.checkpoint_dir", kPath,

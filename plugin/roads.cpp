@@ -302,7 +302,24 @@ Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
 #endif
 }
 
+Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
+                                                         const std::optional<std::string>& base) {
+#if DRIFTLESS_HAS_CUDA
+  DeviceTargetOptions options;
+  options.device = config.gpu.device;
+  options.threads = config.receiver.threads;
+  return make_owned_device_target(posix_file_system(), base, options);
+#else
+  static_cast<void>(config);
+  static_cast<void>(base);
+  return check_backend("cuda", "receiver.target: device");
+#endif
+}
+
 Status check_built(const Config& config) {
+  if (config.target == TargetKind::kDevice) {
+    DRIFTLESS_RETURN_IF_ERROR(check_backend("cuda", "receiver.target: device"));
+  }
   if (config.gpu.snapshot != SnapshotPlace::kHost) {
     DRIFTLESS_RETURN_IF_ERROR(
         check_backend("cuda", concat("snapshot: ", to_string(config.gpu.snapshot))));

@@ -15,6 +15,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "plugin/config.h"
+#include "plugin/device/device_target.h"
 #include "plugin/watchdog.h"
 
 namespace driftless {
@@ -32,6 +33,9 @@ struct Backend {
 // The publisher's side of the GPU, where the configuration asks for one (else null). For
 // PublisherOptions::device.
 [[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
+// A rollout's weights on its GPU (make_owned_device_target()).
+[[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
+    const Config& config, const std::optional<std::string>& base);
 
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.

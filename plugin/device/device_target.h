@@ -55,7 +55,8 @@ class DeviceTarget : public WeightTarget {
 
 // `data_dev[i]` is tensor i of the layout in the device's memory, at a multiple of its unit,
 // writable and owned by the caller; null where this process does not hold it, as for
-// make_memory_target(). With `initial` the bytes there are that version: they are read once.
+// make_memory_target(). With `initial` the bytes there are that version: they are read once, and
+// must be there already, since no other stream is waited for.
 //
 // One version is proven when it is staged; commit() proves it once more while it writes, so that
 // weights that somebody else wrote into are found, and taken back. Of several versions the first is

@@ -74,6 +74,7 @@ class DeviceModel {
       const std::uint64_t shift = number++ % 3 * unit_bytes(tensor.dtype);
       tensors_.emplace_back(std::span<const std::byte>(tensor.bytes), shift);
     }
+    must(cudaDeviceSynchronize());  // the target's stream waits for no other
   }
 
   [[nodiscard]] std::vector<std::byte*> pointers() const {
