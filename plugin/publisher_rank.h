@@ -67,6 +67,8 @@ class PublisherRank final : public Publisher {
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
   [[nodiscard]] Status check_memory(const OfferedTensor& offered) const;
+  [[nodiscard]] Status tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const;
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
