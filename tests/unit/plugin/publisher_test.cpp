@@ -15,8 +15,10 @@ namespace driftless {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::changed_weights;
 using testing::FaultyRoad;
 using testing::MemorySource;
+using testing::random_weights;
 using testing::RoadFault;
 using testing::Weights;
 
