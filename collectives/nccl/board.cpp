@@ -5,11 +5,8 @@
 #include <utility>
 
 namespace driftless::nccl {
-namespace {
 
 using std::chrono::milliseconds;
-
-}  // namespace
 
 Result<std::unique_ptr<Board>> Board::start(const NcclOptions& options, unsigned ranks,
                                             std::unique_ptr<Hub> hub) {
@@ -225,3 +222,5 @@ std::string Board::name_of(std::uint64_t peer) const {
   }
   return concat("receiver #", peer, " (which has not reported yet)");
 }
+
+}  // namespace driftless::nccl
