@@ -48,7 +48,7 @@ fi
 
 configure() {
   cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DDRIFTLESS_WITH_CUDA=ON \
-    -DDRIFTLESS_CUDA_ARCHITECTURES=native \
+    -DDRIFTLESS_CUDA_ARCHITECTURES=native -DPython_EXECUTABLE="$(command -v python3)" \
     ${deps:+-DCMAKE_PREFIX_PATH=$deps -DXXHASH_INCLUDE_DIR=$deps/include} >"$results/configure" ||
     { cat "$results/configure"; return 1; }
   grep -A20 '^-- driftless' "$results/configure"
