@@ -129,6 +129,14 @@ class Job:
         assert result.returncode == 0, shown(result)
         return result
 
+    def run_torchrun(self, trainers, timeout=240):
+        path = self.write("job.json", self.job)
+        env = environment()
+        line = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(trainers),
+                "--master-port", env["MASTER_PORT"], str(HERE / "train.py"), str(path)]  # fmt: skip
+        result = jobs.finish(jobs.start(line, env=env), timeout)
+        assert result.returncode == 0, shown(result)
+
     # --- judging ---------------------------------------------------------------------------------
 
     def versions(self, session=0):
