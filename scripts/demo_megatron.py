@@ -20,8 +20,16 @@ sys.path.insert(0, str(TESTS))
 from obvious_export import export  # noqa: E402
 from tiny_config import hf_config  # noqa: E402
 
-SIZES = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
-         "head_dim": 64, "intermediate_size": 1536, "vocab_size": 8000}  # fmt: skip
+# Small: bf16 is slow on most CPUs.
+SIZES = {
+    "hidden_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "vocab_size": 2000,
+}
 PARTS = ("gather", "convert", "diff", "encode", "send")
 
 
@@ -48,21 +56,57 @@ def run(work, steps):
     """Trains; returns the milliseconds of each step, updates included."""
     for name in ("shards", "acks", "rollouts"):
         (work / name).mkdir()
-    (work / "config.yaml").write_text("anchors: { first: true }\nroad: { kind: mpi_rma, ring_size: 256MiB }\n")
-    flags = ["--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
-             "--update-weight-config", str(work / "config.yaml")]  # fmt: skip
-    job = {"tp": 2, "pp": 2, "ep": 1, "steps": steps, "work": str(work), "sizes": SIZES,
-           "sessions": [{"flags": flags}], "last_shards_only": True}  # fmt: skip
+    (work / "config.yaml").write_text(
+        "anchors: { first: true }\nroad: { kind: mpi_rma, ring_size: 256MiB }\n"
+    )
+    flags = [
+        "--update-weight-mode",
+        "delta",
+        "--update-weight-transport",
+        "mpi_rma",
+        "--update-weight-config",
+        str(work / "config.yaml"),
+    ]
+    job = {
+        "tp": 2,
+        "pp": 2,
+        "ep": 1,
+        "steps": steps,
+        "work": str(work),
+        "sizes": SIZES,
+        "sessions": [{"flags": flags}],
+        "last_shards_only": True,
+    }
     (work / "job.json").write_text(json.dumps(job))
     (work / "rollout.json").write_text(json.dumps({"work": str(work), "flags": flags}))
     python = sys.executable
-    line = ["mpirun", "--oversubscribe", "--bind-to", "none",
-            "-n", "4", python, TESTS / "train.py", work / "job.json", ":",
-            "-n", "2", python, TESTS / "rollout.py", work / "rollout.json", "rollout"]  # fmt: skip
-    result = subprocess.run(line, env=environment(work), capture_output=True, text=True, timeout=900)
+    line = [
+        "mpirun",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-n",
+        "4",
+        python,
+        TESTS / "train.py",
+        work / "job.json",
+        ":",
+        "-n",
+        "2",
+        python,
+        TESTS / "rollout.py",
+        work / "rollout.json",
+        "rollout",
+    ]
+    result = subprocess.run(
+        line, env=environment(work), capture_output=True, text=True, timeout=900
+    )
     if result.returncode != 0:
         sys.exit(f"the Megatron job failed:\n{result.stderr[-3000:]}")
-    return [float(ms) for ms in re.findall(r"^step \d+ successful True ms ([\d.]+)", result.stdout, re.M)], job
+    return [
+        float(ms)
+        for ms in re.findall(r"^step \d+ successful True ms ([\d.]+)", result.stdout, re.M)
+    ], job
 
 
 def same(work, job, versions):
@@ -79,7 +123,8 @@ def same(work, job, versions):
     for file in rollouts:
         found = pickle.loads(file.read_bytes())["tensors"]
         if set(found) != set(wanted) or any(
-            data != np.ascontiguousarray(wanted[name]).tobytes() for name, (_, _, data) in found.items()
+            data != np.ascontiguousarray(wanted[name]).tobytes()
+            for name, (_, _, data) in found.items()
         ):
             return False
     return len(rollouts) == 2
@@ -89,23 +134,34 @@ def main():
     steps = int(sys.argv[1])
     work = Path(tempfile.mkdtemp(prefix="driftless-demo-"))
     try:
-        print(f"megatron-core trains a Qwen3-shaped model on the CPU, TP 2 x PP 2, {steps} steps ...", flush=True)
+        print(
+            f"megatron-core trains a Qwen3-shaped model on the CPU, TP 2 x PP 2, {steps} steps ...",
+            flush=True,
+        )
         took, job = run(work, steps)
         versions = [json.loads(line) for line in (work / "versions.jsonl").read_text().splitlines()]
         equal = same(work, job, versions)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    print(f"\n{'version':>7} {'changed':>8} {'wire':>10} {'of':>10}   ms added to the step: "
-          + " ".join(f"{part:>8}" for part in PARTS) + f" {'together':>9} {'training':>9}")  # fmt: skip
+    print(
+        f"\n{'version':>7} {'changed':>8} {'wire':>10} {'of':>10}   ms added to the step: "
+        + " ".join(f"{part:>8}" for part in PARTS)
+        + f" {'together':>9} {'training':>9}"
+    )
     for version, step_ms in zip(versions, took, strict=True):
         split = " ".join(f"{version['split'][part]:8.1f}" for part in PARTS)
         share = 100 * version["changed"] / version["total"]
-        print(f"{version['version']:7} {share:7.2f}% {version['wire_bytes']:10} {version['full_bytes']:10}   "
-              f"{'':23}{split} {version['ms']:9.1f} {step_ms - version['ms']:9.1f}")  # fmt: skip
+        print(
+            f"{version['version']:7} {share:7.2f}% {version['wire_bytes']:10} "
+            f"{version['full_bytes']:10}   "
+            f"{'':23}{split} {version['ms']:9.1f} {step_ms - version['ms']:9.1f}"
+        )
     added = statistics.median(v["ms"] for v in versions)
     alone = statistics.median(ms - v["ms"] for v, ms in zip(versions, took, strict=True))
-    print(f"median: {added:.1f} ms added to {alone:.1f} ms of training; rollouts bit-identical: "
-          f"{'yes' if equal else 'NO'}")  # fmt: skip
+    print(
+        f"median: {added:.1f} ms added to {alone:.1f} ms of training; rollouts bit-identical: "
+        f"{'yes' if equal else 'NO'}"
+    )
     return 0 if equal else 1
 
 

@@ -16,4 +16,4 @@ ls build/python/driftless/_native* > /dev/null 2>&1 || skip "the Python module i
 command -v mpirun > /dev/null || skip "there is no mpirun"
 echo "Python environment with torch and megatron-core (made once, a minute or two) ..."
 venv=$(scripts/python_env.sh megatron 2>&1) || skip "${venv##*$'\n'}"
-exec "${venv##*$'\n'}/bin/python" scripts/demo_megatron.py "${1:-8}"
+exec "${venv##*$'\n'}/bin/python" scripts/demo_megatron.py "${1:-6}"

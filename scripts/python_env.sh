@@ -26,13 +26,16 @@ case "$name" in
   megatron) without_dependencies=(megatron-core==0.17.1) ;;
   bridge)
     python=${DRIFTLESS_PYTHON_3_12:-python3.12}
+    if ! "$python" --version > /dev/null 2>&1; then  # pyenv has it, perhaps, without offering it
+      python=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python 2> /dev/null | tail -1)
+    fi
     without_dependencies=(megatron-bridge==0.6.2 megatron-core==0.19.2)
     # Elsewhere this torch brings gigabytes of CUDA packages: only where somebody asked for them.
     [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_PYTHON_3_12:-}" ] ||
       cannot "set DRIFTLESS_PYTHON_3_12 to install it on $(uname -m)"
     ;;
 esac
-"$python" --version > /dev/null 2>&1 || cannot "there is no $python"
+"${python:-none}" --version > /dev/null 2>&1 || cannot "there is no ${python:-python3.12}"
 
 mkdir -p "$parent"
 wanted=$(cat "$requirements"; echo "${without_dependencies[@]}"; "$python" --version)

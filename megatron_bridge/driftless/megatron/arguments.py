@@ -30,40 +30,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Adds the flags to a parser, and returns it: also an `extra_args_provider` of Megatron-LM."""
     group = parser.add_argument_group("weight updates (driftless)")
     add = group.add_argument
-    add("--update-weight-mode", choices=MODES, default=None,
-        help="Bring every new version of the weights to the rollout engines: what changed (delta), or all "
-             "of it (full). Off unless this or --update-weight-config is given.")
-    add("--update-weight-transport", choices=TRANSPORTS, default=None,
-        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.")
-    add("--update-weight-encoding", choices=ENCODINGS, default=None,
-        help="How changes are written: positions and values.")
-    add("--update-weight-delta-encoding", choices=DELTA_ENCODINGS, default=None,
-        help="How changes are written for engines that read a Hugging Face delta directory (disk).")
-    add("--update-weight-delta-checksum", choices=CHECKSUMS, default=None,
-        help="Checksum of every changed tensor, in the layouts that carry them.")
-    add("--update-weight-disk-dir", "--update-weight-delta-dir", dest="update_weight_disk_dir",
-        default=None, metavar="DIR", help="disk: the directory that trainer and rollouts see.")
-    add("--update-weight-local-checkpoint-dir", default=None, metavar="DIR",
-        help="The checkpoint on a rollout's host that is patched in place; {rank} is filled in.")
-    add("--update-weight-buffer-size", default=None, metavar="SIZE",
-        help="Bytes of a bucket: 67108864 or 64MiB.")
-    add("--update-weights-interval", type=int, default=1, metavar="N",
-        help="Publish after every so many optimizer steps.")
-    add("--update-weight-config", default=None, metavar="FILE.yaml",
-        help="A configuration of driftless; the other flags override it.")
-    add("--update-weight-hf-checkpoint", default=None, metavar="DIR",
-        help="The Hugging Face checkpoint that the rollouts start from: its config.json names the model, "
-             "and its weights, where they are there, are version 0. Default: the model as it is.")
-    add("--update-weight-strict", action="store_true",
-        help="A weight update that fails ends the training. Default: it is reported, every time.")
-    add("--custom-delta-pre-push-path", default=None, metavar="MODULE.FUNCTION",
-        help="disk: called as f(args, version_dir, engines) on every publishing rank once a version's "
-             "files are there.")
-    add("--custom-delta-pre-read-path", default=None, metavar="MODULE.FUNCTION",
-        help="disk: called as f(dir, version) on a rollout before it reads a version.")
+    add(
+        "--update-weight-mode",
+        choices=MODES,
+        default=None,
+        help="Bring every new version of the weights to the rollout engines: what changed (delta), "
+        "or all of it (full). Off unless this or --update-weight-config is given.",
+    )
+    add(
+        "--update-weight-transport",
+        choices=TRANSPORTS,
+        default=None,
+        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.",
+    )
+    add(
+        "--update-weight-encoding",
+        choices=ENCODINGS,
+        default=None,
+        help="How changes are written: positions and values.",
+    )
+    add(
+        "--update-weight-delta-encoding",
+        choices=DELTA_ENCODINGS,
+        default=None,
+        help="How changes are written for engines that read a Hugging Face delta directory (disk).",
+    )
+    add(
+        "--update-weight-delta-checksum",
+        choices=CHECKSUMS,
+        default=None,
+        help="Checksum of every changed tensor, in the layouts that carry them.",
+    )
+    add(
+        "--update-weight-disk-dir",
+        "--update-weight-delta-dir",
+        dest="update_weight_disk_dir",
+        default=None,
+        metavar="DIR",
+        help="disk: the directory that trainer and rollouts see.",
+    )
+    add(
+        "--update-weight-local-checkpoint-dir",
+        default=None,
+        metavar="DIR",
+        help="The checkpoint on a rollout's host that is patched in place; {rank} is filled in.",
+    )
+    add(
+        "--update-weight-buffer-size",
+        default=None,
+        metavar="SIZE",
+        help="Bytes of a bucket: 67108864 or 64MiB.",
+    )
+    add(
+        "--update-weights-interval",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Publish after every so many optimizer steps.",
+    )
+    add(
+        "--update-weight-config",
+        default=None,
+        metavar="FILE.yaml",
+        help="A configuration of driftless; the other flags override it.",
+    )
+    add(
+        "--update-weight-hf-checkpoint",
+        default=None,
+        metavar="DIR",
+        help="The Hugging Face checkpoint that the rollouts start from: its config.json names the "
+        "model, and its weights, where they are there, are version 0. Default: the model as it is.",
+    )
+    add(
+        "--update-weight-strict",
+        action="store_true",
+        help="A weight update that fails ends the training. Default: it is reported, every time.",
+    )
+    add(
+        "--custom-delta-pre-push-path",
+        default=None,
+        metavar="MODULE.FUNCTION",
+        help="disk: called as f(args, version_dir, engines) on every publishing rank once a "
+        "version's files are there.",
+    )
+    add(
+        "--custom-delta-pre-read-path",
+        default=None,
+        metavar="MODULE.FUNCTION",
+        help="disk: called as f(dir, version) on a rollout before it reads a version.",
+    )
     try:
-        add("--colocate", action="store_true",
-            help="Trainer and engines share their GPUs. Not together with mode delta.")
+        add(
+            "--colocate",
+            action="store_true",
+            help="Trainer and engines share their GPUs. Not together with mode delta.",
+        )
     except argparse.ArgumentError:
         pass  # the training script has it
     return parser  # fmt: skip
@@ -84,7 +145,7 @@ class Options:
 
 
 def options_from(args: Any) -> Options | None:
-    """The options of parsed arguments; None where updates are off. Raises what is wrong with them."""
+    """The options of parsed arguments; None where updates are off. Raises what is wrong."""
 
     def flag(name: str) -> Any:
         return getattr(args, name, None)
@@ -107,7 +168,7 @@ def options_from(args: Any) -> Options | None:
 
 
 def load_config(options: Options, more: Sequence[str] = ()) -> Any:
-    """The `driftless.Config` that options stand for: on a rollout, too, when given the same flags."""
+    """The `driftless.Config` that options stand for: also on a rollout, given the same flags."""
     import driftless
 
     overrides = [*options.overrides, *more]
@@ -120,8 +181,8 @@ def _refuse_unused(flag: Callable[[str], Any]) -> None:
     for name in ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum"):
         if flag(f"update_weight_{name}") is not None:
             raise MapError(
-                f"--update-weight-{name.replace('_', '-')} has no effect without --update-weight-mode "
-                "or --update-weight-config"
+                f"--update-weight-{name.replace('_', '-')} has no effect without "
+                "--update-weight-mode or --update-weight-config"
             )
 
 
@@ -129,23 +190,23 @@ def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None
     transport, disk = flag("update_weight_transport"), flag("update_weight_disk_dir")
     if flag("colocate") and mode != "full":
         raise MapError(
-            "--colocate cannot be together with --update-weight-mode delta: engines on the trainer's own "
-            "GPUs take the weights by a handle to them, nothing travels, and a snapshot and a comparison "
-            "would only cost memory and time"
+            "--colocate cannot be together with --update-weight-mode delta: engines on the "
+            "trainer's own GPUs take the weights by a handle to them, nothing travels, and a "
+            "snapshot and a comparison would only cost memory and time"
         )
     if flag("update_weights_interval") is not None and flag("update_weights_interval") < 1:
         raise MapError("--update-weights-interval is at least 1")
     if flag("update_weight_encoding") and flag("update_weight_delta_encoding"):
         raise MapError(
-            "--update-weight-encoding and --update-weight-delta-encoding exclude each other: the one is "
-            "for frames and flush files, the other for Hugging Face delta directories"
+            "--update-weight-encoding and --update-weight-delta-encoding exclude each other: the "
+            "one is for frames and flush files, the other for Hugging Face delta directories"
         )
     if transport == "disk" and not disk and config_file is None:
         raise MapError("--update-weight-transport disk needs --update-weight-disk-dir")
     if transport not in (None, "disk") and (disk or flag("update_weight_delta_encoding")):
         raise MapError(
-            f"--update-weight-disk-dir and --update-weight-delta-encoding are for transport disk, not "
-            f"{transport}"
+            f"--update-weight-disk-dir and --update-weight-delta-encoding are for transport disk, "
+            f"not {transport}"
         )
 
 

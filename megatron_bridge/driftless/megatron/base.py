@@ -1,8 +1,9 @@
 """Version 0 as a Hugging Face checkpoint: what rollouts start from, and what a restarted trainer
 proves its run by.
 
-A trainer on files keeps one beside its versions, unless it was given the checkpoint that the rollouts
-have. Each publishing rank writes the tensors of its stage; the directory appears whole or not at all.
+A trainer on files keeps one beside its versions, unless it was given the checkpoint that the
+rollouts have. Each publishing rank writes the tensors of its stage; the directory appears whole or
+not at all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class CheckpointBase:
         self._where = _tensors_in(Path(directory))
         for spec in specs:
             if spec.name not in self._where:
-                raise SyncError(f"{directory}: tensor {spec.name} of the model is not in this checkpoint")
+                raise SyncError(
+                    f"{directory}: tensor {spec.name} of the model is not in this checkpoint"
+                )
             _, found, _, _ = self._where[spec.name]
             dtype, shape = found["dtype"], found["shape"]
             if dtype != spec.dtype or list(shape) != list(spec.shape):

@@ -32,7 +32,9 @@ def chunks_of(model: Sequence[Any]) -> list[ChunkLayers]:
         layers = tuple(layer.layer_number - 1 for layer in module.decoder.layers)
         mtp = getattr(module, "mtp", None)
         numbers = tuple(layer.layer_number - 1 for layer in mtp.layers) if mtp is not None else ()
-        found.append(ChunkLayers(layers, bool(module.pre_process), bool(module.post_process), numbers))
+        found.append(
+            ChunkLayers(layers, bool(module.pre_process), bool(module.post_process), numbers)
+        )
     return found
 
 
@@ -66,8 +68,8 @@ def plan_of(family: Family, model: Sequence[Any], sizes: Sizes, stage: int) -> S
 
 
 def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list[Bound]:
-    """The plan's items with this rank's shards. Every parameter that this rank has must be one of them
-    (or one that the plan leaves out), every shard that it should hold must be there."""
+    """The plan's items with this rank's shards. Every parameter that this rank has must be one of
+    them (or one that the plan leaves out), every shard that it should hold must be there."""
     local = [tensors_of(unwrap(wrapped)) for wrapped in model]
     dtype = _parameter_dtype(model)
     known = [{name for c, name in plan.dropped if c == chunk} for chunk in range(len(local))]
@@ -82,8 +84,9 @@ def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list
         for shard in shards:
             if shard is not None and shard.dtype != wanted:
                 raise MapError(
-                    f"rank {rank}: {item.names[0]} is {DTYPES.get(shard.dtype, shard.dtype)}, expected "
-                    f"{DTYPES[wanted]} like the other parameters; mixed types are not supported"
+                    f"rank {rank}: {item.names[0]} is {DTYPES.get(shard.dtype, shard.dtype)}, "
+                    f"expected {DTYPES[wanted]} like the other parameters; mixed types are not "
+                    "supported"
                 )
         bound.append(Bound(item, wanted, holders, tuple(shards)))
     for chunk, names in enumerate(local):

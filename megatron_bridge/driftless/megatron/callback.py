@@ -13,8 +13,8 @@ from .session import Session
 
 
 class WeightUpdates:
-    """Publishes after every training step. `options` are parsed arguments with our flags (a namespace
-    is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`."""
+    """Publishes after every training step. `options` are parsed arguments with our flags (a
+    namespace is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`."""
 
     def __init__(self, options: Any, hf_config: dict[str, Any] | None = None) -> None:
         self._given = options

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ _ALIGN = 16  # of a shard within a message: a multiple of every element's size
 _PASS, _END = 1, 0  # what the source says to the holders
 
 # Where an item's shard lies in this process: None where it is somebody else's.
-Shard = torch.Tensor | None
+Shard = Optional[torch.Tensor]
 
 
 @dataclass
@@ -207,7 +207,8 @@ class StageExport:
                 work.wait()
             except RuntimeError as failure:
                 raise _LostHolder(
-                    f"stage {self._stage.number}: the shards of rank {holder} did not come: {failure}"
+                    f"stage {self._stage.number}: the shards of rank {holder} did not come: "
+                    f"{failure}"
                 ) from failure
             messages[holder] = message
         self.times.gather += time.perf_counter() - begin
@@ -225,11 +226,13 @@ class StageExport:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream) if self._stream else _Nothing(), torch.no_grad():
             for bound in bucket.bound:
-                shards = []
+                shards: list[torch.Tensor] = []
                 for holder, shard in zip(bound.holders, bound.shards, strict=True):
                     if holder != self.rank:
                         start = at[holder]
-                        shard = messages[holder][start : start + bound.shard_bytes].view(bound.dtype)
+                        shard = messages[holder][start : start + bound.shard_bytes].view(
+                            bound.dtype
+                        )
                         at[holder] += bound.room
                     assert shard is not None
                     shards.append(shard.detach().reshape(-1))

@@ -11,8 +11,9 @@ from .session import Session
 def attach(
     model: Any, optimizer: Any, args: Any, hf_config: dict[str, Any] | None = None
 ) -> Session | None:
-    """Starts weight updates for a run that was given the flags; None (and nothing of ours runs) where
-    they are off. Collective over all trainer ranks, before training and after a checkpoint was loaded.
+    """Starts weight updates for a run that was given the flags; None (and nothing of ours runs)
+    where they are off. Collective over all trainer ranks, before training and after a checkpoint
+    was loaded.
 
     `model`: what Megatron's `get_model()` returns, or one model. `hf_config`: the contents of the
     model's config.json, where neither --update-weight-hf-checkpoint nor the model itself tells.

@@ -37,7 +37,9 @@ def _wrap_parser(module: Any, name: str) -> bool:
     @functools.wraps(inner)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(inner).bind_partial(*args, **kwargs)
-        bound.arguments["extra_args_provider"] = _with_flags(bound.arguments.get("extra_args_provider"))
+        bound.arguments["extra_args_provider"] = _with_flags(
+            bound.arguments.get("extra_args_provider")
+        )
         return inner(*bound.args, **bound.kwargs)
 
     setattr(module, name, wrapped)
@@ -61,7 +63,7 @@ def install() -> None:
         if name.startswith("megatron.") and getattr(module, "parse_args", None) is not None:
             inner = inspect.unwrap(arguments.parse_args)
             if module.parse_args is inner:
-                module.parse_args = arguments.parse_args
+                module.parse_args = arguments.parse_args  # type: ignore[attr-defined]
     setup = training.setup_model_and_optimizer
 
     @functools.wraps(setup)

@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{flag}", type=int, default=1, metavar="N", help=what)
     parser.add_argument("--etp", type=int, metavar="N", help="tensor parallelism of experts (tp)")
-    parser.add_argument("--spec", choices=SPECS, default="te", help="the layer specification's names")
+    parser.add_argument(
+        "--spec", choices=SPECS, default="te", help="the layer specification's names"
+    )
     parser.add_argument("--vocab-divisor", type=int, default=128, metavar="N",
                         help="--make-vocab-size-divisible-by")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object on one line")
@@ -66,7 +68,9 @@ def as_json(family: str, plans: Sequence[StagePlan]) -> dict[str, Any]:
             ],
         }  # fmt: skip
 
-    stages = [{"stage": p.stage, "layers": p.chunks, "items": list(map(item, p.items))} for p in plans]
+    stages = [
+        {"stage": p.stage, "layers": p.chunks, "items": list(map(item, p.items))} for p in plans
+    ]
     return {"family": family, "stages": stages}
 
 
@@ -81,12 +85,13 @@ def _print(family: str, plans: Sequence[StagePlan], parallel: Parallel) -> None:
             where = f"ep {ep_rank}" if kind == "expert" else ""
             chunk = f"chunk {item.chunk} " if parallel.vpp > 1 else ""
             shard = "x".join(map(str, item.local_shape))
-            print(f"  {chunk}{item.names[0]}  {shard} {item.split} of {len(item.places)} {where}".rstrip())
+            line = f"  {chunk}{item.names[0]}  {shard} {item.split} of {len(item.places)} {where}"
+            print(line.rstrip())
             for tensor in item.tensors:
                 print(f"      {tensor.name}  {'x'.join(map(str, tensor.shape))}")
     print(
-        f"{family}: {tensors} tensors, {elements} parameters; every tensor has one stage, and every "
-        "element one place"
+        f"{family}: {tensors} tensors, {elements} parameters; every tensor has one stage, and "
+        "every element one place"
     )
 
 

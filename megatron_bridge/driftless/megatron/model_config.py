@@ -1,7 +1,8 @@
 """What a Megatron model is, in the words of a Hugging Face config.json.
 
 Used where no config.json is given. The family follows from what the model has; a model that is not
-what it seems is refused when its parameters are looked up, by the name of the first that does not fit.
+what it seems is refused when its parameters are looked up, by the name of the first that does not
+fit.
 """
 
 from __future__ import annotations

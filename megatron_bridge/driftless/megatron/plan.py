@@ -113,7 +113,9 @@ def plan_stage(
     family: Family, parallel: Parallel, stage: int, chunks: Sequence[ChunkLayers]
 ) -> StagePlan:
     if family.sizes.get("experts", 0) % parallel.ep:
-        raise MapError(f"{family.sizes['experts']} experts cannot be divided among {parallel.ep} ranks")
+        raise MapError(
+            f"{family.sizes['experts']} experts cannot be divided among {parallel.ep} ranks"
+        )
     items: list[Item] = []
     dropped: set[tuple[int, str]] = set()
     for number, chunk in enumerate(chunks):

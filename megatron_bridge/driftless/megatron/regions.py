@@ -29,8 +29,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Shards:
-    """A parameter cut for several ranks: the shape of one shard, and for each of the HF tensors that
-    it holds its shape and the regions it is put together from."""
+    """A parameter cut for several ranks: the shape of one shard, and for each of the HF tensors
+    that it holds its shape and the regions it is put together from."""
 
     local_shape: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]

@@ -11,7 +11,7 @@ from .export import Times
 
 @dataclass(frozen=True)
 class StepReport:
-    """One version, and where the time that it added to the step went (milliseconds, of this rank)."""
+    """One version, and where the milliseconds went that it added to the step of this rank."""
 
     version: int
     encoding: str
@@ -75,8 +75,8 @@ class Reporter:
         self.failures += 1
         text = str(failure) or repr(failure)
         print(
-            f"driftless: rank {self._rank}: a weight update failed ({self.failures} so far), training "
-            f"goes on: {type(failure).__name__}: {text}",
+            f"driftless: rank {self._rank}: a weight update failed ({self.failures} so far), "
+            f"training goes on: {type(failure).__name__}: {text}",
             file=sys.stderr,
             flush=True,
         )

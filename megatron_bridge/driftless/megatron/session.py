@@ -77,7 +77,9 @@ class Session:
     def _find_places(self, hf_config: dict[str, Any] | None) -> None:
         facts, sizes = topology.my_facts()
         everyone = topology.gather_objects(facts)
-        stages = self._all_ranks("finding the source ranks", lambda: topology.stages_of(everyone, sizes))
+        stages = self._all_ranks(
+            "finding the source ranks", lambda: topology.stages_of(everyone, sizes)
+        )
         self.stage, self._stages = stages[facts.pp], stages
         deadlines = (self.settings["deadlines.publish"], self.settings["deadlines.connect"])
         timeout_s = 2 * max(map(_seconds, deadlines))
@@ -103,8 +105,10 @@ class Session:
         self.hf_config = hf_config
         family = family_of(hf_config)
         if getattr(binding.unwrap(self.model[0]).config, "qk_clip", False):
-            self.report.note("qk_clip edits weights after the optimizer's step: a version may hold "
-                             "them as they were before it, and the next one brings them")  # fmt: skip
+            self.report.note(
+                "qk_clip edits weights after the optimizer's step: a version may hold "
+                "them as they were before it, and the next one brings them"
+            )
         plan = binding.plan_of(family, self.model, sizes, self.stage.number)
         here = sorted(layer for chunk in plan.chunks for layer in chunk)
         self.layers = here
@@ -113,8 +117,8 @@ class Session:
     def _join(self) -> None:
         if any(key.startswith("engines[") for key in self.settings):
             raise MapError(
-                "engines in the configuration are told by `driftless trainer`; under Megatron call them "
-                "from --custom-delta-pre-push-path"
+                "engines in the configuration are told by `driftless trainer`; under Megatron call "
+                "them from --custom-delta-pre-push-path"
             )
         self._job = driftless.Job(self.config, "trainer" if self.publishes else "bystander")
 
@@ -134,18 +138,24 @@ class Session:
                 source = base_checkpoint.CheckpointBase(directory, source.specs, self._bucket_bytes)
             return driftless.Publisher(self._job, source, group=group)
 
-        self._publisher = self._all_ranks("opening the publisher", lambda: self._with_shards(open_publisher))
+        self._publisher = self._all_ranks(
+            "opening the publisher", lambda: self._with_shards(open_publisher)
+        )
         if self.publishes:
             for note in self._publisher.notes if self.leads else ():
                 self.report.note(note)
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
-            self._guarded(self.publish)  # the receivers may be ahead of what was restored, or behind
+            self._guarded(
+                self.publish
+            )  # the receivers may be ahead of what was restored, or behind
 
     def _check_layers(self, seen: list[list[int]]) -> None:
         found = sorted(layer for layers in seen for layer in layers)
         wanted = list(range(self.hf_config["num_hidden_layers"]))
         if found != wanted:
-            raise MapError(f"the stages hold layers {found}, the model's configuration says {wanted}")
+            raise MapError(
+                f"the stages hold layers {found}, the model's configuration says {wanted}"
+            )
 
     def _base_directory(self) -> Path | None:
         """Where version 0 lies as a checkpoint; None: it is the model as it is."""
@@ -162,13 +172,22 @@ class Session:
         if there:
             return
         partial = directory.with_name(f".{directory.name}.partial")
-        self._all_ranks(f"making {partial}",
-                        lambda: base_checkpoint.begin(directory) if self.leads else None)  # fmt: skip
+        self._all_ranks(
+            f"making {partial}", lambda: base_checkpoint.begin(directory) if self.leads else None
+        )
         number, count = self.stage.number, len(self._stages)
-        self._all_ranks(f"writing {partial}", lambda: self._with_shards(
-            lambda: base_checkpoint.write_stage(self._export, partial, number, count)))  # fmt: skip
-        self._all_ranks(f"naming {directory}", lambda: base_checkpoint.finish(
-            partial, directory, self.hf_config) if self.leads else None)  # fmt: skip
+        self._all_ranks(
+            f"writing {partial}",
+            lambda: self._with_shards(
+                lambda: base_checkpoint.write_stage(self._export, partial, number, count)
+            ),
+        )
+        self._all_ranks(
+            f"naming {directory}",
+            lambda: (
+                base_checkpoint.finish(partial, directory, self.hf_config) if self.leads else None
+            ),
+        )
 
     # --- after a step ----------------------------------------------------------------------------
 
@@ -190,7 +209,7 @@ class Session:
         self._export_sync()
         synced = time.perf_counter()
         report = self._with_shards(lambda: self._publisher.publish(self._export))
-        if not self.publishes:
+        if report is None:
             return
         assert self._export is not None
         times = self._export.times.take()
@@ -208,7 +227,7 @@ class Session:
         return self._publisher.version
 
     def close(self) -> None:
-        """Collective over the job: the rollouts learn that the run is over. Without it they wait."""
+        """Collective over the job: the rollouts learn that the run is over; else they wait."""
         if self._closed:
             return
         self._closed = True
@@ -294,7 +313,9 @@ class Session:
         if failure is not None:
             raise failure
         if int(flag):
-            raise SyncError("a weight update failed on another rank, and --update-weight-strict is set")
+            raise SyncError(
+                "a weight update failed on another rank, and --update-weight-strict is set"
+            )
 
     def _at_exit(self) -> None:
         # After a crash the others may be gone: nothing is waited for.

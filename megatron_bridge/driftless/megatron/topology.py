@@ -74,14 +74,17 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
-    """Each stage's source is the rank with TP rank 0 and DP rank 0; dense shards come from the ranks of
-    its tensor-parallel group, experts from those that share its expert data-parallel rank."""
+    """Each stage's source is the rank with TP rank 0 and DP rank 0; dense shards come from the
+    ranks of its tensor-parallel group, experts from those that share its expert data-parallel
+    rank."""
     stages = []
     for number in range(sizes.pp):
         here = [f for f in facts if f.pp == number]
         sources = [f for f in here if f.tp == 0 and f.dp == 0]
         if len(sources) != 1:
-            raise SyncError(f"pipeline stage {number} has {len(sources)} ranks with TP rank 0 and DP rank 0")
+            raise SyncError(
+                f"pipeline stage {number} has {len(sources)} ranks with TP rank 0 and DP rank 0"
+            )
         holder: dict[Place, int] = {}
         for f in here:
             if f.dp == 0:
@@ -90,14 +93,17 @@ def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
                 holder["expert", f.etp, f.ep] = f.rank
         wanted = sizes.tp + sizes.etp * sizes.ep
         if len(holder) != wanted:
-            raise SyncError(f"pipeline stage {number}: {len(holder)} of {wanted} shards have a rank")
+            raise SyncError(
+                f"pipeline stage {number}: {len(holder)} of {wanted} shards have a rank"
+            )
         stages.append(Stage(number, sources[0].rank, holder, tuple(sorted(set(holder.values())))))
     return stages
 
 
 class Groups:
-    """Our process groups. `data` moves shards within this rank's stage, `control` words beside them,
-    `publishers` joins the sources of all stages. None where this rank is not in it, or alone."""
+    """Our process groups. `data` moves shards within this rank's stage, `control` words beside
+    them, `publishers` joins the sources of all stages. None where this rank is not in it, or
+    alone."""
 
     def __init__(self, stages: list[Stage], timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
@@ -127,8 +133,8 @@ class Groups:
 
 
 class PublisherGroup:
-    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of a
-    group, over gloo."""
+    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of
+    a group, over gloo."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
@@ -173,4 +179,8 @@ class PublisherGroup:
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.zeros(0, dtype=torch.uint8)
+    )

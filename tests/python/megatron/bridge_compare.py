@@ -1,10 +1,10 @@
-"""Megatron-Bridge's own export beside ours, of the same Megatron model on this rank: every tensor of the
-stage must be the same, bit for bit.
+"""Megatron-Bridge's own export beside ours, of the same Megatron model on this rank: every tensor
+of the stage must be the same, bit for bit.
 
     bridge_compare.py WORK FAMILY TP PP EP      under mpirun; prints "SAME <tensors>" on each source
 
-Runs in an environment of its own (Python 3.12, for which the native module need not be built: only the
-conversion is used, which is Python).
+Runs in an environment of its own (Python 3.12, for which the native module need not be built: only
+the conversion is used, which is Python).
 """
 
 import builtins
@@ -110,21 +110,32 @@ def megatron_model(path, tp, pp, ep):
     provider.pipeline_dtype = provider.params_dtype = torch.bfloat16
     provider.bf16 = True
     provider.use_cpu_initialization = True
-    for name in ("gradient_accumulation_fusion", "bias_dropout_fusion", "masked_softmax_fusion",
-                 "persist_layer_norm", "apply_rope_fusion", "bias_activation_fusion", "moe_grouped_gemm",
-                 "moe_permute_fusion", "moe_router_fusion"):  # fmt: skip
+    for name in (
+        "gradient_accumulation_fusion",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "persist_layer_norm",
+        "apply_rope_fusion",
+        "bias_activation_fusion",
+        "moe_grouped_gemm",
+        "moe_permute_fusion",
+        "moe_router_fusion",
+    ):
         if hasattr(provider, name):
             setattr(provider, name, False)
     from megatron.bridge.models.gpt_provider import local_layer_spec
 
     provider.transformer_layer_spec = local_layer_spec
     provider.finalize()
-    ps.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep,
-                                 expert_tensor_parallel_size=1 if ep > 1 else None)  # fmt: skip
+    ps.initialize_model_parallel(
+        tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1 if ep > 1 else None
+    )
     from megatron.core import tensor_parallel
 
     tensor_parallel.model_parallel_cuda_manual_seed(123)
-    return bridge, provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+    return bridge, provider.provide_distributed_model(
+        wrap_with_ddp=False, use_cpu_initialization=True
+    )
 
 
 def unfused_norms(family):
@@ -177,12 +188,19 @@ def main():
     unfused_norms(family)
     bridge, model = megatron_model(work / "model", tp, pp, ep)
     model = model if isinstance(model, list) else [model]
-    theirs = {w.param_name: w.weight for w in bridge.export_hf_weights(model, cpu=True, show_progress=False)}
+    theirs = {
+        w.param_name: w.weight
+        for w in bridge.export_hf_weights(model, cpu=True, show_progress=False)
+    }
     found = ours(model, config)
     names = topology.gather_objects(sorted(found or {}))
-    assert sorted(n for one in names for n in one) == sorted(theirs), "other names than Megatron-Bridge's"
+    assert sorted(n for one in names for n in one) == sorted(
+        theirs
+    ), "other names than Megatron-Bridge's"
     for name, tensor in (found or {}).items():
-        assert torch.equal(tensor.view(torch.int16), theirs[name].to(tensor.dtype).view(torch.int16)), name
+        assert torch.equal(
+            tensor.view(torch.int16), theirs[name].to(tensor.dtype).view(torch.int16)
+        ), name
     if found:
         print(f"SAME {len(found)}", flush=True)
     dist.barrier()

@@ -1,5 +1,5 @@
-"""Lets megatron-core train on a machine without a GPU: what it asks of torch.cuda is answered for the
-CPU, over gloo. For tests only; nothing of Megatron's own code is changed but its random-number
+"""Lets megatron-core train on a machine without a GPU: what it asks of torch.cuda is answered for
+the CPU, over gloo. For tests only; nothing of Megatron's own code is changed but its random-number
 tracker and one copy to the host, which only know CUDA.
 
     import cpu_shim              before megatron
@@ -42,12 +42,16 @@ _ANSWERS = {
     "current_device": _constant(CPU),
     "current_stream": lambda *_, **__: Inert(),
     "default_stream": lambda *_, **__: Inert(),
-    "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1))),
+    "device_count": lambda: int(
+        os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1))
+    ),
     "empty_cache": _constant(None),
     "get_device_capability": _constant((9, 0)),
     "get_device_name": _constant("cpu"),
     "get_device_properties": _constant(
-        types.SimpleNamespace(major=9, minor=0, name="cpu", total_memory=1 << 34, multi_processor_count=1)
+        types.SimpleNamespace(
+            major=9, minor=0, name="cpu", total_memory=1 << 34, multi_processor_count=1
+        )
     ),
     "get_rng_state": lambda *_, **__: torch.get_rng_state(),
     "is_current_stream_capturing": _constant(False),
@@ -69,7 +73,7 @@ torch.cuda.stream = lambda stream: contextlib.nullcontext()
 
 
 class DeviceIsCpu(TorchFunctionMode):
-    """device='cuda' means the CPU, x.cuda() is x, and a tensor's type() says what Megatron expects."""
+    """device='cuda' means the CPU, x.cuda() is x, and type() says what Megatron expects."""
 
     def __torch_function__(self, function, _types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -107,7 +111,9 @@ def allow_megatron_training():
     """megatron.training (Megatron-LM's scripts) insists on CUDA when it starts."""
     import megatron.training.training as training
 
-    training.initialize_megatron = functools.partial(training.initialize_megatron, allow_no_cuda=True)
+    training.initialize_megatron = functools.partial(
+        training.initialize_megatron, allow_no_cuda=True
+    )
 
 
 class _Stub(types.ModuleType):
@@ -123,8 +129,8 @@ class _Stub(types.ModuleType):
 
 
 def stub_triton():
-    """Newer Megatron imports triton wherever it is; there is none for a CPU. It also wants Python 3.12,
-    and needs no more of it than a decorator."""
+    """Newer Megatron imports triton wherever it is; there is none for a CPU. It also wants Python
+    3.12, and needs no more of it than a decorator."""
     import importlib.machinery
     import importlib.util
     import sys
@@ -137,8 +143,18 @@ def stub_triton():
     for name in ("_dynamo", "_inductor.utils", "_inductor.runtime.hints"):
         with contextlib.suppress(ImportError):
             importlib.import_module(f"torch.{name}")
-    for name in ("", ".language", ".language.extra", ".language.extra.libdevice", ".language.extra.cuda",
-                 ".language.math", ".runtime", ".compiler", ".testing", ".tools"):  # fmt: skip
+    for name in (
+        "",
+        ".language",
+        ".language.extra",
+        ".language.extra.libdevice",
+        ".language.extra.cuda",
+        ".language.math",
+        ".runtime",
+        ".compiler",
+        ".testing",
+        ".tools",
+    ):
         module = _Stub(f"triton{name}")
         module.__path__ = []
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)

@@ -111,7 +111,9 @@ class Job:
                  "--update-weight-config", self.yaml("disk"), *flags]  # fmt: skip
         session = {"flags": flags, "rollouts": list(rollouts), "outside_mpi": outside_mpi}
         self.job["sessions"].append(session)
-        self.disk = self.write(f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more})
+        self.disk = self.write(
+            f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more}
+        )
 
     def yaml(self, name):
         text = {
@@ -142,6 +144,14 @@ class Job:
         assert result.returncode == 0, shown(result)
         return result
 
+    def run_torchrun(self, trainers, timeout=240):
+        path = self.write("job.json", self.job)
+        env = environment()
+        line = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(trainers),
+                "--master-port", env["MASTER_PORT"], str(HERE / "train.py"), str(path)]  # fmt: skip
+        result = jobs.finish(jobs.start(line, env=env), timeout)
+        assert result.returncode == 0, shown(result)
+
     # --- judging ---------------------------------------------------------------------------------
 
     def versions(self, session=0):
@@ -159,7 +169,8 @@ class Job:
         return pickle.loads((self.work / "rollouts" / f"{name}_{version:06d}.pickle").read_bytes())
 
     def check(self, session, names, config):
-        """Every version of a session, on every rollout: the obvious export of its step, bit for bit."""
+        """Every version of a session, on every rollout: the obvious export of its step, bit for
+        bit."""
         for version in self.versions(session):
             wanted = self.expected(version["label"], config)
             for name in names:
@@ -177,7 +188,11 @@ def ended(*processes, timeout=120):
 
 def shown(result):
     """The rank that failed first is seldom the one that says most."""
-    own = [line for line in result.stderr.splitlines() if "Error" in line or line.startswith("driftless")]
+    own = [
+        line
+        for line in result.stderr.splitlines()
+        if "Error" in line or line.startswith("driftless")
+    ]
     return "\n".join([*own, result.stderr[-5000:], result.stdout[-3000:]])
 
 
@@ -191,5 +206,3 @@ def assert_same(tensors, wanted, what):
         bits = np.ascontiguousarray(wanted[name])
         assert tuple(shape) == bits.shape, f"{what}: {name}"
         assert data == bits.tobytes(), f"{what}: {name} differs"
-
-

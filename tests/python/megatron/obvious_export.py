@@ -10,7 +10,9 @@ def export(ranks, config):
     for stage in sorted({rank["place"]["pp"] for rank in ranks}):
         here = [rank for rank in ranks if rank["place"]["pp"] == stage]
         dense = sorted((r for r in here if r["place"]["dp"] == 0), key=lambda r: r["place"]["tp"])
-        experts = sorted((r for r in here if r["place"]["edp"] == 0), key=lambda r: r["place"]["ep"])
+        experts = sorted(
+            (r for r in here if r["place"]["edp"] == 0), key=lambda r: r["place"]["ep"]
+        )
         for chunk, names in enumerate(dense[0]["chunks"]):
             layers = dense[0]["layers"][chunk]
             for name in names:

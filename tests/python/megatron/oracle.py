@@ -1,5 +1,5 @@
-"""Prints, as JSON, how far the logits of a Megatron model are from those of `transformers`' model of the
-family with the weights that we exported; and the same with one row of one tensor wrong.
+"""Prints, as JSON, how far the logits of a Megatron model are from those of `transformers`' model
+of the family with the weights that we exported; and the same with one row of one tensor wrong.
 
     oracle.py WORK               one process
 """
@@ -60,7 +60,9 @@ def megatron_logits(job, road, tokens):
 
     model = trainer.model[0].module
     known = config_of(model, None) | {"vocab_size": tiny_config.VOCAB}
-    session = driftless.megatron.attach(trainer.model, trainer.optimizer, parser.parse_args(flags), known)
+    session = driftless.megatron.attach(
+        trainer.model, trainer.optimizer, parser.parse_args(flags), known
+    )
     size = tokens.shape[1]
     mask = torch.triu(torch.ones(size, size, dtype=torch.bool), 1)[None, None]
     with torch.no_grad():
@@ -78,7 +80,11 @@ def transformers_logits(base, config, tokens):
         output_loading_info=True,
     )  # fmt: skip
     with torch.no_grad():
-        return model.eval()(tokens).logits, model, {k: sorted(map(str, v)) for k, v in info.items() if v}
+        return (
+            model.eval()(tokens).logits,
+            model,
+            {k: sorted(map(str, v)) for k, v in info.items() if v},
+        )
 
 
 def checkpoint_shapes(model, path):
@@ -92,7 +98,9 @@ def checkpoint_shapes(model, path):
 
 def main():
     work, found = Path(sys.argv[1]), {}
-    tokens = torch.randint(0, tiny_config.VOCAB, (2, 12), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(
+        0, tiny_config.VOCAB, (2, 12), generator=torch.Generator().manual_seed(5)
+    )
     for name, job in MODELS.items():
         road = work / name
         wanted, known = megatron_logits(job, road, tokens)

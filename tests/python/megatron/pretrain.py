@@ -1,4 +1,5 @@
-"""Runs an unchanged Megatron-LM script on the CPU, as `python -m driftless.megatron SCRIPT ARGS...` does.
+"""Runs an unchanged Megatron-LM script on the CPU, as `python -m driftless.megatron SCRIPT ARGS...`
+does.
 
     pretrain.py SCRIPT ARGS...      after each step, rank r leaves its shards in $SHARDS
 

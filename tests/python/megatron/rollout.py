@@ -2,8 +2,8 @@
 
     rollout.py JOB.json NAME     under mpirun beside the trainers, or by itself
 
-JOB.json: flags (those of the trainer), work; optional: base, slow_s (before each commit), die_at (version).
-Without torch: a rollout needs none.
+JOB.json: flags (those of the trainer), work; optional: base, slow_s (before each commit), die_at
+(version). Without torch: a rollout needs none.
 """
 
 import argparse
@@ -22,7 +22,11 @@ import driftless.megatron
 def leave(work, name, receiver, target):
     tensors = {}
     for spec in target.layout:
-        tensors[spec.name] = (spec.dtype, tuple(spec.shape), bytes(memoryview(target.ref(spec.name)).cast("B")))
+        tensors[spec.name] = (
+            spec.dtype,
+            tuple(spec.shape),
+            bytes(memoryview(target.ref(spec.name)).cast("B")),
+        )
     kept = {"version": receiver.version, "digest": receiver.digest, "tensors": tensors}
     (work / "rollouts" / f"{name}_{receiver.version:06d}.pickle").write_bytes(pickle.dumps(kept))
     (work / "acks" / f"{name}_{receiver.version:06d}").touch()

@@ -22,8 +22,8 @@ def config_of(job):
 
 
 def test_a_skipped_step_publishes_nothing_and_full_mode_sends_everything(work):
-    """Infinite gradients in fp16 make Megatron skip a step. Under mpirun, over files: the publishers
-    agree by MPI, and the ranks that publish nothing are bystanders."""
+    """Infinite gradients in fp16 make Megatron skip a step. Under mpirun, over files: the
+    publishers agree by MPI, and the ranks that publish nothing are bystanders."""
     job = Job(work, tp=2, pp=2, dtype="float16", steps=5, poison=[2, 4])
     job.over_disk("--update-weight-mode", "full", "--update-weights-interval", "2", road="full",
                   outside_mpi=True, rollouts=("full0",))  # fmt: skip
@@ -32,12 +32,20 @@ def test_a_skipped_step_publishes_nothing_and_full_mode_sends_everything(work):
     rollouts = full + job.start_disk_rollouts("disk0")
     result = job.run()
     assert result.stdout.count("successful False") == 2
-    assert [(v["label"], v["version"]) for v in job.versions(1)] == [("step1", 1), ("step3", 2), ("step5", 3)]
-    assert [(v["label"], v["version"], v["encoding"]) for v in job.versions(0)] == [("step3", 1, "full")]
+    assert [(v["label"], v["version"]) for v in job.versions(1)] == [
+        ("step1", 1),
+        ("step3", 2),
+        ("step5", 3),
+    ]
+    assert [(v["label"], v["version"], v["encoding"]) for v in job.versions(0)] == [
+        ("step3", 1, "full")
+    ]
     ended(*rollouts)
     job.check(0, ["full0"], config_of(job))
     job.check(1, ["disk0"], config_of(job))
-    assert (job.road / "weight_v000001/model.safetensors.index.json").exists()  # the layout asked for
+    assert (
+        job.road / "weight_v000001/model.safetensors.index.json"
+    ).exists()  # the layout asked for
 
 
 def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):

@@ -57,7 +57,11 @@ def test_query_groups_are_taken_apart_as_they_were_put_together():
     q, k, v = (rng.integers(0, 99, (n * dim, hidden)) for n in (heads, groups, groups))
     rows = []
     for g in range(groups):
-        rows += [q[g * 2 * dim : (g + 1) * 2 * dim], k[g * dim : (g + 1) * dim], v[g * dim : (g + 1) * dim]]
+        rows += [
+            q[g * 2 * dim : (g + 1) * 2 * dim],
+            k[g * dim : (g + 1) * dim],
+            v[g * dim : (g + 1) * dim],
+        ]
     fused = np.concatenate(rows)
     for shards in (1, 2, 3, 4):
         parts = np.split(fused, shards)
@@ -66,7 +70,9 @@ def test_query_groups_are_taken_apart_as_they_were_put_together():
         for wanted, shape, pieces in zip((q, k, v), cut.shapes, cut.regions, strict=True):
             out = np.zeros(int(np.prod(shape)), int)
             for region in pieces:
-                src = parts[region.piece].ravel()[positions(region, region.src_offset, region.src_strides)]
+                src = parts[region.piece].ravel()[
+                    positions(region, region.src_offset, region.src_strides)
+                ]
                 out[positions(region, region.dst_offset, region.dst_strides)] = src
             assert (out.reshape(shape) == wanted).all()
 
@@ -114,7 +120,9 @@ def test_the_command_prints_a_map_and_refuses_what_is_wrong(work):
     path.write_text(json.dumps(tiny_config.hf_config({"moe": True})))
     result = map_command(path, "--tp", 2, "--pp", 2, "--ep", 2, "--etp", 1)
     assert result.returncode == 0, result.stderr
-    assert "decoder.layers.0.mlp.experts.linear_fc1.weight1  64x64 gate_up of 1 ep 1" in result.stdout
+    assert (
+        "decoder.layers.0.mlp.experts.linear_fc1.weight1  64x64 gate_up of 1 ep 1" in result.stdout
+    )
     assert "model.layers.3.mlp.experts.3.up_proj.weight  32x64" in result.stdout
     assert map_command(work).stdout == map_command(path).stdout
     for code, word, *arguments in (
@@ -148,38 +156,77 @@ def test_off_by_default():
 
 
 def test_flags_are_settings():
-    found = settings(*DISK, "--update-weight-delta-dir", "/d", "--update-weight-encoding", "deltas",
-                     "--update-weight-buffer-size", "1048576")  # fmt: skip
+    found = settings(
+        *DISK,
+        "--update-weight-delta-dir",
+        "/d",
+        "--update-weight-encoding",
+        "deltas",
+        "--update-weight-buffer-size",
+        "1048576",
+    )
     assert (found["road.kind"], found["road.dir"]) == ("shared_fs", "/d")
     assert (found["mode"], found["encoding"], found["buffer_size"]) == ("delta", "deltas", "1MiB")
-    found = settings(*DISK, "--update-weight-disk-dir", "/d", "--update-weight-delta-encoding", "xor",
-                     "--update-weight-delta-checksum", "adler32",
-                     "--update-weight-local-checkpoint-dir", "/local/{rank}")  # fmt: skip
-    assert (found["road.layout"], found["encoding"], found["checksum"]) == ("hf_delta", "xor", "adler32")
+    found = settings(
+        *DISK,
+        "--update-weight-disk-dir",
+        "/d",
+        "--update-weight-delta-encoding",
+        "xor",
+        "--update-weight-delta-checksum",
+        "adler32",
+        "--update-weight-local-checkpoint-dir",
+        "/local/{rank}",
+    )
+    assert (found["road.layout"], found["encoding"], found["checksum"]) == (
+        "hf_delta",
+        "xor",
+        "adler32",
+    )
     assert found["receiver.checkpoint_dir"] == "/local/{rank}"
     found = settings("--update-weight-mode", "full", "--update-weight-transport", "mpi_rma")
-    assert (found["mode"], found["road.kind"], found["anchors.first"]) == ("full", "mpi_rma", "true")
+    assert (found["mode"], found["road.kind"], found["anchors.first"]) == (
+        "full",
+        "mpi_rma",
+        "true",
+    )
 
 
 def test_flags_win_over_the_file_and_the_file_over_nothing(work):
-    (work / "c.yaml").write_text("mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, dir: /a }\n")
+    (work / "c.yaml").write_text(
+        "mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, dir: /a }\n"
+    )
     found = settings("--update-weight-config", str(work / "c.yaml"))
     assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("full", "/a", "2MiB")
-    found = settings("--update-weight-config", str(work / "c.yaml"), *DISK,
-                     "--update-weight-disk-dir", "/b")  # fmt: skip
+    found = settings(
+        "--update-weight-config", str(work / "c.yaml"), *DISK, "--update-weight-disk-dir", "/b"
+    )
     assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("delta", "/b", "2MiB")
 
 
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ((*DISK, "--update-weight-disk-dir", "/d", "--colocate"), ["--colocate", "delta", "handle"]),
+        (
+            (*DISK, "--update-weight-disk-dir", "/d", "--colocate"),
+            ["--colocate", "delta", "handle"],
+        ),
         (DISK, ["--update-weight-disk-dir"]),
         (("--update-weight-disk-dir", "/d"), ["no effect", "--update-weight-mode"]),
-        ((*DISK, "--update-weight-disk-dir", "/d", "--update-weights-interval", "0"), ["at least 1"]),
         (
-            (*DISK, "--update-weight-disk-dir", "/d", "--update-weight-encoding", "deltas",
-             "--update-weight-delta-encoding", "xor"),
+            (*DISK, "--update-weight-disk-dir", "/d", "--update-weights-interval", "0"),
+            ["at least 1"],
+        ),
+        (
+            (
+                *DISK,
+                "--update-weight-disk-dir",
+                "/d",
+                "--update-weight-encoding",
+                "deltas",
+                "--update-weight-delta-encoding",
+                "xor",
+            ),
             ["exclude each other"],
         ),
         (
@@ -187,12 +234,18 @@ def test_flags_win_over_the_file_and_the_file_over_nothing(work):
             ["--custom-delta-pre-push-path", "no.such.f"],
         ),
         (
-            ("--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
-             "--update-weight-disk-dir", "/d"),
+            (
+                "--update-weight-mode",
+                "delta",
+                "--update-weight-transport",
+                "mpi_rma",
+                "--update-weight-disk-dir",
+                "/d",
+            ),
             ["transport disk", "mpi_rma"],
         ),
     ],
-)  # fmt: skip
+)
 def test_flags_that_cannot_be_together_are_refused(flags, words):
     with pytest.raises(megatron.MapError) as raised:
         options(*flags)
@@ -208,7 +261,14 @@ def test_colocate_with_full_is_allowed_and_a_script_may_have_the_flag_already():
 
 def test_hooks_are_found_by_path(work):
     (work / "mine.py").write_text("def push(args, directory, engines):\n    return 7\n")
-    found = options(*DISK, "--update-weight-disk-dir", "/d", "--custom-delta-pre-push-path",
-                    f"{work}/mine.py:push", "--custom-delta-pre-read-path", "os.path.join")  # fmt: skip
+    found = options(
+        *DISK,
+        "--update-weight-disk-dir",
+        "/d",
+        "--custom-delta-pre-push-path",
+        f"{work}/mine.py:push",
+        "--custom-delta-pre-read-path",
+        "os.path.join",
+    )
     assert found.pre_push(None, "", []) == 7
     assert found.pre_read("a", "b") == "a/b"

@@ -1,4 +1,5 @@
-"""An unchanged Megatron-LM script under `python -m driftless.megatron`, where a checkout is at hand.
+"""An unchanged Megatron-LM script under `python -m driftless.megatron`, where a checkout is at
+hand.
 
     DRIFTLESS_MEGATRON_LM=/path/to/Megatron-LM
 """
@@ -28,7 +29,8 @@ CONFIG = tiny_config.HF | {
     "model_type": "qwen3",
 }
 ARGUMENTS = """
- --num-layers 2 --hidden-size 64 --num-attention-heads 4 --group-query-attention --num-query-groups 2
+ --num-layers 2 --hidden-size 64 --num-attention-heads 4 --group-query-attention
+ --num-query-groups 2
  --ffn-hidden-size 96 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 2
  --global-batch-size 8 --lr 3e-6 --min-lr 1e-6 --lr-decay-style constant --clip-grad 1.0 --bf16
  --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights
@@ -40,7 +42,8 @@ ARGUMENTS = """
  --eval-interval 1000 --log-interval 1 --num-workers 0 --use-distributed-optimizer
 """
 EXPERTS = """
- --num-experts 4 --expert-model-parallel-size 2 --moe-router-load-balancing-type none --moe-router-topk 2
+ --num-experts 4 --expert-model-parallel-size 2 --moe-router-load-balancing-type none
+ --moe-router-topk 2
  --moe-ffn-hidden-size 32 --moe-token-dispatcher-type alltoall
 """
 LAYOUTS = {
@@ -51,8 +54,8 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def index_builder():
-    """Megatron compiles a helper at its first start, by whatever python3-config comes first; several
-    ranks, or another Python, had better find it done."""
+    """Megatron compiles a helper at its first start, by whatever python3-config comes first;
+    several ranks, or another Python, had better find it done."""
     path = Path(CHECKOUT, "megatron/core/datasets")
     line = ["make", "-s", "LIBEXT=" + _suffix(), "-C", str(path)]
     result = subprocess.run(line, env=_environment(), capture_output=True, text=True)
@@ -81,8 +84,19 @@ def test_an_unchanged_script_gains_weight_updates_by_flags(work, layout, index_b
     job.over_disk()
     (flags,) = [session["flags"] for session in job.job["sessions"]]
     rollouts = job.start_disk_rollouts("disk0")
-    line = mpirun((ranks, job.python, HERE / "pretrain.py", f"{CHECKOUT}/pretrain_gpt.py",
-                   *ARGUMENTS.split(), *parallel.split(), "--train-iters", STEPS, *flags))  # fmt: skip
+    line = mpirun(
+        (
+            ranks,
+            job.python,
+            HERE / "pretrain.py",
+            f"{CHECKOUT}/pretrain_gpt.py",
+            *ARGUMENTS.split(),
+            *parallel.split(),
+            "--train-iters",
+            STEPS,
+            *flags,
+        )
+    )
     training = jobs.start(line, env=_environment(SHARDS=str(work / "shards")))
     result = jobs.finish(training, 300)
     assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]

@@ -41,7 +41,9 @@ def test_the_map_has_the_names_and_shapes_that_transformers_saves(oracle, work, 
     path = work / "config.json"
     path.write_text(json.dumps(oracle[family]["config"]))
     line = [venv_python(), "-m", "driftless", "map", path, "--json", *layout]
-    result = subprocess.run(line, env=environment(PYTHONPATH=str(PACKAGE)), capture_output=True, text=True)
+    result = subprocess.run(
+        line, env=environment(PYTHONPATH=str(PACKAGE)), capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     tensors = {}
     for stage in json.loads(result.stdout)["stages"]:

@@ -29,4 +29,16 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         versions = job.versions(session)
         assert [v["version"] for v in versions] == list(range(1, STEPS + 1))
         assert all(v["changed"] > 0 for v in versions)
+        # The first may be dense: data-parallel ranks that started unlike agree only after a step.
+        assert all(v["encoding"].startswith("deltas") for v in versions[1:])
         job.check(session, names, config)
+
+
+def test_under_torchrun_the_publishers_agree_without_mpi(work):
+    job = Job(work, pp=2, steps=2)
+    job.over_disk(outside_mpi=False, rollouts=("disk0",))
+    rollouts = job.start_disk_rollouts("disk0")
+    job.run_torchrun(trainers=2)
+    ended(*rollouts)
+    assert [v["version"] for v in job.versions()] == [1, 2]
+    job.check(0, ["disk0"], tiny_config.hf_config(job.job))

@@ -39,7 +39,9 @@ _ROUTED = {
 }
 FAMILIES = {
     "llama": {},
-    "qwen2": {"head_dim": 16},  # hidden_size / num_attention_heads: transformers' model knows no other
+    "qwen2": {
+        "head_dim": 16
+    },  # hidden_size / num_attention_heads: transformers' model knows no other
     "qwen3": {},
     "qwen3_moe": MOE,
     "glm4_moe": {
@@ -47,7 +49,11 @@ FAMILIES = {
         "attention_bias": True,
         "use_qk_norm": True,
         "partial_rotary_factor": 0.5,
-        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default", "partial_rotary_factor": 0.5},
+        "rope_parameters": {
+            "rope_theta": ROPE_THETA,
+            "rope_type": "default",
+            "partial_rotary_factor": 0.5,
+        },
     },
     "deepseek_v3": {
         **_ROUTED,

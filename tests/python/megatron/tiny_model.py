@@ -104,7 +104,8 @@ def _experts_config(hf):
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_topk_scaling_factor": hf["routed_scaling_factor"],
-            "moe_shared_expert_intermediate_size": hf["n_shared_experts"] * hf["moe_intermediate_size"],
+            "moe_shared_expert_intermediate_size": hf["n_shared_experts"]
+            * hf["moe_intermediate_size"],
         }
     return found
 

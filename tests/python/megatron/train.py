@@ -1,5 +1,6 @@
-"""A trainer rank of a test job: real megatron-core on the CPU, our flags, and what the test needs to
-judge it: after every step each rank leaves its shards, and waits for the rollouts that it is told of.
+"""A trainer rank of a test job: real megatron-core on the CPU, our flags, and what the test needs
+to judge it: after every step each rank leaves its shards, and waits for the rollouts that it is
+told of.
 
     train.py JOB.json            under mpirun (or with RANK and WORLD_SIZE set)
 
@@ -86,7 +87,9 @@ class Run:
         (chunk,) = self.trainer.model
         how = {"distrib_optim_sharding_type": "dp_reshardable"}
         model = unwrapped(chunk).sharded_state_dict(metadata=how)
-        optimizer = self.trainer.optimizer.sharded_state_dict(model, is_loading=loading, metadata=how)
+        optimizer = self.trainer.optimizer.sharded_state_dict(
+            model, is_loading=loading, metadata=how
+        )
         return {"model": model, "optimizer": optimizer}
 
     def restore(self):
@@ -138,12 +141,25 @@ class Run:
         """A line per version: which step it was, and what the publisher said of it."""
         if session.leads:
             step = session.last
-            line = {"label": label, "session": number, "version": step.version, "digest": step.digest,
-                    "encoding": step.encoding, "changed": step.changed, "ms": step.total_ms,
-                    "total": step.total, "wire_bytes": step.wire_bytes, "full_bytes": step.full_bytes,
-                    "split": {"gather": step.sync_ms + step.gather_ms, "convert": step.convert_ms,
-                              "diff": step.diff_ms, "encode": step.encode_ms,
-                              "send": step.send_ms}}  # fmt: skip
+            line = {
+                "label": label,
+                "session": number,
+                "version": step.version,
+                "digest": step.digest,
+                "encoding": step.encoding,
+                "changed": step.changed,
+                "ms": step.total_ms,
+                "total": step.total,
+                "wire_bytes": step.wire_bytes,
+                "full_bytes": step.full_bytes,
+                "split": {
+                    "gather": step.sync_ms + step.gather_ms,
+                    "convert": step.convert_ms,
+                    "diff": step.diff_ms,
+                    "encode": step.encode_ms,
+                    "send": step.send_ms,
+                },
+            }
             with (self.work / "versions.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

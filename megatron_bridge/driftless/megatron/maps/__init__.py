@@ -122,7 +122,9 @@ def _row(row: Mapping[str, Any], where: str) -> Row:
     names = {"qkv": 3, "gate_up": 2}
     for split in made.split.values():
         if not made.drop and len(made.hf) != names.get(split, 1):
-            raise MapError(f"{where}: {len(made.hf)} names under hf, {split} has {names.get(split, 1)}")
+            raise MapError(
+                f"{where}: {len(made.hf)} names under hf, {split} has {names.get(split, 1)}"
+            )
     return made
 
 
