@@ -43,6 +43,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
+    report.flush_ms = flush_ms_;
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
     LeaderMessage verdict;
     if (group_.leads()) verdict = conclude(plan, std::move(ranks), deadline);
@@ -181,20 +182,40 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
   return told;
 }
 
+// A tensor that a source forgets would pass for unchanged: each must come, and come once.
+Status PublisherRank::tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const {
+  if (offered.tensor >= tensor_.size()) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor number ", offered.tensor,
+                 " of ", tensor_.size());
+  }
+  if (seen[offered.tensor]) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor '",
+                 offered_[offered.tensor].name, "' twice");
+  }
+  seen[offered.tensor] = true;
+  return {};
+}
+
+Status PublisherRank::check_complete(const std::vector<bool>& seen) const {
+  const auto missing = std::find(seen.begin(), seen.end(), false);
+  if (missing == seen.end()) return {};
+  return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
+               offered_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
+}
+
 Status PublisherRank::fill(RankPayload& payload, WeightSource& weights) const {
+  std::vector<bool> seen(tensor_.size());
   DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
     std::vector<PairedTensor> batch;
     for (const OfferedTensor& tensor : offered) {
-      if (tensor.tensor >= tensor_.size()) {
-        return error(StatusCode::kInvalidArgument, "the source offered tensor number ",
-                     tensor.tensor, " of ", tensor_.size());
-      }
+      DRIFTLESS_RETURN_IF_ERROR(tick_off(tensor, seen));
       if (tensor_[tensor.tensor] == kNotOurs) continue;
       DRIFTLESS_RETURN_IF_ERROR(check_memory(tensor));
       batch.push_back({tensor_[tensor.tensor], tensor.data, tensor.memory});
     }
     return payload.add(batch);
   }));
+  DRIFTLESS_RETURN_IF_ERROR(check_complete(seen));
   return payload.finish();
 }
 

@@ -70,6 +70,7 @@ struct PublishReport {
   bool anchor = false;             // an anchor of it was published, too
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   double process_ms = 0;           // diff, encoding, writing; of this rank
+  double flush_ms = 0;             // of that: until all that was written is where receivers look
   double manifest_publish_ms = 0;  // agreement and seal
   double total_ms = 0;
 };

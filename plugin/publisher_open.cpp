@@ -143,7 +143,9 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
 }
 
 Status PublisherRank::copy_into_snapshot(WeightSource& base) {
-  return base.visit([&](std::span<const OfferedTensor> batch) -> Status {
+  std::vector<bool> seen(tensor_.size());
+  DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
+    for (const OfferedTensor& offered : batch) DRIFTLESS_RETURN_IF_ERROR(tick_off(offered, seen));
     const unsigned threads = options_.device == nullptr ? threads_ : 1;
     return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) -> Status {
       const std::uint32_t tensor = tensor_[batch[task].tensor];
@@ -151,7 +153,8 @@ Status PublisherRank::copy_into_snapshot(WeightSource& base) {
       DRIFTLESS_RETURN_IF_ERROR(check_memory(batch[task]));
       return snapshot_.write(tensor, batch[task].data);
     });
-  });
+  }));
+  return check_complete(seen);
 }
 
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {

@@ -67,6 +67,8 @@ class PublisherRank final : public Publisher {
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
   [[nodiscard]] Status check_memory(const OfferedTensor& offered) const;
+  [[nodiscard]] Status tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const;
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
@@ -124,6 +126,7 @@ class PublisherRank final : public Publisher {
   Digest base_digest_;  // of version 0, all ranks
   bool needs_full_ = false;
   bool resumed_ = false;
+  double flush_ms_ = 0;  // of the last version
   std::optional<Doubt> doubt_;
 
   // The leader's.

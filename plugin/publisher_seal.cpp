@@ -123,7 +123,9 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
     return;
   }
   if (has_index(full) && group_.leads()) return;  // add_index() flushes
+  Stopwatch watch;
   Result<std::vector<PartReceipt>> parts = road_.flush(deadline);
+  flush_ms_ = watch.lap_ms();
   mine.status = parts.status();
   if (parts.ok()) {
     mine.parts = std::move(*parts);

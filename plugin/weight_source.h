@@ -27,9 +27,10 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // The same on every call, for the life of the source.
   [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
-  // Passes every tensor once, in batches of the source's choice; the data of a batch is valid until
-  // `use` returns. May be called again, and then offers the same bytes again: a version that turns
-  // out to be dense is sent in full from a second pass.
+  // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
+  // source's choice; the data of a batch is valid until `use` returns. May be called again, and
+  // then offers the same bytes again: a version that turns out to be dense is sent in full from a
+  // second pass.
   [[nodiscard]] virtual Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Python environment for tests, once, from pinned requirements; prints its directory.
 #
-#   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron
+#   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge
 #
 # It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
 # why, and exit code 3. A second call while the first still installs waits for it.
@@ -18,12 +18,21 @@ cannot() {
   exit 3
 }
 
-# The version the module is built for, by default the system's.
+# The Python that the module is built for, by default the system's. What is installed without its
+# dependencies asks for more than it needs: megatron-core 0.17 says Python 3.12, and runs under 3.11.
 python=${DRIFTLESS_PYTHON:-/usr/bin/python3}
-command -v "$python" > /dev/null || cannot "there is no $python"
-# What asks for megatron-core 0.17 under Python 3.11 has to be told twice: it says 3.12, and runs.
 without_dependencies=()
-[ "$name" != megatron ] || without_dependencies=(megatron-core==0.17.1)
+case "$name" in
+  megatron) without_dependencies=(megatron-core==0.17.1) ;;
+  bridge)
+    python=${DRIFTLESS_PYTHON_3_12:-python3.12}
+    without_dependencies=(megatron-bridge==0.6.2 megatron-core==0.19.2)
+    # Elsewhere this torch brings gigabytes of CUDA packages: only where somebody asked for them.
+    [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_PYTHON_3_12:-}" ] ||
+      cannot "set DRIFTLESS_PYTHON_3_12 to install it on $(uname -m)"
+    ;;
+esac
+"$python" --version > /dev/null 2>&1 || cannot "there is no $python"
 
 mkdir -p "$parent"
 wanted=$(cat "$requirements"; echo "${without_dependencies[@]}"; "$python" --version)

@@ -23,14 +23,14 @@ def nccl_table(rows: list[dict]) -> None:
     """From publish() to committed, by version: the parts, their sum, and what it really took."""
     published = {row["version"]: row for row in rows if row["nccl"] == "publish"}
     print("\nover NCCL, both processes on this GPU (ms)\n")
-    print("| version | compare, frames, hashes | send, acks, seal | fetch | stage, prove | commit |"
+    print("| version | compare, frames | hash, broadcast | acks, seal | fetch | stage, prove | commit |"
           " sum | measured | measured / sum |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if row["nccl"] != "commit" or row["version"] not in published:
             continue
         sent = published[row["version"]]
-        parts = [sent["process_ms"], sent["send_ms"], row["fetch_ms"], row["stage_ms"],
+        parts = [sent["process_ms"], sent["flush_ms"], sent["seal_ms"], row["fetch_ms"], row["stage_ms"],
                  row["end"] - row["ready"]]
         took = row["end"] - sent["begin"]
         cells = " | ".join(f"{part:.2f}" for part in parts)

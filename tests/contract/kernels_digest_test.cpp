@@ -171,8 +171,7 @@ TEST_P(KernelsDigest, ChangeOfManyBlocksIsWhatReferenceSays) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, KernelsDigest,
-                         ::testing::ValuesIn(kernels_under_test()),
+INSTANTIATE_TEST_SUITE_P(All, KernelsDigest, ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

@@ -218,8 +218,7 @@ TEST(HostKernelsList, StartsWithReferenceAndNamesEveryOneOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Kernels,
-                         ::testing::ValuesIn(kernels_under_test()),
+INSTANTIATE_TEST_SUITE_P(All, Kernels, ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

@@ -175,7 +175,10 @@ TEST_P(GpuPublisher, AnchorsAreWhatItHas) {
   must(report.status());
   EXPECT_TRUE(report->anchor);
   world.follow();
+  world.weights = changed_weights(world.weights, 2, 0.01);
+  must(world.publish().status());
   must(world.publisher->publish_anchor());
+  world.follow();
 }
 
 TEST_P(GpuPublisher, ResumesWhereAnotherEnded) {

@@ -48,7 +48,7 @@ fi
 
 configure() {
   cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DDRIFTLESS_WITH_CUDA=ON \
-    -DDRIFTLESS_CUDA_ARCHITECTURES=native \
+    -DDRIFTLESS_CUDA_ARCHITECTURES=native -DPython_EXECUTABLE="$(command -v python3)" \
     ${deps:+-DCMAKE_PREFIX_PATH=$deps -DXXHASH_INCLUDE_DIR=$deps/include} >"$results/configure" ||
     { cat "$results/configure"; return 1; }
   grep -A20 '^-- driftless' "$results/configure"
@@ -71,11 +71,14 @@ if wanted tests; then
 fi
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
+    # Every short length many thousand times over is for the plain run.
     for tool in memcheck racecheck; do
-      step "compute-sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 1 \
-        --log-file "$results/$tool" "$build/bin/gpu_kernels" --gtest_brief=1 \
-        --gtest_filter='-HugeTensor.*'
-      tail -n 3 "$results/$tool"
+      for suite in gpu_contract gpu_kernels; do
+        step "$tool, $suite" compute-sanitizer --tool $tool --error-exitcode 1 \
+          --log-file "$results/$tool" "$build/bin/$suite" --gtest_brief=1 \
+          --gtest_filter='-HugeTensor.*:*EveryShortLength*'
+        tail -n 1 "$results/$tool"
+      done
     done
   else
     echo "compute-sanitizer is not here: left out"
@@ -88,10 +91,10 @@ if wanted bench; then
   else
     echo "torch is not here: its way is left out of the table"
   fi
-  if [ -x "$build/bin/nccl_bench" ]; then
+  if [ -x "$build/bin/gpu_publish_bench" ]; then
     step "publish to committed, NCCL" bash -c "mpirun --allow-run-as-root --oversubscribe \
-      --mca plm isolated -n 1 '$build/bin/nccl_bench' trainer : \
-      -n 1 '$build/bin/nccl_bench' rollout >>'$results/figures'"
+      --mca plm isolated -n 1 '$build/bin/gpu_publish_bench' trainer : \
+      -n 1 '$build/bin/gpu_publish_bench' rollout >>'$results/figures'"
   fi
   python3 tests/bench/gpu_table.py "$results/figures"
 fi

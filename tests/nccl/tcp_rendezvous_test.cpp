@@ -159,7 +159,7 @@ TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
 TEST(TcpFrame, ArrivesInAnyPieces) {
   nccl::FrameWriter writer("key", nccl::Direction::kToClient);
   std::string bytes = *writer.frame("some words");
-  bytes += *writer.frame("");  // frames are numbered: one after the other
+  bytes += *writer.frame("");  // frames are numbered: in this order
   nccl::FrameReader reader("key", nccl::Direction::kToClient);
   std::vector<std::string> texts;
   for (const char c : bytes) {

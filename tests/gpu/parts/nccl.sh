@@ -41,6 +41,8 @@ fi
 part device_hash 120 "$bin/gpu_device_hash"
 part faults 180 "$bin/gpu_nccl_faults"
 grep -hE '^(follow|killed|stopped|late|  again)' "$logs/faults.log"
+part bench 120 "$bin/nccl_bench"
+grep -hE '^[0-9]+ MB|^  ' "$logs/bench.log"
 if [ -x "$bin/gpu_nccl_contract" ]; then
   part contract_file 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=file
   part contract_mpi 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=mpi

@@ -27,18 +27,24 @@ def venv_python():
     """The interpreter of the test environment; skips with the reason where it cannot be made."""
     if not list(PACKAGE.glob("driftless/_native*")):
         pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
-    result = subprocess.run(
-        [REPOSITORY / "scripts/python_env.sh", "megatron"], capture_output=True, text=True
-    )
+    return os.environ.get("DRIFTLESS_MEGATRON_PYTHON") or environment_python("megatron")
+
+
+@functools.cache
+def environment_python(name):
+    line = [REPOSITORY / "scripts/python_env.sh", name]
+    result = subprocess.run(line, capture_output=True, text=True)
     if result.returncode != 0:
-        pytest.skip(f"no environment with megatron-core: {result.stderr.strip()}")
+        pytest.skip(f"no such environment: {result.stderr.strip()}")
     return result.stdout.strip() + "/bin/python"
 
 
 def environment(**more):
     found = {
         **jobs.environment(),
-        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{HERE}",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(PACKAGE), str(HERE), os.environ.get("PYTHONPATH")])
+        ),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
@@ -69,6 +75,7 @@ class Job:
         jobs.need_mpirun()
         self.python = venv_python()
         self.work = work
+        self.rma_name = "rma"
         for name in ("shards", "acks", "rollouts"):
             (work / name).mkdir()
         defaults = {"tp": 1, "pp": 1, "ep": 1, "steps": STEPS, "work": str(work), "sessions": []}
@@ -87,6 +94,15 @@ class Job:
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
         self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
 
+    def over_nccl(self, *flags, rollouts=("nccl4", "nccl5"), **more):
+        """A session over NCCL, with rollouts in the same mpirun. For machines with a GPU."""
+        flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
+                 "--update-weight-buffer-size", "65536",
+                 "--update-weight-config", self.yaml("nccl"), *flags]  # fmt: skip
+        self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
+        self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
+        self.rma_name = "nccl"
+
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"), **more):
         """A session over files, with rollouts of their own."""
         self.road = self.work / road
@@ -100,6 +116,7 @@ class Job:
     def yaml(self, name):
         text = {
             "rma": "anchors: { first: true }\n",
+            "nccl": "road: { kind: nccl }\nanchors: { first: true }\n",
             "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms }\n"
             "anchors: { first: true }\n",
         }[name]
@@ -117,12 +134,12 @@ class Job:
     def start(self, rma_rollouts=0, trainers=4):
         parts = [(trainers, self.python, HERE / "train.py", self.write("job.json", self.job))]
         if rma_rollouts:
-            parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, "rma"))
+            parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, self.rma_name))
         return jobs.start(mpirun(*parts), env=environment())
 
     def run(self, rma_rollouts=0, trainers=4, timeout=240):
         result = jobs.finish(self.start(rma_rollouts, trainers), timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
         return result
 
     # --- judging ---------------------------------------------------------------------------------
@@ -155,7 +172,13 @@ def ended(*processes, timeout=120):
     """All of them, and well."""
     for process in processes:
         result = jobs.finish(process, timeout)
-        assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
+        assert result.returncode == 0, shown(result)
+
+
+def shown(result):
+    """The rank that failed first is seldom the one that says most."""
+    own = [line for line in result.stderr.splitlines() if "Error" in line or line.startswith("driftless")]
+    return "\n".join([*own, result.stderr[-5000:], result.stdout[-3000:]])
 
 
 def _bits(size, shape, data):

@@ -1,5 +1,7 @@
 """Small models in real megatron-core, and their config.json, for the tests' training jobs."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as ps
@@ -20,6 +22,8 @@ from megatron.core.transformer.module import Float16Module
 from tiny_config import ROPE_THETA, VOCAB, hf_config
 
 SEQUENCE, BATCH = 16, 2
+GPU = os.environ.get("DRIFTLESS_TEST_GPU") == "1"
+DEVICE = "cuda" if GPU else "cpu"
 
 
 def transformer_config(job, dtype):
@@ -44,7 +48,7 @@ def transformer_config(job, dtype):
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
         "fp16": dtype == torch.float16,
-        "use_cpu_initialization": True,
+        "use_cpu_initialization": not GPU,
         "gradient_accumulation_fusion": False,
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
@@ -154,12 +158,13 @@ class Trainer:
             virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
             expert_model_parallel_size=job["ep"],
             expert_tensor_parallel_size=1 if _experts(hf_config(job)) else None,
-            create_gloo_process_groups=True,
+            create_gloo_process_groups=not GPU,
         )
         tensor_parallel.model_parallel_cuda_manual_seed(123)
         torch.manual_seed(7)
         self.config = transformer_config(job, dtype)
         chunks = [make_chunk(job, self.config, v if vpp > 1 else None) for v in range(vpp)]
+        chunks = [chunk.cuda() for chunk in chunks] if GPU else chunks
         if dtype != torch.float32:
             chunks = [Float16Module(self.config, chunk) for chunk in chunks]
         overlap = job.get("overlap", False)
@@ -174,7 +179,10 @@ class Trainer:
             DistributedDataParallel(self.config, ddp, chunk, disable_bucketing=number > 0)
             for number, chunk in enumerate(chunks)
         ]
-        self.optimizer = get_megatron_optimizer(self.optimizer_config(dtype, overlap), self.model)
+        optimizer_config = self.optimizer_config(dtype, overlap)
+        self.optimizer = get_megatron_optimizer(
+            optimizer_config, self.model, use_gloo_process_groups=not GPU
+        )
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.optimizer.scale_loss
         if overlap:
@@ -208,9 +216,10 @@ class Trainer:
         generator = torch.Generator().manual_seed(1000 * dp + self.steps)
 
         def forward(_, model):
-            tokens = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator)
-            positions = torch.arange(SEQUENCE).expand(BATCH, -1)
-            mask = torch.triu(torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool), 1)[None, None]
+            tokens = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator).to(DEVICE)
+            positions = torch.arange(SEQUENCE, device=DEVICE).expand(BATCH, -1)
+            ones = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool, device=DEVICE)
+            mask = torch.triu(ones, 1)[None, None]
             output = model(tokens, positions, mask, labels=tokens)
 
             def loss(values):

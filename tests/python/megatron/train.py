@@ -2,6 +2,8 @@
 judge it: after every step each rank leaves its shards, and waits for the rollouts that it is told of.
 
     train.py JOB.json            under mpirun (or with RANK and WORLD_SIZE set)
+
+On the CPU over gloo; with DRIFTLESS_TEST_GPU=1 all ranks share GPU 0 over NCCL.
 """
 
 import argparse
@@ -9,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import sys
 import time
 import warnings
@@ -16,7 +19,9 @@ from pathlib import Path
 
 warnings.simplefilter("ignore")
 
-import cpu_shim  # noqa: E402  before megatron
+GPU = os.environ.get("DRIFTLESS_TEST_GPU") == "1"
+if not GPU:
+    import cpu_shim  # before megatron
 import tiny_config  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -26,7 +31,8 @@ import driftless.megatron  # noqa: E402
 if __name__ == "__main__":  # Megatron's checkpoints start processes that import this again
     import tiny_model
 
-    cpu_shim.after_import()
+    if not GPU:
+        cpu_shim.after_import()
 
 
 @contextlib.contextmanager
@@ -42,7 +48,7 @@ def outside_mpi(wanted):
 def bits(tensor):
     """(bytes of an element, shape, data): another numpy may read it."""
     size = tensor.element_size()
-    data = tensor.detach().view({2: torch.int16, 4: torch.int32}[size]).numpy().tobytes()
+    data = tensor.detach().cpu().view({2: torch.int16, 4: torch.int32}[size]).numpy().tobytes()
     return size, tuple(tensor.shape), data
 
 
@@ -201,9 +207,15 @@ class Run:
 
 def main():
     driftless.megatron.torch_environment()
-    dist.init_process_group("gloo")
+    if GPU:  # several NCCL ranks on one GPU: each has to seem to be on a host of its own
+        os.environ.update(NCCL_HOSTID=f"rank{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo")
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if GPU else "gloo")
     run = Run(json.loads(Path(sys.argv[1]).read_text()))
     run.steps()
+    if run.job.get("die"):
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
     run.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 // From publish() to committed on another process's GPU, over NCCL: the whole, and its parts.
 //
-//   mpirun -n 1 nccl_bench trainer : -n 1 nccl_bench rollout
+//   mpirun -n 1 gpu_publish_bench trainer : -n 1 gpu_publish_bench rollout
 //
 // Both processes may share one GPU (each calls itself another host, and they talk over sockets:
 // right for what the parts add up to, not for the speed of the network). Prints JSON lines with the
@@ -31,12 +31,12 @@ constexpr int kVersions = 6;
 
 void must(const Status& status) {
   if (status.ok()) return;
-  std::fprintf(stderr, "nccl_bench: %s\n", status.to_string().c_str());
+  std::fprintf(stderr, "gpu_publish_bench: %s\n", status.to_string().c_str());
   std::exit(1);
 }
 void must(cudaError_t code) {
   if (code == cudaSuccess) return;
-  std::fprintf(stderr, "nccl_bench: %s\n", cudaGetErrorString(code));
+  std::fprintf(stderr, "gpu_publish_bench: %s\n", cudaGetErrorString(code));
   std::exit(1);
 }
 
@@ -126,9 +126,10 @@ void train(JobProcess& process, const Config& config) {
     must(report.status());
     std::printf(
         "{\"nccl\": \"publish\", \"version\": %d, \"begin\": %.3f, \"end\": %.3f, \"process_ms\": "
-        "%.3f, \"send_ms\": %.3f, \"wire_bytes\": %llu, \"device_bytes\": %llu}\n",
-        version, begin, now_ms(), report->process_ms, report->manifest_publish_ms,
-        static_cast<unsigned long long>(report->wire_bytes),
+        "%.3f, \"flush_ms\": %.3f, \"seal_ms\": %.3f, \"wire_bytes\": %llu, \"device_bytes\": "
+        "%llu}\n",
+        version, begin, now_ms(), report->process_ms - report->flush_ms, report->flush_ms,
+        report->manifest_publish_ms, static_cast<unsigned long long>(report->wire_bytes),
         static_cast<unsigned long long>((*device)->device_bytes()));
     std::fflush(stdout);
   }
