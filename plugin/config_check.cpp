@@ -93,21 +93,6 @@ Status check_anchors(const Config& config) {
   return {};
 }
 
-Status check_device_target(const Config& config) {
-  const bool device = config.target == TargetKind::kDevice;
-  if (device && config.publisher.layout == DirectoryLayout::kHfDelta) {
-    return refuse(
-        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
-        "in host memory: set receiver.target: memory, or another layout");
-  }
-  if (!device && config.road == RoadKind::kNccl && config.nccl.landing == MemoryKind::kDevice) {
-    return refuse(
-        "road.nccl.landing: device needs receiver.target: device: other weights are patched from "
-        "host memory");
-  }
-  return {};
-}
-
 Status check_receiver(const Config& config) {
   if (config.target == TargetKind::kCheckpoint && config.checkpoint_dir.empty()) {
     return refuse(
@@ -120,7 +105,13 @@ Status check_receiver(const Config& config) {
         " has no use with receiver.target: ", find_config_key("receiver.target")->text(config, 0),
         "; set receiver.target: checkpoint");
   }
-  return check_device_target(config);
+  if (config.target == TargetKind::kDevice &&
+      config.publisher.layout == DirectoryLayout::kHfDelta) {
+    return refuse(
+        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
+        "in host memory: set receiver.target: memory, or another layout");
+  }
+  return {};
 }
 
 Status check_engine(const Config& config, std::size_t item) {

@@ -112,6 +112,13 @@ Status copy_model_config(const std::string& base, const std::string& directory) 
 Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsigned rank,
                                                      const std::string& base) {
   FileSystem& fs = posix_file_system();
+  // Others, who bring weights of their own, may land on the device whatever the target.
+  if (config.target != TargetKind::kDevice && config.road == RoadKind::kNccl &&
+      config.nccl.landing == MemoryKind::kDevice) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.nccl.landing: device needs receiver.target: device: other weights are "
+                 "patched from host memory");
+  }
   if (config.target == TargetKind::kMemory) {
     const auto start = base.empty() ? std::nullopt : std::optional<std::string>(base);
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<OwnedWeights> owned,

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "formats/frame_head.h"
 #include "gpu/landing.h"
 #include "support/published_run.h"
 
@@ -256,13 +257,8 @@ TEST(DeviceTarget, DamagedPositionsAreRefused) {
     ASSERT_TRUE(info.ok());
     const std::size_t first = kFrameHeaderBytes + info->entries * kFrameEntryBytes;
     bytes[first + 3] = std::byte{0x7f};  // the first position goes past everything
-    bytes.resize(bytes.size() - kFrameTrailerBytes);
-    const Hash128 hash = xxh3_128(std::span(bytes));
-    for (const std::uint64_t half : {hash.high, hash.low}) {
-      for (int shift = 56; shift >= 0; shift -= 8) {
-        bytes.push_back(static_cast<std::byte>(half >> shift));
-      }
-    }
+    const auto hashed = std::span(bytes).first(bytes.size() - kFrameTrailerBytes);
+    std::ranges::copy(frame_trailer(xxh3_128(hashed)), bytes.end() - kFrameTrailerBytes);
   }
   bad.list_parts();
   for (const Landing landing : {Landing::kHost, Landing::kDevice}) {
