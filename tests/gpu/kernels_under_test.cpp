@@ -148,10 +148,22 @@ Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::ui
   return fetch_digest(sums);
 }
 
+// On the device two kernels one after the other: the old values are what the patch finds there.
+Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                        const void* new_values, void* units) {
+  const Digest change =
+      digest_change(tensor, unit_bytes, origin, offsets, count, old_values, new_values);
+  scatter(units, unit_bytes, offsets, count, new_values);
+  return change;
+}
+
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
-  return {{"cuda", diff, gather, scatter, masked_overwrite, digest, digest_change}};
+  HostKernels kernels{"cuda",           diff,   gather,        scatter,
+                      masked_overwrite, digest, digest_change, scatter_digested};
+  return {kernels};
 }
 
 }  // namespace driftless::testing

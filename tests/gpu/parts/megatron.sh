@@ -13,5 +13,7 @@ python=$(command -v python3)
 ls "$build"/python/driftless/_native* >/dev/null 2>&1 || skip "this build has no Python module"
 why=$("$python" -c 'import torch, numpy, pytest, megatron.core' 2>&1) || skip "${why##*$'\n'}"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated
+[ -x "$build/bin/driftless" ] || skip "this build has no command (CLI11 is missing)"
+export DRIFTLESS_COMMAND=$build/bin/driftless
 DRIFTLESS_TEST_GPU=1 DRIFTLESS_MEGATRON_PYTHON=$python DRIFTLESS_PYTHON_PACKAGE=$build/python \
   timeout 300 "$python" -m pytest -q -s -p no:cacheprovider tests/python/megatron/test_gpu.py
