@@ -18,8 +18,9 @@ option(DRIFTLESS_WERROR "Treat warnings as errors" OFF)
 set(DRIFTLESS_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
 
 add_library(driftless_compile_options INTERFACE)
-target_compile_options(driftless_compile_options INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror>)
+set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror>)
+target_compile_options(driftless_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${warnings}>
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>")
 if(DRIFTLESS_FUZZ)
   target_compile_options(driftless_compile_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
@@ -57,7 +58,7 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-set(DRIFTLESS_BACKENDS MPI HDF5 CURL CUDA NCCL PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL CUDA NCCL PYTHON)
 foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -108,11 +109,58 @@ if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
 endif()
 driftless_backend(CURL "${DRIFTLESS_CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
 
-# A backend's part of the tree comes with the work that needs it; until then AUTO says so and ON is
-# refused rather than ignored.
-foreach(backend CUDA NCCL)
-  driftless_backend(${backend} FALSE "this release has no ${backend} part yet")
-endforeach()
+# For proofs of a token: the TCP rendezvous of the nccl road.
+if(NOT DRIFTLESS_WITH_OPENSSL STREQUAL "OFF")
+  pkg_check_modules(DRIFTLESS_OPENSSL QUIET IMPORTED_TARGET GLOBAL libcrypto)
+endif()
+driftless_backend(OPENSSL "${DRIFTLESS_OPENSSL_FOUND}" "no libcrypto was found (Debian: libssl-dev)")
+
+# CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
+set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING
+  "GPU architectures to compile for; one is enough where nothing is run")
+set(cuda_missing "no nvcc was found (CUDA 12.8 or newer)")
+set(cuda_usable FALSE)
+if(DRIFTLESS_SANITIZE OR DRIFTLESS_FUZZ)
+  set(cuda_missing "CUDA parts are not built with sanitizers (compute-sanitizer looks at them)")
+elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  set(CMAKE_CUDA_ARCHITECTURES ${DRIFTLESS_CUDA_ARCHITECTURES})
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit QUIET)
+    set(cuda_usable ${CUDAToolkit_FOUND})
+    # CMake 3.25 does not know that nvcc has C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+    set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --expt-relaxed-constexpr")
+    if(DRIFTLESS_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${DRIFTLESS_CCACHE})
+    endif()
+  endif()
+endif()
+driftless_backend(CUDA "${cuda_usable}" "${cuda_missing}")
+
+set(nccl_missing "no NCCL was found (nccl.h and libnccl; set NCCL_ROOT)")
+set(nccl_usable FALSE)
+if(NOT DRIFTLESS_HAS_CUDA)
+  set(nccl_missing "NCCL needs CUDA: ${DRIFTLESS_WHY_NOT_CUDA}")
+elseif(NOT DRIFTLESS_WITH_NCCL STREQUAL "OFF")
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES include)
+  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES lib)
+  if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    set(nccl_usable TRUE)
+    add_library(driftless_nccl_library INTERFACE)
+    set_target_properties(driftless_nccl_library PROPERTIES EXPORT_NAME nccl_library)
+    target_include_directories(driftless_nccl_library SYSTEM INTERFACE
+                               $<BUILD_INTERFACE:${NCCL_INCLUDE_DIR}>)
+    target_link_libraries(driftless_nccl_library INTERFACE ${NCCL_LIBRARY} CUDA::cudart_static)
+  endif()
+endif()
+driftless_backend(NCCL "${nccl_usable}" "${nccl_missing}")
+
 
 # The Python module. scikit-build-core names the interpreter; else it is the system's, which also runs
 # the tests. A pybind11 from PyPI tells where its files are.

@@ -22,6 +22,7 @@
 #include "core/deadline.h"
 #include "core/file_system.h"
 #include "core/hash128.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 
 namespace driftless {
@@ -101,6 +102,9 @@ class SendRoad {
   // nothing yet, the oldest anchor there and the steps past that. Returns what was removed; a road
   // that makes room by itself returns nothing.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t version) = 0;
+  // [all] Where parts are kept. On kDevice pwrite() takes host or device bytes, and a writer that
+  // has them on the device need not bring them down.
+  [[nodiscard]] virtual MemoryKind part_memory() const = 0;
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
   virtual void progress() = 0;
 };
@@ -121,7 +125,8 @@ class ReceiveRoad {
   [[nodiscard]] virtual Result<std::string> fetch_manifest(const PublicationId& id,
                                                            const Deadline& deadline) = 0;
   // A part's bytes, of the size that the receipt says; kNotFound where it has gone meanwhile. The
-  // caller compares the hash. The bytes stay valid after the publication has gone.
+  // caller compares the hash, unless they are in device memory (MappedFile::memory_kind()): a road
+  // that returns such bytes has compared it. They stay valid after the publication has gone.
   [[nodiscard]] virtual Result<MappedFile> fetch_part(const PublicationId& id,
                                                       const PartReceipt& part,
                                                       const Deadline& deadline) = 0;

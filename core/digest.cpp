@@ -3,25 +3,13 @@
 namespace driftless {
 namespace {
 
-// The finalizer of SplitMix64: a bijection of 64 bits in which every input bit reaches every output
-// bit.
-constexpr std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
-
 constexpr DigestPlaceKeys make_place_keys() {
-  constexpr std::uint32_t kMask28 = (1U << 28) - 1;
   DigestPlaceKeys keys{};
-  std::uint64_t counter = 0;
   for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
     for (std::size_t place = 0; place < kDigestBlockWords; ++place) {
-      const std::uint64_t bits = mix(++counter * kGolden);
-      keys.low[lane][place] = static_cast<std::uint32_t>(bits) & kMask28;
-      keys.high[lane][place] = static_cast<std::uint32_t>(bits >> 32) & kMask28;
+      const std::uint64_t halves = digest_place_halves(lane, place);
+      keys.low[lane][place] = static_cast<std::uint32_t>(halves);
+      keys.high[lane][place] = static_cast<std::uint32_t>(halves >> 32);
     }
   }
   return keys;
@@ -59,12 +47,6 @@ Result<Digest> digest_from_hex(std::string_view text) {
 }
 
 DigestTensorKey digest_tensor_key(std::string_view tensor_name) { return {xxh3_128(tensor_name)}; }
-
-std::uint64_t digest_block_key(const DigestTensorKey& tensor, std::uint64_t block,
-                               std::size_t lane) {
-  const std::uint64_t half = lane == 0 ? tensor.name_hash.high : tensor.name_hash.low;
-  return digest_fold(mix(mix(half + (block + 1) * kGolden) ^ (lane + 1)));
-}
 
 const DigestPlaceKeys& digest_place_keys() { return kPlaceKeys; }
 

@@ -69,8 +69,26 @@ struct DigestTensorKey {
 };
 [[nodiscard]] DigestTensorKey digest_tensor_key(std::string_view tensor_name);
 
-[[nodiscard]] std::uint64_t digest_block_key(const DigestTensorKey& tensor, std::uint64_t block,
-                                             std::size_t lane);
+// The finalizer of SplitMix64: a bijection of 64 bits in which every input bit reaches every output
+// bit. Keys are made with it.
+[[nodiscard]] constexpr std::uint64_t digest_mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+inline constexpr std::uint64_t kDigestGolden = 0x9e3779b97f4a7c15ULL;
+
+[[nodiscard]] constexpr std::uint64_t digest_block_key(const DigestTensorKey& tensor,
+                                                       std::uint64_t block, std::size_t lane) {
+  const std::uint64_t half = lane == 0 ? tensor.name_hash.high : tensor.name_hash.low;
+  return digest_fold(digest_mix(digest_mix(half + (block + 1) * kDigestGolden) ^ (lane + 1)));
+}
+
+// The halves of place_key(place, lane): bits 0-27 and 32-59.
+[[nodiscard]] constexpr std::uint64_t digest_place_halves(std::size_t lane, std::size_t place) {
+  constexpr std::uint64_t kHalves = 0x0fffffff0fffffffULL;
+  return digest_mix((lane * kDigestBlockWords + place + 1) * kDigestGolden) & kHalves;
+}
 
 // place_key(o, L) = low[L][o] + high[L][o] * 2^28, both halves below 2^28, so that 16 products with
 // 32-bit words fit a 64-bit sum.

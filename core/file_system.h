@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/memory_kind.h"
 #include "core/status.h"
 
 namespace driftless {
@@ -40,7 +41,8 @@ class MappedFile {
   // Takes over a mapping of the whole file, and unmaps it.
   MappedFile(std::string path, const std::byte* data, std::uint64_t size);
   // Content that `owner` keeps valid and unchanged for as long as it lives. The path only names it.
-  MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes);
+  MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
+             MemoryKind kind = MemoryKind::kHost);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
@@ -49,6 +51,8 @@ class MappedFile {
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }
+  // Where bytes() are; kDevice only from roads that were asked for it.
+  [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
   // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
   // larger than memory does not push everything else out. Nothing where the content is held.
   void forget(std::uint64_t offset, std::uint64_t size) const;
@@ -58,6 +62,7 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
   bool mapped_ = false;  // else the bytes belong to owner_
+  MemoryKind kind_ = MemoryKind::kHost;
   std::shared_ptr<const void> owner_;
 };
 

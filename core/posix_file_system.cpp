@@ -238,14 +238,19 @@ MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t si
     : path_(std::move(path)), data_(data), size_(size), mapped_(data != nullptr) {}
 
 MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
-                       std::span<const std::byte> bytes)
-    : path_(std::move(path)), data_(bytes.data()), size_(bytes.size()), owner_(std::move(owner)) {}
+                       std::span<const std::byte> bytes, MemoryKind kind)
+    : path_(std::move(path)),
+      data_(bytes.data()),
+      size_(bytes.size()),
+      kind_(kind),
+      owner_(std::move(owner)) {}
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       mapped_(std::exchange(other.mapped_, false)),
+      kind_(other.kind_),
       owner_(std::move(other.owner_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
@@ -253,6 +258,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
+  std::swap(kind_, other.kind_);
   std::swap(owner_, other.owner_);
   return *this;
 }

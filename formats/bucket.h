@@ -36,6 +36,25 @@ struct BucketView {
   std::span<const std::byte> values;
 };
 
+// The same without the bytes of its streams, which may lie where this process cannot read them.
+struct BucketShape {
+  BucketShape(Encoding coding_in, DType dtype_in, std::span<const BucketEntry> entries_in,
+              std::uint64_t positions, std::uint64_t values)
+      : coding(coding_in),
+        dtype(dtype_in),
+        entries(entries_in),
+        positions_bytes(positions),
+        values_bytes(values) {}
+  BucketShape(const BucketView& bucket)  // NOLINT(google-explicit-constructor): a view has a shape
+      : BucketShape(bucket.coding, bucket.dtype, bucket.entries, bucket.positions.size(),
+                    bucket.values.size()) {}
+
+  Encoding coding;
+  DType dtype;
+  std::span<const BucketEntry> entries;
+  std::uint64_t positions_bytes, values_bytes;
+};
+
 // Collects deltas until the owner thinks the bucket large enough. Memory is kept between buckets.
 // The layout must outlive it. One thread at a time.
 class BucketBuilder {
@@ -78,9 +97,9 @@ class BucketBuilder {
 // dtype, no tensor is there twice, no entry is empty, ranges follow each other from the beginning
 // of both streams to their ends, widths are allowed, counts agree. Positions themselves are checked
 // by EntryCursor.
-[[nodiscard]] Status check_bucket(const WeightLayout& layout, const BucketView& bucket);
+[[nodiscard]] Status check_bucket(const WeightLayout& layout, const BucketShape& bucket);
 // One entry alone: tensor, dtype, width, and ranges within the streams. What EntryCursor relies on.
-[[nodiscard]] Status check_entry(const WeightLayout& layout, const BucketView& bucket,
+[[nodiscard]] Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
                                  const BucketEntry& entry);
 
 // Decodes one checked entry, piece by piece. Refuses (kCorrupt) positions that do not ascend or lie

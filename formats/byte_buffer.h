@@ -28,6 +28,7 @@ class ByteBuffer {
   ~ByteBuffer() { std::free(data_); }
 
   [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] std::size_t capacity() const { return capacity_; }
   [[nodiscard]] std::byte* data() { return data_; }
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
 

@@ -34,7 +34,8 @@ Status check_width(const TensorSpec& tensor, Encoding coding, unsigned position_
 
 }  // namespace
 
-Status check_entry(const WeightLayout& layout, const BucketView& bucket, const BucketEntry& entry) {
+Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
+                   const BucketEntry& entry) {
   if (entry.tensor >= layout.size()) {
     return error(StatusCode::kCorrupt, "an entry is for tensor ", entry.tensor, ", the layout has ",
                  layout.size());
@@ -45,12 +46,12 @@ Status check_entry(const WeightLayout& layout, const BucketView& bucket, const B
                  info(tensor.dtype).name, ", the bucket holds ", info(bucket.dtype).name);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_width(tensor, bucket.coding, entry.position_bytes));
-  const std::uint64_t value_units = bucket.values.size() / unit_bytes(bucket.dtype);
+  const std::uint64_t value_units = bucket.values_bytes / unit_bytes(bucket.dtype);
   if (entry.value_begin > entry.value_end || entry.value_end > value_units ||
-      entry.position_begin > entry.position_end || entry.position_end > bucket.positions.size()) {
+      entry.position_begin > entry.position_end || entry.position_end > bucket.positions_bytes) {
     return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': values [", entry.value_begin,
                  ", ", entry.value_end, ") of ", value_units, " and positions [",
-                 entry.position_begin, ", ", entry.position_end, ") of ", bucket.positions.size(),
+                 entry.position_begin, ", ", entry.position_end, ") of ", bucket.positions_bytes,
                  " bytes are not within the streams");
   }
   const std::uint64_t position_bytes = entry.position_end - entry.position_begin;
@@ -67,7 +68,7 @@ Status check_entry(const WeightLayout& layout, const BucketView& bucket, const B
   return {};
 }
 
-Status check_bucket(const WeightLayout& layout, const BucketView& bucket) {
+Status check_bucket(const WeightLayout& layout, const BucketShape& bucket) {
   if (bucket.coding != Encoding::kIndices && bucket.coding != Encoding::kDeltas) {
     return error(StatusCode::kCorrupt, "a bucket cannot be coded as '", info(bucket.coding).name,
                  "'");
@@ -92,10 +93,10 @@ Status check_bucket(const WeightLayout& layout, const BucketView& bucket) {
     position_end = entry.position_end;
     value_end = entry.value_end;
   }
-  if (position_end != bucket.positions.size() ||
-      value_end * unit_bytes(bucket.dtype) != bucket.values.size()) {
+  if (position_end != bucket.positions_bytes ||
+      value_end * unit_bytes(bucket.dtype) != bucket.values_bytes) {
     return error(StatusCode::kCorrupt, "the entries use ", position_end, " bytes of positions of ",
-                 bucket.positions.size(), " and ", value_end, " values of ", bucket.values.size(),
+                 bucket.positions_bytes, " and ", value_end, " values of ", bucket.values_bytes,
                  " bytes");
   }
   return {};

@@ -3,8 +3,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <array>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -13,148 +11,6 @@
 
 namespace driftless {
 namespace {
-
-constexpr std::array<char, 8> kMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
-constexpr std::size_t kHeaderHashOffset = kFrameHeaderBytes - 8;
-constexpr std::size_t kAlignment = 8;
-
-constexpr std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-bool is_full(Encoding encoding) { return encoding == Encoding::kFull; }
-
-bool compressed(Encoding encoding) { return encoding == Encoding::kDeltasZstd; }
-
-Encoding coding_of(Encoding encoding) {
-  return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
-}
-
-// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
-class FieldWriter {
- public:
-  explicit FieldWriter(std::byte* out) : out_(out) {}
-  template <typename T>
-  void put(T value) {
-    std::memcpy(out_, &value, sizeof(T));
-    out_ += sizeof(T);
-  }
-  void put(const Hash128& hash) {
-    put(__builtin_bswap64(hash.high));
-    put(__builtin_bswap64(hash.low));
-  }
-
- private:
-  std::byte* out_;
-};
-
-class FieldReader {
- public:
-  explicit FieldReader(const std::byte* from) : from_(from) {}
-  template <typename T>
-  T get() {
-    T value;
-    std::memcpy(&value, from_, sizeof(T));
-    from_ += sizeof(T);
-    return value;
-  }
-  Hash128 get_hash() {
-    const auto high = get<std::uint64_t>();
-    const auto low = get<std::uint64_t>();
-    return {__builtin_bswap64(high), __builtin_bswap64(low)};
-  }
-
- private:
-  const std::byte* from_;
-};
-
-using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
-
-HeaderBytes make_header(const FrameInfo& info) {
-  HeaderBytes header{};
-  std::memcpy(header.data(), kMagic.data(), kMagic.size());
-  FieldWriter fields(header.data() + kMagic.size());
-  const FrameContext& context = info.context;
-  fields.put(kFrameFormat);
-  fields.put(static_cast<std::uint8_t>(context.encoding));
-  fields.put(static_cast<std::uint8_t>(info.dtype));
-  fields.put(info.entries);
-  fields.put(info.frame_bytes);
-  fields.put(info.body_bytes);
-  fields.put(info.stored_bytes);
-  fields.put(context.id.run);
-  fields.put(context.id.version);
-  fields.put(context.base_version);
-  fields.put(context.layout);
-  fields.put(context.rank);
-  fields.put(context.index);
-  fields.put(info.positions_bytes);
-  fields.put(info.values_bytes);
-  fields.put(std::uint64_t{0});
-  fields.put(std::uint64_t{XXH3_64bits(header.data(), kHeaderHashOffset)});
-  return header;
-}
-
-std::uint64_t body_bytes_of(const FrameInfo& info) {
-  return info.entries * std::uint64_t{kFrameEntryBytes} + aligned(info.positions_bytes) +
-         aligned(info.values_bytes);
-}
-
-// What encode_frame() leaves out of the table must follow from the rest of it.
-Status check_tiles(const BucketView& bucket) {
-  std::uint64_t position_end = 0, value_end = 0;
-  for (const BucketEntry& entry : bucket.entries) {
-    if (entry.position_begin != position_end || entry.value_begin != value_end ||
-        entry.position_end - entry.position_begin != entry.count() * entry.position_bytes) {
-      return error(StatusCode::kInvalidArgument, "the entries of a bucket do not tile its streams");
-    }
-    position_end = entry.position_end;
-    value_end = entry.value_end;
-  }
-  if (position_end != bucket.positions.size() ||
-      value_end * unit_bytes(bucket.dtype) != bucket.values.size()) {
-    return error(StatusCode::kInvalidArgument, "the entries of a bucket do not fill its streams");
-  }
-  return {};
-}
-
-std::vector<std::byte> make_table(std::span<const BucketEntry> entries) {
-  std::vector<std::byte> table(entries.size() * kFrameEntryBytes);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    FieldWriter fields(table.data() + i * kFrameEntryBytes);
-    fields.put(entries[i].tensor);
-    fields.put(static_cast<std::uint32_t>(entries[i].position_bytes));
-    fields.put(entries[i].count());
-  }
-  return table;
-}
-
-Status write_padding(std::uint64_t stream_bytes, const ByteSink& sink) {
-  constexpr std::array<std::byte, kAlignment> kPadding{};
-  return sink(std::span(kPadding).first(aligned(stream_bytes) - stream_bytes));
-}
-
-Status write_body(const FrameInfo& info, const FrameParts& parts, const ByteSink& sink) {
-  DRIFTLESS_RETURN_IF_ERROR(sink(make_table(parts.entries)));
-  DRIFTLESS_RETURN_IF_ERROR(sink(parts.positions));
-  DRIFTLESS_RETURN_IF_ERROR(write_padding(info.positions_bytes, sink));
-  for (const std::span<const std::byte> piece : parts.values) {
-    DRIFTLESS_RETURN_IF_ERROR(sink(piece));
-  }
-  return write_padding(info.values_bytes, sink);
-}
-
-Status append_body(const FrameInfo& info, const FrameParts& parts, std::vector<std::byte>& out) {
-  const ByteSink append = [&out](std::span<const std::byte> bytes) {
-    out.insert(out.end(), bytes.begin(), bytes.end());
-    return Status();
-  };
-  if (!compressed(info.context.encoding)) return write_body(info, parts, append);
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(info.body_bytes, 0, append));
-  DRIFTLESS_RETURN_IF_ERROR(write_body(
-      info, parts, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
-  return zstd.finish();
-}
 
 Status check_sizes(const FrameInfo& info) {
   if (info.positions_bytes > kMaxStreamBytes || info.values_bytes > kMaxStreamBytes ||
@@ -171,11 +27,11 @@ Status check_sizes(const FrameInfo& info) {
                  " bytes of positions for ", info.entries, " runs, expected ", kFirstUnitBytes,
                  " each");
   }
-  if (info.body_bytes != body_bytes_of(info)) {
+  if (info.body_bytes != frame_body_bytes(info)) {
     return error(StatusCode::kCorrupt, "frame header: a body of ", info.body_bytes,
-                 " bytes, expected ", body_bytes_of(info));
+                 " bytes, expected ", frame_body_bytes(info));
   }
-  if (!compressed(info.context.encoding) && info.stored_bytes != info.body_bytes) {
+  if (!is_compressed(info.context.encoding) && info.stored_bytes != info.body_bytes) {
     return error(StatusCode::kCorrupt, "frame header: ", info.stored_bytes,
                  " bytes are stored of a plain body of ", info.body_bytes);
   }
@@ -215,79 +71,30 @@ Status check_least_width(const WeightLayout& layout, const BucketView& bucket,
 Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
                                                std::uint64_t bytes) {
   const auto stream = rest.first(bytes);
-  for (const std::byte padding : rest.subspan(bytes, aligned(bytes) - bytes)) {
+  for (const std::byte padding : rest.subspan(bytes, frame_aligned(bytes) - bytes)) {
     if (padding != std::byte{0}) {
       return error(StatusCode::kCorrupt, "frame: the padding of a stream is not zero");
     }
   }
-  rest = rest.subspan(aligned(bytes));
+  rest = rest.subspan(frame_aligned(bytes));
   return stream;
 }
 
 }  // namespace
-
-std::string frame_file_name(std::uint32_t rank, std::uint32_t index) {
-  std::array<char, 64> name{};
-  std::snprintf(name.data(), name.size(), "rank%04u_frame%06u.frame", rank, index);
-  return name.data();
-}
-
-Status encode_frame(const FrameContext& context, const BucketView& bucket,
-                    std::vector<std::byte>& out) {
-  if (!info(context.encoding).positional || bucket.coding != coding_of(context.encoding)) {
-    return error(StatusCode::kInvalidArgument, "a bucket of ", info(bucket.coding).name,
-                 " cannot go into a frame of ", info(context.encoding).name);
-  }
-  if (bucket.entries.size() > std::numeric_limits<std::uint32_t>::max()) {
-    return error(StatusCode::kInvalidArgument, "a bucket of 2^32 entries or more");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_tiles(bucket));
-  const std::span<const std::byte> values[] = {bucket.values};
-  return append_frame(context, {bucket.dtype, bucket.entries, bucket.positions, values}, out);
-}
-
-Status append_frame(const FrameContext& context, const FrameParts& parts,
-                    std::vector<std::byte>& out) {
-  FrameInfo frame;
-  frame.context = context;
-  frame.dtype = parts.dtype;
-  frame.entries = static_cast<std::uint32_t>(parts.entries.size());
-  frame.positions_bytes = parts.positions.size();
-  for (const auto& piece : parts.values) frame.values_bytes += piece.size();
-  frame.body_bytes = body_bytes_of(frame);
-
-  const std::size_t begin = out.size();
-  if (!compressed(context.encoding)) {
-    out.reserve(begin + kFrameHeaderBytes + frame.body_bytes + kFrameTrailerBytes);
-  }
-  out.resize(begin + kFrameHeaderBytes);
-  if (Status status = append_body(frame, parts, out); !status.ok()) {
-    out.resize(begin);
-    return status;
-  }
-  frame.stored_bytes = out.size() - begin - kFrameHeaderBytes;
-  frame.frame_bytes = out.size() - begin + kFrameTrailerBytes;
-  const HeaderBytes header = make_header(frame);
-  std::memcpy(out.data() + begin, header.data(), header.size());
-  const Hash128 hash = xxh3_128(std::span(out).subspan(begin));
-  out.resize(out.size() + kFrameTrailerBytes);
-  FieldWriter(out.data() + out.size() - kFrameTrailerBytes).put(hash);
-  return {};
-}
 
 Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
   if (frame.size() < kFrameHeaderBytes) {
     return error(StatusCode::kCorrupt, "frame header: ", frame.size(), " bytes, expected ",
                  kFrameHeaderBytes);
   }
-  if (std::memcmp(frame.data(), kMagic.data(), kMagic.size()) != 0) {
+  if (std::memcmp(frame.data(), kFrameMagic.data(), kFrameMagic.size()) != 0) {
     return error(StatusCode::kCorrupt, "frame header: it does not begin with DRIFTLSF");
   }
-  if (FieldReader(frame.data() + kHeaderHashOffset).get<std::uint64_t>() !=
-      XXH3_64bits(frame.data(), kHeaderHashOffset)) {
+  if (FieldReader(frame.data() + kFrameHeaderHashOffset).get<std::uint64_t>() !=
+      XXH3_64bits(frame.data(), kFrameHeaderHashOffset)) {
     return error(StatusCode::kCorrupt, "frame header: its hash does not match");
   }
-  FieldReader fields(frame.data() + kMagic.size());
+  FieldReader fields(frame.data() + kFrameMagic.size());
   if (const auto format = fields.get<std::uint16_t>(); format != kFrameFormat) {
     return error(StatusCode::kUnsupported, "frame header: format ", format, ", this build reads ",
                  kFrameFormat, "; use the same release on both sides");
@@ -341,7 +148,7 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
                  ", ours is ", to_hex(layout.signature()));
   }
   const auto stored = hashed.subspan(kFrameHeaderBytes);
-  if (compressed(info.context.encoding)) {
+  if (is_compressed(info.context.encoding)) {
     DRIFTLESS_RETURN_IF_ERROR(result.inflate(stored));
     DRIFTLESS_RETURN_IF_ERROR(result.read_body(result.inflated_.bytes()));
   } else {
@@ -378,31 +185,40 @@ Status Frame::inflate(std::span<const std::byte> stored) {
 
 // `body` has the size that the header states, which is that of table and streams.
 Status Frame::read_body(std::span<const std::byte> body) {
-  const unsigned unit = unit_bytes(info_.dtype);
-  std::span<const std::byte> rest = body.subspan(info_.entries * std::size_t{kFrameEntryBytes});
+  const std::size_t table_bytes = info_.entries * std::size_t{kFrameEntryBytes};
+  std::span<const std::byte> rest = body.subspan(table_bytes);
   DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, info_.positions_bytes));
   DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, info_.values_bytes));
-  FieldReader fields(body.data());
+  DRIFTLESS_ASSIGN_OR_RETURN(entries_, read_frame_table(info_, body.first(table_bytes)));
+  return {};
+}
+
+Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
+                                                  std::span<const std::byte> table) {
+  const std::uint64_t units = info.values_bytes / unit_bytes(info.dtype);
+  const bool dense = is_full(info.context.encoding);
+  FieldReader fields(table.data());
   std::uint64_t position_end = 0, value_end = 0;
-  entries_.reserve(info_.entries);
-  for (std::uint32_t i = 0; i < info_.entries; ++i) {
+  std::vector<BucketEntry> entries;
+  entries.reserve(info.entries);
+  for (std::uint32_t i = 0; i < info.entries; ++i) {
     BucketEntry entry;
     entry.tensor = fields.get<std::uint32_t>();
     entry.position_bytes = fields.get<std::uint32_t>();
     const auto count = fields.get<std::uint64_t>();
     // Keeps both sums within the streams' sizes, so that they cannot overflow.
-    if (count > info_.values_bytes / unit - value_end || entry.position_bytes > 8) {
+    if (count > units - value_end || entry.position_bytes > 8) {
       return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count,
                    " units with positions of ", entry.position_bytes,
-                   " bytes, but the frame has only ", info_.values_bytes / unit, " values");
+                   " bytes, but the frame has only ", units, " values");
     }
     entry.position_begin = position_end;
     entry.value_begin = value_end;
-    entry.position_end = position_end += (dense() ? 1 : count) * entry.position_bytes;
+    entry.position_end = position_end += (dense ? 1 : count) * entry.position_bytes;
     entry.value_end = value_end += count;
-    entries_.push_back(entry);
+    entries.push_back(entry);
   }
-  return {};
+  return entries;
 }
 
 BucketView Frame::bucket() const {

@@ -23,6 +23,7 @@
 #include "formats/bucket.h"
 #include "formats/byte_buffer.h"
 #include "formats/encoding.h"
+#include "formats/zstd_stream.h"
 
 namespace driftless {
 
@@ -50,6 +51,11 @@ struct FrameContext {
 // tile both streams in order, as a BucketBuilder leaves them. After a failure `out` is as it was.
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
+
+// The same bytes into `sink`, front to back: nothing is held but the body of `deltas_zstd`, whose
+// size comes before it. Ends at the sink's first failure.
+[[nodiscard]] Status write_frame(const FrameContext& context, const BucketView& bucket,
+                                 const ByteSink& sink);
 
 // Consecutive units of a tensor, verbatim: what a full frame holds.
 struct DenseRun {
@@ -89,6 +95,14 @@ class Frame {
                                             const WeightLayout& layout,
                                             std::uint64_t max_body_bytes);
 
+  // The same for a frame whose bytes this process must not follow, in a GPU's memory say, from its
+  // front (frame_head.h): bucket() and runs() point into `frame`. Its hash is proven by who hands
+  // it over. kUnsupported for a compressed one.
+  [[nodiscard]] static Result<Frame> decode_front(std::span<const std::byte> front,
+                                                  std::span<const std::byte> frame,
+                                                  const WeightLayout& layout,
+                                                  std::uint64_t max_body_bytes);
+
   [[nodiscard]] const FrameInfo& info() const { return info_; }
   // A full frame has runs(), any other a bucket(); what it has not is empty.
   [[nodiscard]] bool dense() const { return info_.context.encoding == Encoding::kFull; }
@@ -99,11 +113,12 @@ class Frame {
   [[nodiscard]] Status inflate(std::span<const std::byte> stored);
   [[nodiscard]] Status read_body(std::span<const std::byte> body);
   [[nodiscard]] Status check_bucket_of(const WeightLayout& layout) const;
-  [[nodiscard]] Status check_runs_of(const WeightLayout& layout) const;
+  [[nodiscard]] Status check_runs_of(const WeightLayout& layout);
 
   FrameInfo info_;
   ByteBuffer inflated_;
   std::vector<BucketEntry> entries_;
+  std::vector<std::uint64_t> first_units_;  // of the runs
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
 };

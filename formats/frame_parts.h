@@ -1,9 +1,11 @@
-// The parts that frames are put together from. For the files that make frames; others include
-// frame.h.
+// The parts that frames are put together from. For the files that make and read frames; others
+// include frame.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -11,12 +13,93 @@
 #include "core/status.h"
 #include "formats/bucket.h"
 #include "formats/frame.h"
+#include "formats/frame_head.h"
 
 namespace driftless {
 
 inline constexpr unsigned kFirstUnitBytes = 8;  // of a full frame's position, one for each run
 // A body is memory; what is past this is damage, and sums of such sizes cannot overflow.
 inline constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 60;
+
+inline constexpr std::array<char, 8> kFrameMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
+inline constexpr std::size_t kFrameHeaderHashOffset = kFrameHeaderBytes - 8;
+inline constexpr std::size_t kFrameAlignment = 8;  // of the streams
+
+constexpr std::uint64_t frame_aligned(std::uint64_t bytes) {
+  return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+}
+constexpr bool is_full(Encoding encoding) { return encoding == Encoding::kFull; }
+constexpr bool is_compressed(Encoding encoding) { return encoding == Encoding::kDeltasZstd; }
+constexpr Encoding coding_of(Encoding encoding) {
+  return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+}
+inline std::uint64_t frame_body_bytes(const FrameInfo& info) {
+  return info.entries * std::uint64_t{kFrameEntryBytes} + frame_aligned(info.positions_bytes) +
+         frame_aligned(info.values_bytes);
+}
+
+// The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.
+[[nodiscard]] FrameInfo plain_frame(const FrameContext& context, DType dtype, std::size_t entries,
+                                    std::uint64_t positions_bytes, std::uint64_t values_bytes);
+
+// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
+class FieldWriter {
+ public:
+  explicit FieldWriter(std::byte* out) : out_(out) {}
+  template <typename T>
+  void put(T value) {
+    std::memcpy(out_, &value, sizeof(T));
+    out_ += sizeof(T);
+  }
+  void put(const Hash128& hash) {
+    put(__builtin_bswap64(hash.high));
+    put(__builtin_bswap64(hash.low));
+  }
+
+ private:
+  std::byte* out_;
+};
+
+class FieldReader {
+ public:
+  explicit FieldReader(const std::byte* from) : from_(from) {}
+  template <typename T>
+  T get() {
+    T value;
+    std::memcpy(&value, from_, sizeof(T));
+    from_ += sizeof(T);
+    return value;
+  }
+  Hash128 get_hash() {
+    const auto high = get<std::uint64_t>();
+    const auto low = get<std::uint64_t>();
+    return {__builtin_bswap64(high), __builtin_bswap64(low)};
+  }
+
+ private:
+  const std::byte* from_;
+};
+
+using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
+[[nodiscard]] FrameHeaderBytes make_frame_header(const FrameInfo& info);
+[[nodiscard]] std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries);
+// What the table leaves out must follow from the rest of it: entries tile both streams, in order.
+[[nodiscard]] Status check_tiles(const BucketShape& bucket);
+// `table` is as long as the header says. Ranges stay within the streams that it states.
+[[nodiscard]] Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
+                                                                std::span<const std::byte> table);
+
+// The one way to write runs: inside their tensors, ascending, with a gap between two of a tensor.
+[[nodiscard]] Status check_runs(const WeightLayout& layout, DType dtype,
+                                std::span<const RunPlace> runs, StatusCode code);
+// The table's entries of such runs, and the stream of their first units.
+[[nodiscard]] std::vector<BucketEntry> run_entries(std::span<const RunPlace> runs);
+[[nodiscard]] std::vector<std::byte> run_firsts(std::span<const RunPlace> runs);
+// The runs of a full frame from its table and that stream, checked (kCorrupt).
+[[nodiscard]] Result<std::vector<RunPlace>> read_runs(const FrameInfo& info,
+                                                      const WeightLayout& layout,
+                                                      std::span<const BucketEntry> entries,
+                                                      std::span<const std::byte> firsts);
 
 // Of the entries only tensor, position_bytes and count() are written.
 struct FrameParts {

@@ -23,10 +23,12 @@ inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
 struct HostKernels {
   std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2", ...
 
-  // Writes the ascending offsets of the units that differ and the new bits at them; returns how
-  // many. `count` <= kMaxDiffUnits; both outputs have room for count + kDiffSlackUnits.
+  // Writes the ascending offsets of the units that differ, the new bits at them and, unless
+  // `old_values` is null, the old ones; returns how many. `count` <= kMaxDiffUnits; the outputs
+  // have room for count + kDiffSlackUnits each.
   std::uint32_t (*diff)(const void* old_units, const void* new_units, std::uint32_t count,
-                        unsigned unit_bytes, std::uint32_t* offsets, void* values);
+                        unsigned unit_bytes, std::uint32_t* offsets, void* values,
+                        void* old_values);
   // values[k] = units[offsets[k]]
   void (*gather)(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
                  std::uint64_t count, void* values);
@@ -48,6 +50,13 @@ struct HostKernels {
   Digest (*digest_change)(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
                           const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                           const void* new_values);
+  // scatter() of the new values and digest_change() in one pass: cheaper where the units are in the
+  // cache, and nothing is fetched ahead where they are not. `units` is where unit `origin` lies,
+  // and the old values are what is there.
+  Digest (*scatter_digested)(const DigestTensorKey& tensor, unsigned unit_bytes,
+                             std::uint64_t origin, const std::uint32_t* offsets,
+                             std::uint64_t count, const void* old_values, const void* new_values,
+                             void* units);
 };
 
 // All that this processor can run: reference first, the fastest last.

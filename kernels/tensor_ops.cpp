@@ -50,9 +50,11 @@ std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions&
 // cleared, and is touched by the system only as far as changes are found.
 class DiffSlot {
  public:
-  void reserve(std::uint64_t units, std::uint64_t value_bytes) {
+  void reserve(std::uint64_t units, std::uint64_t value_bytes, bool old_values) {
     offsets_ = std::make_unique_for_overwrite<std::uint32_t[]>(units + kDiffSlackUnits);
-    values_ = std::make_unique_for_overwrite<std::byte[]>(value_bytes + kDiffSlackUnits * 8);
+    const std::uint64_t room = value_bytes + kDiffSlackUnits * 8;
+    values_ = std::make_unique_for_overwrite<std::byte[]>(room);
+    if (old_values) old_values_ = std::make_unique_for_overwrite<std::byte[]>(room);
   }
   void clear() {
     pieces_.clear();
@@ -62,27 +64,29 @@ class DiffSlot {
                     std::uint64_t units) {
     std::uint32_t* const offsets = offsets_.get() + count_;
     std::byte* const values = values_.get() + value_bytes_;
+    std::byte* const old_values = old_values_ ? old_values_.get() + value_bytes_ : nullptr;
     const std::uint64_t at = origin * pair.unit_bytes;
     const std::uint32_t found =
         kernels.diff(pair.old_data + at, pair.new_data + at, static_cast<std::uint32_t>(units),
-                     pair.unit_bytes, offsets, values);
+                     pair.unit_bytes, offsets, values, old_values);
     count_ += found;
     value_bytes_ += std::uint64_t{found} * pair.unit_bytes;
     return {&pair, origin, units,
-            DeltaView{pair.tensor, pair.unit_bytes, origin, std::span(offsets, found), values}};
+            DeltaView{pair.tensor, pair.unit_bytes, origin, std::span(offsets, found), values},
+            old_values};
   }
   void keep(const DiffPiece& piece) { pieces_.push_back(piece); }
   [[nodiscard]] std::span<const DiffPiece> pieces() const { return pieces_; }
 
  private:
   std::unique_ptr<std::uint32_t[]> offsets_;
-  std::unique_ptr<std::byte[]> values_;
+  std::unique_ptr<std::byte[]> values_, old_values_;
   std::uint64_t count_ = 0, value_bytes_ = 0;
   std::vector<DiffPiece> pieces_;
 };
 
 std::vector<DiffSlot> make_slots(std::span<const TensorPair> pairs, std::span<const DiffTask> tasks,
-                                 std::size_t count) {
+                                 std::size_t count, bool old_values) {
   std::uint64_t units = 0, value_bytes = 0;
   for (const DiffTask& task : tasks) {
     std::uint64_t task_units = 0, task_bytes = 0;
@@ -95,7 +99,7 @@ std::vector<DiffSlot> make_slots(std::span<const TensorPair> pairs, std::span<co
     value_bytes = std::max(value_bytes, task_bytes);
   }
   std::vector<DiffSlot> slots(std::min(count, tasks.size()));
-  for (DiffSlot& slot : slots) slot.reserve(units, value_bytes);
+  for (DiffSlot& slot : slots) slot.reserve(units, value_bytes, old_values);
   return slots;
 }
 
@@ -116,8 +120,8 @@ Status diff_in_tasks(const HostKernels& kernels, std::span<const TensorPair> pai
                      const std::function<Status(const DiffPiece&)>& in_order) {
   const std::vector<DiffTask> tasks = plan(pairs, options);
   if (tasks.empty()) return {};
-  std::vector<DiffSlot> slots =
-      make_slots(pairs, tasks, 2 * std::size_t{std::max(1U, options.threads)} + 2);
+  std::vector<DiffSlot> slots = make_slots(
+      pairs, tasks, 2 * std::size_t{std::max(1U, options.threads)} + 2, options.old_values);
   const auto produce = [&](std::size_t index, std::size_t slot_index) -> Status {
     const DiffTask& task = tasks[index];
     DiffSlot& slot = slots[slot_index];

@@ -29,11 +29,13 @@ struct DiffPiece {
   std::uint64_t origin = 0;
   std::uint64_t units = 0;
   DeltaView delta;
+  const std::byte* old_values = nullptr;  // as delta.values; null unless asked for
 };
 
 struct DiffOptions {
   unsigned threads = 1;
   std::uint64_t piece_bytes = std::uint64_t{1} << 20;  // of one side; bounds the memory per thread
+  bool old_values = false;                             // pieces carry them, too
 };
 
 // Compares every pair. `in_parallel` (may be empty) sees every piece on the thread that compared
@@ -41,7 +43,7 @@ struct DiffOptions {
 // that changed, one at a time, ascending by position in `pairs` and by origin. Pieces of large
 // pairs hold `piece_bytes` of a side; small pairs are one piece each (one without units, too), and
 // share tasks. Views die with the call that they are passed to. Memory: (2 * threads + 2) * (4 +
-// unit_bytes) * piece units, and slack.
+// unit_bytes, or twice that with old values) * piece units, and slack.
 [[nodiscard]] Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
                                   const DiffOptions& options,
                                   const std::function<Status(const DiffPiece&)>& in_parallel,

@@ -1,6 +1,7 @@
 // Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "formats/bucket.h"
 #include "formats/flush_file.h"
@@ -53,7 +55,7 @@ class BucketWriter {
 
   // Waits until everything that was handed over is written.
   Status finish() {
-    Status handed = hand_over();
+    const Status handed = hand_over();
     stop();
     return handed.ok() ? status_ : handed;
   }
@@ -110,6 +112,16 @@ class BucketWriter {
   std::thread thread_;
 };
 
+Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
+                             context.road->create_part(flush_file_name(context.frame.rank, index)));
+  const Result<std::uint64_t> size = write_flush_file(
+      std::move(part), *context.layout, bucket, context.frame.encoding, context.frame.id.version,
+      {{"base_version", std::to_string(context.frame.base_version)},
+       {std::string(kOursKey), std::to_string(kManifestFormat)}});
+  return size.status();
+}
+
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
@@ -129,6 +141,7 @@ class BucketPayload final : public RankPayload {
     }
     DiffOptions options;
     options.threads = context_.threads;
+    options.old_values = true;
     Status status = diff_tensors(
         host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
         [this](const DiffPiece& piece) { return collect(piece.delta); });
@@ -147,9 +160,10 @@ class BucketPayload final : public RankPayload {
   Status absorb(const DiffPiece& piece) {
     if (piece.delta.count() == 0) return {};
     const std::uint32_t tensor = piece.pair->tensor;
-    const Digest change =
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest change,
         context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
-                             context_.snapshot->data(tensor), piece.delta);
+                             context_.snapshot->data(tensor), piece.delta, piece.old_values));
     const std::scoped_lock lock(mutex_);
     findings_.digest_change += change;
     findings_.changed_units += piece.delta.count();
@@ -160,46 +174,59 @@ class BucketPayload final : public RankPayload {
   }
 
   Status collect(const DeltaView& delta) {
-    if (!writer_.filling().accepts(delta) ||
-        writer_.filling().size_bytes() >= context_.buffer_bytes) {
+    const std::uint64_t size = writer_.filling().size_bytes();
+    if (!writer_.filling().accepts(delta) || size >= full_at()) {
+      handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
     return writer_.filling().add(delta);
   }
 
-  // On the writer's thread.
-  Status write(const BucketView& bucket) {
-    const std::uint32_t index = parts_++;
-    findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
-    if (context_.directory_layout == DirectoryLayout::kFlush) return write_flush(bucket, index);
-    FrameContext frame = context_.frame;
-    frame.index = index;
-    std::vector<std::byte>& encoded = context_.buffers->encoded;
-    encoded.clear();
-    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
-    return put_part(*context_.road, frame_part_name(frame.rank, index), encoded);
+  // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went
+  // before it, the first ones apart. In files every bucket costs a file: there they are full.
+  [[nodiscard]] std::uint64_t full_at() const {
+    constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
+    if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
+    return std::min(context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
   }
 
-  Status write_flush(const BucketView& bucket, std::uint32_t index) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::unique_ptr<File> part,
-        context_.road->create_part(flush_file_name(context_.frame.rank, index)));
-    const Result<std::uint64_t> size =
-        write_flush_file(std::move(part), *context_.layout, bucket, context_.frame.encoding,
-                         context_.frame.id.version,
-                         {{"base_version", std::to_string(context_.frame.base_version)},
-                          {std::string(kOursKey), std::to_string(kManifestFormat)}});
-    return size.status();
+  // On the writer's thread.
+  Status write(const BucketView& bucket) {
+    findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
+    return write_bucket(context_, bucket, parts_++);
   }
 
   PayloadContext context_;
   std::mutex mutex_;                    // for the findings while pieces are compared
   std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
+  std::uint64_t handed_bytes_ = 0;      // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };
 
 }  // namespace
+
+Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  if (context.directory_layout == DirectoryLayout::kFlush) {
+    return write_flush(context, bucket, index);
+  }
+  FrameContext frame = context.frame;
+  frame.index = index;
+  const std::string name = frame_part_name(frame.rank, index);
+  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+    std::vector<std::byte>& encoded = context.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+    return put_part(*context.road, name, encoded);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
+  std::uint64_t at = 0;
+  DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+    const std::uint64_t offset = std::exchange(at, at + bytes.size());
+    return part->pwrite(offset, bytes);
+  }));
+  return part->sync();
+}
 
 std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context) {
   return std::make_unique<BucketPayload>(context);

@@ -17,18 +17,21 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/status.h"
+#include "plugin/device_side.h"
 #include "plugin/engine_notifier.h"
 #include "plugin/publisher.h"
 #include "plugin/receiver.h"
 
 namespace driftless {
 
-enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback };
-[[nodiscard]] std::string_view to_string(RoadKind kind);  // "mpi_rma", "shared_fs", "loopback"
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl };
+// "mpi_rma", "shared_fs", "loopback", "nccl"
+[[nodiscard]] std::string_view to_string(RoadKind kind);
 
-enum class TargetKind : unsigned char { kMemory, kCheckpoint };
+enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token
@@ -36,6 +39,8 @@ struct EngineConfig {
 };
 
 struct Config {
+  Config() { gpu.snapshot = SnapshotPlace::kHost; }
+
   // Once parsed, publisher.layout and publisher.encoding are what "auto" stands for.
   PublisherOptions publisher;
   ReceiverOptions receiver;  // without its id
@@ -43,6 +48,8 @@ struct Config {
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   LoopbackOptions loopback;
+  NcclOptions nccl;              // without its hash
+  RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;
   bool encoding_auto = true;
   bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
@@ -52,6 +59,7 @@ struct Config {
   std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
   std::vector<EngineConfig> engines;
   NotifyOptions notify;      // without its engines
+  DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // Whether any setting asks for anchors.

@@ -26,6 +26,21 @@ void settle_layout(Config& config) {
   }
 }
 
+Status check_rendezvous(const Config& config) {
+  if (config.road != RoadKind::kNccl) return {};
+  const RendezvousOptions& meet = config.rendezvous;
+  if (meet.kind == RendezvousKind::kTcp && (meet.address.empty() || meet.token_file.empty())) {
+    return refuse(meet.address.empty() ? "road.nccl.address" : "road.nccl.token_file",
+                  " is missing: road.nccl.rendezvous: tcp needs an address to listen on, and a "
+                  "file with the run's secret");
+  }
+  if (meet.kind == RendezvousKind::kFile && meet.dir.empty()) {
+    return refuse(
+        "road.nccl.dir is missing: road.nccl.rendezvous: file needs a directory that all see");
+  }
+  return {};
+}
+
 Status check_road(const Config& config) {
   const std::string_view layout = to_string(config.publisher.layout);
   if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
@@ -46,6 +61,7 @@ Status check_road(const Config& config) {
         "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
         "(or --set road.dir=DIR)");
   }
+  DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
   const auto first =
       config.road == RoadKind::kSharedFs ? config.shared_fs.poll_first : config.mpi_rma.poll_first;
   const auto longest = config.road == RoadKind::kSharedFs ? config.shared_fs.poll_longest
@@ -55,6 +71,16 @@ Status check_road(const Config& config) {
                   " is longer than road.poll_longest: ", duration_text(longest));
   }
   return {};
+}
+
+Status check_snapshot(const Config& config) {
+  const DirectoryLayout layout = config.publisher.layout;
+  if (config.gpu.snapshot != SnapshotPlace::kDevice || layout == DirectoryLayout::kFrames ||
+      layout == DirectoryLayout::kHdf5) {
+    return {};
+  }
+  return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
+                ", which is made from tensors in host memory: set snapshot: pinned");
 }
 
 Status check_anchors(const Config& config) {
@@ -67,17 +93,34 @@ Status check_anchors(const Config& config) {
   return {};
 }
 
+Status check_device_target(const Config& config) {
+  const bool device = config.target == TargetKind::kDevice;
+  if (device && config.publisher.layout == DirectoryLayout::kHfDelta) {
+    return refuse(
+        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
+        "in host memory: set receiver.target: memory, or another layout");
+  }
+  if (!device && config.road == RoadKind::kNccl && config.nccl.landing == MemoryKind::kDevice) {
+    return refuse(
+        "road.nccl.landing: device needs receiver.target: device: other weights are patched from "
+        "host memory");
+  }
+  return {};
+}
+
 Status check_receiver(const Config& config) {
   if (config.target == TargetKind::kCheckpoint && config.checkpoint_dir.empty()) {
     return refuse(
         "receiver.checkpoint_dir is missing: receiver.target: checkpoint needs the "
         "directory to patch");
   }
-  if (config.target == TargetKind::kMemory && !config.checkpoint_dir.empty()) {
-    return refuse("receiver.checkpoint_dir: ", config.checkpoint_dir,
-                  " has no use with receiver.target: memory; set receiver.target: checkpoint");
+  if (config.target != TargetKind::kCheckpoint && !config.checkpoint_dir.empty()) {
+    return refuse(
+        "receiver.checkpoint_dir: ", config.checkpoint_dir,
+        " has no use with receiver.target: ", find_config_key("receiver.target")->text(config, 0),
+        "; set receiver.target: checkpoint");
   }
-  return {};
+  return check_device_target(config);
 }
 
 Status check_engine(const Config& config, std::size_t item) {
@@ -119,6 +162,7 @@ Status check_engines(const Config& config) {
 Status settle_config(Config& config) {
   settle_layout(config);
   DRIFTLESS_RETURN_IF_ERROR(check_road(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   return check_engines(config);

@@ -19,12 +19,19 @@ constexpr std::array kModes = {Choice<UpdateMode>{"delta", UpdateMode::kDelta},
                                Choice<UpdateMode>{"full", UpdateMode::kFull}};
 constexpr std::array kRoads = {Choice<RoadKind>{"mpi_rma", RoadKind::kMpiRma},
                                Choice<RoadKind>{"shared_fs", RoadKind::kSharedFs},
-                               Choice<RoadKind>{"loopback", RoadKind::kLoopback}};
+                               Choice<RoadKind>{"loopback", RoadKind::kLoopback},
+                               Choice<RoadKind>{"nccl", RoadKind::kNccl}};
+constexpr std::array kRendezvous = {Choice<RendezvousKind>{"mpi", RendezvousKind::kMpi},
+                                    Choice<RendezvousKind>{"tcp", RendezvousKind::kTcp},
+                                    Choice<RendezvousKind>{"file", RendezvousKind::kFile}};
+constexpr std::array kLandings = {Choice<MemoryKind>{"host", MemoryKind::kHost},
+                                  Choice<MemoryKind>{"device", MemoryKind::kDevice}};
 constexpr std::array kResumes = {Choice<ResumeMode>{"auto", ResumeMode::kAuto},
                                  Choice<ResumeMode>{"never", ResumeMode::kNever},
                                  Choice<ResumeMode>{"require", ResumeMode::kRequire}};
 constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemory},
-                                 Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint}};
+                                 Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint},
+                                 Choice<TargetKind>{"device", TargetKind::kDevice}};
 constexpr std::array kActions = {
     Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
     Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateFromDisk},
@@ -216,8 +223,20 @@ Status apply_checksum(Config& config, std::size_t, std::string_view value) {
   return {};
 }
 
-Status apply_snapshot(Config&, std::size_t, std::string_view value) {
-  return value == "host" ? Status() : not_one_of("host", value);
+Status apply_snapshot(Config& config, std::size_t, std::string_view value) {
+  for (const SnapshotPlace place :
+       {SnapshotPlace::kHost, SnapshotPlace::kPinned, SnapshotPlace::kDevice}) {
+    if (value != to_string(place)) continue;
+    config.gpu.snapshot = place;
+    return {};
+  }
+  return not_one_of("host, pinned or device", value);
+}
+
+Status apply_gpu_device(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, parse_count(value, 0, 1024));
+  config.gpu.device = static_cast<int>(number);
+  return {};
 }
 
 Status apply_threads(Config& config, std::size_t, std::string_view value) {
@@ -229,20 +248,26 @@ Status apply_threads(Config& config, std::size_t, std::string_view value) {
 Status apply_ring_size(Config& config, std::size_t, std::string_view value) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
   DRIFTLESS_RETURN_IF_ERROR(check_within(size, std::uint64_t{64} << 10, std::uint64_t{16} << 40));
-  config.mpi_rma.ring_bytes = config.loopback.ring_bytes = size;
+  config.mpi_rma.ring_bytes = config.loopback.ring_bytes = config.nccl.ring_bytes = size;
   return {};
 }
 
 Status apply_ring_versions(Config& config, std::size_t, std::string_view value) {
   if (value == kAuto) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t count, parse_count(value, 1, 65'536));
-  config.mpi_rma.ring_versions = config.loopback.ring_versions = static_cast<unsigned>(count);
+  config.mpi_rma.ring_versions = static_cast<unsigned>(count);
+  config.loopback.ring_versions = config.nccl.ring_versions = config.mpi_rma.ring_versions;
   return {};
 }
 
 std::string ring_versions_text(const Config& config, std::size_t) {
-  return std::to_string(config.road == RoadKind::kLoopback ? config.loopback.ring_versions
-                                                           : config.mpi_rma.ring_versions);
+  switch (config.road) {
+    case RoadKind::kLoopback: return std::to_string(config.loopback.ring_versions);
+    case RoadKind::kNccl: return std::to_string(config.nccl.ring_versions);
+    case RoadKind::kMpiRma:
+    case RoadKind::kSharedFs: break;
+  }
+  return std::to_string(config.mpi_rma.ring_versions);
 }
 
 Status apply_anchor_size(Config& config, std::size_t, std::string_view value) {
@@ -258,6 +283,7 @@ Status apply_patience(Config& config, std::size_t, std::string_view value) {
   if (value == kAuto) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
   config.mpi_rma.patience = config.shared_fs.patience = config.loopback.patience = wait;
+  config.nccl.patience = wait;
   return {};
 }
 
@@ -266,8 +292,24 @@ std::string patience_text(const Config& config, std::size_t) {
     case RoadKind::kMpiRma: return duration_text(config.mpi_rma.patience);
     case RoadKind::kSharedFs: return duration_text(config.shared_fs.patience);
     case RoadKind::kLoopback: return duration_text(config.loopback.patience);
+    case RoadKind::kNccl: return duration_text(config.nccl.patience);
   }
   return "";
+}
+
+Status apply_device(Config& config, std::size_t, std::string_view value) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, parse_count(value, 0, 1023));
+  config.nccl.device = static_cast<int>(number);
+  return {};
+}
+
+constexpr ConfigKey device_key() {
+  return {"road.nccl.device",
+          kNumber,
+          "",
+          "The GPU, among those that the process may use",
+          apply_device,
+          [](const Config& config, std::size_t) { return std::to_string(config.nccl.device); }};
 }
 
 Status apply_density(Config& config, std::size_t, std::string_view value) {
@@ -310,12 +352,22 @@ constexpr std::array kKeys = {
     size_key<DRIFTLESS_FIELD(publisher.buffer_bytes), (std::uint64_t{64} << 10),
              (std::uint64_t{16} << 30)>("buffer_size",
                                         "Bytes of a bucket: memory against overhead per part"),
-    ConfigKey{"snapshot", "host", "", "Where the publisher keeps what the receivers have",
-              apply_snapshot, [](const Config&, std::size_t) { return std::string("host"); }},
+    ConfigKey{
+        "snapshot", "host, pinned or device", "",
+        "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU",
+        apply_snapshot,
+        [](const Config& config, std::size_t) {
+          return std::string(to_string(config.gpu.snapshot));
+        }},
+    ConfigKey{"gpu.device", kNumber, "", "Number of this process' GPU, as CUDA counts",
+              apply_gpu_device,
+              [](const Config& config, std::size_t) { return std::to_string(config.gpu.device); }},
+    size_key<DRIFTLESS_FIELD(gpu.slice_bytes), (std::uint64_t{1} << 20), (std::uint64_t{16} << 30)>(
+        "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
     ConfigKey{
         "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
         [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},
-    choice_key<DRIFTLESS_FIELD(road), kRoads>("road.kind", "mpi_rma, shared_fs or loopback",
+    choice_key<DRIFTLESS_FIELD(road), kRoads>("road.kind", "mpi_rma, nccl, shared_fs or loopback",
                                               "What carries versions"),
     text_key<DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                              "shared_fs: the directory that both sides see"),
@@ -326,11 +378,13 @@ constexpr std::array kKeys = {
                 return std::string(to_string(config.publisher.layout));
               }},
     ConfigKey{
-        "road.ring_size", kSize, "", "mpi_rma, loopback: memory for versions on each trainer rank",
+        "road.ring_size", kSize, "",
+        "mpi_rma, loopback: memory for versions on each trainer rank; nccl: on each rollout's GPU, "
+        "of each trainer rank",
         apply_ring_size,
         [](const Config& config, std::size_t) { return size_text(config.mpi_rma.ring_bytes); }},
     ConfigKey{"road.ring_versions", "a whole number, or auto", kAuto,
-              "mpi_rma, loopback: versions kept at most. auto: 64, on loopback 32",
+              "All but shared_fs: versions kept at most. auto: 64, on loopback and nccl 32",
               apply_ring_versions, ring_versions_text},
     ConfigKey{
         "road.anchor_size", kSizeOrAuto, kAuto,
@@ -342,6 +396,25 @@ constexpr std::array kKeys = {
         }},
     switch_key<DRIFTLESS_FIELD(mpi_rma.progress_thread)>(
         "road.progress_thread", "mpi_rma: a thread that answers gets on networks without RDMA"),
+    choice_key<DRIFTLESS_FIELD(rendezvous.kind), kRendezvous>(
+        "road.nccl.rendezvous", "mpi, tcp or file",
+        "How processes find each other: in one mpirun job, at an address, or in a directory"),
+    text_key<DRIFTLESS_FIELD(rendezvous.address)>(
+        "road.nccl.address", "host:port",
+        "tcp: where the leading trainer listens, and the others go"),
+    text_key<DRIFTLESS_FIELD(rendezvous.token_file)>(
+        "road.nccl.token_file", kPath,
+        "tcp: file with the run's secret, at least 16 bytes, readable by its owner alone"),
+    text_key<DRIFTLESS_FIELD(rendezvous.dir)>(
+        "road.nccl.dir", kPath, "file: a directory that all see, closed to other users"),
+    device_key(),
+    choice_key<DRIFTLESS_FIELD(nccl.landing), kLandings>(
+        "road.nccl.landing", "host or device", "Where a rollout finds the frames that arrived"),
+    count_key<DRIFTLESS_FIELD(nccl.receivers)>(
+        "road.nccl.receivers",
+        "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
+    duration_key<DRIFTLESS_FIELD(nccl.silence)>(
+        "road.nccl.silence", "A rollout of which nothing was heard for so long is gone"),
     text_key<DRIFTLESS_FIELD(shared_fs.after_publish)>(
         "road.after_publish", "a shell command",
         "shared_fs: run by the leading trainer once a version is there"),
@@ -385,7 +458,7 @@ constexpr std::array kKeys = {
               [](const Config& config, std::size_t) {
                 return config.receiver_id.empty() ? std::string(kAuto) : config.receiver_id;
               }},
-    choice_key<DRIFTLESS_FIELD(target), kTargets>("receiver.target", "memory or checkpoint",
+    choice_key<DRIFTLESS_FIELD(target), kTargets>("receiver.target", "memory, checkpoint or device",
                                                   "Where a rollout keeps the weights"),
     text_key<DRIFTLESS_FIELD(checkpoint_dir)>(
         "receiver.checkpoint_dir", kPath,

@@ -172,11 +172,8 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
     const DigestTensorKey key = digest_tensor_key(layout[tensor].name);
     const Digest all = kernels.digest(key, offset, {piece.pair->new_data + offset, size});
     const std::uint64_t count = piece.delta.count();
-    std::vector<std::byte> old_values(count * width);
-    kernels.gather(piece.pair->old_data + offset, width, piece.delta.offsets.data(), count,
-                   old_values.data());
     const Digest part = kernels.digest_change(key, width, piece.origin, piece.delta.offsets.data(),
-                                              count, old_values.data(), piece.delta.values);
+                                              count, piece.old_values, piece.delta.values);
     input.before->forget(tensor, offset, size);
     input.after->forget(tensor, offset, size);
     const std::scoped_lock lock(mutex);
@@ -189,6 +186,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   };
   DiffOptions diff_options;
   diff_options.threads = input.options->threads;
+  diff_options.old_values = true;
   DRIFTLESS_RETURN_IF_ERROR(diff_tensors(
       kernels, pairs, diff_options, in_parallel,
       [&](const DiffPiece& piece) { return in_order ? in_order(piece.delta) : Status(); }));

@@ -69,7 +69,7 @@ Status read_index(const MappedFile& part, VersionDirectory& version) {
 
 Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
                                const WeightLayout& layout, const std::string& spool_directory,
-                               unsigned threads) {
+                               unsigned threads, const FrontReader& front) {
   VersionDirectory version;
   version.path = fetched.source;
   version.version = fetched.manifest.id.version;
@@ -100,7 +100,7 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
   }
   version.manifest = std::move(fetched.manifest);
   return VersionSource::open(spool_fs, std::move(version), std::move(payload), layout,
-                             spool_directory, threads);
+                             spool_directory, threads, front);
 }
 
 }  // namespace
@@ -137,13 +137,13 @@ Status check_chain(const TargetState& state, const WeightLayout& layout,
 Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
                                               std::vector<FetchedVersion> chain,
                                               const WeightLayout& layout,
-                                              const std::string& spool_directory,
-                                              unsigned threads) {
+                                              const std::string& spool_directory, unsigned threads,
+                                              const FrontReader& front) {
   std::vector<VersionSource> sources;
   sources.reserve(chain.size());
   for (FetchedVersion& version : chain) {
     DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source, open_one(spool_fs, std::move(version), layout,
-                                                              spool_directory, threads));
+                                                              spool_directory, threads, front));
     sources.push_back(std::move(source));
   }
   return sources;

@@ -19,10 +19,8 @@ namespace driftless {
                                  std::span<const FetchedVersion> chain);
 
 // The payloads, in order (VersionSource::open). The layout outlives them.
-[[nodiscard]] Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
-                                                            std::vector<FetchedVersion> chain,
-                                                            const WeightLayout& layout,
-                                                            const std::string& spool_directory,
-                                                            unsigned threads);
+[[nodiscard]] Result<std::vector<VersionSource>> open_chain(
+    FileSystem& spool_fs, std::vector<FetchedVersion> chain, const WeightLayout& layout,
+    const std::string& spool_directory, unsigned threads, const FrontReader& front = {});
 
 }  // namespace driftless

@@ -33,14 +33,22 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
 
 }  // namespace
 
-Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned threads) {
+Result<Frame> VersionSource::open_frame(const MappedFile& part, const FrontReader& front) const {
+  const std::uint64_t max_body = max_body_bytes(*layout_);
+  if (part.memory_kind() == MemoryKind::kHost) {
+    return Frame::decode(part.bytes(), *layout_, max_body);
+  }
+  return Frame::decode_front(front(part), part.bytes(), *layout_, max_body);
+}
+
+Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned threads,
+                                  const FrontReader& front) {
   frame_bytes_ = std::move(parts);
   frames_.resize(frame_bytes_.size());
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(frames_.size(), threads, [&](std::size_t i, unsigned) -> Status {
         const std::string what = join_path(version_.path, version_.payload_files[i]);
-        Result<Frame> frame =
-            Frame::decode(frame_bytes_[i].bytes(), *layout_, max_body_bytes(*layout_));
+        Result<Frame> frame = open_frame(frame_bytes_[i], front);
         if (!frame.ok()) return frame.status().with_context(what);
         DRIFTLESS_RETURN_IF_ERROR(
             check_context(frame->info().context, version_, *layout_).with_context(what));
@@ -71,8 +79,9 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned thread
     }
     ++expected.second;
     const std::string owner = concat("rank ", rank);
-    DRIFTLESS_RETURN_IF_ERROR(frames_[i]->dense() ? add_runs(name, owner, *frames_[i])
-                                                  : add_bucket(name, owner, frames_[i]->bucket()));
+    DRIFTLESS_RETURN_IF_ERROR(
+        frames_[i]->dense() ? add_runs(name, owner, *frames_[i], frame_bytes_[i].memory_kind())
+                            : add_bucket(name, owner, frames_[i]->bucket()));
   }
   return {};
 }
@@ -105,13 +114,13 @@ Status VersionSource::add_bucket(const std::string& name, const std::string& ran
   return {};
 }
 
-Status VersionSource::add_runs(const std::string& name, const std::string& rank,
-                               const Frame& frame) {
+Status VersionSource::add_runs(const std::string& name, const std::string& rank, const Frame& frame,
+                               MemoryKind memory) {
   for (const DenseRun& run : frame.runs()) {
     DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, run.tensor));
     Payload& payload = payloads_[run.tensor];
     const std::uint64_t offset = run.first_unit * unit_bytes((*layout_)[run.tensor].dtype);
-    payload.dense.push_back({offset, run.bytes});
+    payload.dense.push_back({offset, run.bytes, memory});
     changes_[payload.change].payload_bytes += run.bytes.size();
   }
   return {};

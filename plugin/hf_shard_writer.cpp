@@ -24,7 +24,7 @@ Status for_changed_bytes(std::span<const std::byte> before, std::span<const std:
   for (std::uint64_t at = 0; at < after.size(); at += kChunkBytes) {
     const auto size = static_cast<std::uint32_t>(std::min(kChunkBytes, after.size() - at));
     const std::uint32_t count = host_kernels().diff(before.data() + at, after.data() + at, size, 1,
-                                                    offsets.data(), values.data());
+                                                    offsets.data(), values.data(), nullptr);
     if (count == 0) continue;
     DRIFTLESS_RETURN_IF_ERROR(use({0, 1, at, {offsets.data(), count}, values.data()}));
   }

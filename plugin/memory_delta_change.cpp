@@ -18,6 +18,9 @@ namespace {
 
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kUnitsPerThread = 32768;
+// Units are compared and then written in steps that the translation cache spans even where each
+// lies on a small page of its own: else the writing waits for the same pages again.
+constexpr std::uint32_t kStepUnits = 256;
 constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{1} << 40;
 
 class DeltaChange final : public StagedChange {
@@ -85,7 +88,7 @@ class DeltaChange final : public StagedChange {
   }
 
  private:
-  using Scratch = std::array<std::byte, std::size_t{kMaxPieceUnits} * 8>;
+  using Scratch = std::array<std::byte, std::size_t{kStepUnits} * 8>;
 
   [[nodiscard]] unsigned threads() const {
     return static_cast<unsigned>(std::clamp<std::uint64_t>(fold.units() / kUnitsPerThread, 1,
@@ -112,26 +115,37 @@ class DeltaChange final : public StagedChange {
   }
 
   Status write() {
-    const HostKernels& kernels = host_kernels();
     const DeltaPiece* const first = fold.pieces().data();
     return each_piece([&](const DeltaPiece& piece, unsigned worker) {
-      std::byte* const found = scratch_[worker].data();
-      kernels.gather(units(piece), width(piece), piece.offsets, piece.count, found);
-      const std::size_t size = std::size_t{piece.count} * width(piece);
-      if (std::memcmp(found, piece.old_values, size) != 0) return false;
-      kernels.scatter(units(piece), width(piece), piece.offsets, piece.count, piece.values);
-      written_[static_cast<std::size_t>(&piece - first)] = 1;
+      std::uint32_t& written = written_[static_cast<std::size_t>(&piece - first)];
+      while (written < piece.count) {
+        const std::uint32_t count = std::min(kStepUnits, piece.count - written);
+        if (!write_step(piece, written, count, scratch_[worker])) return false;
+        written += count;
+      }
       return true;
     });
+  }
+
+  // Units [at, at + count) of the piece; false, and nothing written, where they are not the old.
+  bool write_step(const DeltaPiece& piece, std::uint32_t at, std::uint32_t count,
+                  Scratch& scratch) const {
+    const HostKernels& kernels = host_kernels();
+    const std::size_t width_bytes = width(piece);
+    kernels.gather(units(piece), width(piece), piece.offsets + at, count, scratch.data());
+    const std::byte* const old_values = piece.old_values + at * width_bytes;
+    if (std::memcmp(scratch.data(), old_values, count * width_bytes) != 0) return false;
+    kernels.scatter(units(piece), width(piece), piece.offsets + at, count,
+                    piece.values + at * width_bytes);
+    return true;
   }
 
   // On this thread alone: it must not be able to fail.
   void take_back() {
     const std::span<const DeltaPiece> pieces = fold.pieces();
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (written_[i] == 0) continue;
       const DeltaPiece& piece = pieces[i];
-      host_kernels().scatter(units(piece), width(piece), piece.offsets, piece.count,
+      host_kernels().scatter(units(piece), width(piece), piece.offsets, written_[i],
                              piece.old_values);
       written_[i] = 0;
     }
@@ -140,10 +154,10 @@ class DeltaChange final : public StagedChange {
   std::shared_ptr<MemoryWeights> weights_;
   std::string source_;
   TargetState before_, after_;
-  std::vector<std::uint8_t> written_;  // per piece
-  std::vector<Scratch> scratch_;       // per thread
-  bool used_ = false;                  // commit() was called
-  bool committed_ = false;             // and is in effect
+  std::vector<std::uint32_t> written_;  // per piece: its first units that are
+  std::vector<Scratch> scratch_;        // per thread
+  bool used_ = false;                   // commit() was called
+  bool committed_ = false;              // and is in effect
 };
 
 // The versions as they are, of the tensors that are held.

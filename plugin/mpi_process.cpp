@@ -17,7 +17,12 @@ constexpr int kMaxEndBytes = 4096;
 
 }  // namespace
 
-Result<std::unique_ptr<MpiProcess>> MpiProcess::start(JobRole role) {
+Result<std::unique_ptr<MpiProcess>> MpiProcess::start(JobRole role, const Deadline& deadline,
+                                                      const LateHandler& late) {
+  const Watchdog watchdog(deadline,
+                          "deadlines.connect: MPI_Init waits for all processes that the launcher "
+                          "started, and one of them does not come",
+                          late);
   std::unique_ptr<MpiProcess> process(new MpiProcess());
   int running = 0;
   int over = 0;

@@ -19,14 +19,18 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "plugin/roads.h"
+#include "plugin/watchdog.h"
 
 namespace driftless {
 
 class MpiProcess {
  public:
   // Collective over MPI_COMM_WORLD. Initializes MPI where nobody has, asking for
-  // MPI_THREAD_MULTIPLE and taking what it gets; from then on MPI's errors come back.
-  [[nodiscard]] static Result<std::unique_ptr<MpiProcess>> start(JobRole role);
+  // MPI_THREAD_MULTIPLE and taking what it gets; from then on MPI's errors come back. MPI waits for
+  // all processes here without an end: past the deadline `late` is called (watchdog.h).
+  [[nodiscard]] static Result<std::unique_ptr<MpiProcess>> start(JobRole role,
+                                                                 const Deadline& deadline,
+                                                                 const LateHandler& late);
   MpiProcess(const MpiProcess&) = delete;
   MpiProcess& operator=(const MpiProcess&) = delete;
   // Without finish() before it nothing collective is done: the others may be gone.

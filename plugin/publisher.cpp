@@ -1,6 +1,7 @@
 #include "plugin/publisher.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "plugin/publisher_rank.h"
@@ -11,7 +12,7 @@ namespace driftless {
 namespace {
 
 std::string percent(double share) {
-  const auto tenths = static_cast<std::uint64_t>(share * 1000 + 0.5);
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
   return concat(tenths / 10, ".", tenths % 10, " %");
 }
 
@@ -24,6 +25,7 @@ Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
     // Memory is what throws; the next call finds the snapshot unfit for deltas.
     needs_full_ = true;
     undo_.clear();
+    if (options_.device != nullptr) options_.device->abort();
     const Status dropped = road_.abort();
     return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
   }
@@ -38,8 +40,10 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
+    report.flush_ms = flush_ms_;
     Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
     LeaderMessage verdict;
     if (group_.leads()) verdict = conclude(plan, std::move(ranks), deadline);
@@ -104,6 +108,13 @@ Status PublisherRank::check_source(const WeightSource& weights) const {
   return {};
 }
 
+Status PublisherRank::check_memory(const OfferedTensor& offered) const {
+  if (offered.memory == MemoryKind::kHost || options_.device != nullptr) return {};
+  return error(StatusCode::kUnsupported, "tensor '", offered_[offered.tensor].name,
+               "' lies on a GPU, and this publisher compares in host memory: set `snapshot` to "
+               "pinned or device");
+}
+
 // Leader: whether the version that it sealed, perhaps, is there.
 Status PublisherRank::settle_own_doubt(const Deadline& deadline) {
   if (!doubt_) return {};
@@ -120,7 +131,7 @@ void PublisherRank::settle(Verdict verdict) {
     part_digest_ = doubt_->part_digest;
     digest_ = doubt_->digest;
     needs_full_ = false;
-    undo_.clear();
+    keep();
   } else {
     const Status dropped = road_.abort();
     take_back(doubt_->full);
@@ -171,19 +182,40 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
   return told;
 }
 
+// A tensor that a source forgets would pass for unchanged: each must come, and come once.
+Status PublisherRank::tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const {
+  if (offered.tensor >= tensor_.size()) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor number ", offered.tensor,
+                 " of ", tensor_.size());
+  }
+  if (seen[offered.tensor]) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor '",
+                 offered_[offered.tensor].name, "' twice");
+  }
+  seen[offered.tensor] = true;
+  return {};
+}
+
+Status PublisherRank::check_complete(const std::vector<bool>& seen) const {
+  const auto missing = std::find(seen.begin(), seen.end(), false);
+  if (missing == seen.end()) return {};
+  return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
+               offered_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
+}
+
 Status PublisherRank::fill(RankPayload& payload, WeightSource& weights) const {
+  std::vector<bool> seen(tensor_.size());
   DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
     std::vector<PairedTensor> batch;
     for (const OfferedTensor& tensor : offered) {
-      if (tensor.tensor >= tensor_.size()) {
-        return error(StatusCode::kInvalidArgument, "the source offered tensor number ",
-                     tensor.tensor, " of ", tensor_.size());
-      }
+      DRIFTLESS_RETURN_IF_ERROR(tick_off(tensor, seen));
       if (tensor_[tensor.tensor] == kNotOurs) continue;
-      batch.push_back({tensor_[tensor.tensor], tensor.data});
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(tensor));
+      batch.push_back({tensor_[tensor.tensor], tensor.data, tensor.memory});
     }
     return payload.add(batch);
   }));
+  DRIFTLESS_RETURN_IF_ERROR(check_complete(seen));
   return payload.finish();
 }
 
@@ -191,14 +223,12 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                    const Deadline& deadline) {
   RankMessage mine;
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
   PayloadContext made = context(id, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  const std::unique_ptr<RankPayload> payload = make_rank_payload(made);
-  mine.status = fill(*payload, weights);
-  mine.findings = payload->findings();
+  const Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
+  mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
+  if (payload.ok()) mine.findings = (*payload)->findings();
   mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
   flush_parts(mine, plan.full, deadline);
   return mine;
@@ -294,11 +324,18 @@ void PublisherRank::accept(const LeaderMessage& plan, const LeaderMessage& outco
   digest_ = outcome.digest;
   part_digest_ = mine.digest;
   needs_full_ = false;
+  keep();
+}
+
+// The snapshot is the version.
+void PublisherRank::keep() {
   undo_.clear();
+  if (options_.device != nullptr && !options_.device->commit().ok()) needs_full_ = true;
 }
 
 // The snapshot is what the receivers have, again; where that cannot be, the next version is full.
 void PublisherRank::take_back(bool full) {
+  if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
   if (full) needs_full_ = true;
 }

@@ -26,6 +26,7 @@
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/manifest.h"
+#include "plugin/device_side.h"
 #include "plugin/weight_source.h"
 
 namespace driftless {
@@ -53,6 +54,9 @@ struct PublisherOptions {
   bool anchor_by_size = false;      // when the steps since the last anchor outgrow an anchor
   std::uint64_t keep_versions = 0;  // steps to keep beside those that are needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
+  // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
+  // this rank alone.
+  std::shared_ptr<DeviceSide> device = nullptr;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 
@@ -66,6 +70,7 @@ struct PublishReport {
   bool anchor = false;             // an anchor of it was published, too
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   double process_ms = 0;           // diff, encoding, writing; of this rank
+  double flush_ms = 0;             // of that: until all that was written is where receivers look
   double manifest_publish_ms = 0;  // agreement and seal
   double total_ms = 0;
 };

@@ -39,13 +39,19 @@ Result<std::vector<RankMessage>> PublisherRank::collect(const RankMessage& mine,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                              group_.gather(to_message(mine), deadline));
   std::vector<RankMessage> messages;
+  Status failed;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     DRIFTLESS_ASSIGN_OR_RETURN(RankMessage message, parse_rank_message(texts[rank]));
-    if (!message.status.ok()) {
-      return message.status.with_context(concat("publisher rank ", rank));
+    // Where flush() is a meeting, one failure makes all fail: kIncomplete is what it does to the
+    // others, so it gives way to the cause.
+    const bool cause = failed.ok() || failed.code() == StatusCode::kIncomplete;
+    if (!message.status.ok() && cause &&
+        (failed.ok() || message.status.code() != StatusCode::kIncomplete)) {
+      failed = message.status.with_context(concat("publisher rank ", rank));
     }
     messages.push_back(std::move(message));
   }
+  if (!failed.ok()) return failed;
   return messages;
 }
 
@@ -62,6 +68,19 @@ Result<LeaderMessage> PublisherRank::tell(LeaderMessage message, const Deadline&
   DRIFTLESS_RETURN_IF_ERROR(hear(message, deadline));
   if (!message.status.ok()) return message.status;
   return message;
+}
+
+Status PublisherRank::begin_together(const PublicationId& id, const Deadline& deadline) {
+  if (group_.size() == 1) return {};
+  RankMessage mine;
+  if (!group_.leads()) mine.status = road_.begin(id, deadline);
+  const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
+  LeaderMessage go;
+  if (group_.leads()) go.status = ranks.status();
+  const Status told = tell(go, deadline).status();
+  if (told.ok()) return {};
+  const Status dropped = road_.abort();
+  return told.with_context(concat(to_string(id), " was not published"));
 }
 
 // Every tensor has one owner: the lowest rank that offers it.
@@ -118,25 +137,34 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
     if (ours) owned.push_back(*index);
   }
   std::ranges::sort(owned);
-  DRIFTLESS_ASSIGN_OR_RETURN(snapshot_, Snapshot::create(layout_, std::move(owned)));
+  DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
+                             Snapshot::create(layout_, std::move(owned), options_.device.get()));
   return {};
 }
 
 Status PublisherRank::copy_into_snapshot(WeightSource& base) {
-  return base.visit([&](std::span<const OfferedTensor> batch) -> Status {
-    return parallel_for(batch.size(), threads_, [&](std::size_t task, unsigned) -> Status {
+  std::vector<bool> seen(tensor_.size());
+  DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
+    for (const OfferedTensor& offered : batch) DRIFTLESS_RETURN_IF_ERROR(tick_off(offered, seen));
+    const unsigned threads = options_.device == nullptr ? threads_ : 1;
+    return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) -> Status {
       const std::uint32_t tensor = tensor_[batch[task].tensor];
       if (tensor == kNotOurs) return {};
-      std::copy_n(batch[task].data, layout_[tensor].size_bytes, snapshot_.data(tensor));
-      return {};
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(batch[task]));
+      return snapshot_.write(tensor, batch[task].data);
     });
-  });
+  }));
+  return check_complete(seen);
 }
 
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   mine.status = copy_into_snapshot(base);
-  if (mine.status.ok()) part_digest_ = snapshot_.digest(host_kernels(), threads_);
+  if (mine.status.ok()) {
+    const Result<Digest> digest = snapshot_.digest(host_kernels(), threads_);
+    mine.status = digest.status();
+    if (digest.ok()) part_digest_ = *digest;
+  }
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
@@ -179,7 +207,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
     return refuse(error(StatusCode::kAlreadyExists, "the road holds run ", to_hex(run->run),
                         " already, and resume is never", kElsewhere));
   }
-  if (Status same = layout_.check_same(run->layout, "this trainer", "the run on the road");
+  if (const Status same = layout_.check_same(run->layout, "this trainer", "the run on the road");
       !same.ok()) {
     return refuse(error(same.code(), same.message(), kElsewhere));
   }
@@ -225,8 +253,11 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   }
   std::vector<std::byte*> data(layout_.size());
   for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightTarget> target,
-                             make_memory_target(layout_, std::move(data), VersionId{}, threads_));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::unique_ptr<WeightTarget> target,
+      snapshot_.memory_kind() == MemoryKind::kDevice
+          ? options_.device->make_target(layout_, std::move(data), VersionId{})
+          : make_memory_target(layout_, std::move(data), VersionId{}, threads_));
   ReceiverOptions options;
   options.id = concat("publisher-", group_.rank());
   options.threads = threads_;

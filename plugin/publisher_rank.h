@@ -49,6 +49,11 @@ class PublisherRank final : public Publisher {
   // The same; a status of the leader's that is not ok is returned.
   [[nodiscard]] Result<LeaderMessage> tell(LeaderMessage message, const Deadline& deadline);
 
+  // All ranks but the leader, which has, begin. None writes before all have begun: a road whose
+  // flush() is a meeting would wait for one that could not begin, and a leader that fails at once
+  // would take away what the others are still looking for. Not ok: dropped on this rank.
+  [[nodiscard]] Status begin_together(const PublicationId& id, const Deadline& deadline);
+
   // publisher_open.cpp
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
   [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);
@@ -61,6 +66,9 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
+  [[nodiscard]] Status check_memory(const OfferedTensor& offered) const;
+  [[nodiscard]] Status tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const;
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
@@ -75,6 +83,7 @@ class PublisherRank final : public Publisher {
   void seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks, LeaderMessage& outcome,
             const Deadline& deadline);
   void accept(const LeaderMessage& plan, const LeaderMessage& outcome, const RankMessage& mine);
+  void keep();
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
   void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
@@ -83,6 +92,7 @@ class PublisherRank final : public Publisher {
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
+  [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
   void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
@@ -116,6 +126,7 @@ class PublisherRank final : public Publisher {
   Digest base_digest_;  // of version 0, all ranks
   bool needs_full_ = false;
   bool resumed_ = false;
+  double flush_ms_ = 0;  // of the last version
   std::optional<Doubt> doubt_;
 
   // The leader's.

@@ -37,6 +37,11 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   return made;
 }
 
+Result<std::unique_ptr<RankPayload>> PublisherRank::make_payload(const PayloadContext& made) const {
+  if (options_.device != nullptr) return options_.device->make_payload(made);
+  return make_rank_payload(made);
+}
+
 bool PublisherRank::has_index(bool full) const {
   return layout_of(options_.layout, full) == DirectoryLayout::kHfDelta;
 }
@@ -118,23 +123,33 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
     return;
   }
   if (has_index(full) && group_.leads()) return;  // add_index() flushes
+  Stopwatch watch;
   Result<std::vector<PartReceipt>> parts = road_.flush(deadline);
+  flush_ms_ = watch.lap_ms();
   mine.status = parts.status();
-  if (parts.ok()) mine.parts = std::move(*parts);
+  if (parts.ok()) {
+    mine.parts = std::move(*parts);
+  } else {
+    const Status dropped = road_.abort();
+  }
 }
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
   RankMessage mine;
-  if (!group_.leads()) mine.status = road_.begin(id, deadline);
-  if (!mine.status.ok()) return mine;
-  const std::unique_ptr<RankPayload> payload = make_rank_payload(context(id, id.version, true));
+  const Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
+  if (!made.ok()) {
+    mine.status = made.status();
+    flush_parts(mine, true, deadline);
+    return mine;
+  }
+  RankPayload& payload = **made;
   std::vector<PairedTensor> batch;
   for (const std::uint32_t tensor : snapshot_.tensors()) {
-    batch.push_back({tensor, snapshot_.data(tensor)});
+    batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
   }
-  mine.status = payload->add(batch);
-  if (mine.status.ok()) mine.status = payload->finish();
-  mine.findings = payload->findings();
+  mine.status = payload.add(batch);
+  if (mine.status.ok()) mine.status = payload.finish();
+  mine.findings = payload.findings();
   mine.digest = mine.findings.digest;
   flush_parts(mine, true, deadline);
   return mine;
@@ -143,6 +158,7 @@ RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline&
 Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   const Deadline deadline = Deadline::after(options_.deadline);
   const PublicationId id{id_.version, PublicationKind::kAnchor};
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(id, deadline));
   const RankMessage mine = write_anchor(id, deadline);
   Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage outcome;

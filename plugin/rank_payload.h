@@ -12,6 +12,7 @@
 #include "collectives/road.h"
 #include "core/digest.h"
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "formats/bucket.h"
 #include "formats/checksum.h"
@@ -61,6 +62,7 @@ struct PayloadFindings {
 struct PairedTensor {
   std::uint32_t tensor = 0;  // in the layout; owned by this rank
   const std::byte* new_data = nullptr;
+  MemoryKind memory = MemoryKind::kHost;  // where that lies
 };
 
 // Calls come from one thread. After a failure only the destructor may be called; the undo log then
@@ -89,6 +91,9 @@ class RankPayload {
 [[nodiscard]] std::unique_ptr<RankPayload> make_full_frame_payload(const PayloadContext& context);
 
 [[nodiscard]] std::string frame_part_name(std::uint32_t rank, std::uint32_t index);
+// One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
+[[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
+                                  std::uint32_t index);
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);

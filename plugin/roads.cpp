@@ -13,6 +13,16 @@
 #if DRIFTLESS_HAS_HDF5
 #include "collectives/shared_fs/hdf5_container.h"
 #endif
+#if DRIFTLESS_HAS_NCCL
+#include "plugin/nccl_roads.h"
+#if DRIFTLESS_HAS_MPI
+#include "collectives/nccl/mpi_rendezvous.h"
+#endif
+#endif
+
+#if DRIFTLESS_HAS_CUDA
+#include "plugin/device/device_side.h"
+#endif
 
 namespace driftless {
 namespace {
@@ -27,6 +37,8 @@ constexpr std::array kBackends = {
             DRIFTLESS_WHY_NOT_CURL},
     Backend{"cuda", "work on elements on the GPU", DRIFTLESS_HAS_CUDA != 0, DRIFTLESS_WHY_NOT_CUDA},
     Backend{"nccl", "road of NCCL broadcasts", DRIFTLESS_HAS_NCCL != 0, DRIFTLESS_WHY_NOT_NCCL},
+    Backend{"nccl/tcp", "rendezvous of the nccl road over TCP", DRIFTLESS_HAS_OPENSSL != 0,
+            DRIFTLESS_WHY_NOT_OPENSSL},
     Backend{"python", "the module for Megatron", DRIFTLESS_HAS_PYTHON != 0,
             DRIFTLESS_WHY_NOT_PYTHON},
 };
@@ -40,6 +52,12 @@ Status check_backend(std::string_view name, std::string_view key) {
 
 bool wants_hdf5(const Config& config) {
   return config.road == RoadKind::kSharedFs && config.publisher.layout == DirectoryLayout::kHdf5;
+}
+
+// Trainers and rollouts are one mpirun job.
+bool meets_by_mpi(const Config& config) {
+  return config.road == RoadKind::kMpiRma ||
+         (config.road == RoadKind::kNccl && config.rendezvous.kind == RendezvousKind::kMpi);
 }
 
 std::unique_ptr<PartReader> part_reader(const Config& config) {
@@ -60,6 +78,21 @@ Status check_has_road(JobRole role) {
                "a bystander has no group and no road: only trainers and rollouts have");
 }
 
+#if DRIFTLESS_HAS_NCCL
+// The ways to meet that need no other process' help; an empty one is refused by check_built().
+NcclMeeting meeting_of(const Config& config) {
+  const RendezvousOptions& options = config.rendezvous;
+#if DRIFTLESS_HAS_OPENSSL
+  if (options.kind == RendezvousKind::kTcp) {
+    return {[options] { return nccl::make_tcp_hub(options); },
+            [options] { return nccl::make_tcp_connector(options); }};
+  }
+#endif
+  return {[options] { return nccl::make_file_hub(options); },
+          [options] { return nccl::make_file_connector(options); }};
+}
+#endif
+
 // A process that knows of no other.
 class SoloProcess final : public JobProcess {
  public:
@@ -74,13 +107,24 @@ class SoloProcess final : public JobProcess {
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      return make_nccl_sender(config_.nccl, 0, 1, meeting_of(config_));
+    }
+#endif
     return make_shared_fs_sender(posix_file_system(), config_.shared_fs, 0, 1);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      return make_nccl_receiver(config_.nccl, meeting_of(config_));
+    }
+#endif
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
+    if (config_.road == RoadKind::kNccl) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view, const Deadline&) override { return {}; }
@@ -96,10 +140,15 @@ class SoloProcess final : public JobProcess {
 };
 
 #if DRIFTLESS_HAS_MPI
+constexpr std::chrono::seconds kCloseGrace{30};
+
 class MpiJobProcess final : public JobProcess {
  public:
-  MpiJobProcess(Config config, JobRole role, std::unique_ptr<MpiProcess> process)
-      : config_(std::move(config)), role_(role), process_(std::move(process)) {}
+  MpiJobProcess(Config config, JobRole role, std::unique_ptr<MpiProcess> process, LateHandler late)
+      : config_(std::move(config)),
+        role_(role),
+        process_(std::move(process)),
+        late_(std::move(late)) {}
   // Freeing windows is collective. Where close() was not reached the job is being ended.
   ~MpiJobProcess() override {
     static_cast<void>(world_.release());  // NOLINT(bugprone-unused-return-value)
@@ -111,12 +160,21 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] bool threads() const override { return world_ == nullptr || world_->threads(); }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+    const Watchdog watchdog(connect(), late_text("meeting the other trainers"), late_);
     return make_mpi_group(process_->role());
   }
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
                                                          const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(agree(anchor_bytes, deadline));
+    const Watchdog watchdog(connect(), late_text("making the road"), late_);
     if (config_.road == RoadKind::kMpiRma) return world_->sender();
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) {
+      NcclOptions options = config_.nccl;
+      if (options.receivers == 0) options.receivers = rollouts();
+      return make_nccl_sender(options, rank(), trainers(), nccl_meeting());
+    }
+#endif
     std::unique_ptr<PartSink> sink;
 #if DRIFTLESS_HAS_HDF5
     if (wants_hdf5(config_)) {
@@ -129,10 +187,14 @@ class MpiJobProcess final : public JobProcess {
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(agree(0, deadline));
     if (config_.road == RoadKind::kMpiRma) return world_->receiver();
+#if DRIFTLESS_HAS_NCCL
+    if (config_.road == RoadKind::kNccl) return make_nccl_receiver(config_.nccl, nccl_meeting());
+#endif
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    if (config_.road == RoadKind::kMpiRma) return std::unique_ptr<ReceiveRoad>();
+    const bool forgets = config_.road == RoadKind::kMpiRma || config_.road == RoadKind::kNccl;
+    if (forgets) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
@@ -148,6 +210,9 @@ class MpiJobProcess final : public JobProcess {
     DRIFTLESS_ASSIGN_OR_RETURN(
         [[maybe_unused]] const MpiProcess::Numbers met,
         process_->largest({}, "waiting for all processes of the job to end", deadline));
+    // What waits for others there has deadlines of its own, which come first.
+    const Watchdog watchdog(Deadline::after(config_.connect_deadline + kCloseGrace),
+                            late_text("freeing windows and MPI_Finalize"), late_);
     if (world_) DRIFTLESS_RETURN_IF_ERROR(world_->close());
     world_.reset();
     return process_->finish(deadline);
@@ -177,29 +242,47 @@ class MpiJobProcess final : public JobProcess {
     if (config_.road != RoadKind::kMpiRma) return {};
     MpiRmaOptions options = config_.mpi_rma;
     if (config_.anchor_auto) options.anchor_bytes = agreed[2];
+    const Watchdog watchdog(connect(), late_text("making the windows of mpi_rma"), late_);
     DRIFTLESS_ASSIGN_OR_RETURN(world_,
                                MpiRmaWorld::create(process_->everybody(), trainers(), options));
     return {};
   }
 
+  [[nodiscard]] Deadline connect() const { return Deadline::after(config_.connect_deadline); }
+  [[nodiscard]] std::string late_text(std::string_view what) const {
+    return concat("deadlines.connect: ", to_string(role_), " ", rank(), " within MPI, ", what);
+  }
+#if DRIFTLESS_HAS_NCCL
+  [[nodiscard]] NcclMeeting nccl_meeting() {
+    if (config_.rendezvous.kind != RendezvousKind::kMpi) return meeting_of(config_);
+    const MPI_Comm everybody = process_->everybody();  // the leading trainer is its first
+    return {[everybody] { return nccl::make_mpi_hub(everybody); },
+            [everybody] { return nccl::make_mpi_connector(everybody, 0); }};
+  }
+#endif
+
   Config config_;
   JobRole role_;
   std::unique_ptr<MpiProcess> process_;
+  LateHandler late_;
   std::unique_ptr<MpiRmaWorld> world_;
 };
 
-Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiProcess> process, MpiProcess::start(role));
-  if (config.road == RoadKind::kMpiRma && process->trainers() == 0) {
-    return error(StatusCode::kInvalidArgument,
-                 "road.kind: mpi_rma needs trainers in the same job: mpirun -n 1 driftless trainer "
+Result<std::unique_ptr<JobProcess>> join_mpi(const Config& config, JobRole role,
+                                             const LateHandler& late) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<MpiProcess> process,
+      MpiProcess::start(role, Deadline::after(config.connect_deadline), late));
+  if (meets_by_mpi(config) && process->trainers() == 0) {
+    return error(StatusCode::kInvalidArgument, "road.kind: ", to_string(config.road),
+                 " needs trainers in the same job: mpirun -n 1 driftless trainer "
                  "... : -n 1 driftless rollout ...");
   }
   return std::unique_ptr<JobProcess>(
-      std::make_unique<MpiJobProcess>(config, role, std::move(process)));
+      std::make_unique<MpiJobProcess>(config, role, std::move(process), late));
 }
 #else
-Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole) {
+Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole, const LateHandler&) {
   return error(StatusCode::kUnsupported,
                "this process was started by an MPI launcher, and MPI is not in this build: ",
                DRIFTLESS_WHY_NOT_MPI);
@@ -210,12 +293,51 @@ Result<std::unique_ptr<JobProcess>> join_mpi(const Config&, JobRole) {
 
 std::span<const Backend> backends() { return kBackends; }
 
+Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
+#if DRIFTLESS_HAS_CUDA
+  return make_device_side(config.gpu);
+#else
+  return check_backend("cuda", concat("snapshot: ", to_string(config.gpu.snapshot)));
+#endif
+}
+
+Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
+                                                         const std::optional<std::string>& base) {
+#if DRIFTLESS_HAS_CUDA
+  DeviceTargetOptions options;
+  options.device = config.gpu.device;
+  options.threads = config.receiver.threads;
+  return make_owned_device_target(posix_file_system(), base, options);
+#else
+  static_cast<void>(config);
+  static_cast<void>(base);
+  return check_backend("cuda", "receiver.target: device");
+#endif
+}
+
 Status check_built(const Config& config) {
+  if (config.target == TargetKind::kDevice) {
+    DRIFTLESS_RETURN_IF_ERROR(check_backend("cuda", "receiver.target: device"));
+  }
+  if (config.gpu.snapshot != SnapshotPlace::kHost) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_backend("cuda", concat("snapshot: ", to_string(config.gpu.snapshot))));
+  }
   if (config.road == RoadKind::kMpiRma) {
     DRIFTLESS_RETURN_IF_ERROR(check_backend("mpi_rma", "road.kind"));
   }
   if (wants_hdf5(config)) {
     DRIFTLESS_RETURN_IF_ERROR(check_backend("shared_fs/hdf5", "road.layout"));
+  }
+  if (config.road == RoadKind::kNccl) {
+    DRIFTLESS_RETURN_IF_ERROR(check_backend("nccl", "road.kind"));
+    if (config.rendezvous.kind == RendezvousKind::kTcp) {
+      DRIFTLESS_RETURN_IF_ERROR(check_backend("nccl/tcp", "road.nccl.rendezvous"));
+    }
+    if (config.rendezvous.kind == RendezvousKind::kMpi) {
+      DRIFTLESS_RETURN_IF_ERROR(check_backend("mpi_rma", "road.nccl.rendezvous"));
+    }
   }
   if (!config.engines.empty()) return check_backend("engines", "engines");
   return {};
@@ -231,16 +353,15 @@ std::string_view to_string(JobRole role) {
 }
 
 Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRole role,
-                                                     bool launched) {
+                                                     bool launched, const LateHandler& late) {
   DRIFTLESS_RETURN_IF_ERROR(check_built(config));
   if (config.road == RoadKind::kLoopback) {
     return error(StatusCode::kInvalidArgument,
-                 "road.kind: loopback joins threads of one process; between processes use mpi_rma "
-                 "or shared_fs");
+                 "road.kind: loopback joins threads of one process; between processes use mpi_rma, "
+                 "nccl or shared_fs");
   }
-  const bool needs_mpi =
-      config.road == RoadKind::kMpiRma || (wants_hdf5(config) && role == JobRole::kTrainer);
-  if (launched || needs_mpi) return join_mpi(config, role);
+  const bool needs_mpi = meets_by_mpi(config) || (wants_hdf5(config) && role == JobRole::kTrainer);
+  if (launched || needs_mpi) return join_mpi(config, role, late);
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, role));
 }
 

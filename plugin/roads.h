@@ -15,6 +15,8 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "plugin/config.h"
+#include "plugin/device/device_target.h"
+#include "plugin/watchdog.h"
 
 namespace driftless {
 
@@ -28,6 +30,13 @@ struct Backend {
 // kUnsupported, with the reason, where the configuration asks for what was not built.
 [[nodiscard]] Status check_built(const Config& config);
 
+// The publisher's side of the GPU, where the configuration asks for one (else null). For
+// PublisherOptions::device.
+[[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
+// A rollout's weights on its GPU (make_owned_device_target()).
+[[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
+    const Config& config, const std::optional<std::string>& base);
+
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.
 enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
@@ -38,9 +47,12 @@ enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
 class JobProcess {
  public:
   // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes
-  // that it started join. Else MPI is used only where the road needs it.
+  // that it started join. Else MPI is used only where the road needs it. `late`: what to do where
+  // MPI itself waits for longer than config.connect_deadline, in a call that knows no deadline
+  // (here, while the road is made, at the end); watchdog.h. Without it such calls are waited for.
   [[nodiscard]] static Result<std::unique_ptr<JobProcess>> join(const Config& config, JobRole role,
-                                                                bool launched);
+                                                                bool launched,
+                                                                const LateHandler& late = {});
   virtual ~JobProcess() = default;
 
   [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role

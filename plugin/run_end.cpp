@@ -56,6 +56,8 @@ Result<std::optional<EndOfRun>> look_for_end(JobProcess& process, const Config& 
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard, process.hear_end());
     if (!heard) return std::optional<EndOfRun>();
     text = *heard;
+  } else if (config.road != RoadKind::kSharedFs) {
+    return std::optional<EndOfRun>();  // nobody can say it: it goes on until it is stopped
   } else {
     const Result<std::string> read = read_text(posix_file_system(), end_path(config), kMaxEndBytes);
     if (read.status().code() == StatusCode::kNotFound) return std::optional<EndOfRun>();

@@ -48,8 +48,7 @@ class ShardPayload final : public RankPayload {
       DRIFTLESS_RETURN_IF_ERROR(open());
       DRIFTLESS_RETURN_IF_ERROR(shard_->add(sides));
     }
-    absorb(batch, deltas);
-    return {};
+    return absorb(batch, deltas);
   }
 
   Status finish() override {
@@ -124,19 +123,23 @@ class ShardPayload final : public RankPayload {
   }
 
   // The snapshot takes what the shard now holds.
-  void absorb(std::span<const PairedTensor> batch, const std::vector<StoredDelta>& deltas) {
+  Status absorb(std::span<const PairedTensor> batch, const std::vector<StoredDelta>& deltas) {
     if (full()) {
       for (const PairedTensor& offered : batch) {
         std::byte* const kept = context_.snapshot->data(offered.tensor);
         if (kept == offered.new_data) continue;  // an anchor is made from the snapshot itself
         std::ranges::copy(bytes_of(offered), kept);
       }
-      return;
+      return {};
     }
     for (const StoredDelta& delta : deltas) {
-      findings_.digest_change += context_.undo->apply(
-          host_kernels(), key(delta.tensor), context_.snapshot->data(delta.tensor), delta.view());
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          const Digest change,
+          context_.undo->apply(host_kernels(), key(delta.tensor),
+                               context_.snapshot->data(delta.tensor), delta.view()));
+      findings_.digest_change += change;
     }
+    return {};
   }
 
   PayloadContext context_;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/tensor_ops.h"
@@ -16,7 +17,27 @@ std::uint64_t aligned(std::uint64_t size) {
   return (size + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+Result<std::byte*> map_memory(std::uint64_t bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", bytes,
+                 " bytes of weights");
+  }
+  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
 }  // namespace
+
+std::string_view to_string(SnapshotPlace place) {
+  switch (place) {
+    case SnapshotPlace::kPinned: return "pinned";
+    case SnapshotPlace::kDevice: return "device";
+    default: return "host";
+  }
+}
 
 Snapshot::Snapshot(Snapshot&& other) noexcept { *this = std::move(other); }
 
@@ -26,31 +47,34 @@ Snapshot& Snapshot::operator=(Snapshot&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(memory_, other.memory_);
   std::swap(memory_bytes_, other.memory_bytes_);
+  std::swap(device_, other.device_);
+  std::swap(device_memory_, other.device_memory_);
+  std::swap(kind_, other.kind_);
   return *this;
 }
 
 Snapshot::~Snapshot() {
-  if (memory_ != nullptr) ::munmap(memory_, memory_bytes_);
+  if (memory_ != nullptr && device_ == nullptr) ::munmap(memory_, memory_bytes_);
 }
 
-Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors) {
+Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors,
+                                  DeviceSide* device) {
   Snapshot snapshot;
   snapshot.layout_ = &layout;
   snapshot.tensors_ = std::move(tensors);
   snapshot.data_.resize(layout.size());
-  for (const std::uint32_t tensor : snapshot.tensors_) {
-    snapshot.memory_bytes_ += aligned(layout[tensor].size_bytes);
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t tensor : snapshot.tensors_) bytes += aligned(layout[tensor].size_bytes);
+  bytes = std::max(bytes, kAlignment);
+  if (device != nullptr) {
+    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.device_memory_, device->allocate(bytes));
+    snapshot.memory_ = snapshot.device_memory_.get();
+    snapshot.device_ = device;
+    if (device->on_device()) snapshot.kind_ = MemoryKind::kDevice;
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.memory_, map_memory(bytes));
   }
-  snapshot.memory_bytes_ = std::max(snapshot.memory_bytes_, kAlignment);
-  void* const memory = ::mmap(nullptr, snapshot.memory_bytes_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", snapshot.memory_bytes_,
-                 " bytes of weights");
-  }
-  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
-  ::madvise(memory, snapshot.memory_bytes_, MADV_HUGEPAGE);
-  snapshot.memory_ = static_cast<std::byte*>(memory);
+  snapshot.memory_bytes_ = bytes;
   std::byte* at = snapshot.memory_;
   for (const std::uint32_t tensor : snapshot.tensors_) {
     snapshot.data_[tensor] = at;
@@ -59,7 +83,21 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::u
   return snapshot;
 }
 
-Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
+  const std::uint64_t bytes = (*layout_)[tensor].size_bytes;
+  if (device_ != nullptr) return device_->copy(data_[tensor], from, bytes);
+  std::copy_n(from, bytes, data_[tensor]);
+  return {};
+}
+
+Result<Digest> Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+  if (kind_ == MemoryKind::kDevice) {
+    std::vector<DeviceSide::Piece> pieces;
+    for (const std::uint32_t tensor : tensors_) {
+      pieces.push_back({(*layout_)[tensor].name, bytes(tensor)});
+    }
+    return device_->digest(pieces);
+  }
   Digest sum;
   for (const std::uint32_t tensor : tensors_) {
     sum +=
@@ -68,34 +106,53 @@ Digest Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
   return sum;
 }
 
-StoredDelta& UndoLog::next_piece() {
+UndoLog::Piece& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
   if (used_ == pieces_.size()) pieces_.emplace_back();
   return pieces_[used_++];
 }
 
-Digest UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
-                      std::byte* tensor_data, const DeltaView& delta) {
-  StoredDelta& piece = next_piece();
+std::byte* UndoLog::start(Piece& piece, const DeltaView& delta) {
   piece.tensor = delta.tensor;
   piece.unit_bytes = delta.unit_bytes;
   piece.origin = delta.origin;
-  piece.offsets.assign(delta.offsets.begin(), delta.offsets.end());
-  piece.values.resize(delta.count() * delta.unit_bytes);
-  std::byte* const units = tensor_data + delta.origin * delta.unit_bytes;
-  kernels.gather(units, delta.unit_bytes, delta.offsets.data(), delta.count(), piece.values.data());
-  const Digest change =
-      kernels.digest_change(key, delta.unit_bytes, delta.origin, delta.offsets.data(),
-                            delta.count(), piece.values.data(), delta.values);
-  kernels.scatter(units, delta.unit_bytes, delta.offsets.data(), delta.count(), delta.values);
-  return change;
+  piece.count = 0;
+  piece.memory.shrink(0);
+  std::byte* const memory =
+      piece.memory.extend(delta.count() * (sizeof(std::uint32_t) + delta.unit_bytes));
+  if (memory != nullptr) piece.count = delta.count();
+  return memory;
+}
+
+Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
+                              std::byte* tensor_data, const DeltaView& delta,
+                              const std::byte* old_values) {
+  std::byte* const memory = start(next_piece(), delta);
+  if (memory == nullptr) {
+    return error(StatusCode::kNoSpace, "no memory to keep the old values of ", delta.count(),
+                 " changes");
+  }
+  const unsigned width = delta.unit_bytes;
+  const std::uint32_t* const offsets = delta.offsets.data();
+  std::byte* const units = tensor_data + delta.origin * width;
+  std::memcpy(memory, offsets, delta.offsets.size_bytes());
+  std::byte* const kept = memory + delta.offsets.size_bytes();
+  if (old_values != nullptr) {
+    std::memcpy(kept, old_values, delta.count() * width);
+  } else {
+    kernels.gather(units, width, offsets, delta.count(), kept);
+  }
+  return kernels.scatter_digested(key, width, delta.origin, offsets, delta.count(), kept,
+                                  delta.values, units);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
   for (std::size_t i = used_; i-- > 0;) {
-    const StoredDelta& piece = pieces_[i];
+    const Piece& piece = pieces_[i];
+    const std::byte* const memory = piece.memory.bytes().data();
     kernels.scatter(snapshot.data(piece.tensor) + piece.origin * piece.unit_bytes, piece.unit_bytes,
-                    piece.offsets.data(), piece.offsets.size(), piece.values.data());
+                    reinterpret_cast<const std::uint32_t*>(memory), piece.count,
+                    memory + piece.count * sizeof(std::uint32_t));
   }
   clear();
 }
@@ -104,8 +161,8 @@ void UndoLog::clear() {
   constexpr std::uint64_t kAlwaysKept = std::uint64_t{16} << 20;
   std::uint64_t needed = 0, held = 0;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (i < used_) needed += pieces_[i].used_bytes();
-    held += pieces_[i].held_bytes();
+    if (i < used_) needed += pieces_[i].memory.size();
+    held += pieces_[i].memory.capacity();
   }
   used_ = 0;
   if (held > kAlwaysKept + 2 * needed) pieces_.clear();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -12,8 +13,11 @@
 #include "core/delta_view.h"
 #include "core/digest.h"
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
+#include "formats/byte_buffer.h"
 #include "kernels/host_kernels.h"
+#include "plugin/device_side.h"
 
 namespace driftless {
 
@@ -25,10 +29,11 @@ class Snapshot {
   Snapshot(Snapshot&& other) noexcept;
   Snapshot& operator=(Snapshot&& other) noexcept;
   ~Snapshot();
-  // Zeroed, for the tensors with these indexes. kNoSpace where there is no memory. The layout
-  // outlives it.
+  // Zeroed, for the tensors with these indexes. kNoSpace where there is no memory. With `device` it
+  // lies where that says. The layout and the device side outlive it.
   [[nodiscard]] static Result<Snapshot> create(const WeightLayout& layout,
-                                               std::vector<std::uint32_t> tensors);
+                                               std::vector<std::uint32_t> tensors,
+                                               DeviceSide* device = nullptr);
 
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
   // Null where the tensor is not one of these.
@@ -37,7 +42,10 @@ class Snapshot {
     return {data_[tensor], (*layout_)[tensor].size_bytes};
   }
   [[nodiscard]] const WeightLayout& layout() const { return *layout_; }
-  [[nodiscard]] Digest digest(const HostKernels& kernels, unsigned threads) const;
+  [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
+  // All of a tensor; `from` may lie on either side.
+  [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
+  [[nodiscard]] Result<Digest> digest(const HostKernels& kernels, unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;
@@ -45,6 +53,9 @@ class Snapshot {
   std::vector<std::byte*> data_;  // per tensor of the layout
   std::byte* memory_ = nullptr;
   std::uint64_t memory_bytes_ = 0;
+  DeviceSide* device_ = nullptr;
+  std::shared_ptr<std::byte> device_memory_;  // memory_, where the device side gave it
+  MemoryKind kind_ = MemoryKind::kHost;
 };
 
 // A DeltaView that owns what it shows.
@@ -58,10 +69,6 @@ struct StoredDelta {
   [[nodiscard]] DeltaView view() const {
     return {tensor, unit_bytes, origin, offsets, values.data()};
   }
-  [[nodiscard]] std::uint64_t used_bytes() const { return offsets.size() * 4 + values.size(); }
-  [[nodiscard]] std::uint64_t held_bytes() const {
-    return offsets.capacity() * 4 + values.capacity();
-  }
 };
 
 // The old values of what a version changed in a snapshot. O(changed). apply() may be called from
@@ -70,18 +77,30 @@ struct StoredDelta {
 class UndoLog {
  public:
   // Keeps the old values of `delta` in `tensor_data`, then writes the new ones over them. Returns
-  // what this changes in the digest of the tensor that `key` stands for.
-  [[nodiscard]] Digest apply(const HostKernels& kernels, const DigestTensorKey& key,
-                             std::byte* tensor_data, const DeltaView& delta);
+  // what this changes in the digest of the tensor that `key` stands for. `old_values` are those of
+  // the delta's units; where it is null they are read from the tensor. kNoSpace: no memory, and
+  // nothing was changed.
+  [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
+                                     std::byte* tensor_data, const DeltaView& delta,
+                                     const std::byte* old_values = nullptr);
   void roll_back(const HostKernels& kernels, Snapshot& snapshot);
   void clear();
   [[nodiscard]] bool empty() const { return used_ == 0; }
 
  private:
-  [[nodiscard]] StoredDelta& next_piece();
+  struct Piece {
+    std::uint32_t tensor = 0;
+    unsigned unit_bytes = 1;
+    std::uint64_t origin = 0;
+    std::uint64_t count = 0;
+    ByteBuffer memory;  // `count` offsets, then as many old values
+  };
+  [[nodiscard]] Piece& next_piece();
+  // Room for the offsets and the values of `delta`; null where there is none, the piece then empty.
+  [[nodiscard]] static std::byte* start(Piece& piece, const DeltaView& delta);
 
-  std::mutex mutex_;                // for the next two
-  std::deque<StoredDelta> pieces_;  // the first `used_` count
+  std::mutex mutex_;          // for the next two
+  std::deque<Piece> pieces_;  // the first `used_` count
   std::size_t used_ = 0;
 };
 

@@ -50,7 +50,16 @@ Result<VersionSource> VersionSource::open(FileSystem& fs, const VersionDirectory
 
 Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory version,
                                           std::vector<MappedFile> parts, const WeightLayout& layout,
-                                          const std::string& spool_directory, unsigned threads) {
+                                          const std::string& spool_directory, unsigned threads,
+                                          const FrontReader& front) {
+  const bool frames = version.directory_layout == DirectoryLayout::kFrames ||
+                      version.directory_layout == DirectoryLayout::kHdf5;
+  for (const MappedFile& part : parts) {
+    if (part.memory_kind() == MemoryKind::kHost || (frames && front)) continue;
+    return error(StatusCode::kUnsupported, join_path(version.path, part.path()),
+                 ": lies in device memory, where only weights on the GPU and plain frames are of "
+                 "use; let the road land on the host");
+  }
   if (parts.size() != version.payload_files.size()) {
     return error(StatusCode::kInternal, version.path, ": ", parts.size(), " parts for ",
                  version.payload_files.size(), " names");
@@ -65,7 +74,7 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
       break;
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5:
-      DRIFTLESS_RETURN_IF_ERROR(source.open_frames(std::move(parts), threads));
+      DRIFTLESS_RETURN_IF_ERROR(source.open_frames(std::move(parts), threads, front));
       break;
   }
   if (source.version_.full()) DRIFTLESS_RETURN_IF_ERROR(source.check_coverage());
@@ -193,6 +202,19 @@ const TensorChange* VersionSource::find(std::uint32_t tensor) const {
 
 std::span<const BucketPiece> VersionSource::pieces(const TensorChange& change) const {
   return payloads_.at(change.tensor).pieces;
+}
+
+std::vector<SourceBucket> VersionSource::buckets() const {
+  std::vector<SourceBucket> buckets;
+  if (!positional()) return buckets;
+  for (std::size_t i = 0; i < flushes_.size(); ++i) {
+    buckets.push_back({flushes_[i]->bucket(), MemoryKind::kHost, version_.payload_files[i]});
+  }
+  for (std::size_t i = 0; i < frames_.size(); ++i) {
+    buckets.push_back(
+        {frames_[i]->bucket(), frame_bytes_[i].memory_kind(), version_.payload_files[i]});
+  }
+  return buckets;
 }
 
 std::span<const DensePiece> VersionSource::dense(const TensorChange& change) const {

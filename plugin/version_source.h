@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -30,7 +31,19 @@ struct TensorChange {
 struct DensePiece {
   std::uint64_t byte_offset = 0;
   std::span<const std::byte> bytes;
+  MemoryKind memory = MemoryKind::kHost;
 };
+
+// A bucket as it came. In device memory its streams must not be followed here; its entries may.
+struct SourceBucket {
+  BucketView view;
+  MemoryKind memory = MemoryKind::kHost;
+  std::string name;  // of the part
+};
+
+// The front of a frame that lies in device memory (frame_head.h), valid as long as it is asked for.
+// Called from several threads.
+using FrontReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;
 
 // Holds the payload mapped. Immutable once open; patchers may be made and used from several
 // threads, and must not outlive it. The layout outlives it.
@@ -44,12 +57,14 @@ class VersionSource {
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory);
   // The same from payload that is there already: `parts` as version.payload_files. Frames must
-  // belong to the version, and each rank's must be numbered from 0 without a gap.
+  // belong to the version, and each rank's must be numbered from 0 without a gap. Plain frames may
+  // lie in device memory where `front` is given; then there are no patchers. kUnsupported for other
+  // parts there.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory,
-                                                  unsigned threads);
+                                                  unsigned threads, const FrontReader& front = {});
 
   [[nodiscard]] const VersionDirectory& version() const { return version_; }
   // Largest tensors first, so that parallel work ends together.
@@ -62,6 +77,8 @@ class VersionSource {
   // True: every change is pieces(); what lies between them stays.
   [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
   [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
+  // Of a positional version: all of it, bucket by bucket.
+  [[nodiscard]] std::vector<SourceBucket> buckets() const;
   // Of a full version: all of the tensor, ascending.
   [[nodiscard]] std::span<const DensePiece> dense(const TensorChange& change) const;
 
@@ -72,9 +89,11 @@ class VersionSource {
   Status add_shard(const std::string& name, const SafetensorsFile& shard);
   Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                       const std::string& spool_directory);
-  Status open_frames(std::vector<MappedFile> parts, unsigned threads);
+  Status open_frames(std::vector<MappedFile> parts, unsigned threads, const FrontReader& front);
+  Result<Frame> open_frame(const MappedFile& part, const FrontReader& front) const;
   Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
-  Status add_runs(const std::string& name, const std::string& rank, const Frame& frame);
+  Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
+                  MemoryKind memory);
   Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
   Status check_coverage();
   Status adopt_manifest_checksums();

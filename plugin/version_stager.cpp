@@ -110,9 +110,8 @@ class Stager {
     const std::byte* const old_bytes = tensor.data + at;
     const std::uint32_t count =
         kernels.diff(old_bytes, chunk.data(), static_cast<std::uint32_t>(chunk.size() / width),
-                     width, offsets_.data(), new_values_.data());
+                     width, offsets_.data(), new_values_.data(), old_values_.data());
     if (count == 0) return {};
-    kernels.gather(old_bytes, width, offsets_.data(), count, old_values_.data());
     staged_.changed_units += count;
     staged_.digest_change +=
         kernels.digest_change(digest_tensor_key(tensor.spec->name), width, at / width,

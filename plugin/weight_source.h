@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/layout.h"
+#include "core/memory_kind.h"
 #include "core/status.h"
 #include "formats/checkpoint.h"
 
@@ -16,6 +17,9 @@ namespace driftless {
 struct OfferedTensor {
   std::size_t tensor = 0;  // index in tensors()
   const std::byte* data = nullptr;
+  // kDevice: ready to be read by work that is queued from now on, on any stream of that GPU. Only
+  // for publishers with a device side (PublisherOptions::device).
+  MemoryKind memory = MemoryKind::kHost;
 };
 
 class WeightSource {
@@ -23,9 +27,10 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // The same on every call, for the life of the source.
   [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
-  // Passes every tensor once, in batches of the source's choice; the data of a batch is valid until
-  // `use` returns. May be called again, and then offers the same bytes again: a version that turns
-  // out to be dense is sent in full from a second pass.
+  // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
+  // source's choice; the data of a batch is valid until `use` returns. May be called again, and
+  // then offers the same bytes again: a version that turns out to be dense is sent in full from a
+  // second pass.
   [[nodiscard]] virtual Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
 };

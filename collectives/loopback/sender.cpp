@@ -183,6 +183,7 @@ class LoopbackSender final : public SendRoad {
   Result<std::vector<PublicationId>> prune(std::uint64_t) override {
     return std::vector<PublicationId>();  // the ring makes room by itself
   }
+  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override {}
 
  private:

@@ -41,6 +41,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
     return std::vector<PublicationId>{};
   }
+  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override { pulse_.beat(); }
 
  private:

@@ -36,6 +36,7 @@ class Sender final : public SendRoad {
   Result<bool> published(const PublicationId& id, const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override;
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
+  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override {}
 
  private:

@@ -1,8 +1,8 @@
 #include "kernels/cpu/digest.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <type_traits>
 
 namespace driftless::cpu {
 namespace {
@@ -63,49 +63,85 @@ Unit load(const void* values, std::uint64_t k) {
   return unit;
 }
 
-using BlockSums = std::uint64_t[kDigestLanes];
+// Two kinds of changes, because 64-bit products are slow on small cores: units of up to 2 bytes
+// have steps so small that 32-bit factors and 64-bit sums do.
 
-// What changes within one block, without its key. Two kinds, because 64-bit products are slow on
-// small cores: units of up to 2 bytes have steps so small that 32-bit factors and 64-bit sums do,
-// if each place of a unit in its word has sums of its own.
-class SmallSteps {
- public:
-  void add(std::size_t place, std::size_t byte, std::uint64_t before, std::uint64_t after) {
-    const auto step = static_cast<std::int32_t>(after) - static_cast<std::int32_t>(before);
-    std::int64_t(&sums)[2 * kDigestLanes] = sums_[byte];
+constexpr std::uint64_t kLimbMask = (std::uint64_t{1} << 31) - 1;
+
+using AllHalfKeys = std::array<HalfKeys, kDigestBlockHalves>;
+
+AllHalfKeys make_half_keys() {
+  static_assert(kDigestLanes == 2 && kDigestBlockHalves == 2 * kDigestBlockWords);
+  AllHalfKeys keys{};
+  for (std::size_t half = 0; half < keys.size(); ++half) {
     for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
-      sums[2 * lane] += std::int64_t{step} * static_cast<std::int32_t>(keys_.low[lane][place]);
-      sums[2 * lane + 1] += std::int64_t{step} * static_cast<std::int32_t>(keys_.high[lane][place]);
+      const std::uint64_t key = digest_multiply(digest_place_keys().at(lane, half / 2),
+                                                std::uint64_t{1} << (16 * (half % 2)));
+      keys[half].limbs[2 * lane] = static_cast<std::int32_t>(key & kLimbMask);
+      keys[half].limbs[2 * lane + 1] = static_cast<std::int32_t>(key >> 31);
     }
   }
-  void take(BlockSums& out) {
+  return keys;
+}
+
+const HalfKeys* half_keys() {
+  static const AllHalfKeys keys = make_half_keys();
+  return keys.data();
+}
+
+// Any x; the result is below 2^61 + 8, which digest_fold() ends.
+std::uint64_t fold_loosely(std::uint64_t x) { return (x & kDigestPrime) + (x >> 61); }
+
+// low + high * 2^31 mod p, below 2^63; both are below 2^60 without their signs. The upper bits of
+// `high` stand for multiples of 2^61, which is 1.
+std::uint64_t join_limbs(std::int64_t low, std::int64_t high) {
+  const std::int64_t rest = high & ((std::int64_t{1} << 30) - 1);
+  return static_cast<std::uint64_t>(low + (high >> 30)) + (static_cast<std::uint64_t>(rest) << 31) +
+         kDigestPrime;
+}
+
+// Nothing in the loop waits for the iteration before it but the last additions.
+void add_steps(const DigestTensorKey& tensor, std::span<const BlockSteps> blocks, Digest& digest) {
+  std::uint64_t total[kDigestLanes] = {};
+  for (const BlockSteps& each : blocks) {
     for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
-      __int128 sum = 0;
-      for (std::size_t byte = kDigestWordBytes; byte-- > 0;) {
-        sum = sum * 256 + sums_[byte][2 * lane] +
-              static_cast<__int128>(sums_[byte][2 * lane + 1]) * (1 << 28);
-      }
-      out[lane] = reduce_signed(sum);
+      const std::uint64_t sum = join_limbs(each.sums[2 * lane], each.sums[2 * lane + 1]);
+      const Wide product = Wide{digest_block_key(tensor, each.block, lane)} * sum;
+      const std::uint64_t term = fold_loosely((static_cast<std::uint64_t>(product) & kDigestPrime) +
+                                              static_cast<std::uint64_t>(product >> 61));
+      total[lane] = fold_loosely(total[lane] + term);
     }
-    std::memset(sums_, 0, sizeof(sums_));
   }
+  for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
+    digest.lanes[lane] = digest_add(digest.lanes[lane], digest_fold(total[lane]));
+  }
+}
 
- private:
-  const DigestPlaceKeys& keys_ = digest_place_keys();
-  std::int64_t sums_[kDigestWordBytes][2 * kDigestLanes] = {};
-};
+Digest change_of_small_units(DigestSteps digest_steps, const DigestTensorKey& tensor,
+                             UnitChanges changes) {
+  std::array<BlockSteps, 64> blocks;  // filled as far as they are read
+  Digest digest;
+  while (changes.done < changes.count) {
+    const unsigned found = digest_steps(changes, half_keys(), blocks.data(), blocks.size());
+    add_steps(tensor, std::span(blocks).first(found), digest);
+  }
+  return digest;
+}
 
+// What changes within one block, without its key.
 class LargeSteps {
  public:
-  void add(std::size_t place, std::size_t, std::uint64_t before, std::uint64_t after) {
+  void add(std::size_t place, std::uint64_t before, std::uint64_t after) {
     add_word(place, before, after);
     if ((before | after) >> 32 != 0) add_word(place + 1, before >> 32, after >> 32);
   }
-  void take(BlockSums& out) {
+  void end_block(const DigestTensorKey& tensor, std::uint64_t block, Digest& digest) {
+    std::uint64_t sums[kDigestLanes];
     for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
-      out[lane] = reduce_signed(sums_[lane]);
+      sums[lane] = reduce_signed(sums_[lane]);
       sums_[lane] = 0;
     }
+    add_block(tensor, block, sums, digest);
   }
 
  private:
@@ -123,26 +159,23 @@ class LargeSteps {
 
 // Units lie whole in one block, and ascend: a block's terms are summed before its key is made.
 template <typename Unit>
-Digest change_of_units(const DigestTensorKey& tensor, std::uint64_t origin,
-                       const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                       const void* new_values) {
-  std::conditional_t<sizeof(Unit) <= 2, SmallSteps, LargeSteps> steps;
-  BlockSums sums;
+Digest change_of_large_units(const DigestTensorKey& tensor, std::uint64_t origin,
+                             const std::uint32_t* offsets, std::uint64_t count,
+                             const void* old_values, const void* new_values) {
+  LargeSteps steps;
   Digest digest;
   if (count == 0) return digest;
   std::uint64_t block = (origin + offsets[0]) * sizeof(Unit) / kDigestBlockBytes;
   for (std::uint64_t k = 0; k < count; ++k) {
     const std::uint64_t at = (origin + offsets[k]) * sizeof(Unit);
     if (at / kDigestBlockBytes != block) {
-      steps.take(sums);
-      add_block(tensor, block, sums, digest);
+      steps.end_block(tensor, block, digest);
       block = at / kDigestBlockBytes;
     }
-    steps.add(at % kDigestBlockBytes / kDigestWordBytes, at % kDigestWordBytes,
-              load<Unit>(old_values, k), load<Unit>(new_values, k));
+    steps.add(at % kDigestBlockBytes / kDigestWordBytes, load<Unit>(old_values, k),
+              load<Unit>(new_values, k));
   }
-  steps.take(sums);
-  add_block(tensor, block, sums, digest);
+  steps.end_block(tensor, block, digest);
   return digest;
 }
 
@@ -170,19 +203,20 @@ Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64
   return digest;
 }
 
-Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
-                     const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                     const void* new_values) {
-  switch (unit_bytes) {
-    case 1:
-      return change_of_units<std::uint8_t>(tensor, origin, offsets, count, old_values, new_values);
-    case 2:
-      return change_of_units<std::uint16_t>(tensor, origin, offsets, count, old_values, new_values);
-    case 4:
-      return change_of_units<std::uint32_t>(tensor, origin, offsets, count, old_values, new_values);
-    default:
-      return change_of_units<std::uint64_t>(tensor, origin, offsets, count, old_values, new_values);
+Digest digest_change(DigestSteps digest_steps, const DigestTensorKey& tensor, unsigned unit_bytes,
+                     std::uint64_t origin, const std::uint32_t* offsets, std::uint64_t count,
+                     const void* old_values, const void* new_values, void* units) {
+  if (unit_bytes <= 2) {
+    return change_of_small_units(
+        digest_steps, tensor,
+        {unit_bytes, origin, offsets, count, static_cast<const unsigned char*>(old_values),
+         static_cast<const unsigned char*>(new_values), static_cast<unsigned char*>(units), 0});
   }
+  if (units != nullptr) scatter(units, unit_bytes, offsets, count, new_values);
+  return unit_bytes == 4 ? change_of_large_units<std::uint32_t>(tensor, origin, offsets, count,
+                                                                old_values, new_values)
+                         : change_of_large_units<std::uint64_t>(tensor, origin, offsets, count,
+                                                                old_values, new_values);
 }
 
 }  // namespace driftless::cpu

@@ -87,6 +87,18 @@ inline Vector add_high_halves(Vector sums, Vector x) {
 }
 inline Vector zero() { return _mm256_setzero_si256(); }
 
+class StepSums {
+ public:
+  void add(const std::int32_t* keys, std::int32_t step) {
+    const Vector k = _mm256_cvtepi32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(keys)));
+    sums_ = _mm256_add_epi64(sums_, _mm256_mul_epi32(k, _mm256_set1_epi32(step)));
+  }
+  void store(std::int64_t* to) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums_); }
+
+ private:
+  Vector sums_ = _mm256_setzero_si256();
+};
+
 inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   Vector v = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

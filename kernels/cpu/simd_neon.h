@@ -90,6 +90,23 @@ inline Vector add_high_halves(Vector sums, Vector x) {
 inline Vector zero() { return vdupq_n_u8(0); }
 inline std::uint64_t sum_64(Vector v) { return vaddvq_u64(vreinterpretq_u64_u8(v)); }
 
+class StepSums {
+ public:
+  void add(const std::int32_t* keys, std::int32_t step) {
+    const int32x4_t k = vld1q_s32(keys);
+    const int32x4_t s = vdupq_n_s32(step);
+    first_ = vmlal_s32(first_, vget_low_s32(k), vget_low_s32(s));
+    second_ = vmlal_high_s32(second_, k, s);
+  }
+  void store(std::int64_t* to) const {
+    vst1q_s64(to, first_);
+    vst1q_s64(to + 2, second_);
+  }
+
+ private:
+  int64x2_t first_ = vdupq_n_s64(0), second_ = vdupq_n_s64(0);
+};
+
 inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   const std::uint32_t steps[4] = {0, 1, 2, 3};
   uint32x4_t v = vaddq_u32(vdupq_n_u32(first), vld1q_u32(steps));

@@ -1,8 +1,8 @@
 // SIMD within a 64-bit register, for processors that no other target knows.
 //
 // All simd_*.h have the same shape: a Vector, loads and stores at any address, and the few
-// operations that diff.cpp, masked_overwrite.cpp and digest_sums.cpp are written in. `kUnit` is the
-// unit's width in bytes: 1, 2, 4 or 8.
+// operations that diff.cpp, masked_overwrite.cpp, digest_sums.cpp and digest_steps.cpp are written
+// in. `kUnit` is the unit's width in bytes: 1, 2, 4 or 8.
 #pragma once
 
 #include <cstdint>
@@ -94,6 +94,20 @@ inline Vector add_low_halves(Vector sums, Vector x) { return sums + (x & 0xfffff
 inline Vector add_high_halves(Vector sums, Vector x) { return sums + (x >> 32); }
 inline Vector zero() { return 0; }
 inline std::uint64_t sum_64(Vector v) { return v; }
+
+// Four sums of signed products of a step and a key each, modulo 2^64.
+class StepSums {
+ public:
+  void add(const std::int32_t* keys, std::int32_t step) {
+    for (unsigned i = 0; i < 4; ++i) sums_[i] += std::int64_t{step} * keys[i];
+  }
+  void store(std::int64_t* to) const {
+    for (unsigned i = 0; i < 4; ++i) to[i] = sums_[i];
+  }
+
+ private:
+  std::int64_t sums_[4] = {};
+};
 
 // first, first + 1, ... in 64 places.
 inline void store_iota64(std::uint32_t* at, std::uint32_t first) {

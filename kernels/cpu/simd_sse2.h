@@ -93,6 +93,20 @@ inline Vector add_high_halves(Vector sums, Vector x) {
 }
 inline Vector zero() { return _mm_setzero_si128(); }
 
+// SSE2 multiplies only without signs, so scalar.
+class StepSums {
+ public:
+  void add(const std::int32_t* keys, std::int32_t step) {
+    for (unsigned i = 0; i < 4; ++i) sums_[i] += std::int64_t{step} * keys[i];
+  }
+  void store(std::int64_t* to) const {
+    for (unsigned i = 0; i < 4; ++i) to[i] = sums_[i];
+  }
+
+ private:
+  std::int64_t sums_[4] = {};
+};
+
 inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   Vector v = _mm_add_epi32(_mm_set1_epi32(static_cast<int>(first)), _mm_setr_epi32(0, 1, 2, 3));
   for (unsigned i = 0; i < 64; i += 4) {

@@ -42,4 +42,11 @@ Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::ui
   return change;
 }
 
+Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                        const void* new_values, void* units) {
+  scatter(units, unit_bytes, offsets, count, new_values);
+  return digest_change(tensor, unit_bytes, origin, offsets, count, old_values, new_values);
+}
+
 }  // namespace driftless::reference

@@ -10,7 +10,7 @@
 namespace driftless::reference {
 
 std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
-                   unsigned unit_bytes, std::uint32_t* offsets, void* values);
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values);
 void gather(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
             std::uint64_t count, void* values);
 void scatter(void* units, unsigned unit_bytes, const std::uint32_t* offsets, std::uint64_t count,
@@ -22,5 +22,8 @@ Digest digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
 Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
                      const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                      const void* new_values);
+Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                        const void* new_values, void* units);
 
 }  // namespace driftless::reference

@@ -13,6 +13,7 @@
 #include "module/source.h"
 #include "plugin/job_names.h"
 #include "plugin/metrics.h"
+#include "plugin/roads.h"
 #include "plugin/run_end.h"
 
 namespace driftless::python {
@@ -122,6 +123,7 @@ class HeldPublisher final : public JobMember {
     DRIFTLESS_ASSIGN_OR_RETURN(history_, process.history());
     PublisherOptions options = config.publisher;
     options.background = process.threads();
+    DRIFTLESS_ASSIGN_OR_RETURN(options.device, open_device(config));
     DRIFTLESS_ASSIGN_OR_RETURN(auto publisher,
                                Publisher::open(options, *group_, *road_, history_.get(), source));
     if (group_->leads()) DRIFTLESS_RETURN_IF_ERROR(withdraw_end(config));

@@ -1,8 +1,9 @@
 // Where the module gets its roads from.
 //
-// The module itself links neither MPI nor HDF5, so that it can be imported where they are missing.
-// Roads that need them are in a library of its own beside the module (road_library.cpp), loaded
-// when a job asks for one, or was started by mpirun. A build without MPI has no such library.
+// The module itself links neither MPI nor HDF5 nor NCCL, so that it can be imported where they are
+// missing. Roads that need them are in a library of its own beside the module (road_library.cpp),
+// loaded when a job asks for one, or was started by mpirun. A build without MPI has no such
+// library.
 #pragma once
 
 #include <memory>

@@ -41,7 +41,7 @@ Result<const RoadTable*> load() {
 bool needs_library(const Config& config, bool launched) {
   const bool hdf5 =
       config.road == RoadKind::kSharedFs && config.publisher.layout == DirectoryLayout::kHdf5;
-  return launched || hdf5 || config.road == RoadKind::kMpiRma;
+  return launched || hdf5 || config.road == RoadKind::kMpiRma || config.road == RoadKind::kNccl;
 }
 
 }  // namespace
@@ -61,7 +61,8 @@ std::vector<BackendState> backend_states() {
   for (const Backend& backend : table.ok() ? (*table)->backends() : backends()) {
     BackendState state{std::string(backend.name), std::string(backend.help), backend.built,
                        std::string(backend.why_not)};
-    const bool in_library = state.name == "mpi_rma" || state.name == "shared_fs/hdf5";
+    const bool in_library =
+        state.name == "mpi_rma" || state.name == "shared_fs/hdf5" || state.name == "nccl";
     if (!table.ok() && in_library) state.why_not = table.status().message();
     states.push_back(std::move(state));
   }

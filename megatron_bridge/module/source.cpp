@@ -51,6 +51,7 @@ class PythonSource final : public WeightSource {
       const std::function<Status(std::span<const OfferedTensor>)>& use) const {
     std::vector<TensorRef> refs;
     std::vector<OfferedTensor> offered;
+    bool on_gpu = false;
     for (const py::handle entry : batch) {
       const auto pair = entry.cast<py::tuple>();
       if (pair.size() != 2) {
@@ -70,11 +71,20 @@ class PythonSource final : public WeightSource {
       }
       seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
-      check(check_tensor(ref, spec));
-      offered.push_back({index, ref.data});
+      check(check_tensor_anywhere(ref, spec));
+      offered.push_back({index, ref.data, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
+      on_gpu = on_gpu || !ref.on_host();
     }
+    if (on_gpu) settle_gpu();
     const py::gil_scoped_release released;
     return use(offered);
+  }
+
+  // What torch has queued to write the batch is done. Others see to that themselves.
+  static void settle_gpu() {
+    const py::dict modules = py::module_::import("sys").attr("modules");
+    if (!modules.contains("torch")) return;
+    py::module_::import("torch").attr("cuda").attr("current_stream")().attr("synchronize")();
   }
 
   // One that is left out would pass for unchanged.

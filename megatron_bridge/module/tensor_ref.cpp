@@ -163,7 +163,7 @@ Status check_on_host(const TensorRef& ref, std::string_view name) {
   if (ref.on_host()) return {};
   if (ref.device == DeviceKind::kCuda) {
     return error(StatusCode::kUnsupported, "tensor '", name, "' is on ", ref.device_name,
-                 ", and this driftless was built without CUDA: pass tensor.cpu()");
+                 ": this takes tensors in host memory, pass tensor.cpu()");
   }
   return error(StatusCode::kUnsupported, "tensor '", name, "' is on ", ref.device_name,
                ": expected cpu");
@@ -175,7 +175,7 @@ Status check_writable(const TensorRef& ref, std::string_view name) {
                "' is read-only: weights are written into it");
 }
 
-Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
+Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec) {
   const bool bits_pass = ref.plain_bits && unit_bytes(ref.dtype) == unit_bytes(spec.dtype) &&
                          info(spec.dtype).bits >= 8;
   if (ref.dtype != spec.dtype && !bits_pass) {
@@ -187,6 +187,11 @@ Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
     return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' has shape ",
                  found.shape_string(), ", expected ", spec.shape_string());
   }
+  return ref.device == DeviceKind::kCuda ? Status() : check_on_host(ref, spec.name);
+}
+
+Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
+  DRIFTLESS_RETURN_IF_ERROR(check_tensor_anywhere(ref, spec));
   return check_on_host(ref, spec.name);
 }
 

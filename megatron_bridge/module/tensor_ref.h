@@ -48,6 +48,8 @@ struct TensorRef {
 
 // Of this type and shape, on the host. Unsigned integers pass for a type of the same width.
 [[nodiscard]] Status check_tensor(const TensorRef& ref, const TensorSpec& spec);
+// The same, but it may also lie on a GPU.
+[[nodiscard]] Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec);
 [[nodiscard]] Status check_on_host(const TensorRef& ref, std::string_view name);
 [[nodiscard]] Status check_writable(const TensorRef& ref, std::string_view name);
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <iostream>
 
 namespace driftless::cli {
 namespace {
@@ -28,6 +29,15 @@ bool launched_by_mpi() {
     if (std::getenv(name) != nullptr) return true;  // NOLINT(concurrency-mt-unsafe)
   }
   return false;
+}
+
+LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
+  return [&common, &before](const Status& why) {
+    const int code = report(common, why);
+    std::cout.flush();
+    if (before) before();
+    std::_Exit(code);  // mpirun ends the others
+  };
 }
 
 StopSignals::StopSignals() {

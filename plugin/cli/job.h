@@ -1,6 +1,7 @@
 // What `driftless trainer` and `driftless rollout` have in common: the configuration and signals.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct JobArguments {
 [[nodiscard]] Result<Config> job_config(const Common& common, const JobArguments& arguments);
 // Whether an MPI launcher started this process, by what it leaves in the environment.
 [[nodiscard]] bool launched_by_mpi();
+
+// Reports what MPI holds for too long, lets `before` clean up, and ends the process. Both outlive
+// the job.
+[[nodiscard]] LateHandler end_when_late(const Common& common, const std::function<void()>& before);
 
 // From its construction on SIGINT and SIGTERM only ask to stop. One object in a process.
 class StopSignals {

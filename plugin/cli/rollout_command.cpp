@@ -296,8 +296,9 @@ int run_rollout(const Common& common, RolloutArguments arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
   const StopSignals signals;
-  const Result<std::unique_ptr<JobProcess>> process =
-      JobProcess::join(*config, JobRole::kRollout, launched_by_mpi());
+  const std::function<void()> nothing;
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
   if (!process.ok()) return report(common, process.status());
   Rollout rollout(common, arguments, std::move(*config), **process);
   const Result<int> done = rollout.run();

@@ -1,5 +1,6 @@
 #include "plugin/cli/rollout_weights.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint_writer.h"
 #include "plugin/cli/job.h"
+#include "plugin/roads.h"
 
 namespace driftless::cli {
 namespace {
@@ -30,6 +32,31 @@ class MemoryWeights final : public RolloutWeights {
 
  private:
   std::unique_ptr<OwnedWeights> weights_;
+};
+
+class DeviceWeights final : public RolloutWeights {
+ public:
+  explicit DeviceWeights(std::unique_ptr<DeviceTarget> target) : target_(std::move(target)) {}
+  [[nodiscard]] WeightTarget& target() override { return *target_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const std::byte>)>& use) override {
+    std::vector<std::byte> piece;
+    for (std::size_t tensor = 0; tensor < target_->layout()->size(); ++tensor) {
+      const std::uint64_t size = (*target_->layout())[tensor].size_bytes;
+      std::uint64_t at = 0;
+      do {  // a tensor without bytes is visited, too
+        piece.resize(std::min(kPieceBytes, size - at));
+        DRIFTLESS_RETURN_IF_ERROR(target_->read(tensor, at, piece));
+        DRIFTLESS_RETURN_IF_ERROR(use(piece));
+        at += piece.size();
+      } while (at < size);
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
+  std::unique_ptr<DeviceTarget> target_;
 };
 
 class CheckpointWeights final : public RolloutWeights {
@@ -90,6 +117,12 @@ Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsig
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<OwnedWeights> owned,
                                make_owned_target(fs, start, config.receiver.threads));
     return std::unique_ptr<RolloutWeights>(std::make_unique<MemoryWeights>(std::move(owned)));
+  }
+  if (config.target == TargetKind::kDevice) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        std::unique_ptr<DeviceTarget> target,
+        open_device_target(config, base.empty() ? std::nullopt : std::optional(base)));
+    return std::unique_ptr<RolloutWeights>(std::make_unique<DeviceWeights>(std::move(target)));
   }
   const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
   if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));

@@ -1,4 +1,4 @@
-// The weights of `driftless rollout`, in memory or in a checkpoint directory.
+// The weights of `driftless rollout`: in memory, in a checkpoint directory, or on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@ class RolloutWeights {
  public:
   virtual ~RolloutWeights() = default;
   [[nodiscard]] virtual WeightTarget& target() = 0;
-  // Calls `use` with the bytes of every tensor, in the order of the layout.
+  // Calls `use` with the bytes of every tensor, in the order of the layout; a tensor may come in
+  // pieces.
   [[nodiscard]] virtual Status visit(
       const std::function<Status(std::span<const std::byte>)>& use) = 0;
 };

@@ -129,6 +129,7 @@ class Trainer {
                                process_.sender(room, Deadline::after(config_.connect_deadline)));
     DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
     config_.publisher.background = process_.threads();
+    DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
     DRIFTLESS_ASSIGN_OR_RETURN(publisher_, Publisher::open(config_.publisher, *publishers_, *road_,
                                                            history_.get(), source));
     if (!config_.metrics_file.empty()) {
@@ -362,10 +363,12 @@ int run_trainer(const Common& common, const TrainerArguments& arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
   const StopSignals signals;
-  const Result<std::unique_ptr<JobProcess>> process =
-      JobProcess::join(*config, JobRole::kTrainer, launched_by_mpi());
+  std::function<void()> clean_up;  // once there is something
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
   if (!process.ok()) return report(common, process.status());
   Trainer trainer(common, arguments, std::move(*config), **process);
+  clean_up = [&trainer] { trainer.remove_files(); };
   const Result<int> done = trainer.run();
   if (done.ok()) return *done;
   // Nothing that waits for others any more: they may be gone.

@@ -8,6 +8,7 @@
 
 #include "kernels/host_kernels.h"
 #include "support/kernels_data.h"
+#include "support/kernels_under_test.h"
 
 namespace driftless {
 namespace {
@@ -106,8 +107,8 @@ void expect_change_is_the_difference(const HostKernels& kernels, const HostKerne
   change_units(random, pattern, width, after.data(), units);
   std::vector<std::uint32_t> offsets(units + kDiffSlackUnits);
   std::vector<std::byte> new_values(offsets.size() * width), old_values(offsets.size() * width + 1);
-  const std::uint32_t found =
-      reference.diff(before.data(), after.data(), units, width, offsets.data(), new_values.data());
+  const std::uint32_t found = reference.diff(before.data(), after.data(), units, width,
+                                             offsets.data(), new_values.data(), nullptr);
   std::byte* const misaligned = old_values.data() + 1;
   reference.gather(before.data(), width, offsets.data(), found, misaligned);
 
@@ -117,6 +118,12 @@ void expect_change_is_the_difference(const HostKernels& kernels, const HostKerne
                         kernels.digest(key, origin * width, before));
   EXPECT_EQ(change, reference.digest_change(key, width, origin, offsets.data(), found, misaligned,
                                             new_values.data()));
+  GuardedBytes written(before.size(), 1);
+  std::ranges::copy(before, written.data());
+  EXPECT_EQ(change, kernels.scatter_digested(key, width, origin, offsets.data(), found, misaligned,
+                                             new_values.data(), written.data()));
+  EXPECT_EQ(written.copy(), after);
+  EXPECT_TRUE(written.intact());
 }
 
 TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
@@ -133,8 +140,38 @@ TEST_P(KernelsDigest, ChangeIsTheDifferenceOfTheSweeps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, KernelsDigest,
-                         ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
+// The largest steps there are, all of one sign, at every place of two blocks and beyond.
+TEST_P(KernelsDigest, ChangeDoesNotOverflowWhereAllBitsChange) {
+  for (const unsigned width : kWidths) {
+    const std::uint64_t units = 5 * kDigestBlockBytes / 2 / width;
+    std::vector<std::uint32_t> offsets(units);
+    for (std::uint32_t i = 0; i < units; ++i) offsets[i] = i;
+    const std::vector<std::byte> clear(units * width), set(units * width, std::byte{0xff});
+    const Digest all = kernels().digest(key_, 0, set);
+    EXPECT_EQ(
+        kernels().digest_change(key_, width, 0, offsets.data(), units, clear.data(), set.data()),
+        all);
+    EXPECT_EQ(
+        kernels().digest_change(key_, width, 0, offsets.data(), units, set.data(), clear.data()),
+        Digest() - all);
+  }
+}
+
+// More blocks than are summed at a time, a change in each.
+TEST_P(KernelsDigest, ChangeOfManyBlocksIsWhatReferenceSays) {
+  for (const unsigned width : kWidths) {
+    std::vector<std::uint32_t> offsets;
+    for (std::uint32_t i = 0; i < 1000; ++i) offsets.push_back(i * 4097 / width);
+    const std::vector<std::byte> before = random_bytes(8, offsets.size() * width);
+    const std::vector<std::byte> after = random_bytes(9, offsets.size() * width);
+    EXPECT_EQ(kernels().digest_change(key_, width, 3, offsets.data(), offsets.size(), before.data(),
+                                      after.data()),
+              reference().digest_change(key_, width, 3, offsets.data(), offsets.size(),
+                                        before.data(), after.data()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KernelsDigest, ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/kernels_data.h"
+#include "support/kernels_under_test.h"
 
 namespace driftless {
 namespace {
@@ -37,20 +38,26 @@ void expect_same_diff(const HostKernels& kernels, const HostKernels& reference, 
 
   const std::size_t room = units + kDiffSlackUnits;
   std::vector<std::uint32_t> expected_offsets(room);
-  std::vector<std::byte> expected_values(room * width);
-  const std::uint32_t expected = reference.diff(before.data(), after.data(), units, width,
-                                                expected_offsets.data(), expected_values.data());
+  std::vector<std::byte> expected_values(room * width), expected_old(room * width);
+  const std::uint32_t expected =
+      reference.diff(before.data(), after.data(), units, width, expected_offsets.data(),
+                     expected_values.data(), expected_old.data());
   GuardedBytes offsets(room * sizeof(std::uint32_t));
-  GuardedBytes values(room * width, shifts.values);
-  const std::uint32_t found =
-      kernels.diff(before.data(), after.data(), units, width,
-                   reinterpret_cast<std::uint32_t*>(offsets.data()), values.data());
-
-  ASSERT_EQ(found, expected);
-  EXPECT_EQ(std::memcmp(offsets.data(), expected_offsets.data(), found * sizeof(std::uint32_t)), 0);
-  EXPECT_EQ(std::memcmp(values.data(), expected_values.data(), std::size_t{found} * width), 0);
+  GuardedBytes values(room * width, shifts.values), old_values(room * width, shifts.new_units);
+  for (std::byte* const old_out : {static_cast<std::byte*>(nullptr), old_values.data()}) {
+    const std::uint32_t found =
+        kernels.diff(before.data(), after.data(), units, width,
+                     reinterpret_cast<std::uint32_t*>(offsets.data()), values.data(), old_out);
+    ASSERT_EQ(found, expected);
+    const std::size_t size = std::size_t{found} * width;
+    EXPECT_EQ(std::memcmp(offsets.data(), expected_offsets.data(), found * 4), 0);
+    EXPECT_EQ(std::memcmp(values.data(), expected_values.data(), size), 0);
+    if (old_out == nullptr) continue;
+    EXPECT_EQ(std::memcmp(old_out, expected_old.data(), size), 0);
+  }
   EXPECT_TRUE(offsets.intact());
   EXPECT_TRUE(values.intact());
+  EXPECT_TRUE(old_values.intact());
 }
 
 TEST_P(Kernels, DiffFindsWhatReferenceFindsAtEveryShortLength) {
@@ -82,12 +89,15 @@ TEST_P(Kernels, DiffWritesNoFurtherThanTheSlackPastItsResults) {
     std::vector<std::byte> before(units * width), after(units * width);
     Random random(width);
     change_units(random, Pattern::kAlternating, width, after.data(), units);
-    GuardedBytes offsets(units / 2 * sizeof(std::uint32_t)), values(units / 2 * width);
+    GuardedBytes offsets(units / 2 * sizeof(std::uint32_t)), values(units / 2 * width),
+        old_values(units / 2 * width);
     ASSERT_EQ(kernels().diff(before.data(), after.data(), units, width,
-                             reinterpret_cast<std::uint32_t*>(offsets.data()), values.data()),
+                             reinterpret_cast<std::uint32_t*>(offsets.data()), values.data(),
+                             old_values.data()),
               units / 2);
     EXPECT_TRUE(offsets.intact(kDiffSlackUnits * sizeof(std::uint32_t)));
     EXPECT_TRUE(values.intact(std::size_t{kDiffSlackUnits} * width));
+    EXPECT_TRUE(old_values.intact(std::size_t{kDiffSlackUnits} * width));
   }
 }
 
@@ -95,7 +105,7 @@ TEST_P(Kernels, DiffComparesBitsNotNumbers) {
   const auto differs = [&](std::uint64_t a, std::uint64_t b, unsigned width) {
     std::uint32_t offsets[1 + kDiffSlackUnits];
     std::uint64_t values[1 + kDiffSlackUnits];
-    return kernels().diff(&a, &b, 1, width, offsets, values) == 1;
+    return kernels().diff(&a, &b, 1, width, offsets, values, nullptr) == 1;
   };
   for (const unsigned width : {2U, 4U, 8U}) {
     const std::uint64_t sign = std::uint64_t{1} << (8 * width - 1);
@@ -152,8 +162,8 @@ TEST_P(Kernels, ScatterOfADiffMakesTheNewArray) {
     change_units(random, Pattern::kOnePercent, width, after.data(), units);
     std::vector<std::uint32_t> offsets(units + kDiffSlackUnits);
     std::vector<std::byte> values(offsets.size() * width);
-    const std::uint32_t found =
-        kernels().diff(before.data(), after.data(), units, width, offsets.data(), values.data());
+    const std::uint32_t found = kernels().diff(before.data(), after.data(), units, width,
+                                               offsets.data(), values.data(), nullptr);
     ASSERT_GT(found, 0U);
     kernels().scatter(before.data(), width, offsets.data(), found, values.data());
     EXPECT_EQ(before, after);
@@ -208,8 +218,7 @@ TEST(HostKernelsList, StartsWithReferenceAndNamesEveryOneOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Kernels,
-                         ::testing::ValuesIn(all_host_kernels().begin(), all_host_kernels().end()),
+INSTANTIATE_TEST_SUITE_P(All, Kernels, ::testing::ValuesIn(kernels_under_test()),
                          [](const auto& param) { return test_name(param.param.name); });
 
 }  // namespace

@@ -1,306 +1,47 @@
-// The contract suite of roads over mpi_rma, with a process for each publisher rank and receiver.
-// Rank 0 runs the tests and is no part of the road; its SendRoad, Group and ReceiveRoad objects
-// stand for those of the other processes.
-#include <gtest/gtest.h>
-#include <mpi.h>
-
-#include <cstdio>
-#include <mutex>
-#include <set>
-
-#include "mpi/road_server.h"
-#include "mpi/wire.h"
-#include "support/road_contract.h"
+// The contract suite of roads over mpi_rma: receivers are processes, too.
+#include "collectives/mpi_rma/mpi_rma_road.h"
+#include "mpi/remote_world.h"
 
 namespace driftless::testing {
 namespace {
 
 constexpr std::uint64_t kAnchorBytes = std::uint64_t{1} << 26;
 
-// The processes, and one call at a time to each.
-struct Workers {
-  MPI_Comm comm = MPI_COMM_NULL;
-  unsigned count = 0;
-  std::vector<std::mutex> mutexes;
-
-  void start(unsigned worker, const Packer& call) {
-    send_bytes(comm, static_cast<int>(worker) + 1, kCallTag, call.bytes());
+Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
+  MpiRmaOptions options;
+  options.patience = remote.patience;
+  options.ring_bytes = remote.ring_bytes;
+  options.ring_versions = remote.ring_versions;
+  options.anchor_bytes = kAnchorBytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiRmaWorld> made,
+                             MpiRmaWorld::create(workers, remote.ranks, options));
+  const std::shared_ptr<MpiRmaWorld> world = std::move(made);
+  RoadEnds ends;
+  ends.world = world;
+  int rank = 0;
+  MPI_Comm_rank(workers, &rank);
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(workers, world->publishes() ? 0 : 1, rank, &part);
+  if (world->publishes()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(ends.group, make_mpi_group(part));
+    DRIFTLESS_ASSIGN_OR_RETURN(ends.sender, world->sender());
   }
-  Unpacker finish(unsigned worker) {
-    return Unpacker(receive_bytes(comm, static_cast<int>(worker) + 1, kReplyTag));
-  }
-  Unpacker call(unsigned worker, const Packer& packed) {
-    const std::lock_guard lock(mutexes[worker]);
-    start(worker, packed);
-    return finish(worker);
-  }
-};
-Workers* workers = nullptr;  // made by main() before any test
-
-Packer packed(Call call) {
-  Packer out;
-  out.number(static_cast<std::uint64_t>(call));
-  return out;
+  MPI_Comm_free(&part);
+  ends.receiver = [world = world.get()] { return world->receiver(); };
+  return ends;
 }
-std::uint64_t ms(const Deadline& deadline) {
-  return static_cast<std::uint64_t>(deadline.remaining().count());
-}
-Packer packed(Call call, const PublicationId& id) {
-  Packer out = packed(call);
-  out.number(id.version).number(static_cast<std::uint64_t>(id.kind));
-  return out;
-}
-
-class RemoteFile final : public File {
- public:
-  RemoteFile(unsigned worker, std::uint64_t number, std::string name)
-      : worker_(worker), number_(number), name_(std::move(name)) {}
-  ~RemoteFile() override { workers->call(worker_, packed(Call::kClose).number(number_)); }
-  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    Packer out = packed(Call::kWrite).number(number_).number(offset);
-    out.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    return workers->call(worker_, out).status();
-  }
-  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    Unpacker in = workers->call(
-        worker_, packed(Call::kRead).number(number_).number(offset).number(bytes.size()));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    const std::string text = in.text();
-    std::memcpy(bytes.data(), text.data(), text.size());
-    return {};
-  }
-  Status sync() override {
-    return workers->call(worker_, packed(Call::kSync).number(number_)).status();
-  }
-  const std::string& path() const override { return name_; }
-
- private:
-  unsigned worker_;
-  std::uint64_t number_;
-  std::string name_;
-};
-
-class RemoteSender final : public SendRoad {
- public:
-  explicit RemoteSender(unsigned worker) : worker_(worker) {}
-  Status announce(std::string_view run_info, const Deadline& deadline) override {
-    return call(packed(Call::kAnnounce).text(run_info).number(ms(deadline))).status();
-  }
-  Status begin(const PublicationId& id, const Deadline& deadline) override {
-    return call(packed(Call::kBegin, id).number(ms(deadline))).status();
-  }
-  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
-    Unpacker in = call(packed(Call::kCreatePart).text(name));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return std::unique_ptr<File>(std::make_unique<RemoteFile>(worker_, in.number(), name));
-  }
-  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
-    Unpacker in = call(packed(Call::kFlush).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    std::vector<PartReceipt> parts(in.number());
-    for (PartReceipt& part : parts) part = in.receipt();
-    return parts;
-  }
-  Status seal(std::string_view manifest, const Deadline& deadline) override {
-    return call(packed(Call::kSeal).text(manifest).number(ms(deadline))).status();
-  }
-  Status abort() override { return call(packed(Call::kAbort)).status(); }
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
-    Unpacker in = call(packed(Call::kPublished, id).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return in.number() != 0;
-  }
-  Result<std::vector<ReceiverReport>> receivers() override {
-    Unpacker in = call(packed(Call::kReceivers));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    std::vector<ReceiverReport> all(in.number());
-    for (ReceiverReport& report : all) {
-      report.id = in.text();
-      report.version = in.number();
-      report.proof = in.text();
-    }
-    return all;
-  }
-  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
-    Unpacker in = call(packed(Call::kPrune).number(version));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return std::vector<PublicationId>(in.number());
-  }
-  void progress() override {}
-
- private:
-  Unpacker call(const Packer& out) { return workers->call(worker_, out); }
-  unsigned worker_;
-};
-
-class RemoteGroup final : public Group {
- public:
-  RemoteGroup(unsigned rank, unsigned size) : rank_(rank), size_(size) {}
-  unsigned rank() const override { return rank_; }
-  unsigned size() const override { return size_; }
-  void begin_epoch(std::uint64_t epoch) override {
-    workers->call(rank_, packed(Call::kEpoch).number(epoch));
-  }
-  Result<std::vector<std::string>> gather(std::string_view message,
-                                          const Deadline& deadline) override {
-    Unpacker in = workers->call(rank_, packed(Call::kGather).text(message).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    std::vector<std::string> all(in.number());
-    for (std::string& text : all) text = in.text();
-    return all;
-  }
-  Result<std::string> broadcast(std::string_view message, const Deadline& deadline) override {
-    Unpacker in = workers->call(rank_, packed(Call::kBroadcast).text(message).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return in.text();
-  }
-
- private:
-  unsigned rank_, size_;
-};
-
-class RemoteReceiver final : public ReceiveRoad {
- public:
-  RemoteReceiver(unsigned worker, std::function<void()> give_back)
-      : worker_(worker), give_back_(std::move(give_back)) {
-    EXPECT_TRUE(is_ok(call(packed(Call::kMakeReceiver)).status()));
-  }
-  ~RemoteReceiver() override {
-    call(packed(Call::kEndReceiver));
-    give_back_();
-  }
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return text(call(packed(Call::kRunInfo).number(ms(deadline))));
-  }
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    Unpacker in = call(packed(Call::kList).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    std::vector<PublicationId> ids(in.number());
-    for (PublicationId& id : ids) {
-      id.version = in.number();
-      id.kind = static_cast<PublicationKind>(in.number());
-    }
-    return ids;
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return call(packed(Call::kWaitBeyond).number(version).number(ms(deadline))).status();
-  }
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    return text(call(packed(Call::kFetchManifest, id).number(ms(deadline))));
-  }
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    Unpacker in = call(packed(Call::kFetchPart, id).receipt(part).number(ms(deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    const auto bytes = std::make_shared<std::string>(in.text());
-    return MappedFile(part.name, bytes, std::as_bytes(std::span(*bytes)));
-  }
-  Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    Packer out = packed(Call::kReport);
-    out.text(report.id).number(report.version).text(report.proof).number(ms(deadline));
-    return call(out).status();
-  }
-  Status leave(const Deadline& deadline) override {
-    return call(packed(Call::kLeave).number(ms(deadline))).status();
-  }
-
- private:
-  Unpacker call(const Packer& out) { return workers->call(worker_, out); }
-  static Result<std::string> text(Unpacker in) {
-    DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return in.text();
-  }
-  unsigned worker_;
-  std::function<void()> give_back_;
-};
-
-class MpiWorld final : public RoadWorld {
- public:
-  explicit MpiWorld(const WorldOptions& options) {
-    Packer out = packed(Call::kMakeWorld);
-    out.number(options.ranks).number(static_cast<std::uint64_t>(options.patience.count()));
-    out.number(options.ring_bytes).number(options.ring_versions).number(kAnchorBytes);
-    for (unsigned i = 0; i < workers->count; ++i) workers->start(i, out);
-    for (unsigned i = 0; i < workers->count; ++i) {
-      EXPECT_TRUE(is_ok(workers->finish(i).status()));
-    }
-    for (unsigned rank = 0; rank < options.ranks; ++rank) {
-      senders_.push_back(std::make_unique<RemoteSender>(rank));
-      groups_.push_back(std::make_unique<RemoteGroup>(rank, options.ranks));
-    }
-    for (unsigned i = options.ranks; i < workers->count; ++i) idle_.insert(i);
-  }
-  ~MpiWorld() override {
-    for (unsigned i = 0; i < workers->count; ++i) workers->start(i, packed(Call::kEndWorld));
-    for (unsigned i = 0; i < workers->count; ++i) workers->finish(i);
-  }
-  unsigned ranks() const override { return static_cast<unsigned>(senders_.size()); }
-  SendRoad& sender(unsigned rank) override { return *senders_[rank]; }
-  Group& group(unsigned rank) override { return *groups_[rank]; }
-  std::unique_ptr<ReceiveRoad> receiver() override {
-    const std::lock_guard lock(mutex_);
-    EXPECT_FALSE(idle_.empty()) << "start more processes";
-    if (idle_.empty()) return nullptr;
-    const unsigned worker = *idle_.begin();
-    idle_.erase(idle_.begin());
-    return std::make_unique<RemoteReceiver>(worker, [this, worker] {
-      const std::lock_guard back(mutex_);
-      idle_.insert(worker);
-    });
-  }
-
- private:
-  std::vector<std::unique_ptr<SendRoad>> senders_;
-  std::vector<std::unique_ptr<Group>> groups_;
-  std::mutex mutex_;
-  std::set<unsigned> idle_;
-};
 
 const RoadCase kMpiRma{
     .name = "mpi_rma",
-    .make = [](const WorldOptions& options) { return std::make_unique<MpiWorld>(options); },
+    .make = [](const WorldOptions& options) { return make_remote_world(options, {}); },
     .ring = true};
 INSTANTIATE_TEST_SUITE_P(Mpi, RoadContractTest, ::testing::Values(kMpiRma), road_case_name);
 INSTANTIATE_TEST_SUITE_P(Mpi, GroupContractTest, ::testing::Values(kMpiRma), road_case_name);
 
 }  // namespace
-
-int run_tests(MPI_Comm calls, unsigned count) {
-  Workers made;
-  made.comm = calls;
-  made.count = count;
-  made.mutexes = std::vector<std::mutex>(count);
-  workers = &made;
-  const int result = RUN_ALL_TESTS();
-  for (unsigned i = 0; i < count; ++i) workers->call(i, packed(Call::kQuit));
-  return result;
-}
-
 }  // namespace driftless::testing
 
 int main(int argc, char** argv) {
-  int level = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
-  int rank = 0;
-  int size = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Comm calls = MPI_COMM_NULL;
-  MPI_Comm workers = MPI_COMM_NULL;
-  MPI_Comm_dup(MPI_COMM_WORLD, &calls);
-  MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? 0 : 1, rank, &workers);
-  int result = 0;
-  if (level < MPI_THREAD_MULTIPLE || size < 6) {
-    if (rank == 0) std::puts("needs MPI_THREAD_MULTIPLE and at least 6 processes");
-    result = 1;
-  } else if (rank == 0) {
-    ::testing::InitGoogleTest(&argc, argv);
-    result = driftless::testing::run_tests(calls, static_cast<unsigned>(size) - 1);
-  } else {
-    driftless::testing::serve_road(calls, workers);
-  }
-  MPI_Comm_free(&workers);
-  MPI_Comm_free(&calls);
-  MPI_Finalize();
-  return result;
+  return driftless::testing::run_remote_contract(argc, argv, 6, MPI_THREAD_MULTIPLE,
+                                                 driftless::testing::make_ends);
 }

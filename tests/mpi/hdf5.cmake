@@ -10,7 +10,12 @@ foreach(ranks 1 2 3)
 endforeach()
 
 driftless_mpi_program(mpi_hdf5_contract
-  SOURCES hdf5_contract_test.cpp ../contract/road_contract_test.cpp
-          ../contract/road_room_contract_test.cpp ../contract/group_contract_test.cpp
+  SOURCES hdf5_contract_main.cpp ${remote_contract_sources}
   LINKS driftless_hdf5 GTest::gtest)
-driftless_mpi_test(hdf5_contract 1 $<TARGET_FILE:mpi_hdf5_contract>)
+set(contract $<TARGET_FILE:mpi_hdf5_contract>)
+foreach(ranks 2 3 4)
+  math(EXPR processes "${ranks} + 1")
+  driftless_mpi_test(hdf5_contract_${ranks} ${processes} ${contract})
+endforeach()
+driftless_mpi_test(hdf5_contract_3_serialized 1 ${contract}
+  : ${MPIEXEC_NUMPROC_FLAG} 3 ${contract} --threads=serialized)

@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 
-#include "collectives/mpi_rma/mpi_rma_road.h"
 #include "mpi/wire.h"
 
 namespace driftless::testing {
@@ -12,7 +11,7 @@ namespace {
 
 class Server {
  public:
-  explicit Server(MPI_Comm workers) : workers_(workers) {}
+  Server(MPI_Comm workers, const MakeRoadEnds& make) : workers_(workers), make_(make) {}
 
   // The reply; false in `more` ends.
   std::string serve(Unpacker in, bool& more) {
@@ -41,31 +40,22 @@ class Server {
   }
 
   Status make_world(Unpacker& in) {
-    MpiRmaOptions options;
-    const auto publishers = static_cast<unsigned>(in.number());
+    RemoteWorldOptions options;
+    options.ranks = static_cast<unsigned>(in.number());
     options.patience = std::chrono::milliseconds(in.number());
     options.ring_bytes = in.number();
     options.ring_versions = static_cast<unsigned>(in.number());
-    options.anchor_bytes = in.number();
-    DRIFTLESS_ASSIGN_OR_RETURN(world_, MpiRmaWorld::create(workers_, publishers, options));
-    int rank = 0;
-    MPI_Comm_rank(workers_, &rank);
-    MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split(workers_, world_->publishes() ? 0 : 1, rank, &part);
-    if (world_->publishes()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(group_, make_mpi_group(part));
-      DRIFTLESS_ASSIGN_OR_RETURN(sender_, world_->sender());
-    }
-    MPI_Comm_free(&part);
+    options.directory = in.text();
+    DRIFTLESS_ASSIGN_OR_RETURN(ends_, make_(workers_, options));
     return {};
   }
 
   void end_world() {
     files_.clear();
     receiver_.reset();
-    sender_.reset();
-    group_.reset();
-    world_.reset();
+    ends_.sender.reset();
+    ends_.group.reset();
+    ends_ = {};
   }
 
   void send_side(Call call, Unpacker& in, Packer& out) {
@@ -74,16 +64,16 @@ class Server {
       case Call::kEndWorld: end_world(); break;
       case Call::kAnnounce: {
         const std::string text = in.text();
-        out.status(sender_->announce(text, deadline(in)));
+        out.status(ends_.sender->announce(text, deadline(in)));
         break;
       }
       case Call::kBegin: {
         const PublicationId what = id(in);
-        out.status(sender_->begin(what, deadline(in)));
+        out.status(ends_.sender->begin(what, deadline(in)));
         break;
       }
       case Call::kCreatePart: {
-        auto made = sender_->create_part(in.text());
+        auto made = ends_.sender->create_part(in.text());
         out.status(made.status());
         if (made.ok()) {
           files_[++last_file_] = std::move(*made);
@@ -92,7 +82,7 @@ class Server {
         break;
       }
       case Call::kFlush: {
-        const auto parts = sender_->flush(deadline(in));
+        const auto parts = ends_.sender->flush(deadline(in));
         out.status(parts.status());
         if (parts.ok()) {
           out.number(parts->size());
@@ -102,18 +92,18 @@ class Server {
       }
       case Call::kSeal: {
         const std::string manifest = in.text();
-        out.status(sender_->seal(manifest, deadline(in)));
+        out.status(ends_.sender->seal(manifest, deadline(in)));
         break;
       }
-      case Call::kAbort: out.status(sender_->abort()); break;
+      case Call::kAbort: out.status(ends_.sender->abort()); break;
       case Call::kPublished: {
         const PublicationId what = id(in);
-        const auto there = sender_->published(what, deadline(in));
+        const auto there = ends_.sender->published(what, deadline(in));
         out.status(there.status()).number(there.ok() && *there ? 1 : 0);
         break;
       }
       case Call::kReceivers: {
-        const auto all = sender_->receivers();
+        const auto all = ends_.sender->receivers();
         out.status(all.status());
         if (!all.ok()) break;
         out.number(all->size());
@@ -121,8 +111,9 @@ class Server {
         break;
       }
       case Call::kPrune: {
-        const auto removed = sender_->prune(in.number());
-        out.status(removed.status()).number(removed.ok() ? removed->size() : 0);
+        const auto removed = ends_.sender->prune(in.number());
+        out.status(removed.status());
+        if (removed.ok()) out.ids(*removed);
         break;
       }
       default: break;
@@ -149,26 +140,26 @@ class Server {
 
   void group(Call call, Unpacker& in, Packer& out) {
     if (call == Call::kEpoch) {
-      group_->begin_epoch(in.number());
+      ends_.group->begin_epoch(in.number());
       return;
     }
     const std::string message = in.text();
     if (call == Call::kGather) {
-      const auto all = group_->gather(message, deadline(in));
+      const auto all = ends_.group->gather(message, deadline(in));
       out.status(all.status());
       if (!all.ok()) return;
       out.number(all->size());
       for (const std::string& text : *all) out.text(text);
       return;
     }
-    const auto heard = group_->broadcast(message, deadline(in));
+    const auto heard = ends_.group->broadcast(message, deadline(in));
     out.status(heard.status()).text(heard.ok() ? *heard : "");
   }
 
   void receive_side(Call call, Unpacker& in, Packer& out) {
     switch (call) {
       case Call::kMakeReceiver: {
-        auto made = world_->receiver();
+        auto made = ends_.receiver();
         out.status(made.status());
         if (made.ok()) receiver_ = std::move(*made);
         break;
@@ -182,11 +173,7 @@ class Server {
       case Call::kList: {
         const auto ids = receiver_->list(deadline(in));
         out.status(ids.status());
-        if (!ids.ok()) break;
-        out.number(ids->size());
-        for (const PublicationId& each : *ids) {
-          out.number(each.version).number(static_cast<std::uint64_t>(each.kind));
-        }
+        if (ids.ok()) out.ids(*ids);
         break;
       }
       case Call::kWaitBeyond: {
@@ -224,9 +211,8 @@ class Server {
   }
 
   MPI_Comm workers_;
-  std::unique_ptr<MpiRmaWorld> world_;
-  std::unique_ptr<Group> group_;
-  std::unique_ptr<SendRoad> sender_;
+  const MakeRoadEnds& make_;
+  RoadEnds ends_;
   std::unique_ptr<ReceiveRoad> receiver_;
   std::map<std::uint64_t, std::unique_ptr<File>> files_;
   std::uint64_t last_file_ = 0;
@@ -234,8 +220,8 @@ class Server {
 
 }  // namespace
 
-void serve_road(MPI_Comm calls, MPI_Comm workers) {
-  Server server(workers);
+void serve_road(MPI_Comm calls, MPI_Comm workers, const MakeRoadEnds& make) {
+  Server server(workers, make);
   for (bool more = true; more;) {
     const std::string reply = server.serve(Unpacker(receive_bytes(calls, 0, kCallTag)), more);
     send_bytes(calls, 0, kReplyTag, reply);

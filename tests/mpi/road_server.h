@@ -2,9 +2,39 @@
 
 #include <mpi.h>
 
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "collectives/group.h"
+#include "collectives/road.h"
+#include "core/status.h"
+
 namespace driftless::testing {
 
+// What all workers are told of a world.
+struct RemoteWorldOptions {
+  unsigned ranks = 1;  // the first workers publish
+  std::chrono::milliseconds patience{0};
+  std::uint64_t ring_bytes = 0;
+  unsigned ring_versions = 0;
+  std::string directory;
+};
+
+// One worker's ends of a road; those that its role has not are null.
+struct RoadEnds {
+  std::shared_ptr<void> world;  // outlives the others
+  std::unique_ptr<Group> group;
+  std::unique_ptr<SendRoad> sender;
+  std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
+};
+// Collective over `workers`.
+using MakeRoadEnds =
+    std::function<Result<RoadEnds>(MPI_Comm workers, const RemoteWorldOptions& options)>;
+
 // Serves calls of rank 0 of `calls` until it is told to quit. `workers`: all ranks but that one.
-void serve_road(MPI_Comm calls, MPI_Comm workers);
+void serve_road(MPI_Comm calls, MPI_Comm workers, const MakeRoadEnds& make);
 
 }  // namespace driftless::testing

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "collectives/road.h"
 #include "core/status.h"
@@ -33,6 +34,13 @@ class Packer {
   Packer& receipt(const PartReceipt& part) {
     text(part.name).number(part.rank).number(part.size_bytes);
     return number(part.hash.high).number(part.hash.low).number(part.locator);
+  }
+  Packer& ids(const std::vector<PublicationId>& values) {
+    number(values.size());
+    for (const PublicationId& id : values) {
+      number(id.version).number(static_cast<std::uint64_t>(id.kind));
+    }
+    return *this;
   }
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 
@@ -68,6 +76,14 @@ class Unpacker {
     part.hash.low = number();
     part.locator = number();
     return part;
+  }
+  std::vector<PublicationId> ids() {
+    std::vector<PublicationId> values(number());
+    for (PublicationId& id : values) {
+      id.version = number();
+      id.kind = static_cast<PublicationKind>(number());
+    }
+    return values;
   }
 
  private:

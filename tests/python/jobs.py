@@ -48,6 +48,8 @@ def environment():
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_plm": "isolated",
+        # There are more processes than cores: who waits for another lets it run.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
     }
     # Containers often have a small /dev/shm, where MPI puts windows.
     if shutil.disk_usage("/dev/shm").free < 2e9:
@@ -55,12 +57,12 @@ def environment():
     return found
 
 
-def mpirun_line(*parts):
-    """mpirun for several (count, arguments of driftless)."""
+def mpirun_line(*parts, options=()):
+    """mpirun for several (count, arguments of driftless); `options` of mpirun for each of them."""
     line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for number, (count, arguments) in enumerate(parts):
         line += [":"] if number else []
-        line += ["-n", str(count), COMMAND, *map(str, arguments)]
+        line += ["-n", str(count), *map(str, options), COMMAND, *map(str, arguments)]
     return line
 
 
@@ -125,20 +127,22 @@ class Job:
         self.dir = work / "road"
         self.save = work / "save"
         self.settings = ["--set", "deadlines.connect=60s"]
+        self.threads = 1
         if road != "mpi_rma":
             self.settings += ["--set", f"road.dir={self.dir}"]
 
     def trainer(self, *arguments):
-        return ["trainer", "--config", self.config, "--threads", 1, *self.settings, *arguments]
+        return ["trainer", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]
 
     def rollout(self, *arguments):
-        return ["rollout", "--config", self.config, "--threads", 1, *self.settings, *arguments]
+        return ["rollout", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]
 
-    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=120):
+    def run(self, trainer=(), rollout=(), trainers=2, rollouts=2, timeout=120, options=()):
         need_mpirun()
         line = mpirun_line(
             (trainers, self.trainer("--json", *trainer)),
             (rollouts, self.rollout("--json", "--save", self.save, *rollout)),
+            options=options,
         )
         return finish(start(line), timeout)
 

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,42 @@ def test_rollouts_end_with_the_trainers_bits(job, work, rng):
     assert {r["digest"] for r in found["rollout"]} == {summary["digest"]}
     assert_saved(job, history[5])
     assert (job.save / "rollout_00/config.json").read_text() == '{"model_type": "test"}\n'
+
+
+# As MPI counts them.
+LEVELS = {"single": 0, "funneled": 1, "serialized": 2}
+
+
+def worse_mpi(**settings):
+    """mpirun's options for a job with an MPI that is worse than the installed one."""
+    library = Path(COMMAND).parent / "libworse_mpi.so"
+    if not library.exists():
+        pytest.skip(f"{library} is not there: it is built with the tests")
+    options = ["-x", f"LD_PRELOAD={library}"]
+    for name, value in settings.items():
+        options += ["-x", f"DRIFTLESS_TEST_MPI_{name}={value}"]
+    return options
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_job_without_mpi_thread_multiple(job, work, rng, level):
+    options = worse_mpi(THREADS=level)  # ends a process that does not keep to it
+    # Several buckets and threads, and anchors on the way: with MPI_THREAD_MULTIPLE other threads
+    # than the first would call MPI.
+    history = make_run(work / "run", rng, 6, rows=1 << 14, fraction=0.1)
+    job.settings += ["--set", "buffer_size=64KiB", "--set", "anchors.every=3"]
+    job.threads = 2
+    result = job.run(
+        ["--replay", work / "run", "--interval-ms", 20],
+        ["--base", work / "run/step_000000"],
+        options=options,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stderr.count(f"worse_mpi: asked for 3, has {LEVELS[level]}") == 4
+    (summary,) = events(result)["summary"]
+    assert summary["ok"] and summary["version"] == 6
+    assert {r["digest"] for r in events(result)["rollout"]} == {summary["digest"]}
+    assert_saved(job, history[6])
 
 
 def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):
@@ -216,6 +253,30 @@ def test_a_rollout_that_never_comes_is_named_within_the_deadline(work, rng):
     job = Job(work, "flush")
     line = job.trainer("--replay", work / "run", "--rollouts", 1, "--set", "deadlines.connect=1s")
     assert_refusal(run(*line), 6, "deadlines.connect", "1 of 1")
+
+
+@pytest.mark.parametrize(
+    "call, word", [("MPI_Init_thread", "MPI_Init"), ("MPI_Win_allocate_shared", "windows")]
+)
+def test_an_mpi_call_that_does_not_come_back(work, call, word):
+    job = Job(work, "mpi_rma")
+    job.settings = ["--set", "deadlines.connect=2s"]
+    temporary = work / "tmp"
+    temporary.mkdir()
+    options = [*worse_mpi(HANGS=call), "-x", f"TMPDIR={temporary}"]
+    result = job.run(["--params", 100000, "--steps", 2], options=options, timeout=60)
+    first_refusal(result, 6, "deadlines.connect", word, "2000 ms")
+    assert not list(temporary.glob("driftless-*"))
+
+
+def test_a_process_of_the_job_that_never_calls_mpi(work, rng):
+    need_mpirun()
+    make_run(work / "run", rng, 1)
+    job = Job(work, "mpi_rma")
+    job.settings = ["--set", "deadlines.connect=2s"]
+    line = mpirun_line((1, job.trainer("--replay", work / "run")))
+    result = finish(start([*line, ":", "-n", "1", "sleep", "60"]), 60)
+    first_refusal(result, 6, "deadlines.connect", "MPI_Init", "2000 ms")
 
 
 def test_a_rollout_without_a_trainer_gives_up(work):

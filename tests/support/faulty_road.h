@@ -1,8 +1,10 @@
 // A SendRoad that passes everything on, and fails where it is told to.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,11 +30,14 @@ class FaultyRoad final : public SendRoad {
   explicit FaultyRoad(std::unique_ptr<SendRoad> road) : road_(std::move(road)) {}
   void arm(RoadFault fault) { fault_ = fault; }
   [[nodiscard]] bool armed() const { return fault_ != RoadFault::kNone; }
+  // From now on begin() comes late, as on a host that is busy.
+  void delay_begin(std::chrono::milliseconds delay) { begin_delay_ = delay; }
 
   Status announce(std::string_view run_info, const Deadline& deadline) override {
     return road_->announce(run_info, deadline);
   }
   Status begin(const PublicationId& id, const Deadline& deadline) override {
+    std::this_thread::sleep_for(begin_delay_);
     return fires(RoadFault::kBegin) ? failure("begin") : road_->begin(id, deadline);
   }
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
@@ -68,6 +73,7 @@ class FaultyRoad final : public SendRoad {
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     return road_->prune(version);
   }
+  MemoryKind part_memory() const override { return road_->part_memory(); }
   void progress() override { road_->progress(); }
 
  private:
@@ -101,6 +107,7 @@ class FaultyRoad final : public SendRoad {
   std::unique_ptr<SendRoad> road_;
   RoadFault fault_ = RoadFault::kNone;
   bool lie_ = false;
+  std::chrono::milliseconds begin_delay_{0};
 };
 
 }  // namespace driftless::testing

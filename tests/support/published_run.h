@@ -151,7 +151,7 @@ class PublishedRun {
         std::vector<std::byte> values((units + kDiffSlackUnits) * std::size_t{width});
         const std::uint32_t count =
             kernels.diff(before.data() + first * width, after.data() + first * width, units, width,
-                         offsets.data(), values.data());
+                         offsets.data(), values.data(), nullptr);
         if (count == 0) continue;
         const DeltaView delta{tensor, width, first, {offsets.data(), count}, values.data()};
         if (!builder.accepts(delta) || builder.size_bytes() > 600) {

@@ -9,7 +9,7 @@ import argparse
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,13 +167,14 @@ def options_from(args: Any) -> Options | None:
     )
 
 
-def load_config(options: Options) -> Any:
+def load_config(options: Options, more: Sequence[str] = ()) -> Any:
     """The `driftless.Config` that options stand for: also on a rollout, given the same flags."""
     import driftless
 
+    overrides = [*options.overrides, *more]
     if options.config_file is None:
-        return driftless.Config.parse("mode: delta\n", list(options.overrides))
-    return driftless.Config.load(options.config_file, list(options.overrides))
+        return driftless.Config.parse("mode: delta\n", overrides)
+    return driftless.Config.load(options.config_file, overrides)
 
 
 def _refuse_unused(flag: Callable[[str], Any]) -> None:

@@ -53,7 +53,7 @@ class Session:
         self._closed = False
         self._publisher: Any = None
         self._job: Any = None
-        self.config = self._all_ranks("reading the configuration", lambda: load_config(options))
+        self.config = self._all_ranks("reading the configuration", self._read_config)
         self.settings = self.config.settings()
         self._find_places(hf_config)
         self._all_ranks("joining the job", self._join)
@@ -61,6 +61,18 @@ class Session:
         atexit.register(self._at_exit)
 
     # --- making ----------------------------------------------------------------------------------
+
+    def _read_config(self) -> Any:
+        """Weights on a GPU are compared there, by this rank's; where the snapshot lies may be set."""
+        config = load_config(self.options)
+        device = next(binding.unwrap(self.model[0]).parameters()).device
+        if device.type != "cuda":
+            return config
+        number = device.index or 0
+        more = [f"gpu.device={number}", f"road.nccl.device={number}"]
+        if config.settings()["snapshot"] == "host":
+            more.append("snapshot=pinned")
+        return load_config(self.options, more)
 
     def _find_places(self, hf_config: dict[str, Any] | None) -> None:
         facts, sizes = topology.my_facts()

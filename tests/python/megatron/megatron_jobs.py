@@ -27,7 +27,7 @@ def venv_python():
     """The interpreter of the test environment; skips with the reason where it cannot be made."""
     if not list(PACKAGE.glob("driftless/_native*")):
         pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
-    return environment_python("megatron")
+    return os.environ.get("DRIFTLESS_MEGATRON_PYTHON") or environment_python("megatron")
 
 
 @functools.cache
@@ -42,7 +42,9 @@ def environment_python(name):
 def environment(**more):
     found = {
         **jobs.environment(),
-        "PYTHONPATH": f"{PACKAGE}{os.pathsep}{HERE}",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(PACKAGE), str(HERE), os.environ.get("PYTHONPATH")])
+        ),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
@@ -73,6 +75,7 @@ class Job:
         jobs.need_mpirun()
         self.python = venv_python()
         self.work = work
+        self.rma_name = "rma"
         for name in ("shards", "acks", "rollouts"):
             (work / name).mkdir()
         defaults = {"tp": 1, "pp": 1, "ep": 1, "steps": STEPS, "work": str(work), "sessions": []}
@@ -91,6 +94,15 @@ class Job:
         self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
         self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
 
+    def over_nccl(self, *flags, rollouts=("nccl4", "nccl5"), **more):
+        """A session over NCCL, with rollouts in the same mpirun. For machines with a GPU."""
+        flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
+                 "--update-weight-buffer-size", "65536",
+                 "--update-weight-config", self.yaml("nccl"), *flags]  # fmt: skip
+        self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
+        self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
+        self.rma_name = "nccl"
+
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"), **more):
         """A session over files, with rollouts of their own."""
         self.road = self.work / road
@@ -106,6 +118,7 @@ class Job:
     def yaml(self, name):
         text = {
             "rma": "anchors: { first: true }\n",
+            "nccl": "road: { kind: nccl }\nanchors: { first: true }\n",
             "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms }\n"
             "anchors: { first: true }\n",
         }[name]
@@ -123,7 +136,7 @@ class Job:
     def start(self, rma_rollouts=0, trainers=4):
         parts = [(trainers, self.python, HERE / "train.py", self.write("job.json", self.job))]
         if rma_rollouts:
-            parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, "rma"))
+            parts.append((rma_rollouts, self.python, HERE / "rollout.py", self.rma, self.rma_name))
         return jobs.start(mpirun(*parts), env=environment())
 
     def run(self, rma_rollouts=0, trainers=4, timeout=240):

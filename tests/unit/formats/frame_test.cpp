@@ -92,6 +92,30 @@ TEST_P(FrameTest, ViewsSurviveAMove) {
   EXPECT_EQ(decode_all(layout_, moved.bucket()).value(), expected_);
 }
 
+TEST_P(FrameTest, WrittenIntoASinkItHasTheSameBytes) {
+  const Bytes frame = make();
+  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  ASSERT_TRUE(decoded.ok());
+  Bytes written;
+  const auto append = [&](std::span<const std::byte> bytes) {
+    written.insert(written.end(), bytes.begin(), bytes.end());
+    return Status();
+  };
+  ASSERT_TRUE(write_frame(context_, decoded->bucket(), append).ok());
+  EXPECT_EQ(written, frame);
+}
+
+TEST_P(FrameTest, EndsAtTheSinksFirstFailure) {
+  const BucketBuilder builder(layout_, GetParam());
+  int calls = 0;
+  const auto refuse = [&](std::span<const std::byte>) -> Status {
+    ++calls;
+    return error(StatusCode::kNoSpace, "full");
+  };
+  EXPECT_EQ(write_frame(context_, builder.view(), refuse).code(), StatusCode::kNoSpace);
+  EXPECT_EQ(calls, 1);
+}
+
 TEST_P(FrameTest, AnEmptyBucketIsAFrameToo) {
   BucketBuilder builder(layout_, GetParam());
   Bytes frame;

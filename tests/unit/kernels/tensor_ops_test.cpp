@@ -96,6 +96,21 @@ TEST(DiffTensors, InParallelSeesEveryUnitExactlyOnce) {
   }
 }
 
+TEST(DiffTensors, PiecesCarryTheOldValuesWhereAskedFor) {
+  Model model = mixed_model();
+  const Model original = model;
+  const Status status = diff_tensors(
+      host_kernels(), model.pairs, {.threads = 3, .piece_bytes = 4096, .old_values = true}, nullptr,
+      [&](const DiffPiece& piece) -> Status {
+        DeltaView back = piece.delta;
+        back.values = piece.old_values;
+        scatter_delta(host_kernels(), model.after[piece.delta.tensor - 100].data(), back, 1);
+        return {};
+      });
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(model.after, original.before);
+}
+
 TEST(DiffTensors, AFailureInOrderStopsTheWorkAndIsReturned) {
   Model model;
   for (int i = 0; i < 200; ++i) model.add(2, 4096, Pattern::kAlternating);

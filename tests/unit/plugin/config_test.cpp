@@ -256,6 +256,11 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
   EXPECT_SAYS(refusal("road: { kind: shared_fs }\n"), "road.dir");
   EXPECT_SAYS(refusal("receiver: { target: checkpoint }\n"), "receiver.checkpoint_dir");
   EXPECT_SAYS(refusal("receiver: { checkpoint_dir: /x }\n"), "receiver.target");
+  EXPECT_SAYS(refusal("receiver: { target: device, checkpoint_dir: /x }\n"),
+              "receiver.target: device");
+  EXPECT_SAYS(refusal("receiver: { target: device }\n"
+                      "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n"),
+              "hf_delta");
   EXPECT_SAYS(refusal("road: { anchor_size: 0 }\nanchors: { first: true }\n"), "anchors.first");
   EXPECT_SAYS(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
   EXPECT_SAYS(refusal("notify: { cleanup: true }\n"), "engines");

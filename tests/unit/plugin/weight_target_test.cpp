@@ -358,6 +358,25 @@ TEST(MemoryTargetTest, NoticesThatSomebodyElseChangedTheWeights) {
   EXPECT_TRUE(same(memory.held, found)) << "as it was found";
 }
 
+// What was written of a tensor before the foreign unit was met is undone, too.
+TEST(MemoryTargetTest, UndoesTheBeginningOfATensorWhoseEndSomebodyChanged) {
+  PublishedRun run(random_weights(1, 20'000));
+  Memory memory(run);
+  const Publication step = run.step(1);
+  ASSERT_GT(step.manifest.changed_units, 2000U);
+  const std::string name = "model.embed.weight";
+  const auto& before = run.weights[0].at(name).bytes;
+  const auto& after = run.weights[1].at(name).bytes;
+  std::size_t at = after.size() - 1;  // the last byte that the step changes
+  while (after[at] == before[at]) --at;
+  const auto staged = memory.target->stage(chain(step));
+  ASSERT_TRUE(staged.ok());
+  memory.held[name].bytes[at] ^= std::byte{0x40};
+  const Weights found = memory.held;
+  EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kMismatch);
+  EXPECT_TRUE(same(memory.held, found));
+}
+
 TEST(MemoryTargetTest, CommitsOnlyWhatWasStagedForItsVersion) {
   PublishedRun run(random_weights(1, 200));
   Memory memory(run);

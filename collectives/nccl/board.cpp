@@ -1,0 +1,226 @@
+#include "collectives/nccl/board.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+namespace driftless::nccl {
+
+using std::chrono::milliseconds;
+
+Result<std::unique_ptr<Board>> Board::start(const NcclOptions& options, unsigned ranks,
+                                            std::unique_ptr<Hub> hub) {
+  std::unique_ptr<Board> board(new Board(options, ranks, std::move(hub)));
+  try {
+    board->thread_ = std::thread([made = board.get()] { made->run(); });
+  } catch (const std::system_error& failure) {
+    return error(StatusCode::kIo, "nccl: no thread for the leader: ", failure.what());
+  }
+  return board;
+}
+
+Board::Board(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub)
+    : options_(options),
+      ranks_(ranks),
+      session_(random_hash128().low),
+      hub_(std::move(hub)),
+      shelf_(options.ring_bytes, options.ring_versions) {}
+
+Board::~Board() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Board::run() {
+  for (;;) {
+    const std::vector<HubEvent> events = hub_->poll(Deadline::after(milliseconds(20)));
+    for (const HubEvent& event : events) handle(event);
+    const std::scoped_lock lock(mutex_);
+    if (stop_) return;
+    remove_silent();
+  }
+}
+
+void Board::handle(const HubEvent& event) {
+  const std::scoped_lock lock(mutex_);
+  switch (event.kind) {
+    case HubEvent::Kind::kCame: peers_[event.peer].heard = Clock::now(); break;
+    case HubEvent::Kind::kWent: remove_peer(event.peer, "its link was lost"); break;
+    case HubEvent::Kind::kSaid: {
+      const auto found = peers_.find(event.peer);
+      if (found == peers_.end()) break;  // dropped meanwhile
+      const Result<Message> message = parse_message(event.text);
+      if (!message.ok()) {
+        hub_->drop(event.peer);
+        remove_peer(event.peer, "it sent a malformed message");
+        break;
+      }
+      found->second.heard = Clock::now();
+      handle(event.peer, *message);
+      break;
+    }
+  }
+  changed_.notify_all();
+}
+
+void Board::handle(std::uint64_t peer, const Message& message) {
+  Peer& said = peers_[peer];
+  const bool publishes = said.greeted && !said.receives;
+  switch (message.kind) {
+    case MessageKind::kHello: greet(peer, message); return;
+    case MessageKind::kPing: send(peer, {.kind = MessageKind::kPong}); return;
+    case MessageKind::kReport: take_report(peer, message); return;
+    case MessageKind::kLeave:
+      said.report.reset();
+      remove_member(peer, "it left");
+      reply(peer, message.request, {});
+      return;
+    case MessageKind::kAck: take_ack(peer, message); return;
+    case MessageKind::kCommitted:
+      if (pending_ && pending_->number == message.attempt) pending_->committed.insert(peer);
+      return;
+    default: break;
+  }
+  if (!publishes) return;  // what follows is not a receiver's to say
+  switch (message.kind) {
+    case MessageKind::kBegin: {
+      const Result<Attempt> attempt = join_attempt(message.id);
+      Message more;
+      if (attempt.ok()) {
+        more.attempt = attempt->number;
+        more.generation = attempt->generation;
+        more.count = attempt->receivers;
+      }
+      reply(peer, message.request, attempt.status(), more);
+      return;
+    }
+    case MessageKind::kOffer:
+      reply(peer, message.request,
+            take_offer(message.rank,
+                       {message.attempt, message.generation, message.meeting, message.parts},
+                       message.wait_ms));
+      return;
+    case MessageKind::kFailed:
+      if (check_pending(message.attempt).ok()) fail(status_of(message));
+      return;
+    case MessageKind::kPublished:
+      reply(peer, message.request, {}, {.count = shelf_.holds(message.id) ? 1U : 0U});
+      return;
+    default: return;
+  }
+}
+
+void Board::greet(std::uint64_t peer, const Message& message) {
+  Peer& came = peers_[peer];
+  if (came.greeted) return;
+  came.greeted = true;
+  came.receives = message.count == 0;
+  came.member = came.receives;
+  if (!came.receives && (message.count != ranks_ || message.rank >= ranks_)) {
+    hub_->drop(peer);  // it belongs to another job
+    return;
+  }
+  send(peer, {.kind = MessageKind::kWelcome,
+              .count = run_info_.has_value() ? 1U : 0U,
+              .session = session_,
+              .text = run_info_.value_or("")});
+}
+
+void Board::take_report(std::uint64_t peer, const Message& message) {
+  Peer& said = peers_[peer];
+  ReceiverReport report{message.name, message.id.version, message.text};
+  const Status good = check_report(report);
+  if (good.ok() && said.receives) {
+    // A receiver that was started again under its name has taken the place of its forerunner.
+    for (auto& [other, known] : peers_) {
+      if (other != peer && known.report && known.report->id == report.id) known.report.reset();
+    }
+    said.report = std::move(report);
+    said.reported = Clock::now();
+    said.member = true;
+  }
+  reply(peer, message.request, good);
+}
+
+void Board::take_ack(std::uint64_t peer, const Message& message) {
+  if (!check_pending(message.attempt).ok() || !pending_->members.contains(peer)) return;
+  if (message.code != StatusCode::kOk) {
+    fail(status_of(message).with_context(concat("nccl: ", name_of(peer))));
+    return;
+  }
+  const auto offered = pending_->offers.find(message.rank);
+  if (offered == pending_->offers.end()) return;
+  if (offered->second != message.parts) {
+    fail(error(StatusCode::kCorrupt, "nccl: what ", name_of(peer), " received of rank ",
+               message.rank, " for ", to_string(pending_->id),
+               " has other hashes than what was sent; publish it again"));
+    return;
+  }
+  pending_->acknowledged[peer].insert(message.rank);
+}
+
+void Board::remove_peer(std::uint64_t peer, const std::string& why) {
+  remove_member(peer, why);
+  peers_.erase(peer);
+}
+
+void Board::remove_member(std::uint64_t peer, const std::string& why) {
+  const auto found = peers_.find(peer);
+  if (found != peers_.end()) found->second.member = false;
+  if (!pending_ || !pending_->members.contains(peer)) return;
+  const std::string name = name_of(peer);
+  pending_->members.erase(peer);
+  group_is_broken_ = true;
+  const bool arrived = pending_->offers.size() == ranks_ && all_acknowledged();
+  if (arrived && !pending_->members.empty()) return;
+  fail(error(StatusCode::kIo, "nccl: ", name, " went while ", to_string(pending_->id),
+             " travelled (", why, "): the next version goes to who is there"));
+}
+
+void Board::remove_silent() {
+  const Clock::time_point now = Clock::now();
+  std::vector<std::uint64_t> silent;
+  for (const auto& [peer, known] : peers_) {
+    // Publisher ranks speak only when they publish.
+    const bool speaks = known.receives || !known.greeted;
+    if (speaks && now - known.heard > options_.silence) silent.push_back(peer);
+  }
+  for (const std::uint64_t peer : silent) {
+    hub_->drop(peer);
+    remove_peer(peer, concat("nothing was heard of it for ", options_.silence.count(), " ms"));
+  }
+  if (!silent.empty()) changed_.notify_all();
+}
+
+void Board::send(std::uint64_t peer, const Message& message) {
+  hub_->send(peer, to_bytes(message));
+}
+
+void Board::reply(std::uint64_t peer, std::uint64_t request, const Status& status, Message more) {
+  more.kind = MessageKind::kReply;
+  more.request = request;
+  more.code = status.code();
+  more.text = status.message();
+  send(peer, more);
+}
+
+std::set<std::uint64_t> Board::members() const {
+  std::set<std::uint64_t> all;
+  for (const auto& [peer, known] : peers_) {
+    if (known.member) all.insert(peer);
+  }
+  return all;
+}
+
+std::string Board::name_of(std::uint64_t peer) const {
+  const auto found = peers_.find(peer);
+  if (found != peers_.end() && found->second.report) {
+    return concat("receiver ", found->second.report->id);
+  }
+  return concat("receiver #", peer, " (which has not reported yet)");
+}
+
+}  // namespace driftless::nccl

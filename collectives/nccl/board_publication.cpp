@@ -1,0 +1,263 @@
+// The Board's publications: from begin() to the commit, or the end of an attempt.
+#include <algorithm>
+#include <utility>
+
+#include "collectives/nccl/board.h"
+
+namespace driftless::nccl {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kProbePatience{3'000};
+
+std::uint64_t bytes_of(const std::vector<PartReceipt>& parts) {
+  std::uint64_t sum = 0;
+  for (const PartReceipt& part : parts) sum += part.size_bytes;
+  return sum;
+}
+
+}  // namespace
+
+Status Board::announce(std::string_view run_info) {
+  const std::scoped_lock lock(mutex_);
+  if (run_info_.has_value()) {
+    if (*run_info_ == run_info) return {};
+    return error(StatusCode::kAlreadyExists, "nccl: another run was announced here already");
+  }
+  run_info_ = run_info;
+  for (const auto& [peer, known] : peers_) {
+    if (known.receives) {
+      send(peer, {.kind = MessageKind::kAnnounce, .text = std::string(run_info)});
+    }
+  }
+  return {};
+}
+
+Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  drop_pending();
+  DRIFTLESS_RETURN_IF_ERROR(shelf_.check_new(id));
+  if (!began_) {
+    const auto enough = [&] { return members().size() >= options_.receivers; };
+    if (!changed_.wait_until(lock, deadline.at(), enough)) {
+      return deadline.check(concat("nccl: ", members().size(), " of ", options_.receivers,
+                                   " receivers have joined; ", to_string(id), " waits for them"));
+    }
+  }
+  if (began_ && group_is_broken_) probe_members(lock, deadline);
+  began_ = true;
+  renew_group();
+  pending_.emplace();
+  pending_->number = ++attempts_;
+  pending_->id = id;
+  pending_->members = group_;
+  pending_->had_members = !group_.empty();
+  return join_attempt(id);
+}
+
+// After a failure: a rendezvous of files or MPI does not tell who has died, and a group with a dead
+// member would fail again.
+void Board::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+  const Clock::time_point asked = Clock::now();
+  for (const std::uint64_t peer : members()) send(peer, {.kind = MessageKind::kProbe});
+  const auto silent = [&] {
+    std::set<std::uint64_t> some = members();
+    std::erase_if(some, [&](std::uint64_t peer) { return peers_[peer].heard > asked; });
+    return some;
+  };
+  const Deadline patience = deadline.sooner(std::min(options_.silence, kProbePatience));
+  changed_.wait_until(lock, patience.at(), [&] { return silent().empty(); });
+  for (const std::uint64_t peer : silent()) {
+    hub_->drop(peer);
+    remove_peer(peer, "it did not answer");
+  }
+}
+
+void Board::renew_group() {
+  std::set<std::uint64_t> now = members();
+  if (!group_is_broken_ && now == group_) return;
+  group_ = std::move(now);
+  group_is_broken_ = false;
+  ++generation_;
+}
+
+Result<Attempt> Board::join_attempt(const PublicationId& id) const {
+  if (pending_ && pending_->id == id) {
+    return Attempt{pending_->number, generation_, static_cast<unsigned>(group_.size())};
+  }
+  DRIFTLESS_RETURN_IF_ERROR(shelf_.check_new(id));
+  return error(StatusCode::kInvalidArgument, "nccl: the leader has not begun ", to_string(id));
+}
+
+Status Board::check_pending(std::uint64_t attempt) const {
+  if (!pending_ || pending_->number != attempt) {
+    return error(StatusCode::kBusy, "nccl: the publication was aborted; begin it again");
+  }
+  return pending_->failure;
+}
+
+Status Board::check(std::uint64_t attempt) {
+  const std::scoped_lock lock(mutex_);
+  return check_pending(attempt);
+}
+
+Status Board::offer(const Offer& offer, const Deadline& deadline) {
+  const std::scoped_lock lock(mutex_);
+  return take_offer(0, offer, static_cast<std::uint64_t>(deadline.remaining().count()));
+}
+
+Status Board::take_offer(unsigned rank, const Offer& offer, std::uint64_t wait_ms) {
+  DRIFTLESS_RETURN_IF_ERROR(check_pending(offer.attempt));
+  if (rank >= ranks_) return error(StatusCode::kInvalidArgument, "nccl: no rank ", rank);
+  if (offer.generation != generation_) {
+    return error(StatusCode::kInternal, "nccl: rank ", rank, " offers for group ", offer.generation,
+                 ", this is ", generation_);
+  }
+  pending_->offers[rank] = offer.parts;
+  Message message;
+  message.kind = MessageKind::kReceive;
+  message.attempt = offer.attempt;
+  message.rank = rank;
+  message.generation = offer.generation;
+  message.meeting = offer.meeting;
+  message.count = static_cast<std::uint32_t>(group_.size()) + 1;
+  message.wait_ms = wait_ms;
+  message.parts = offer.parts;
+  for (const std::uint64_t peer : group_) {
+    ++message.index;  // from 1; the publisher rank has 0
+    send(peer, message);
+  }
+  return {};
+}
+
+void Board::failed(std::uint64_t attempt, const Status& why) {
+  const std::scoped_lock lock(mutex_);
+  if (check_pending(attempt).ok()) fail(why);
+}
+
+void Board::fail(const Status& why) {
+  if (pending_->failure.ok()) pending_->failure = why;
+  group_is_broken_ = true;
+  for (const std::uint64_t peer : pending_->members) {
+    send(peer, {.kind = MessageKind::kDrop, .attempt = pending_->number});
+  }
+  // Publisher ranks that wait for the others of their communicator need not wait longer.
+  for (const auto& [peer, known] : peers_) {
+    if (!known.greeted || known.receives) continue;
+    send(peer, {.kind = MessageKind::kDrop,
+                .code = pending_->failure.code(),
+                .attempt = pending_->number,
+                .text = std::string(pending_->failure.message())});
+  }
+  changed_.notify_all();
+}
+
+void Board::drop_pending() {
+  if (!pending_) return;
+  // What still travels is cut off, and a communicator that was cut off is not used again.
+  const bool whole = pending_->offers.empty() || all_acknowledged();
+  if (!whole && pending_->failure.ok()) {
+    fail(error(StatusCode::kBusy, "nccl: ", to_string(pending_->id), " was aborted"));
+  } else {
+    for (const std::uint64_t peer : pending_->members) {
+      send(peer, {.kind = MessageKind::kDrop, .attempt = pending_->number});
+    }
+  }
+  pending_.reset();
+}
+
+void Board::abort(std::uint64_t attempt) {
+  const std::scoped_lock lock(mutex_);
+  if (pending_ && pending_->number == attempt) drop_pending();
+  changed_.notify_all();
+}
+
+bool Board::all_acknowledged() const {
+  return std::ranges::all_of(pending_->members, [&](std::uint64_t peer) {
+    const auto found = pending_->acknowledged.find(peer);
+    const std::size_t ranks = found == pending_->acknowledged.end() ? 0 : found->second.size();
+    return ranks == pending_->offers.size();
+  });
+}
+
+Status Board::give_up_waiting(const Deadline& deadline) {
+  std::vector<std::uint64_t> silent;
+  std::string names;
+  for (const std::uint64_t peer : pending_->members) {
+    if (pending_->acknowledged[peer].size() == pending_->offers.size()) continue;
+    silent.push_back(peer);
+    names += concat(names.empty() ? "" : ", ", name_of(peer));
+  }
+  fail(deadline.check(concat("nccl: ", to_string(pending_->id), " was not acknowledged by ", names,
+                             ", which left the group")));
+  Status why = pending_->failure;
+  for (const std::uint64_t peer : silent) {
+    hub_->drop(peer);
+    remove_peer(peer, "it was late");
+  }
+  return why;
+}
+
+Status Board::seal(std::uint64_t attempt, std::string_view manifest, const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  DRIFTLESS_RETURN_IF_ERROR(check_pending(attempt));
+  if (pending_->offers.size() != ranks_) {
+    return error(StatusCode::kInvalidArgument, "nccl: ", pending_->offers.size(), " of ", ranks_,
+                 " ranks have flushed ", to_string(pending_->id));
+  }
+  const auto over = [&] { return !check_pending(attempt).ok() || all_acknowledged(); };
+  const bool ended = changed_.wait_until(lock, deadline.at(), over);
+  DRIFTLESS_RETURN_IF_ERROR(check_pending(attempt));
+  if (!ended) return give_up_waiting(deadline);
+  if (pending_->members.empty() && pending_->had_members) {
+    return error(StatusCode::kIo, "nccl: no receiver is left that has ", to_string(pending_->id));
+  }
+  commit(manifest);
+  // From here on it is published. Who does not say that it is visible there is gone, or will be.
+  const auto seen = [&] {
+    return std::ranges::all_of(
+        pending_->members, [&](std::uint64_t peer) { return pending_->committed.contains(peer); });
+  };
+  changed_.wait_until(lock, deadline.at(), seen);
+  for (const std::uint64_t peer : std::set(pending_->members)) {
+    if (pending_->committed.contains(peer)) continue;
+    hub_->drop(peer);
+    pending_->members.erase(peer);
+    remove_peer(peer, "it was late");
+    group_is_broken_ = true;
+  }
+  pending_.reset();
+  return {};
+}
+
+void Board::commit(std::string_view manifest) {
+  std::map<unsigned, std::uint64_t> bytes;
+  for (const auto& [rank, parts] : pending_->offers) bytes[rank] = bytes_of(parts);
+  shelf_.add(pending_->id, std::move(bytes));
+  Message message;
+  message.kind = MessageKind::kCommit;
+  message.attempt = pending_->number;
+  message.id = pending_->id;
+  message.text = manifest;
+  message.ids = shelf_.ids();
+  for (const std::uint64_t peer : pending_->members) send(peer, message);
+}
+
+Result<bool> Board::published(const PublicationId& id, const Deadline&) {
+  const std::scoped_lock lock(mutex_);
+  return shelf_.holds(id);
+}
+
+Result<std::vector<ReceiverReport>> Board::receivers() {
+  const std::scoped_lock lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  std::vector<ReceiverReport> reports;
+  for (auto& [peer, known] : peers_) {
+    if (known.report && now - known.reported > options_.patience) known.report.reset();
+    if (known.report) reports.push_back(*known.report);
+  }
+  return reports;
+}
+
+}  // namespace driftless::nccl

@@ -1,0 +1,57 @@
+// Control: what the sending side of a publisher rank asks of the leader. On the leader it is the
+// Board itself; on other ranks calls travel over a Link.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/nccl/rendezvous.h"
+#include "collectives/road.h"
+
+namespace driftless::nccl {
+
+// A publication that was begun.
+struct Attempt {
+  std::uint64_t number = 0;
+  std::uint64_t generation = 0;  // of the group that it goes to
+  unsigned receivers = 0;        // in that group
+};
+
+// What one rank has to send. The meeting is empty where the communicator of this generation is
+// there already.
+struct Offer {
+  std::uint64_t attempt = 0;
+  std::uint64_t generation = 0;
+  std::string meeting;
+  std::vector<PartReceipt> parts;
+};
+
+class Control {
+ public:
+  virtual ~Control() = default;
+  [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;  // leader, like seal()
+  [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
+                                              const Deadline& deadline) = 0;
+  // Ok: every receiver of the group has been told to receive it.
+  [[nodiscard]] virtual Status offer(const Offer& offer, const Deadline& deadline) = 0;
+  // Not ok once the attempt cannot be committed any more. Does not wait.
+  [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;
+  // This rank could not send.
+  virtual void failed(std::uint64_t attempt, const Status& why) = 0;
+  [[nodiscard]] virtual Status seal(std::uint64_t attempt, std::string_view manifest,
+                                    const Deadline& deadline) = 0;
+  virtual void abort(std::uint64_t attempt) = 0;
+  [[nodiscard]] virtual Result<bool> published(const PublicationId& id,
+                                               const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
+};
+
+// For publisher ranks other than the leader. Connects when it is first used, and again once the
+// link was lost.
+[[nodiscard]] std::unique_ptr<Control> make_remote_control(std::unique_ptr<Connector> connector,
+                                                           unsigned rank, unsigned ranks);
+
+}  // namespace driftless::nccl

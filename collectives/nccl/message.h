@@ -1,0 +1,71 @@
+// The small messages of the nccl road, between the leading publisher rank and everybody else.
+//
+// One form for all of them: a few kinds, and fields of which each kind uses some. What comes from
+// outside is checked whole before it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/status.h"
+
+namespace driftless::nccl {
+
+enum class MessageKind : std::uint8_t {
+  // To the leader.
+  kHello,      // count: 0 for a receiver, else ranks of the publisher; rank
+  kPing,       // a sign of life
+  kReport,     // request, name, version, text: proof
+  kLeave,      // request
+  kAck,        // attempt, rank, code, text, parts: as they were received
+  kCommitted,  // attempt
+  kBegin,      // request, id                                     of a publisher rank, like the rest
+  kOffer,      // request, attempt, rank, generation, meeting, wait_ms, parts
+  kFailed,     // attempt, rank, code, text
+  kPublished,  // request, id
+  // From the leader.
+  kWelcome,   // session, text: the announcement, count: 1 where there is one
+  kAnnounce,  // text
+  kPong,
+  kProbe,    // to be answered by a kPing at once
+  kReply,    // request, code, text, attempt, generation, count
+  kReceive,  // attempt, rank, generation, meeting, index, count, wait_ms, parts
+  kDrop,     // attempt
+  kCommit,   // attempt, id, text: the manifest, ids: what is there from now on
+  kLast = kCommit,
+};
+
+struct Message {
+  MessageKind kind = MessageKind::kPing;
+  StatusCode code = StatusCode::kOk;
+  std::uint32_t rank = 0;   // of a publisher
+  std::uint32_t index = 0;  // of a receiver in a communicator
+  std::uint32_t count = 0;  // of ranks in a communicator, receivers, ...
+  std::uint64_t request = 0;
+  std::uint64_t session = 0;
+  std::uint64_t attempt = 0;     // at a publication; ascends within a session
+  std::uint64_t generation = 0;  // of the group
+  std::uint64_t wait_ms = 0;     // what is left of the sender's deadline
+  PublicationId id = {};
+  std::string name = {}, meeting = {}, text = {};
+  std::vector<PartReceipt> parts = {};
+  std::vector<PublicationId> ids = {};
+
+  friend bool operator==(const Message&, const Message&) = default;
+};
+
+// No message is longer: manifests and announcements of large models are some megabytes.
+inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
+
+[[nodiscard]] std::string to_bytes(const Message& message);
+// kCorrupt where anything is not as to_bytes() writes it.
+[[nodiscard]] Result<Message> parse_message(std::string_view bytes);
+
+// The status in a reply.
+[[nodiscard]] Status status_of(const Message& message);
+
+}  // namespace driftless::nccl

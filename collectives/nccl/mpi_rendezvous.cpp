@@ -1,0 +1,249 @@
+#include "collectives/nccl/mpi_rendezvous.h"
+
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "collectives/mpi_rma/mpi_status.h"
+#include "collectives/nccl/message.h"
+#include "core/hash128.h"
+
+namespace driftless::nccl {
+namespace {
+
+using mpi_rma::mpi_status;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// Of messages to the leader, and from it.
+constexpr int kUpTag = 21;
+constexpr int kDownTag = 22;
+
+// Before each message: the link that it belongs to, and whether it is the link's last.
+struct Header {
+  std::uint64_t link = 0;
+  std::uint64_t last = 0;
+};
+
+// Messages that MPI has not taken yet. One thread at a time.
+class Outbox {
+ public:
+  Outbox(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+  ~Outbox() {
+    sweep();
+    // MPI may still read what nobody has received: it is left to the end of the process.
+    for (Sending& sending : sending_) {
+      MPI_Request_free(&sending.request);
+      [[maybe_unused]] const std::string* left = sending.bytes.release();
+    }
+  }
+
+  [[nodiscard]] Status send(int to, const Header& header, std::string_view message) {
+    sweep();
+    Sending& sending = sending_.emplace_back();
+    sending.bytes =
+        std::make_unique<std::string>(reinterpret_cast<const char*>(&header), sizeof(header));
+    sending.bytes->append(message);
+    const Status sent =
+        mpi_status(MPI_Isend(sending.bytes->data(), static_cast<int>(sending.bytes->size()),
+                             MPI_BYTE, to, tag_, comm_, &sending.request),
+                   "nccl: MPI_Isend");
+    if (!sent.ok()) sending_.pop_back();
+    return sent;
+  }
+
+ private:
+  struct Sending {
+    MPI_Request request = MPI_REQUEST_NULL;
+    std::unique_ptr<std::string> bytes;
+  };
+  void sweep() {
+    for (auto it = sending_.begin(); it != sending_.end();) {
+      int done = 0;
+      const bool failed = MPI_Test(&it->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+      it = failed || done != 0 ? sending_.erase(it) : std::next(it);
+    }
+  }
+
+  const MPI_Comm comm_;
+  const int tag_;
+  std::list<Sending> sending_;
+};
+
+struct Arrived {
+  int from = 0;
+  Header header;
+  std::string text;
+};
+
+// The next message, where one is there.
+Result<std::optional<Arrived>> take(MPI_Comm comm, int from, int tag) {
+  int found = 0;
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Improbe(from, tag, comm, &found, &message, &status), "nccl: MPI_Improbe"));
+  if (found == 0) return std::optional<Arrived>();
+  int size = 0;
+  MPI_Get_count(&status, MPI_BYTE, &size);
+  std::string bytes(static_cast<std::size_t>(std::max(size, 0)), '\0');
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(
+      MPI_Mrecv(bytes.data(), size, MPI_BYTE, &message, MPI_STATUS_IGNORE), "nccl: MPI_Mrecv"));
+  Arrived arrived;
+  arrived.from = status.MPI_SOURCE;
+  if (bytes.size() < sizeof(Header)) {
+    return error(StatusCode::kCorrupt, "nccl: rank ", arrived.from, " of the job sent ", size,
+                 " bytes");
+  }
+  std::memcpy(&arrived.header, bytes.data(), sizeof(Header));
+  arrived.text = bytes.substr(sizeof(Header));
+  return std::optional<Arrived>(std::move(arrived));
+}
+
+Status check_threads() {
+  int level = MPI_THREAD_SINGLE;
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Query_thread(&level), "MPI_Query_thread"));
+  if (level == MPI_THREAD_MULTIPLE) return {};
+  return error(StatusCode::kUnsupported,
+               "nccl: the rendezvous over MPI needs MPI_THREAD_MULTIPLE, which this MPI does not "
+               "grant; use road.nccl.rendezvous: file or tcp");
+}
+
+class MpiHub final : public Hub {
+ public:
+  explicit MpiHub(MPI_Comm job) : job_(job), outbox_(job, kDownTag) {}
+
+  [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
+    Backoff backoff(microseconds(50), milliseconds(2));
+    std::vector<HubEvent> events;
+    do {
+      const std::scoped_lock lock(mutex_);
+      for (;;) {
+        Result<std::optional<Arrived>> arrived = take(job_, MPI_ANY_SOURCE, kUpTag);
+        if (!arrived.ok() || !arrived->has_value()) break;
+        hear(std::move(**arrived), events);
+      }
+      for (const std::uint64_t peer : std::exchange(dropped_, {})) end(peer, events);
+    } while (events.empty() && backoff.sleep(deadline));
+    return events;
+  }
+
+  void send(std::uint64_t peer, std::string_view message) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = ranks_.find(peer);
+    if (found == ranks_.end()) return;
+    if (!outbox_.send(found->second, {peer, 0}, message).ok()) dropped_.push_back(peer);
+  }
+
+  void drop(std::uint64_t peer) override {
+    const std::scoped_lock lock(mutex_);
+    dropped_.push_back(peer);
+  }
+
+ private:
+  // Links are named by the processes that make them, with numbers that nobody else has.
+  void hear(Arrived arrived, std::vector<HubEvent>& events) {
+    const std::uint64_t link = arrived.header.link;
+    if (!ranks_.contains(link)) {
+      if (arrived.header.last != 0 || ended_.contains(link)) return;
+      for (const auto& [other, rank] : std::map(ranks_)) {
+        if (rank == arrived.from) end(other, events);  // it has made a new one
+      }
+      ranks_[link] = arrived.from;
+      events.push_back({HubEvent::Kind::kCame, link, {}});
+    }
+    if (arrived.header.last != 0) {
+      end(link, events);
+    } else {
+      events.push_back({HubEvent::Kind::kSaid, link, std::move(arrived.text)});
+    }
+  }
+
+  void end(std::uint64_t peer, std::vector<HubEvent>& events) {
+    const auto found = ranks_.find(peer);
+    if (found == ranks_.end()) return;
+    // Where it does not get there the other side's patience ends the link.
+    const Status told = outbox_.send(found->second, {peer, 1}, "");
+    ranks_.erase(found);
+    ended_[peer] = true;
+    events.push_back({HubEvent::Kind::kWent, peer, {}});
+  }
+
+  const MPI_Comm job_;
+  std::mutex mutex_;
+  Outbox outbox_;
+  std::map<std::uint64_t, int> ranks_;   // of the links that there are
+  std::map<std::uint64_t, bool> ended_;  // late words of these are passed over
+  std::vector<std::uint64_t> dropped_;
+};
+
+class MpiLink final : public Link {
+ public:
+  MpiLink(MPI_Comm job, int leader)
+      : job_(job), leader_(leader), number_(random_hash128().low), outbox_(job, kUpTag) {}
+  MpiLink(const MpiLink&) = delete;
+  MpiLink& operator=(const MpiLink&) = delete;
+  ~MpiLink() override {
+    const std::scoped_lock lock(mutex_);
+    const Status told = outbox_.send(leader_, {number_, 1}, "");
+  }
+
+  [[nodiscard]] Status send(std::string_view message, const Deadline&) override {
+    const std::scoped_lock lock(mutex_);
+    const Status sent = outbox_.send(leader_, {number_, 0}, message);
+    return sent.ok() ? sent : error(StatusCode::kIo, sent.message());
+  }
+
+  [[nodiscard]] Result<std::optional<std::string>> receive(const Deadline& deadline) override {
+    Backoff backoff(microseconds(50), milliseconds(2));
+    for (;;) {
+      Result<std::optional<Arrived>> arrived = take(job_, leader_, kDownTag);
+      if (!arrived.ok()) return error(StatusCode::kIo, arrived.status().message());
+      if (!arrived->has_value()) {
+        if (!backoff.sleep(deadline)) return std::optional<std::string>();
+        continue;
+      }
+      if ((*arrived)->header.link != number_) continue;  // of an earlier link
+      if ((*arrived)->header.last != 0) {
+        return error(StatusCode::kIo, "nccl: the leader has ended the link");
+      }
+      return std::optional<std::string>(std::move((*arrived)->text));
+    }
+  }
+
+ private:
+  const MPI_Comm job_;
+  const int leader_;
+  const std::uint64_t number_;
+  std::mutex mutex_;  // of what is sent
+  Outbox outbox_;
+};
+
+class MpiConnector final : public Connector {
+ public:
+  MpiConnector(MPI_Comm job, int leader) : job_(job), leader_(leader) {}
+  [[nodiscard]] Result<std::unique_ptr<Link>> connect(const Deadline&) override {
+    return std::unique_ptr<Link>(std::make_unique<MpiLink>(job_, leader_));
+  }
+
+ private:
+  const MPI_Comm job_;
+  const int leader_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job) {
+  DRIFTLESS_RETURN_IF_ERROR(check_threads());
+  return std::unique_ptr<Hub>(std::make_unique<MpiHub>(job));
+}
+
+Result<std::unique_ptr<Connector>> make_mpi_connector(MPI_Comm job, int leader) {
+  DRIFTLESS_RETURN_IF_ERROR(check_threads());
+  return std::unique_ptr<Connector>(std::make_unique<MpiConnector>(job, leader));
+}
+
+}  // namespace driftless::nccl

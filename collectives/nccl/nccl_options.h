@@ -1,0 +1,54 @@
+// The settings of the nccl road, without CUDA or NCCL: a configuration names them also where these
+// are not built.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/hash128.h"
+#include "core/memory_kind.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// How the processes of the road find each other, and where their small messages go.
+enum class RendezvousKind : unsigned char {
+  kMpi,   // one mpirun job
+  kTcp,   // the leading trainer listens, the others come
+  kFile,  // a directory that all see
+};
+
+struct RendezvousOptions {
+  RendezvousKind kind = RendezvousKind::kMpi;
+  std::string address = {};  // tcp: "host:port", where the leader listens and the others go
+  std::string token_file =
+      {};                // tcp: the run's secret, at least 16 bytes, readable by its owner alone
+  std::string dir = {};  // file: owned by the user, closed to others
+};
+
+// xxh3-128 of each stretch of device memory, as many as there are stretches. Called from any
+// thread, one call at a time for a road; returns once they are known.
+using DeviceHash =
+    std::function<Result<std::vector<Hash128>>(std::span<const std::span<const std::byte>>)>;
+
+struct NcclOptions {
+  int device = 0;  // of CUDA
+  // What fetch_part() returns: bytes copied down to pinned memory, or as they lie on the device.
+  MemoryKind landing = MemoryKind::kHost;
+  // Of the steps that a receiver holds, of each publisher rank; and of one step on its rank. While
+  // a version travels a receiver needs room for it beside them.
+  std::uint64_t ring_bytes = std::uint64_t{1} << 30;
+  unsigned ring_versions = 32;  // steps held at most
+  unsigned receivers = 0;       // the first publication waits until so many have joined
+  std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
+  // A peer of whom nothing was heard for so long is gone: it leaves the group.
+  std::chrono::milliseconds silence{10'000};
+  DeviceHash hash;  // empty: bytes are brought to the host to be hashed
+};
+
+}  // namespace driftless

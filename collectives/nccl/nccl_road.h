@@ -1,0 +1,32 @@
+// nccl: publisher ranks broadcast frames from their GPU to the GPUs of all receivers, each rank
+// over a communicator of its own. docs/nccl.md tells the whole story.
+//
+// NCCL pushes, a road is pulled: a receiver has a thread that takes part in every broadcast from
+// the version on at which it joined, acknowledges what it got with its hashes, and holds the last
+// versions in device memory; list() and fetch_part() answer from there. The small things (who is
+// there, names, sizes, hashes, acknowledgements, manifests) travel over a rendezvous
+// (rendezvous.h), whose hub is the leading publisher rank.
+//
+// seal() is ok only when every receiver of the group has acknowledged the version. A peer that dies
+// or is late breaks the communicator: it is aborted, the version fails with a status within its
+// deadline, and the next one goes to who is there. A receiver that joins late, or again, finds
+// that steps are missing, and asks for an anchor as on any other road.
+//
+// medium.h puts a road together from a fabric and a rendezvous:
+//   make_leading_sender(options, ranks, fabric, hub), make_other_sender(...), make_receiver(...)
+#pragma once
+
+#include <memory>
+
+#include "collectives/nccl/fabric.h"
+#include "collectives/nccl/medium.h"
+#include "collectives/nccl/nccl_options.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// CUDA memory of options.device, and NCCL. One for each process. kUnsupported where there is no
+// such GPU. Threads other than the caller's keep their current device.
+[[nodiscard]] Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options);
+
+}  // namespace driftless

@@ -1,0 +1,148 @@
+#include <map>
+#include <utility>
+
+#include "collectives/nccl/control.h"
+#include "collectives/nccl/message.h"
+
+namespace driftless::nccl {
+namespace {
+
+using std::chrono::milliseconds;
+
+class RemoteControl final : public Control {
+ public:
+  RemoteControl(std::unique_ptr<Connector> connector, unsigned rank, unsigned ranks)
+      : connector_(std::move(connector)), rank_(rank), ranks_(ranks) {}
+
+  [[nodiscard]] Status announce(std::string_view) override { return leaders("announce()"); }
+  [[nodiscard]] Status seal(std::uint64_t, std::string_view, const Deadline&) override {
+    return leaders("seal()");
+  }
+  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {
+    return leaders("receivers()");
+  }
+  // The leader's abort drops the publication of all ranks.
+  void abort(std::uint64_t) override {}
+
+  [[nodiscard]] Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
+                               ask({.kind = MessageKind::kBegin, .id = id}, deadline));
+    return Attempt{told.attempt, told.generation, told.count};
+  }
+
+  [[nodiscard]] Status offer(const Offer& offer, const Deadline& deadline) override {
+    Message message;
+    message.kind = MessageKind::kOffer;
+    message.rank = rank_;
+    message.attempt = offer.attempt;
+    message.generation = offer.generation;
+    message.meeting = offer.meeting;
+    message.parts = offer.parts;
+    message.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
+    return ask(std::move(message), deadline).status();
+  }
+
+  [[nodiscard]] Status check(std::uint64_t attempt) override {
+    for (bool more = true; more;) {
+      const Result<bool> took = take_one(Deadline::after(milliseconds(0)));
+      if (!took.ok()) return took.status();
+      more = *took;
+    }
+    return attempt == dropped_ ? drop_reason_ : Status();
+  }
+
+  void failed(std::uint64_t attempt, const Status& why) override {
+    if (link_ == nullptr) return;
+    const Message message{.kind = MessageKind::kFailed,
+                          .code = why.code(),
+                          .rank = rank_,
+                          .attempt = attempt,
+                          .text = std::string(why.message())};
+    // Where it does not get there, the leader's own deadline ends the attempt.
+    const Status sent = link_->send(to_bytes(message), Deadline::after(milliseconds(1'000)));
+    if (!sent.ok()) link_.reset();
+  }
+
+  [[nodiscard]] Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
+                               ask({.kind = MessageKind::kPublished, .id = id}, deadline));
+    return told.count != 0;
+  }
+
+ private:
+  [[nodiscard]] Status leaders(std::string_view call) const {
+    return error(StatusCode::kInvalidArgument, "nccl: ", call, " is for the leader, this is rank ",
+                 rank_);
+  }
+
+  [[nodiscard]] Status connect(const Deadline& deadline) {
+    if (link_ != nullptr) return {};
+    Backoff backoff(milliseconds(5), milliseconds(200));
+    for (;;) {
+      Result<std::unique_ptr<Link>> made = connector_->connect(deadline);
+      if (made.ok()) {
+        link_ = std::move(*made);
+        break;
+      }
+      if (!backoff.sleep(deadline)) return made.status();
+    }
+    const Message hello{.kind = MessageKind::kHello, .rank = rank_, .count = ranks_};
+    return link_->send(to_bytes(hello), deadline);
+  }
+
+  // True: a message was there. Replies are put aside, the others taken in.
+  [[nodiscard]] Result<bool> take_one(const Deadline& deadline) {
+    if (link_ == nullptr) return error(StatusCode::kIo, "nccl: the link to the leader was lost");
+    const Result<std::optional<std::string>> bytes = link_->receive(deadline);
+    if (!bytes.ok()) {
+      link_.reset();
+      return bytes.status();
+    }
+    if (!bytes->has_value()) return false;
+    DRIFTLESS_ASSIGN_OR_RETURN(Message message, parse_message(**bytes));
+    if (message.kind == MessageKind::kDrop) {
+      dropped_ = message.attempt;
+      drop_reason_ = message.code == StatusCode::kOk
+                         ? error(StatusCode::kBusy, "nccl: the leader aborted the publication")
+                         : status_of(message);
+    } else if (message.kind == MessageKind::kReply && message.request == request_) {
+      reply_ = std::move(message);
+    }
+    return true;
+  }
+
+  [[nodiscard]] Result<Message> ask(Message message, const Deadline& deadline) {
+    DRIFTLESS_RETURN_IF_ERROR(connect(deadline));
+    message.request = ++request_;
+    reply_.reset();
+    const Status sent = link_->send(to_bytes(message), deadline);
+    if (!sent.ok()) {
+      link_.reset();
+      return sent;
+    }
+    while (!reply_.has_value()) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          deadline.check(concat("nccl: rank ", rank_, " waiting for an answer of the leader")));
+      DRIFTLESS_RETURN_IF_ERROR(take_one(deadline).status());
+    }
+    DRIFTLESS_RETURN_IF_ERROR(status_of(*reply_));
+    return std::move(*reply_);
+  }
+
+  const std::unique_ptr<Connector> connector_;
+  const unsigned rank_, ranks_;
+  std::unique_ptr<Link> link_;
+  std::uint64_t request_ = 0;
+  std::optional<Message> reply_;  // to request_
+  std::uint64_t dropped_ = 0;     // the last attempt that the leader gave up
+  Status drop_reason_;
+};
+
+}  // namespace
+
+std::unique_ptr<Control> make_remote_control(std::unique_ptr<Connector> connector, unsigned rank,
+                                             unsigned ranks) {
+  return std::make_unique<RemoteControl>(std::move(connector), rank, ranks);
+}
+
+}  // namespace driftless::nccl

@@ -1,0 +1,264 @@
+// The rendezvous of files. In the directory:
+//
+//   leader                      the session of the leader that is there
+//   <session>/<peer>/up/<n>     messages to it, numbered from 0, each renamed into place
+//   <session>/<peer>/down/<n>   messages from it
+//   <session>/<peer>/gone       either side has ended the link
+//
+// Who reads a message removes it.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <mutex>
+
+#include "collectives/nccl/message.h"
+#include "collectives/nccl/rendezvous.h"
+#include "core/file_system.h"
+#include "core/hash128.h"
+
+namespace driftless::nccl {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::string_view kLeader = "leader";
+constexpr std::string_view kGone = "gone";
+constexpr std::uint64_t kSessionBytes = 64;
+
+Status make_private(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return errno_status(errno, concat("nccl: ", path));
+  }
+  struct stat info{};
+  if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("nccl: ", path));
+  if (!S_ISDIR(info.st_mode) || (info.st_mode & 077) != 0 || info.st_uid != ::geteuid()) {
+    return error(StatusCode::kInvalidArgument, "nccl: ", path,
+                 " must be a directory that its owner, who runs this, alone may use: chmod 700 ",
+                 path);
+  }
+  return {};
+}
+
+// One direction of a link.
+class Mailbox {
+ public:
+  explicit Mailbox(std::string dir) : dir_(std::move(dir)) {}
+
+  [[nodiscard]] Status put(std::string_view message) {
+    FileSystem& fs = posix_file_system();
+    const std::string part = join_path(dir_, ".part");
+    const Status old = fs.remove_file(part);  // there only where a write before failed
+    {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.create(part));
+      DRIFTLESS_RETURN_IF_ERROR(
+          file->pwrite(0, std::as_bytes(std::span(message.data(), message.size()))));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(fs.rename_file(part, path(next_put_)));
+    ++next_put_;
+    return {};
+  }
+
+  [[nodiscard]] Result<std::optional<std::string>> take() {
+    FileSystem& fs = posix_file_system();
+    Result<std::string> text = read_text(fs, path(next_take_), kMaxMessageBytes);
+    if (!text.ok() && text.status().code() == StatusCode::kNotFound) {
+      return std::optional<std::string>();
+    }
+    if (!text.ok()) return text.status();
+    DRIFTLESS_RETURN_IF_ERROR(fs.remove_file(path(next_take_)));
+    ++next_take_;
+    return std::optional<std::string>(std::move(*text));
+  }
+
+ private:
+  [[nodiscard]] std::string path(std::uint64_t number) const {
+    return join_path(dir_, std::to_string(number));
+  }
+  std::string dir_;
+  std::uint64_t next_put_ = 0, next_take_ = 0;
+};
+
+Status lost(std::string_view why) {
+  return error(StatusCode::kIo, "nccl: the link to the leader is gone: ", why);
+}
+
+void mark_gone(const std::string& dir) {
+  // Where that fails the other side's patience ends the link.
+  const Status marked = write_text(posix_file_system(), join_path(dir, kGone), "");
+}
+
+struct FilePeer {
+  explicit FilePeer(const std::string& where)
+      : dir(where), up(join_path(where, "up")), down(join_path(where, "down")) {}
+  std::string dir;
+  Mailbox up, down;
+};
+
+class FileHub final : public Hub {
+ public:
+  FileHub(std::string root, std::string session)
+      : root_(std::move(root)), dir_(join_path(root_, session)) {}
+  FileHub(const FileHub&) = delete;
+  FileHub& operator=(const FileHub&) = delete;
+  ~FileHub() override {
+    FileSystem& fs = posix_file_system();
+    const Status name = fs.remove_file(join_path(root_, kLeader));
+    const Status tree = remove_tree(fs, dir_);  // what is left is the next leader's to remove
+  }
+
+  [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
+    Backoff backoff(microseconds(200), milliseconds(5));
+    std::vector<HubEvent> events;
+    do {
+      const std::scoped_lock lock(mutex_);
+      look_for_new(events);
+      look_at_all(events);
+    } while (events.empty() && backoff.sleep(deadline));
+    return events;
+  }
+
+  void send(std::uint64_t peer, std::string_view message) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = peers_.find(peer);
+    if (found == peers_.end()) return;
+    if (!found->second.down.put(message).ok()) dropped_.push_back(peer);
+  }
+
+  void drop(std::uint64_t peer) override {
+    const std::scoped_lock lock(mutex_);
+    dropped_.push_back(peer);
+  }
+
+ private:
+  void look_for_new(std::vector<HubEvent>& events) {
+    const auto names = posix_file_system().list(dir_);
+    if (!names.ok()) return;
+    for (const std::string& name : *names) {
+      if (name.starts_with('.') || known_.contains(name)) continue;
+      known_[name] = ++last_peer_;
+      peers_.emplace(last_peer_, FilePeer(join_path(dir_, name)));
+      events.push_back({HubEvent::Kind::kCame, last_peer_, {}});
+    }
+  }
+
+  void look_at_all(std::vector<HubEvent>& events) {
+    for (auto& [peer, known] : peers_) {
+      for (;;) {
+        Result<std::optional<std::string>> message = known.up.take();
+        if (!message.ok()) dropped_.push_back(peer);
+        if (!message.ok() || !message->has_value()) break;
+        events.push_back({HubEvent::Kind::kSaid, peer, std::move(**message)});
+      }
+      if (exists(posix_file_system(), join_path(known.dir, kGone))) dropped_.push_back(peer);
+    }
+    for (const std::uint64_t peer : std::exchange(dropped_, {})) {
+      const auto found = peers_.find(peer);
+      if (found == peers_.end()) continue;
+      mark_gone(found->second.dir);
+      peers_.erase(found);
+      events.push_back({HubEvent::Kind::kWent, peer, {}});
+    }
+  }
+
+  const std::string root_, dir_;
+  std::mutex mutex_;
+  std::map<std::string, std::uint64_t> known_;
+  std::map<std::uint64_t, FilePeer> peers_;
+  std::vector<std::uint64_t> dropped_;
+  std::uint64_t last_peer_ = 0;
+};
+
+class FileLink final : public Link {
+ public:
+  FileLink(std::string root, std::string session, const std::string& dir)
+      : root_(std::move(root)), session_(std::move(session)), peer_(dir) {}
+  FileLink(const FileLink&) = delete;
+  FileLink& operator=(const FileLink&) = delete;
+  ~FileLink() override { mark_gone(peer_.dir); }
+
+  [[nodiscard]] Status send(std::string_view message, const Deadline&) override {
+    const std::scoped_lock lock(mutex_);
+    const Status put = peer_.up.put(message);
+    return put.ok() ? put : lost(put.message());
+  }
+
+  [[nodiscard]] Result<std::optional<std::string>> receive(const Deadline& deadline) override {
+    Backoff backoff(microseconds(200), milliseconds(5));
+    for (;;) {
+      Result<std::optional<std::string>> message = peer_.down.take();
+      if (!message.ok()) return lost(message.status().message());
+      if (message->has_value()) return message;
+      DRIFTLESS_RETURN_IF_ERROR(check_leader());
+      if (!backoff.sleep(deadline)) return message;
+    }
+  }
+
+ private:
+  [[nodiscard]] Status check_leader() {
+    FileSystem& fs = posix_file_system();
+    if (exists(fs, join_path(peer_.dir, kGone))) return lost("it was ended there");
+    const Result<std::string> now = read_text(fs, join_path(root_, kLeader), kSessionBytes);
+    if (!now.ok() || *now != session_) return lost("another leader is there, or none");
+    return {};
+  }
+
+  const std::string root_, session_;
+  std::mutex mutex_;  // of what is sent
+  FilePeer peer_;
+};
+
+class FileConnector final : public Connector {
+ public:
+  explicit FileConnector(std::string root) : root_(std::move(root)) {}
+
+  [[nodiscard]] Result<std::unique_ptr<Link>> connect(const Deadline&) override {
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_RETURN_IF_ERROR(make_private(root_));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string session,
+                               read_text(fs, join_path(root_, kLeader), kSessionBytes));
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(session));
+    const std::string name = to_hex(random_hash128());
+    const std::string dir = join_path(join_path(root_, session), name);
+    const std::string made = join_path(join_path(root_, session), "." + name);
+    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(made));
+    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "up")));
+    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "down")));
+    DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(made, dir));
+    return std::unique_ptr<Link>(std::make_unique<FileLink>(root_, session, dir));
+  }
+
+ private:
+  const std::string root_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_RETURN_IF_ERROR(make_private(options.dir));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options.dir));
+  for (const std::string& name : names) {
+    // Sessions of leaders that did not end in order.
+    if (hash128_from_hex(name).ok()) {
+      DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, join_path(options.dir, name)));
+    }
+  }
+  const std::string session = to_hex(random_hash128());
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(options.dir, session)));
+  auto hub = std::make_unique<FileHub>(options.dir, session);
+  DRIFTLESS_RETURN_IF_ERROR(replace_text(fs, join_path(options.dir, kLeader), session));
+  return std::unique_ptr<Hub>(std::move(hub));
+}
+
+Result<std::unique_ptr<Connector>> make_file_connector(const RendezvousOptions& options) {
+  if (options.dir.empty()) {
+    return error(StatusCode::kInvalidArgument, "nccl: the rendezvous has no directory");
+  }
+  return std::unique_ptr<Connector>(std::make_unique<FileConnector>(options.dir));
+}
+
+}  // namespace driftless::nccl

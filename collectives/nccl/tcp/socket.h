@@ -1,0 +1,51 @@
+// Sockets that close themselves, and waits on them that end.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace driftless::nccl {
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  ~Socket();
+  [[nodiscard]] int get() const { return descriptor_; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+// "host:port", "[::1]:port". The name is looked up without a deadline of ours.
+[[nodiscard]] Result<Socket> listen_on(const std::string& address, std::string* bound);
+[[nodiscard]] Result<Socket> connect_to(const std::string& address, const Deadline& deadline);
+// The next one that came; an empty Socket (-1) where none has.
+[[nodiscard]] Socket accept_one(const Socket& listener);
+
+// Waits for `events` (POLLIN, POLLOUT); false where the deadline passed.
+[[nodiscard]] bool wait_for(const Socket& socket, short events, const Deadline& deadline);
+// What can be had now, at most `most` bytes; empty: nothing at the moment. kIo: the other side is
+// gone.
+[[nodiscard]] Result<std::string> read_some(const Socket& socket, std::size_t most);
+// How many bytes could be written now.
+[[nodiscard]] Result<std::size_t> write_some(const Socket& socket, std::string_view bytes);
+// Exactly so many.
+[[nodiscard]] Result<std::string> read_all(const Socket& socket, std::size_t size,
+                                           const Deadline& deadline);
+[[nodiscard]] Status write_all(const Socket& socket, std::string_view bytes,
+                               const Deadline& deadline);
+
+}  // namespace driftless::nccl

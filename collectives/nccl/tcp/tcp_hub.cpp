@@ -1,0 +1,198 @@
+// The leader's side of the TCP rendezvous.
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+#include "collectives/nccl/message.h"
+#include "collectives/nccl/rendezvous.h"
+#include "collectives/nccl/tcp/frame.h"
+#include "collectives/nccl/tcp/handshake.h"
+#include "collectives/nccl/tcp/socket.h"
+#include "collectives/nccl/tcp/token.h"
+
+namespace driftless::nccl {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kProofTime{5'000};   // for a connection to prove itself
+constexpr std::size_t kMostStrangers = 64;  // that have not yet
+constexpr std::size_t kMostConnections = 4096;
+
+// A connection: a stranger until it has proved that it knows the token.
+struct Connection {
+  explicit Connection(Socket opened) : socket(std::move(opened)) {}
+  Socket socket;
+  Deadline prove_until = Deadline::after(kProofTime);
+  std::string nonce;  // ours
+  std::string said;   // of the proof, so far
+  std::optional<FrameReader> reader;
+  std::optional<FrameWriter> writer;
+  std::string outgoing;
+  bool over = false;
+  [[nodiscard]] bool known() const { return reader.has_value(); }
+};
+
+class TcpHub final : public Hub {
+ public:
+  TcpHub(Socket listener, Socket wake, std::string token)
+      : listener_(std::move(listener)), wake_(std::move(wake)), token_(std::move(token)) {}
+
+  [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
+    wait(deadline);
+    std::vector<HubEvent> events;
+    const std::scoped_lock lock(mutex_);
+    for (auto& [peer, connection] : connections_) serve(peer, connection, events);
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      Connection& connection = it->second;
+      if (!connection.known() && connection.prove_until.expired()) connection.over = true;
+      if (!connection.over) {
+        ++it;
+        continue;
+      }
+      if (connection.known()) events.push_back({HubEvent::Kind::kWent, it->first, {}});
+      it = connections_.erase(it);
+    }
+    accept_all();
+    return events;
+  }
+
+  void send(std::uint64_t peer, std::string_view message) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = connections_.find(peer);
+    if (found == connections_.end() || !found->second.known()) return;
+    Connection& connection = found->second;
+    const Result<std::string> frame = connection.writer->frame(message);
+    const bool fits = connection.outgoing.size() <= 2 * kMaxMessageBytes;
+    if (!frame.ok() || !fits) {
+      connection.over = true;
+    } else {
+      connection.outgoing += *frame;
+      flush(connection);
+    }
+    if (connection.over || !connection.outgoing.empty()) wake();
+  }
+
+  void drop(std::uint64_t peer) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = connections_.find(peer);
+    if (found == connections_.end()) return;
+    found->second.over = true;
+    wake();
+  }
+
+ private:
+  void wake() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t put = ::write(wake_.get(), &one, sizeof(one));
+  }
+
+  void wait(const Deadline& deadline) {
+    std::vector<pollfd> waits{{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    {
+      const std::scoped_lock lock(mutex_);
+      for (const auto& [peer, connection] : connections_) {
+        const bool writes = !connection.outgoing.empty();
+        waits.push_back(
+            {connection.socket.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0});
+      }
+    }
+    const auto left = std::min<long long>(deadline.remaining().count(), 1'000);
+    ::poll(waits.data(), waits.size(), static_cast<int>(left));
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
+  }
+
+  void accept_all() {
+    for (;;) {
+      Socket socket = accept_one(listener_);
+      if (socket.get() < 0) return;
+      std::size_t strangers = 0;
+      for (const auto& [peer, connection] : connections_) strangers += connection.known() ? 0 : 1;
+      if (strangers >= kMostStrangers || connections_.size() >= kMostConnections) continue;
+      Connection connection(std::move(socket));
+      const Result<std::string> nonce = new_nonce();
+      if (!nonce.ok()) continue;
+      connection.nonce = *nonce;
+      connection.outgoing = concat(kGreeting, *nonce);
+      flush(connection);
+      connections_.emplace(++last_peer_, std::move(connection));
+    }
+  }
+
+  static void flush(Connection& connection) {
+    const Result<std::size_t> put = write_some(connection.socket, connection.outgoing);
+    if (!put.ok()) {
+      connection.over = true;
+      return;
+    }
+    connection.outgoing.erase(0, *put);
+  }
+
+  void serve(std::uint64_t peer, Connection& connection, std::vector<HubEvent>& events) {
+    flush(connection);
+    for (int rounds = 0; rounds < 64 && !connection.over; ++rounds) {
+      const Result<std::string> bytes = read_some(connection.socket, std::size_t{64} << 10);
+      if (!bytes.ok()) connection.over = true;
+      if (!bytes.ok() || bytes->empty()) return;
+      std::string_view rest = *bytes;
+      if (!connection.known()) {
+        rest = hear_proof(connection, rest);
+        if (!connection.known()) continue;
+        events.push_back({HubEvent::Kind::kCame, peer, {}});
+      }
+      connection.reader->append(rest);
+      take_messages(peer, connection, events);
+    }
+  }
+
+  // Takes what belongs to the proof, and returns what follows it.
+  std::string_view hear_proof(Connection& connection, std::string_view bytes) {
+    const std::size_t missing = kClientProofBytes - connection.said.size();
+    connection.said += bytes.substr(0, missing);
+    if (connection.said.size() < kClientProofBytes) return {};
+    const Result<Admission> admitted = admit(token_, connection.nonce, connection.said);
+    if (!admitted.ok()) {
+      connection.over = true;
+      return {};
+    }
+    connection.reader.emplace(admitted->key, Direction::kToServer);
+    connection.writer.emplace(admitted->key, Direction::kToClient);
+    connection.outgoing += admitted->answer;
+    flush(connection);
+    return bytes.size() > missing ? bytes.substr(missing) : std::string_view();
+  }
+
+  static void take_messages(std::uint64_t peer, Connection& connection,
+                            std::vector<HubEvent>& events) {
+    for (;;) {
+      Result<std::optional<std::string>> message = connection.reader->next();
+      if (!message.ok()) connection.over = true;
+      if (!message.ok() || !message->has_value()) return;
+      events.push_back({HubEvent::Kind::kSaid, peer, std::move(**message)});
+    }
+  }
+
+  const Socket listener_;
+  const Socket wake_;
+  const std::string token_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, Connection> connections_;
+  std::uint64_t last_peer_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options, std::string* bound) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(options.token_file));
+  DRIFTLESS_ASSIGN_OR_RETURN(Socket listener, listen_on(options.address, bound));
+  Socket wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (wake.get() < 0) return errno_status(errno, "eventfd");
+  return std::unique_ptr<Hub>(
+      std::make_unique<TcpHub>(std::move(listener), std::move(wake), std::move(token)));
+}
+
+}  // namespace driftless::nccl

@@ -1,0 +1,355 @@
+// The digest (core/digest.h) on the device: a full sweep, and what a patch changes.
+//
+// Sums of field elements leave a warp as two halves of 32 bits and less, added with plain atomics:
+// 2^32 warps fit, and digest_from_sums() folds them once on the host.
+#include <algorithm>
+
+#include "kernels/cuda/patch.cuh"
+
+namespace driftless::cuda {
+namespace {
+
+constexpr unsigned kWarps = 8;
+constexpr std::uint32_t kSpanBlocks =
+    32;  // digest blocks that a warp sweeps at a time: a key per lane
+
+struct DevPiece {
+  const std::byte* bytes_dev;
+  std::uint64_t size_bytes;
+  std::uint64_t byte_offset;
+  DigestTensorKey key;
+  std::uint64_t first_span;
+};
+
+struct PlaceKeys {
+  // By lane and half; a lane of the warp reads four places at once.
+  std::uint32_t half[2 * kDigestLanes][kDigestBlockWords];
+};
+
+__device__ __forceinline__ void fill_place_keys(PlaceKeys& keys) {
+  for (unsigned i = threadIdx.x; i < kDigestLanes * kDigestBlockWords; i += blockDim.x) {
+    const unsigned lane = i / kDigestBlockWords, place = i % kDigestBlockWords;
+    const std::uint64_t halves = digest_place_halves(lane, place);
+    keys.half[2 * lane][place] = static_cast<std::uint32_t>(halves);
+    keys.half[2 * lane + 1][place] = static_cast<std::uint32_t>(halves >> 32);
+  }
+  __syncthreads();
+}
+
+// Any x: congruent, below 2^61 + 8.
+__device__ __forceinline__ std::uint64_t lazy_fold(std::uint64_t x) {
+  return (x & kDigestPrime) + (x >> 61);
+}
+
+// a * b modulo p, lazily: both below 2^62; the result is below 2^61 + 2^3.
+__device__ __forceinline__ std::uint64_t lazy_multiply(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t low = a * b, high = __umul64hi(a, b);
+  return lazy_fold((low & kDigestPrime) + ((high << 3) | (low >> 61)));
+}
+
+// x * 2^28 modulo p, x below 2^61 + 8.
+__device__ __forceinline__ std::uint64_t shift_28(std::uint64_t x) {
+  x = digest_fold(x);
+  return ((x << 28) & kDigestPrime) + (x >> 33);
+}
+
+__device__ __forceinline__ void add_sums(const std::uint64_t (&sums)[kDigestLanes],
+                                         std::uint64_t* out) {
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    std::uint64_t sum = digest_fold(sums[lane]);
+#pragma unroll
+    for (unsigned step = 16; step > 0; step /= 2) {
+      sum = digest_add(sum, __shfl_xor_sync(~0U, sum, step));
+    }
+    if (threadIdx.x % 32 == 0 && sum != 0) {
+      auto* const halves = reinterpret_cast<unsigned long long*>(out) + 2 * lane;
+      atomicAdd(halves, sum & 0xffffffffU);
+      atomicAdd(halves + 1, sum >> 32);
+    }
+  }
+}
+
+__device__ __forceinline__ std::uint64_t wide(std::uint32_t a, std::uint32_t b) {
+  return std::uint64_t{a} * b;
+}
+
+// The four words of one 16-byte load, by the keys of their places.
+__device__ __forceinline__ void add_group(const PlaceKeys& keys, unsigned group, const uint4& words,
+                                          std::uint64_t (&sums)[2 * kDigestLanes]) {
+#pragma unroll
+  for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
+    const uint4 key = reinterpret_cast<const uint4*>(keys.half[half])[group];
+    sums[half] +=
+        wide(words.x, key.x) + wide(words.y, key.y) + wide(words.z, key.z) + wide(words.w, key.w);
+  }
+}
+
+// A whole block of 4096 bytes; a lane has 32 of its words.
+__device__ __forceinline__ void sweep_block(const PlaceKeys& keys, const uint4* words,
+                                            unsigned lane,
+                                            std::uint64_t (&totals)[2 * kDigestLanes]) {
+  uint4 loaded[8];
+#pragma unroll
+  for (unsigned j = 0; j < 8; ++j) loaded[j] = __ldcs(words + j * 32 + lane);
+#pragma unroll
+  for (unsigned part = 0; part < 2; ++part) {
+    std::uint64_t sums[2 * kDigestLanes] = {};
+#pragma unroll
+    for (unsigned j = 4 * part; j < 4 * part + 4; ++j) {  // 16 products each: they fit 64 bits
+      add_group(keys, j * 32 + lane, loaded[j], sums);
+    }
+#pragma unroll
+    for (unsigned half = 0; half < 2 * kDigestLanes; ++half) totals[half] += lazy_fold(sums[half]);
+  }
+}
+
+// Any part of a block: bytes [from, to) of it, of which the first lies at `bytes`.
+__device__ void sweep_part(const PlaceKeys& keys, const std::byte* bytes, std::uint32_t from,
+                           std::uint32_t to, unsigned lane,
+                           std::uint64_t (&totals)[2 * kDigestLanes]) {
+  for (std::uint32_t word = from / 4 + lane; word * 4 < to; word += 32) {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      const std::uint32_t at = word * 4 + i;
+      if (at >= from && at < to) bits |= static_cast<std::uint32_t>(bytes[at - from]) << (8 * i);
+    }
+#pragma unroll
+    for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
+      totals[half] = lazy_fold(totals[half]) + lazy_fold(wide(bits, keys.half[half][word]));
+    }
+  }
+}
+
+__device__ __forceinline__ void add_block(const std::uint64_t (&totals)[2 * kDigestLanes],
+                                          const std::uint64_t (&block_keys)[kDigestLanes],
+                                          std::uint64_t (&sums)[kDigestLanes]) {
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    const std::uint64_t value =
+        lazy_fold(lazy_fold(totals[2 * lane]) + shift_28(lazy_fold(totals[2 * lane + 1])));
+    sums[lane] = lazy_fold(sums[lane] + lazy_multiply(value, block_keys[lane]));
+  }
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    sweep(const DevPiece* pieces, const std::uint32_t* span_piece, std::uint32_t spans,
+          std::uint64_t* out) {
+  __shared__ PlaceKeys keys;
+  fill_place_keys(keys);
+  const unsigned lane = threadIdx.x % 32;
+  std::uint64_t sums[kDigestLanes] = {};
+  for (std::uint32_t span = blockIdx.x * kWarps + threadIdx.x / 32; span < spans;
+       span += gridDim.x * kWarps) {
+    const DevPiece piece = pieces[span_piece[span]];
+    const std::uint64_t first =
+        piece.byte_offset / kDigestBlockBytes + (span - piece.first_span) * kSpanBlocks;
+    const std::uint64_t end = piece.byte_offset + piece.size_bytes;
+    std::uint64_t own_keys[kDigestLanes];
+#pragma unroll
+    for (unsigned i = 0; i < kDigestLanes; ++i) {
+      own_keys[i] = digest_block_key(piece.key, first + lane, i);
+    }
+    for (unsigned i = 0; i < kSpanBlocks; ++i) {
+      const std::uint64_t begin = (first + i) * kDigestBlockBytes;
+      if (begin >= end) break;
+      std::uint64_t totals[2 * kDigestLanes] = {};
+      const std::byte* const at = piece.bytes_dev + (begin - piece.byte_offset);
+      if (begin >= piece.byte_offset && begin + kDigestBlockBytes <= end &&
+          reinterpret_cast<std::uintptr_t>(at) % 16 == 0) {
+        sweep_block(keys, reinterpret_cast<const uint4*>(at), lane, totals);
+      } else {
+        const std::uint64_t from = begin < piece.byte_offset ? piece.byte_offset - begin : 0;
+        const std::uint64_t to = end - begin < kDigestBlockBytes ? end - begin : kDigestBlockBytes;
+        sweep_part(keys, at + from, static_cast<std::uint32_t>(from),
+                   static_cast<std::uint32_t>(to), lane, totals);
+      }
+      std::uint64_t block_keys[kDigestLanes];
+#pragma unroll
+      for (unsigned k = 0; k < kDigestLanes; ++k) {
+        block_keys[k] = __shfl_sync(~0U, own_keys[k], i);
+      }
+      add_block(totals, block_keys, sums);
+    }
+  }
+  add_sums(sums, out);
+}
+
+// What one word's going from `before` to `after` adds.
+__device__ __forceinline__ void add_step(const DigestTensorKey& key, std::uint64_t word,
+                                         std::uint32_t before, std::uint32_t after,
+                                         std::uint64_t (&sums)[kDigestLanes]) {
+  const std::uint64_t step = digest_subtract(after, before);
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    const std::uint64_t halves = digest_place_halves(lane, word % kDigestBlockWords);
+    const std::uint64_t place = (halves & 0xffffffffU) + ((halves >> 32) << 28);
+    const std::uint64_t block = digest_block_key(key, word / kDigestBlockWords, lane);
+    const std::uint64_t term = lazy_multiply(lazy_multiply(place, step), block);
+    sums[lane] = lazy_fold(sums[lane] + term);
+  }
+}
+
+template <unsigned W>
+__device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64_t at,
+                                         std::uint64_t before, std::uint64_t after,
+                                         std::uint64_t (&sums)[kDigestLanes]) {
+  if constexpr (W == 8) {
+    add_step(key, 2 * at, static_cast<std::uint32_t>(before), static_cast<std::uint32_t>(after),
+             sums);
+    add_step(key, 2 * at + 1, static_cast<std::uint32_t>(before >> 32),
+             static_cast<std::uint32_t>(after >> 32), sums);
+  } else {
+    const unsigned shift = static_cast<unsigned>(at * W % 4) * 8;
+    add_step(key, at * W / 4, static_cast<std::uint32_t>(before << shift),
+             static_cast<std::uint32_t>(after << shift), sums);
+  }
+}
+
+template <unsigned W, bool Gaps>
+__global__ void __launch_bounds__(kPatchWarps * 32)
+    sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
+                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out) {
+  const unsigned lane = threadIdx.x % 32;
+  const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
+  if (number >= chunks) return;
+  const Chunk chunk = open_chunk(parts, positions, number, Gaps);
+  const DigestTensorKey key = chunk.tensor->key;
+  const auto* const before = reinterpret_cast<const Unit<W>*>(old_dev);
+  const auto* const after = reinterpret_cast<const Unit<W>*>(new_dev);
+  std::uint64_t sums[kDigestLanes] = {};
+  each_change<Gaps>(chunk, lane, [&](const Changes& changes) {
+    std::uint64_t a[kTogether], b[kTogether];
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (!changes.valid[j]) continue;
+      a[j] = before[changes.value[j]];
+      b[j] = after[changes.value[j]];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      if (changes.valid[j]) add_unit<W>(key, changes.at[j], a[j], b[j], sums);
+    }
+  });
+  __syncwarp();
+  add_sums(sums, out);
+}
+
+template <unsigned W>
+void launch_changes(bool gaps, const PatchParts& parts, const std::byte* positions,
+                    std::uint32_t chunks, const std::byte* old_dev, const std::byte* new_dev,
+                    std::uint64_t* out, cudaStream_t stream) {
+  const unsigned blocks = patch_blocks(chunks);
+  if (gaps) {
+    sum_changes<W, true>
+        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
+  } else {
+    sum_changes<W, false>
+        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
+  }
+}
+
+std::uint64_t spans_of(const DigestPiece& piece) {
+  if (piece.size_bytes == 0) return 0;
+  const std::uint64_t first = piece.byte_offset / kDigestBlockBytes;
+  const std::uint64_t last = (piece.byte_offset + piece.size_bytes - 1) / kDigestBlockBytes;
+  return (last - first) / kSpanBlocks + 1;
+}
+
+std::uint64_t spans_of(std::span<const DigestPiece> pieces) {
+  std::uint64_t spans = 0;
+  for (const DigestPiece& piece : pieces) spans += spans_of(piece);
+  return spans;
+}
+
+struct SweepParts {
+  DevPiece* pieces = nullptr;
+  std::uint32_t* span_piece = nullptr;
+};
+SweepParts carve_sweep(std::byte* begin, std::uint64_t pieces, std::uint64_t spans,
+                       std::uint64_t* used) {
+  Carver carver(begin);
+  SweepParts parts;
+  parts.pieces = carver.take<DevPiece>(pieces);
+  parts.span_piece = carver.take<std::uint32_t>(spans);
+  if (used != nullptr) *used = carver.used();
+  return parts;
+}
+
+Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream) {
+  return check(cudaMemsetAsync(sums_dev, 0, kDigestSums * sizeof(std::uint64_t), stream),
+               "clearing the sums of a digest");
+}
+
+}  // namespace
+
+WorkspaceSize digest_workspace_size(std::span<const DigestPiece> pieces) {
+  WorkspaceSize size;
+  carve_sweep(nullptr, pieces.size(), spans_of(pieces), &size.dev_bytes);
+  size.host_bytes = size.dev_bytes;
+  return size;
+}
+
+Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
+              std::uint64_t* sums_dev, Stream stream) {
+  const std::uint64_t spans = spans_of(pieces);
+  if (spans >= (std::uint64_t{1} << 31)) {
+    return error(StatusCode::kInvalidArgument, "a digest over ", spans,
+                 " stretches of 128 KiB at once: cut it in two");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
+  if (spans == 0) return {};
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_workspace(workspace, digest_workspace_size(pieces), "a digest on the device"));
+  const SweepParts host = carve_sweep(workspace.host, pieces.size(), spans, nullptr);
+  std::uint64_t span = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const DigestPiece& piece = pieces[i];
+    host.pieces[i] = {piece.bytes_dev, piece.size_bytes, piece.byte_offset, piece.key, span};
+    const std::uint64_t own = spans_of(piece);
+    std::fill_n(host.span_piece + span, own, static_cast<std::uint32_t>(i));
+    span += own;
+  }
+  std::uint64_t bytes = 0;
+  const SweepParts dev = carve_sweep(workspace.dev, pieces.size(), spans, &bytes);
+  DRIFTLESS_RETURN_IF_ERROR(check(
+      cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
+      "placing the pieces of a digest"));
+  constexpr std::uint64_t kMaxBlocks = 132 * 6;
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::uint64_t>((spans + kWarps - 1) / kWarps, kMaxBlocks));
+  sweep<<<blocks, kWarps * 32, 0, native(stream)>>>(dev.pieces, dev.span_piece,
+                                                    static_cast<std::uint32_t>(spans), sums_dev);
+  return check_launch("sweep");
+}
+
+Status Patch::digest_change(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                            std::uint64_t* sums_dev, Stream stream) const {
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
+  if (chunks_ == 0) return {};
+  const PatchParts parts = carve_patch(dev_, tensors_, chunks_, nullptr);
+  const auto go = [&](auto width) {
+    width(coding_ == PositionCoding::kGaps, parts, positions_dev_, chunks_, old_values_dev,
+          new_values_dev, sums_dev, native(stream));
+  };
+  switch (unit_bytes_) {
+    case 1: go(launch_changes<1>); break;
+    case 2: go(launch_changes<2>); break;
+    case 4: go(launch_changes<4>); break;
+    default: go(launch_changes<8>); break;
+  }
+  return check_launch("sum_changes");
+}
+
+Digest digest_from_sums(std::span<const std::uint64_t, kDigestSums> sums) {
+  Digest digest;
+  for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
+    const std::uint64_t high = digest_fold(sums[2 * lane + 1]);
+    digest.lanes[lane] =
+        digest_add(digest_fold(sums[2 * lane]), digest_multiply(high, std::uint64_t{1} << 32));
+  }
+  return digest;
+}
+
+}  // namespace driftless::cuda

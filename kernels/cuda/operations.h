@@ -1,0 +1,170 @@
+// The operations on elements in device memory: the GPU's peer of kernels/host_kernels.h, batched.
+//
+// A call queues work on the caller's stream and returns: nothing here waits, allocates, or looks at
+// device memory from the host. Workspace belongs to the caller; functions say how much. `Stream` is
+// a cudaStream_t (null: the default stream); pointers with `_dev` are memory of the stream's device
+// (pinned host memory works, at the speed of the bus). Units are 1, 2, 4 or 8 bytes wide, compared
+// and moved as integers; tensors may lie at any multiple of their unit, and may have more than 2^32
+// of them. Tensors at multiples of 16 bytes are the fast case.
+//
+// No CUDA header is needed to use this one. Errors of CUDA come back as kIo, a lack of device
+// memory as kNoSpace.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/digest.h"
+#include "core/status.h"
+
+namespace driftless::cuda {
+
+using Stream = void*;
+
+// Memory that a batch works in; both parts outlive it. `host` is pinned.
+struct Workspace {
+  std::byte* dev = nullptr;
+  std::uint64_t dev_bytes = 0;
+  std::byte* host = nullptr;
+  std::uint64_t host_bytes = 0;
+};
+struct WorkspaceSize {
+  std::uint64_t dev_bytes = 0;
+  std::uint64_t host_bytes = 0;
+};
+
+enum class PositionCoding : unsigned char {
+  kIndices,  // absolute: int32, or int64 in a tensor of more than 2^31 units
+  kGaps,  // p[k] - p[k-1] - 1 with p[-1] = -1: uint16, or uint32 or uint64 in a tensor of which a
+          // gap needs it
+};
+
+// Where one tensor's changes lie in the streams of positions and values.
+struct StreamEntry {
+  std::uint64_t count = 0;
+  std::uint64_t value_begin = 0;     // units
+  std::uint64_t position_begin = 0;  // bytes; a multiple of 2
+  std::uint32_t position_bytes = 0;  // 2, 4 or 8
+  std::uint32_t reserved = 0;
+};
+
+// Compares tensors of one width and writes what changed, for all of them, as two streams: ascending
+// positions and new values, tensor after tensor without padding. The tensors' sizes are fixed when
+// it is made; where they lie is said with every run. One run at a time: the next may be queued once
+// results() of this one were read, or are not wanted.
+class DiffBatch {
+ public:
+  struct Tensor {
+    const std::byte* old_dev = nullptr;
+    const std::byte* new_dev = nullptr;
+    // A stretch of a tensor: the units before it, which positions count from the tensor's start;
+    // and whether the whole has more than 2^31 units.
+    std::uint64_t origin = 0;
+    bool huge = false;
+  };
+  struct Results {
+    std::uint64_t changed = 0;  // units, of all tensors; more than max_changed: nothing was written
+    std::uint64_t position_bytes = 0;
+    std::span<const StreamEntry> entries;  // one per tensor
+  };
+
+  // For up to `max_changed` changed units. Device memory per unit of it: its width and 2 bytes; per
+  // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
+                                                    unsigned unit_bytes, std::uint64_t max_changed);
+  [[nodiscard]] static Result<DiffBatch> make(std::span<const std::uint64_t> units,
+                                              unsigned unit_bytes, std::uint64_t max_changed,
+                                              const Workspace& workspace, Stream stream);
+
+  // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
+  // have more than 2^31 units, else 4 (gaps rarely take more than 2).
+  [[nodiscard]] std::uint64_t max_position_bytes(bool huge) const {
+    return max_changed_ * (huge ? 8 : 4);
+  }
+  [[nodiscard]] std::uint64_t max_value_bytes() const { return max_changed_ * unit_bytes_; }
+
+  // Outputs are aligned to 16 bytes.
+  [[nodiscard]] Status run(std::span<const Tensor> tensors, PositionCoding coding,
+                           std::byte* positions_dev, std::byte* values_dev, Stream stream);
+  // Of the last run; once the stream has passed it.
+  [[nodiscard]] Results results() const;
+
+ private:
+  DiffBatch() = default;
+
+  unsigned unit_bytes_ = 1;
+  std::uint64_t max_changed_ = 0;
+  std::uint32_t tensors_ = 0;
+  std::uint32_t tiles_ = 0;
+  std::uint64_t scan_bytes_ = 0;
+  // In the workspace.
+  std::byte* dev_ = nullptr;
+  std::byte* host_ = nullptr;
+};
+
+// Changes of tensors of one width, as two streams, ready to be worked with. make() queues the
+// reading of all positions, so that who commits only scatters.
+class Patch {
+ public:
+  struct Tensor {
+    std::byte* data_dev = nullptr;
+    std::uint64_t units = 0;
+    StreamEntry entry;
+    DigestTensorKey key;  // for digest_change()
+  };
+  // 56 bytes per tensor, 12 per 2048 changes; on the host as much again.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
+  // `positions_dev` stays where it is as long as the patch is used.
+  [[nodiscard]] static Result<Patch> make(std::span<const Tensor> tensors, unsigned unit_bytes,
+                                          PositionCoding coding, const std::byte* positions_dev,
+                                          const Workspace& workspace, Stream stream);
+
+  // Once the stream has passed make(): kCorrupt, naming the tensor, where positions do not ascend
+  // or lie past its end. The operations below write nothing of such a tensor.
+  [[nodiscard]] Status check() const;
+
+  // data[position[k]] = values[k].
+  [[nodiscard]] Status scatter(const std::byte* values_dev, Stream stream) const;
+  // values[k] = data[position[k]].
+  [[nodiscard]] Status gather(std::byte* values_dev, Stream stream) const;
+  // What going from old to new values adds to the digest of all tensors: into `sums_dev`, which
+  // digest_from_sums() understands once it is on the host. Zeroed first.
+  [[nodiscard]] Status digest_change(const std::byte* old_values_dev,
+                                     const std::byte* new_values_dev, std::uint64_t* sums_dev,
+                                     Stream stream) const;
+
+ private:
+  Patch() = default;
+
+  unsigned unit_bytes_ = 1;
+  PositionCoding coding_ = PositionCoding::kIndices;
+  std::uint32_t tensors_ = 0;
+  std::uint32_t chunks_ = 0;
+  const std::byte* positions_dev_ = nullptr;
+  std::byte* dev_ = nullptr;
+  std::byte* host_ = nullptr;
+};
+
+// target[i] = source[i] wherever source[i] != sentinel (its low 8 * unit_bytes bits). Adds to
+// *written_dev how many were.
+[[nodiscard]] Status masked_overwrite(std::byte* target_dev, const std::byte* source_dev,
+                                      std::uint64_t units, unsigned unit_bytes,
+                                      std::uint64_t sentinel, std::uint64_t* written_dev,
+                                      Stream stream);
+
+// The digest of whole tensors, added up, or of stretches of them.
+struct DigestPiece {
+  const std::byte* bytes_dev = nullptr;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t byte_offset = 0;  // in the tensor
+  DigestTensorKey key;
+};
+inline constexpr std::size_t kDigestSums = 4;  // of 8 bytes, on the device
+[[nodiscard]] WorkspaceSize digest_workspace_size(std::span<const DigestPiece> pieces);
+// Into `sums_dev`, zeroed first.
+[[nodiscard]] Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
+                            std::uint64_t* sums_dev, Stream stream);
+[[nodiscard]] Digest digest_from_sums(std::span<const std::uint64_t, kDigestSums> sums);
+
+}  // namespace driftless::cuda

@@ -1,0 +1,197 @@
+#include <cub/device/device_scan.cuh>
+
+#include <algorithm>
+
+#include "kernels/cuda/patch.cuh"
+
+namespace driftless::cuda {
+namespace {
+
+constexpr std::uint32_t kNoneBad = ~std::uint32_t{0};
+
+struct BoundedSum {
+  __host__ __device__ std::uint64_t operator()(std::uint64_t a, std::uint64_t b) const {
+    return a + b > kMaxSum ? kMaxSum : a + b;
+  }
+};
+
+std::uint64_t scan_bytes(std::uint32_t chunks) {
+  std::size_t bytes = 0;
+  cub::DeviceScan::ExclusiveScan(nullptr, bytes, static_cast<std::uint64_t*>(nullptr),
+                                 static_cast<std::uint64_t*>(nullptr), BoundedSum{},
+                                 std::uint64_t{0}, chunks);
+  return bytes;
+}
+
+// before[chunk] = the sum of gaps + 1 in the chunk itself, to be scanned.
+__global__ void __launch_bounds__(kPatchWarps * 32)
+    sum_chunks(PatchParts parts, const std::byte* positions, std::uint32_t chunks) {
+  const unsigned lane = threadIdx.x % 32;
+  const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
+  if (number > chunks) return;
+  std::uint64_t sum = 0;
+  if (number < chunks) {
+    const Chunk chunk = open_chunk(parts, positions, number, false);
+    const unsigned bytes = chunk.tensor->entry.position_bytes;
+    const std::uint64_t units = chunk.tensor->units;
+#pragma unroll 4
+    for (std::uint32_t k = lane; k < chunk.count; k += 32) {
+      const std::uint64_t gap = load_position(chunk.positions + std::uint64_t{k} * bytes, bytes);
+      sum = BoundedSum{}(sum, (gap < units ? gap : units) + 1);
+    }
+  }
+#pragma unroll
+  for (unsigned step = 16; step > 0; step /= 2) {
+    sum = BoundedSum{}(sum, __shfl_xor_sync(~0U, sum, step));
+  }
+  if (lane == 0) parts.before[number] = sum;
+}
+
+// Gaps ascend by nature: the last position says whether all are inside.
+__global__ void check_gaps(PatchParts parts, std::uint32_t tensors, std::uint32_t chunks) {
+  const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= tensors || parts.tensors[i].entry.count == 0) return;
+  const std::uint32_t end = i + 1 < tensors ? parts.tensors[i + 1].first_chunk : chunks;
+  const std::uint64_t sum = parts.before[end] - parts.before[parts.tensors[i].first_chunk];
+  if (sum > parts.tensors[i].units || parts.before[end] >= kMaxSum) atomicMin(parts.bad, i);
+}
+
+__global__ void __launch_bounds__(kPatchWarps * 32)
+    check_indices(PatchParts parts, const std::byte* positions, std::uint32_t chunks) {
+  const unsigned lane = threadIdx.x % 32;
+  const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
+  if (number >= chunks) return;
+  const Chunk chunk = open_chunk(parts, positions, number, false);
+  const unsigned bytes = chunk.tensor->entry.position_bytes;
+  const bool first_chunk = number == chunk.tensor->first_chunk;
+  bool bad = false;
+  for (std::uint32_t k = lane; k < chunk.count; k += 32) {
+    const std::byte* const at = chunk.positions + std::uint64_t{k} * bytes;
+    const std::uint64_t position = load_position(at, bytes);
+    bad = bad || position >= chunk.tensor->units;
+    if (k > 0 || !first_chunk) bad = bad || load_position(at - bytes, bytes) >= position;
+  }
+  if (bad) atomicMin(parts.bad, parts.chunk_tensor[number]);
+}
+
+std::uint64_t chunks_of(std::span<const Patch::Tensor> tensors) {
+  std::uint64_t chunks = 0;
+  for (const Patch::Tensor& tensor : tensors) chunks += (tensor.entry.count + kChunk - 1) / kChunk;
+  return chunks;
+}
+
+Status check_tensor(const Patch::Tensor& tensor, std::size_t number) {
+  const unsigned bytes = tensor.entry.position_bytes;
+  if ((bytes == 2 || bytes == 4 || bytes == 8) && tensor.entry.count <= tensor.units) return {};
+  return error(StatusCode::kInvalidArgument, "tensor number ", number,
+               " of the patch: ", tensor.entry.count, " changes of ", tensor.units,
+               " units, with positions of ", bytes, " bytes");
+}
+
+}  // namespace
+
+PatchParts carve_patch(std::byte* dev, std::uint32_t tensors, std::uint32_t chunks,
+                       std::uint64_t* used) {
+  Carver carver(dev);
+  PatchParts parts;
+  parts.tensors = carver.take<PatchTensor>(tensors);
+  parts.chunk_tensor = carver.take<std::uint32_t>(chunks);
+  parts.before = carver.take<std::uint64_t>(std::uint64_t{chunks} + 1);
+  parts.bad = carver.take<std::uint32_t>(1);
+  parts.scan = carver.take<std::byte>(scan_bytes(chunks + 1));
+  if (used != nullptr) *used = carver.used();
+  return parts;
+}
+
+PatchHostParts carve_patch_host(std::byte* host, std::uint32_t tensors, std::uint32_t chunks,
+                                std::uint64_t* used) {
+  Carver carver(host);
+  PatchHostParts parts;
+  parts.tensors = carver.take<PatchTensor>(tensors);
+  parts.chunk_tensor = carver.take<std::uint32_t>(chunks);
+  parts.bad = carver.take<std::uint32_t>(1);
+  if (used != nullptr) *used = carver.used();
+  return parts;
+}
+
+WorkspaceSize Patch::workspace_size(std::span<const Tensor> tensors) {
+  const auto chunks = static_cast<std::uint32_t>(chunks_of(tensors));
+  const auto count = static_cast<std::uint32_t>(tensors.size());
+  WorkspaceSize size;
+  static_cast<void>(carve_patch(nullptr, count, chunks, &size.dev_bytes));
+  static_cast<void>(carve_patch_host(nullptr, count, chunks, &size.host_bytes));
+  return size;
+}
+
+Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
+                          PositionCoding coding, const std::byte* positions_dev,
+                          const Workspace& workspace, Stream stream) {
+  const std::uint64_t chunks = chunks_of(tensors);
+  if (!valid_width(unit_bytes) || chunks >= kNoneBad || tensors.size() >= kNoneBad) {
+    return error(StatusCode::kInvalidArgument, "a patch of ", tensors.size(), " tensors in ",
+                 chunks, " chunks, units of ", unit_bytes, " bytes, cannot be made");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_workspace(workspace, workspace_size(tensors), "a patch on the device"));
+  Patch patch;
+  patch.unit_bytes_ = unit_bytes;
+  patch.coding_ = coding;
+  patch.tensors_ = static_cast<std::uint32_t>(tensors.size());
+  patch.chunks_ = static_cast<std::uint32_t>(chunks);
+  patch.positions_dev_ = positions_dev;
+  patch.dev_ = workspace.dev;
+  patch.host_ = workspace.host;
+  const PatchHostParts host = carve_patch_host(patch.host_, patch.tensors_, patch.chunks_, nullptr);
+  std::uint32_t chunk = 0;
+  for (std::uint32_t i = 0; i < patch.tensors_; ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensors[i], i));
+    host.tensors[i] = {tensors[i].data_dev, tensors[i].units, tensors[i].entry, tensors[i].key,
+                       chunk};
+    const auto own = static_cast<std::uint32_t>((tensors[i].entry.count + kChunk - 1) / kChunk);
+    std::fill_n(host.chunk_tensor + chunk, own, i);
+    chunk += own;
+  }
+  *host.bad = kNoneBad;
+  const PatchParts dev = carve_patch(patch.dev_, patch.tensors_, patch.chunks_, nullptr);
+  const cudaStream_t queue = native(stream);
+  const auto place = [&](void* to, const void* from, std::uint64_t bytes) {
+    return driftless::cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue),
+                                  "placing a patch");
+  };
+  DRIFTLESS_RETURN_IF_ERROR(place(dev.tensors, host.tensors, tensors.size() * sizeof(PatchTensor)));
+  DRIFTLESS_RETURN_IF_ERROR(
+      place(dev.chunk_tensor, host.chunk_tensor, chunks * sizeof(std::uint32_t)));
+  DRIFTLESS_RETURN_IF_ERROR(place(dev.bad, host.bad, sizeof(std::uint32_t)));
+  if (patch.chunks_ == 0) return patch;
+  if (coding == PositionCoding::kGaps) {
+    sum_chunks<<<patch_blocks(patch.chunks_ + 1), kPatchWarps * 32, 0, queue>>>(dev, positions_dev,
+                                                                                patch.chunks_);
+    DRIFTLESS_RETURN_IF_ERROR(check_launch("sum_chunks"));
+    std::size_t bytes = scan_bytes(patch.chunks_ + 1);
+    DRIFTLESS_RETURN_IF_ERROR(driftless::cuda::check(
+        cub::DeviceScan::ExclusiveScan(dev.scan, bytes, dev.before, dev.before, BoundedSum{},
+                                       std::uint64_t{0}, patch.chunks_ + 1, queue),
+        "the scan over chunks"));
+    check_gaps<<<(patch.tensors_ + 255) / 256, 256, 0, queue>>>(dev, patch.tensors_, patch.chunks_);
+    DRIFTLESS_RETURN_IF_ERROR(check_launch("check_gaps"));
+  } else {
+    check_indices<<<patch_blocks(patch.chunks_), kPatchWarps * 32, 0, queue>>>(dev, positions_dev,
+                                                                               patch.chunks_);
+    DRIFTLESS_RETURN_IF_ERROR(check_launch("check_indices"));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(driftless::cuda::check(
+      cudaMemcpyAsync(host.bad, dev.bad, sizeof(std::uint32_t), cudaMemcpyDeviceToHost, queue),
+      "fetching the verdict on positions"));
+  return patch;
+}
+
+Status Patch::check() const {
+  const PatchHostParts host = carve_patch_host(host_, tensors_, chunks_, nullptr);
+  if (*host.bad == kNoneBad) return {};
+  const PatchTensor& tensor = host.tensors[*host.bad];
+  return error(StatusCode::kCorrupt, "tensor number ", *host.bad, " of the patch: its ",
+               tensor.entry.count, " positions do not ascend, or go past its ", tensor.units,
+               " units");
+}
+
+}  // namespace driftless::cuda

@@ -1,0 +1,145 @@
+// The device's view of a Patch. A warp works on a chunk: up to 1024 changes of one tensor.
+#pragma once
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/operations.h"
+
+namespace driftless::cuda {
+
+inline constexpr std::uint32_t kChunk = 1024;  // changes
+inline constexpr unsigned kPatchWarps = 8;     // per block
+// Sums of gaps stop here: no tensor is as long, and they never wrap.
+inline constexpr std::uint64_t kMaxSum = std::uint64_t{1} << 62;
+
+struct PatchTensor {
+  std::byte* data_dev;
+  std::uint64_t units;
+  StreamEntry entry;
+  DigestTensorKey key;
+  std::uint32_t first_chunk;
+};
+
+struct PatchParts {
+  PatchTensor* tensors = nullptr;
+  std::uint32_t* chunk_tensor = nullptr;
+  std::uint64_t* before = nullptr;  // per chunk: gaps + 1 of all chunks before it, added up
+  std::uint32_t* bad = nullptr;     // the first tensor whose positions are wrong
+  std::byte* scan = nullptr;
+};
+struct PatchHostParts {
+  PatchTensor* tensors = nullptr;
+  std::uint32_t* chunk_tensor = nullptr;
+  std::uint32_t* bad = nullptr;
+};
+[[nodiscard]] PatchParts carve_patch(std::byte* dev, std::uint32_t tensors, std::uint32_t chunks,
+                                     std::uint64_t* used);
+[[nodiscard]] PatchHostParts carve_patch_host(std::byte* host, std::uint32_t tensors,
+                                              std::uint32_t chunks, std::uint64_t* used);
+
+__device__ __forceinline__ std::uint64_t load_position(const std::byte* at, unsigned bytes) {
+  const auto* const halves = reinterpret_cast<const std::uint16_t*>(at);
+  if (bytes == 2) return *halves;
+  if (reinterpret_cast<std::uintptr_t>(at) % 4 == 0) {
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(at);
+    return bytes == 4 ? words[0] : words[0] | (std::uint64_t{words[1]} << 32);
+  }
+  std::uint64_t value = 0;
+  for (unsigned i = 0; i < bytes / 2; ++i) value |= std::uint64_t{halves[i]} << (16 * i);
+  return value;
+}
+
+// The sum of `value` over this lane and those before it.
+template <typename T>
+__device__ __forceinline__ T running_sum(T value, unsigned lane) {
+#pragma unroll
+  for (unsigned step = 1; step < 32; step *= 2) {
+    const T left = __shfl_up_sync(~0U, value, step);
+    if (lane >= step) value += left;
+  }
+  return value;
+}
+
+// A chunk: where its positions and values lie.
+struct Chunk {
+  const PatchTensor* tensor;
+  const std::byte* positions;
+  std::uint64_t value_begin;
+  std::uint32_t count;
+  std::uint64_t start;  // of its gaps: one past the position before it
+};
+
+__device__ __forceinline__ Chunk open_chunk(const PatchParts& parts, const std::byte* positions,
+                                            std::uint32_t chunk, bool gaps) {
+  const PatchTensor* const tensor = parts.tensors + parts.chunk_tensor[chunk];
+  const std::uint64_t skip = std::uint64_t{chunk - tensor->first_chunk} * kChunk;
+  const std::uint64_t left = tensor->entry.count - skip;
+  Chunk out;
+  out.tensor = tensor;
+  out.positions = positions + tensor->entry.position_begin + skip * tensor->entry.position_bytes;
+  out.value_begin = tensor->entry.value_begin + skip;
+  out.count = left < kChunk ? static_cast<std::uint32_t>(left) : kChunk;
+  out.start = gaps ? parts.before[chunk] - parts.before[tensor->first_chunk] : 0;
+  return out;
+}
+
+// Changes that a lane handles together, so that its loads are under way before its stores.
+inline constexpr unsigned kTogether = 4;
+struct Changes {
+  std::uint64_t value[kTogether];  // index in the values' stream
+  std::uint64_t at[kTogether];     // position
+  bool valid[kTogether];           // false: there is none, or it lies past the tensor's end
+};
+
+// Calls body(changes) until every change of the chunk was among them. All lanes of the warp take
+// part.
+template <bool Gaps, typename Body>
+__device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, const Body& body) {
+  const unsigned bytes = chunk.tensor->entry.position_bytes;
+  const std::uint64_t units = chunk.tensor->units;
+  const bool words = bytes == 4 && reinterpret_cast<std::uintptr_t>(chunk.positions) % 4 == 0;
+  std::uint64_t start = chunk.start;
+  for (std::uint32_t first = 0; first < chunk.count; first += 32 * kTogether) {
+    std::uint64_t position[kTogether];
+    Changes changes;
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      const std::uint32_t k = first + j * 32 + lane;
+      changes.valid[j] = k < chunk.count;
+      changes.value[j] = chunk.value_begin + k;
+      position[j] = 0;
+      if (!changes.valid[j]) continue;
+      if (words) {
+        position[j] = reinterpret_cast<const std::uint32_t*>(chunk.positions)[k];
+      } else if (bytes == 2) {
+        position[j] = reinterpret_cast<const std::uint16_t*>(chunk.positions)[k];
+      } else {
+        position[j] = load_position(chunk.positions + std::uint64_t{k} * bytes, bytes);
+      }
+    }
+#pragma unroll
+    for (unsigned j = 0; j < kTogether; ++j) {
+      changes.at[j] = position[j];
+      if constexpr (Gaps) {
+        std::uint64_t sum = 0;
+        if (bytes == 2) {  // 32 of them fit 32 bits
+          sum = running_sum(changes.valid[j] ? static_cast<std::uint32_t>(position[j]) + 1U : 0U,
+                            lane);
+        } else {
+          const std::uint64_t gap = position[j] < units ? position[j] : units;
+          sum = running_sum(changes.valid[j] ? gap + 1 : std::uint64_t{0}, lane);
+        }
+        changes.at[j] = start + sum - 1;
+        start += __shfl_sync(~0U, sum, 31);
+        if (start > kMaxSum) start = kMaxSum;
+      }
+      changes.valid[j] = changes.valid[j] && changes.at[j] < units;
+    }
+    body(changes);
+  }
+}
+
+inline unsigned patch_blocks(std::uint32_t chunks) {
+  return (chunks + kPatchWarps - 1) / kPatchWarps;
+}
+
+}  // namespace driftless::cuda

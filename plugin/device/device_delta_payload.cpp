@@ -1,0 +1,292 @@
+// Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
+// too, and only their heads come from the host; on any other the streams are fetched once.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "formats/frame_head.h"
+#include "kernels/device_hash.h"
+#include "plugin/device/device_payload.h"
+
+namespace driftless {
+namespace {
+
+// One slice's changes, kept until the version is settled.
+struct Kept {
+  DType dtype = DType::kU8;
+  std::vector<BucketEntry> entries;
+  std::uint64_t position_bytes = 0, value_bytes = 0;
+  std::byte* frame_dev = nullptr;  // where the road's parts lie on the device
+  std::uint64_t frame_bytes = 0;
+  std::byte* positions_dev = nullptr;
+  std::byte* values_dev = nullptr;
+};
+
+class DeviceDeltaPayload final : public RankPayload {
+ public:
+  DeviceDeltaPayload(const PayloadContext& context, DeviceWork& work)
+      : context_(context),
+        work_(work),
+        coding_(context.frame.encoding == Encoding::kIndices ? cuda::PositionCoding::kIndices
+                                                             : cuda::PositionCoding::kGaps),
+        frames_on_device_(context.road->part_memory() == MemoryKind::kDevice &&
+                          context.directory_layout == DirectoryLayout::kFrames &&
+                          context.frame.encoding != Encoding::kDeltasZstd),
+        touched_(context.layout->size()) {}
+  ~DeviceDeltaPayload() override { work_.differ.drop(); }
+
+  Status add(std::span<const PairedTensor> batch) override {
+    for (const PairedTensor& offered : batch) {
+      if (findings_.dense) break;
+      DRIFTLESS_RETURN_IF_ERROR(cut(offered));
+    }
+    // The batch's memory may go after this call.
+    DRIFTLESS_RETURN_IF_ERROR(start_slice());
+    while (work_.differ.pending()) DRIFTLESS_RETURN_IF_ERROR(absorb());
+    return work_.stream.wait();
+  }
+
+  Status finish() override {
+    if (findings_.dense) return {};
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    for (const std::uint64_t* const sums : sums_) {
+      findings_.digest_change +=
+          cuda::digest_from_sums(std::span<const std::uint64_t, cuda::kDigestSums>(sums, 4));
+    }
+    for (const DeviceWork::Change& change : work_.changes) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          change.patch.check().with_context("what the GPU found cannot be: memory is damaged"));
+    }
+    findings_.changed_tensors =
+        static_cast<std::uint64_t>(std::ranges::count(touched_, std::uint8_t{1}));
+    return frames_on_device_ ? put_frames() : Status();
+  }
+
+ private:
+  // Into slices of one dtype and at most slice_bytes a side.
+  Status cut(const PairedTensor& offered) {
+    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    const unsigned width = unit_bytes(spec.dtype);
+    const std::uint64_t most = std::max<std::uint64_t>(work_.options.slice_bytes / width, 1 << 20);
+    const std::uint64_t units = spec.units();
+    if (!slice_.empty() && slice_dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(start_slice());
+    slice_dtype_ = spec.dtype;
+    for (std::uint64_t first = 0; first < units;) {
+      if (slice_units_ >= most) DRIFTLESS_RETURN_IF_ERROR(start_slice());
+      // At a multiple of 16 bytes: the next stretch is as well aligned as the tensor.
+      std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
+      SlicePiece piece;
+      piece.tensor = offered.tensor;
+      piece.first_unit = first;
+      piece.units = count;
+      piece.huge = units > (std::uint64_t{1} << 31);
+      piece.old_data = context_.snapshot->data(offered.tensor) + first * width;
+      piece.new_data = offered.new_data + first * width;
+      piece.old_kind = context_.snapshot->memory_kind();
+      piece.new_kind = offered.memory;
+      slice_.push_back(piece);
+      slice_units_ += count;
+      first += count;
+    }
+    return {};
+  }
+
+  Status start_slice() {
+    if (slice_.empty() || findings_.dense) return {};
+    DRIFTLESS_RETURN_IF_ERROR(
+        work_.differ.start(std::move(slice_), unit_bytes(slice_dtype_), coding_));
+    slice_.clear();
+    slice_units_ = 0;
+    dtypes_.push_back(slice_dtype_);
+    if (dtypes_.size() - absorbed_ == 2) DRIFTLESS_RETURN_IF_ERROR(absorb());
+    return {};
+  }
+
+  // The oldest slice under way: its changes are kept, digested, and put onto the road.
+  Status absorb() {
+    DRIFTLESS_ASSIGN_OR_RETURN(const SliceResults results, work_.differ.take());
+    const DType dtype = dtypes_[absorbed_++];
+    if (findings_.dense) return {};
+    findings_.changed_units += results.changed;
+    if (findings_.changed_units > context_.dense_above_units) {
+      findings_.dense = true;
+      return {};
+    }
+    if (results.changed == 0) return work_.differ.release();
+    Kept kept;
+    kept.dtype = dtype;
+    DRIFTLESS_RETURN_IF_ERROR(keep(results, kept));
+    DRIFTLESS_RETURN_IF_ERROR(note_change(results, kept));
+    DRIFTLESS_RETURN_IF_ERROR(work_.differ.release());
+    findings_.delta_bytes += kept.position_bytes + kept.value_bytes;
+    if (frames_on_device_) {
+      frames_.push_back(std::move(kept));
+      return {};
+    }
+    return write_from_host(kept);
+  }
+
+  // Copies the streams to where they stay, behind a frame's head where the road wants frames there.
+  Status keep(const SliceResults& results, Kept& kept) {
+    const unsigned width = unit_bytes(kept.dtype);
+    for (std::size_t i = 0; i < results.entries.size(); ++i) {
+      const cuda::StreamEntry& entry = results.entries[i];
+      if (entry.count == 0) continue;
+      BucketEntry like;
+      like.tensor = results.pieces[i].tensor;
+      like.position_bytes = entry.position_bytes;
+      like.position_begin = entry.position_begin;
+      like.position_end = entry.position_begin + entry.count * entry.position_bytes;
+      like.value_begin = entry.value_begin;
+      like.value_end = entry.value_begin + entry.count;
+      kept.entries.push_back(like);
+      touched_[like.tensor] = 1;
+    }
+    kept.position_bytes = results.position_bytes;
+    kept.value_bytes = results.changed * width;
+    DRIFTLESS_RETURN_IF_ERROR(frames_on_device_ ? lay_out_frame(kept) : lay_out_streams(kept));
+    DRIFTLESS_RETURN_IF_ERROR(
+        work_.stream.copy(kept.positions_dev, results.positions_dev, kept.position_bytes));
+    return work_.stream.copy(kept.values_dev, results.values_dev, kept.value_bytes);
+  }
+
+  Status lay_out_streams(Kept& kept) {
+    DRIFTLESS_ASSIGN_OR_RETURN(kept.positions_dev, work_.found.take(kept.position_bytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(kept.values_dev, work_.found.take(kept.value_bytes));
+    return {};
+  }
+
+  Status lay_out_frame(Kept& kept) {
+    FrameContext frame = context_.frame;
+    frame.index = static_cast<std::uint32_t>(frames_.size());
+    const Encoding coding =
+        coding_ == cuda::PositionCoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+    const BucketShape shape(coding, kept.dtype, kept.entries, kept.position_bytes,
+                            kept.value_bytes);
+    DRIFTLESS_ASSIGN_OR_RETURN(const EncodedFrameHead head, encode_frame_head(frame, shape));
+    const FramePlaces& places = head.places;
+    kept.frame_bytes = head.frame_bytes;
+    DRIFTLESS_ASSIGN_OR_RETURN(kept.frame_dev, work_.found.take(kept.frame_bytes));
+    kept.positions_dev = kept.frame_dev + places.positions;
+    kept.values_dev = kept.frame_dev + places.values;
+    // The head by way of pinned memory; what lies between and behind the streams is zero.
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(head.bytes.size()));
+    std::ranges::copy(head.bytes, pinned);
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept.frame_dev, pinned, head.bytes.size()));
+    const std::uint64_t positions_end = places.positions + kept.position_bytes;
+    const std::uint64_t values_end = places.values + kept.value_bytes;
+    DRIFTLESS_RETURN_IF_ERROR(
+        work_.stream.clear(kept.frame_dev + positions_end, places.values - positions_end));
+    return work_.stream.clear(kept.frame_dev + values_end, places.trailer - values_end);
+  }
+
+  // What it does to the digest, and how it will get into the snapshot.
+  Status note_change(const SliceResults& results, const Kept& kept) {
+    const WeightLayout& layout = *context_.layout;
+    const unsigned width = unit_bytes(kept.dtype);
+    std::vector<cuda::Patch::Tensor> compared, snapshot;
+    for (std::size_t i = 0; i < results.entries.size(); ++i) {
+      if (results.entries[i].count == 0) continue;
+      const SlicePiece& piece = results.pieces[i];
+      const TensorSpec& spec = layout[piece.tensor];
+      cuda::Patch::Tensor tensor;
+      tensor.units = spec.units();
+      tensor.entry = results.entries[i];
+      tensor.key = digest_tensor_key(spec.name);
+      // Positions count from the tensor's start, of which only the stretch need be there.
+      tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * width;
+      compared.push_back(tensor);
+      tensor.data_dev = context_.snapshot->data(piece.tensor);
+      snapshot.push_back(tensor);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const cuda::Patch patch,
+                               work_.make_patch(compared, width, coding_, kept.positions_dev));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const old_values, work_.found.take(kept.value_bytes));
+    DRIFTLESS_RETURN_IF_ERROR(patch.gather(old_values, work_.stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(sum_up(patch, old_values, kept.values_dev));
+    if (context_.snapshot->memory_kind() == MemoryKind::kDevice) {
+      work_.changes.push_back({patch, kept.values_dev});
+      return {};
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const cuda::Patch later,
+                               work_.make_patch(snapshot, width, coding_, kept.positions_dev));
+    work_.changes.push_back({later, kept.values_dev});
+    return {};
+  }
+
+  Status sum_up(const cuda::Patch& patch, const std::byte* old_values,
+                const std::byte* new_values) {
+    constexpr std::uint64_t kBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const dev, work_.found.take(kBytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(kBytes));
+    DRIFTLESS_RETURN_IF_ERROR(patch.digest_change(
+        old_values, new_values, reinterpret_cast<std::uint64_t*>(dev), work_.stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(pinned, dev, kBytes));
+    sums_.push_back(reinterpret_cast<const std::uint64_t*>(pinned));
+    return {};
+  }
+
+  Status write_from_host(const Kept& kept) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        fetched_.reserve(kept.position_bytes + kept.value_bytes + 16, MemoryKind::kHost));
+    std::byte* const values = fetched_.data() + (kept.position_bytes + 15) / 16 * 16;
+    DRIFTLESS_RETURN_IF_ERROR(
+        work_.stream.copy(fetched_.data(), kept.positions_dev, kept.position_bytes));
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(values, kept.values_dev, kept.value_bytes));
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    BucketView bucket;
+    bucket.coding =
+        coding_ == cuda::PositionCoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
+    bucket.dtype = kept.dtype;
+    bucket.entries = kept.entries;
+    bucket.positions = {fetched_.data(), kept.position_bytes};
+    bucket.values = {values, kept.value_bytes};
+    return write_bucket(context_, bucket, parts_++);
+  }
+
+  // All frames at once: their hashes are chains that run beside each other.
+  Status put_frames() {
+    std::vector<std::span<const std::byte>> hashed;
+    for (const Kept& kept : frames_) {
+      hashed.emplace_back(kept.frame_dev, kept.frame_bytes - kFrameTrailerBytes);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, device_xxh3_128(hashed));
+    for (std::size_t i = 0; i < frames_.size(); ++i) {
+      const std::array<std::byte, kFrameTrailerBytes> trailer = frame_trailer(hashes[i]);
+      DRIFTLESS_RETURN_IF_ERROR(
+          work_.stream.copy(frames_[i].frame_dev + frames_[i].frame_bytes - trailer.size(),
+                            trailer.data(), trailer.size()));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    for (std::size_t i = 0; i < frames_.size(); ++i) {
+      DRIFTLESS_RETURN_IF_ERROR(put_part(
+          *context_.road, frame_part_name(context_.frame.rank, static_cast<std::uint32_t>(i)),
+          {frames_[i].frame_dev, frames_[i].frame_bytes}));
+    }
+    return {};
+  }
+
+  PayloadContext context_;
+  DeviceWork& work_;
+  cuda::PositionCoding coding_;
+  bool frames_on_device_;
+  std::vector<std::uint8_t> touched_;  // per tensor of the layout
+  std::vector<SlicePiece> slice_;      // being filled
+  DType slice_dtype_ = DType::kU8;
+  std::uint64_t slice_units_ = 0;
+  std::vector<DType> dtypes_;  // of the slices started
+  std::size_t absorbed_ = 0;
+  std::vector<Kept> frames_;
+  std::vector<const std::uint64_t*> sums_;  // in pinned memory, once the stream is there
+  DeviceBuffer fetched_;
+  std::uint32_t parts_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<RankPayload> make_device_delta_payload(const PayloadContext& context,
+                                                       DeviceWork& work) {
+  return std::make_unique<DeviceDeltaPayload>(context, work);
+}
+
+}  // namespace driftless

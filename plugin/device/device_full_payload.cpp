@@ -1,0 +1,147 @@
+// Whole tensors of a publisher with a GPU.
+#include <algorithm>
+
+#include "plugin/device/device_payload.h"
+
+namespace driftless {
+namespace {
+
+// By way of the snapshot, which lies on the device: it takes the tensors, and frames are made from
+// it, a bucket at a time through pinned memory.
+class DeviceFullPayload final : public RankPayload {
+ public:
+  DeviceFullPayload(const PayloadContext& context, DeviceWork& work)
+      : context_(context), work_(work) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    std::vector<PairedTensor> sorted(batch.begin(), batch.end());
+    std::ranges::sort(sorted, {}, &PairedTensor::tensor);  // frames want the layout's order
+    std::vector<DeviceSide::Piece> pieces;
+    for (const PairedTensor& offered : sorted) {
+      const TensorSpec& spec = (*context_.layout)[offered.tensor];
+      std::byte* const kept = context_.snapshot->data(offered.tensor);
+      if (kept != offered.new_data) {
+        DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept, offered.new_data, spec.size_bytes));
+      }
+      pieces.push_back({spec.name, context_.snapshot->bytes(offered.tensor)});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, work_.digest(pieces));
+    findings_.digest += digest;
+    for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.tensor));
+    return {};
+  }
+
+  Status finish() override { return flush(); }
+
+ private:
+  Status cut(std::uint32_t tensor) {
+    const TensorSpec& spec = (*context_.layout)[tensor];
+    const unsigned width = unit_bytes(spec.dtype);
+    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
+    if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
+    dtype_ = spec.dtype;
+    DRIFTLESS_RETURN_IF_ERROR(pinned_.reserve(context_.buffer_bytes + 8, MemoryKind::kHost));
+    for (std::uint64_t at = 0; at < spec.size_bytes;) {
+      if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
+      const std::uint64_t size =
+          std::min(spec.size_bytes - at, (most - pending_bytes_) / width * width);
+      std::byte* const to = pinned_.data() + pending_bytes_;
+      DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(to, context_.snapshot->data(tensor) + at, size));
+      runs_.push_back({tensor, at / width, {to, size}});
+      pending_bytes_ += size;
+      at += size;
+    }
+    return {};
+  }
+
+  Status flush() {
+    if (runs_.empty()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    FrameContext frame = context_.frame;
+    frame.index = parts_++;
+    std::vector<std::byte>& encoded = context_.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context_.layout, dtype_, runs_, encoded));
+    findings_.delta_bytes += pending_bytes_;
+    runs_.clear();
+    pending_bytes_ = 0;
+    return put_part(*context_.road, frame_part_name(frame.rank, frame.index), encoded);
+  }
+
+  PayloadContext context_;
+  DeviceWork& work_;
+  DeviceBuffer pinned_;
+  std::vector<DenseRun> runs_;  // in pinned_
+  DType dtype_ = DType::kU8;
+  std::uint64_t pending_bytes_ = 0;
+  std::uint32_t parts_ = 0;
+};
+
+class HostCopyPayload final : public RankPayload {
+ public:
+  HostCopyPayload(const PayloadContext& context, DeviceWork& work)
+      : context_(context), work_(work), inner_(make_rank_payload(context)) {}
+
+  // As many tensors together as fit a bucket.
+  Status add(std::span<const PairedTensor> batch) override {
+    while (!batch.empty()) {
+      std::size_t count = 0;
+      std::uint64_t bytes = 0;
+      while (count < batch.size() && (count == 0 || bytes + room(batch[count]) <= kGroupBytes)) {
+        bytes += room(batch[count++]);
+      }
+      DRIFTLESS_RETURN_IF_ERROR(add_group(batch.first(count), bytes));
+      batch = batch.subspan(count);
+    }
+    findings_ = inner_->findings();
+    return {};
+  }
+
+  Status finish() override {
+    const Status finished = inner_->finish();
+    findings_ = inner_->findings();
+    return finished;
+  }
+
+ private:
+  static constexpr std::uint64_t kGroupBytes = std::uint64_t{64} << 20;
+
+  [[nodiscard]] std::uint64_t room(const PairedTensor& offered) const {
+    return ((*context_.layout)[offered.tensor].size_bytes + 63) / 64 * 64;
+  }
+
+  Status add_group(std::span<const PairedTensor> group, std::uint64_t bytes) {
+    std::vector<PairedTensor> copied(group.begin(), group.end());
+    DRIFTLESS_RETURN_IF_ERROR(pinned_.reserve(bytes, MemoryKind::kHost));
+    std::byte* at = pinned_.data();
+    for (PairedTensor& tensor : copied) {
+      if (tensor.memory == MemoryKind::kHost) continue;
+      DRIFTLESS_RETURN_IF_ERROR(
+          work_.stream.copy(at, tensor.new_data, (*context_.layout)[tensor.tensor].size_bytes));
+      tensor.new_data = at;
+      tensor.memory = MemoryKind::kHost;
+      at += room(tensor);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    return inner_->add(copied);
+  }
+
+  PayloadContext context_;
+  DeviceWork& work_;
+  DeviceBuffer pinned_;
+  std::unique_ptr<RankPayload> inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<RankPayload> make_device_full_payload(const PayloadContext& context,
+                                                      DeviceWork& work) {
+  return std::make_unique<DeviceFullPayload>(context, work);
+}
+
+std::unique_ptr<RankPayload> make_host_copy_payload(const PayloadContext& context,
+                                                    DeviceWork& work) {
+  return std::make_unique<HostCopyPayload>(context, work);
+}
+
+}  // namespace driftless

@@ -1,0 +1,94 @@
+// Memory and streams of a GPU, owned. Library driftless_device; includes no CUDA header.
+//
+// Everything works on the device that was current when it was made. Errors: kNoSpace where memory
+// is lacking, kIo for what else CUDA says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "core/memory_kind.h"
+#include "core/status.h"
+#include "kernels/cuda/operations.h"
+
+namespace driftless {
+
+// kUnsupported, with the reason, where this process has no GPU that CUDA can use.
+[[nodiscard]] Status check_device(int device);
+
+// A stretch of device memory, or of pinned host memory.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    DeviceBuffer taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  ~DeviceBuffer();
+  [[nodiscard]] static Result<DeviceBuffer> device(std::uint64_t bytes);
+  [[nodiscard]] static Result<DeviceBuffer> pinned(std::uint64_t bytes);
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  // Room for at least so many bytes, of the same kind; what it held is lost where it grows, so no
+  // work may be under way on it. Grows by half at least.
+  [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
+
+ private:
+  void swap(DeviceBuffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(kind_, other.kind_);
+  }
+  std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+  MemoryKind kind_ = MemoryKind::kDevice;
+};
+
+// A stream of its own, at the lowest priority: training and generating go first.
+class DeviceStream {
+ public:
+  DeviceStream() = default;
+  DeviceStream(DeviceStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  DeviceStream& operator=(DeviceStream&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    return *this;
+  }
+  ~DeviceStream();
+  [[nodiscard]] static Result<DeviceStream> make();
+
+  [[nodiscard]] cuda::Stream get() const { return stream_; }
+  // Either side of the bus, in any direction.
+  [[nodiscard]] Status copy(void* to, const void* from, std::uint64_t bytes) const;
+  [[nodiscard]] Status clear(void* to, std::uint64_t bytes) const;  // to zero
+  // Until all that was queued is done.
+  [[nodiscard]] Status wait() const;
+
+ private:
+  cuda::Stream stream_ = nullptr;
+};
+
+// A point in a stream's work, which another stream or the host waits for.
+class DeviceEvent {
+ public:
+  DeviceEvent() = default;
+  DeviceEvent(DeviceEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  DeviceEvent& operator=(DeviceEvent&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~DeviceEvent();
+  [[nodiscard]] static Result<DeviceEvent> make();
+
+  [[nodiscard]] Status record(const DeviceStream& stream) const;
+  [[nodiscard]] Status hold(const DeviceStream& stream) const;  // the stream waits
+  [[nodiscard]] Status wait() const;                            // the caller waits
+
+ private:
+  void* event_ = nullptr;
+};
+
+}  // namespace driftless

@@ -1,0 +1,55 @@
+// The payloads of a publisher with a GPU, and what they share. Private to plugin/device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/digest.h"
+#include "kernels/cuda/operations.h"
+#include "plugin/device/arena.h"
+#include "plugin/device/device_memory.h"
+#include "plugin/device/slice_differ.h"
+#include "plugin/device_side.h"
+#include "plugin/rank_payload.h"
+
+namespace driftless {
+
+// Of one publisher rank, kept from version to version. Everything is queued on `stream`.
+struct DeviceWork {
+  DeviceOptions options;
+  DeviceStream stream;
+  SliceDiffer differ;
+  // What a version found: streams, workspaces, sums; until it is committed or dropped.
+  DeviceArena found{MemoryKind::kDevice};
+  DeviceArena host{MemoryKind::kHost};
+  struct Change {
+    cuda::Patch patch;  // of the snapshot
+    const std::byte* values_dev = nullptr;
+  };
+  std::vector<Change> changes;  // to be scattered into the snapshot
+
+  [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
+                                               unsigned unit_bytes, cuda::PositionCoding coding,
+                                               const std::byte* positions_dev);
+  // The digest of whole tensors on the device; waits.
+  [[nodiscard]] Result<Digest> digest(std::span<const DeviceSide::Piece> tensors);
+  // Starts afresh, once the device is done with what was queued.
+  [[nodiscard]] Status reset();
+};
+
+// Deltas as frames or flush files.
+[[nodiscard]] std::unique_ptr<RankPayload> make_device_delta_payload(const PayloadContext& context,
+                                                                     DeviceWork& work);
+// Whole tensors as frames, by way of a snapshot on the device.
+[[nodiscard]] std::unique_ptr<RankPayload> make_device_full_payload(const PayloadContext& context,
+                                                                    DeviceWork& work);
+// For what needs whole tensors in host memory: brings them there, one at a time, and lets the
+// processor do it. The snapshot is pinned.
+[[nodiscard]] std::unique_ptr<RankPayload> make_host_copy_payload(const PayloadContext& context,
+                                                                  DeviceWork& work);
+
+}  // namespace driftless

@@ -1,0 +1,36 @@
+// Watchdog: a deadline for calls into a library that has none (MPI_Init, making windows).
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace driftless {
+
+// Called on a thread of the watchdog with "<what>: gave up after 5000 ms" (kDeadlineExceeded),
+// while the call that was watched still holds its own. There is no way out of such a call but the
+// end of the process, so this is for programs: it says why and ends the process.
+using LateHandler = std::function<void(const Status& why)>;
+
+// Watches from its construction to its destruction, which waits for a handler that returns. Without
+// a handler it does nothing, and starts no thread.
+class Watchdog {
+ public:
+  Watchdog(const Deadline& deadline, std::string what, const LateHandler& late);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,73 @@
+"""Makes the table of docs/numbers.md from what gpu_bench and torch_bench.py printed."""
+
+import json
+import sys
+
+# The figure, what torch calls it, and what is asked: ("floor", at most) or ("torch", at most).
+ASKED = {
+    "diff, positions + values, 1 %": ("diff", "floor", 1.15),
+    "diff, gaps + values, 1 %": ("diff, gaps", "floor", 1.2),
+    "diff, gaps, 20000 tensors, 1 %": (None, "floor", 1.25),
+    "diff, gaps, 0.1 %": (None, "floor", 1.1),
+    "diff, gaps, 10 %": (None, "floor", 2.0),
+    "diff, gaps, 100 %": (None, "floor", 6.0),
+    "diff, snapshot in pinned memory": ("diff, pinned host", "floor", 1.1),
+    "scatter from positions": ("index_copy_", "torch", 1.0),
+    "check + scatter from gaps": ("index_copy_", "torch", 1.5),
+    "masked overwrite": ("NaN-masked overwrite", "torch", 0.5),
+    "digest, full sweep": (None, "floor", 1.3),
+}
+
+
+def nccl_table(rows: list[dict]) -> None:
+    """From publish() to committed, by version: the parts, their sum, and what it really took."""
+    published = {row["version"]: row for row in rows if row["nccl"] == "publish"}
+    print("\nover NCCL, both processes on this GPU (ms)\n")
+    print("| version | compare, frames | hash, broadcast | acks, seal | fetch | stage, prove | commit |"
+          " sum | measured | measured / sum |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        if row["nccl"] != "commit" or row["version"] not in published:
+            continue
+        sent = published[row["version"]]
+        parts = [sent["process_ms"], sent["flush_ms"], sent["seal_ms"], row["fetch_ms"], row["stage_ms"],
+                 row["end"] - row["ready"]]
+        took = row["end"] - sent["begin"]
+        cells = " | ".join(f"{part:.2f}" for part in parts)
+        print(f"| {row['version']} | {cells} | {sum(parts):.2f} | {took:.2f} |"
+              f" {took / sum(parts):.3f} |")
+
+
+def main() -> None:
+    gpu, figures, torch, nccl = "", [], {}, []
+    for line in open(sys.argv[1], encoding="utf-8"):
+        row = json.loads(line)
+        gpu = row.get("gpu", gpu)
+        if "torch" in row:
+            torch[row["torch"]] = row["ms"]
+        elif "work" in row:
+            figures.append(row)
+        elif "nccl" in row:
+            nccl.append(row)
+    print(f"\n{gpu}; 1.6 G bf16 elements in 24 tensors; medians\n")
+    print("| work | ms | GB moved | TB/s | floor | x floor | torch ms | x torch | asked |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in figures:
+        name, by, limit = ASKED.get(row["work"], (None, None, None))
+        rival = torch.get(name)
+        against = f"{row['ms'] / rival:.2f}" if rival else ""
+        measured = row["ms"] / rival if by == "torch" and rival else row["ratio"]
+        asked = ""
+        if by is not None and (by == "floor" or rival):
+            asked = f"{'torch ' if by == 'torch' else ''}{limit} {'ok' if measured <= limit else 'MISSED'}"
+        print(
+            f"| {row['work']} | {row['ms']:.3f} | {row['gigabytes']:.2f} |"
+            f" {row['gigabytes'] / row['ms']:.2f} | {row['floor']} {row['floor_ms']:.3f} |"
+            f" {row['ratio']:.2f} | {f'{rival:.2f}' if rival else ''} | {against} | {asked} |"
+        )
+    if nccl:
+        nccl_table(nccl)
+
+
+if __name__ == "__main__":
+    main()

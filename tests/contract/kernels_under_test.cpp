@@ -1,0 +1,9 @@
+#include "support/kernels_under_test.h"
+
+namespace driftless::testing {
+
+std::vector<HostKernels> kernels_under_test() {
+  return {all_host_kernels().begin(), all_host_kernels().end()};
+}
+
+}  // namespace driftless::testing

@@ -1,0 +1,157 @@
+// The GPU's kernels behind the table of the host's: every call copies there and back.
+#include "support/kernels_under_test.h"
+
+#include <algorithm>
+
+#include "gpu/device.h"
+
+namespace driftless::testing {
+namespace {
+
+// On the device a unit lies at a multiple of its size; the host's address says which one.
+std::uint64_t shift_of(const void* host, unsigned unit_bytes) {
+  return reinterpret_cast<std::uintptr_t>(host) % 16 / unit_bytes * unit_bytes;
+}
+
+DeviceBytes place(const void* host, std::uint64_t bytes, unsigned unit_bytes) {
+  return DeviceBytes({static_cast<const std::byte*>(host), bytes}, shift_of(host, unit_bytes));
+}
+
+std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
+  const std::uint64_t bytes = std::uint64_t{count} * unit_bytes;
+  const DeviceBytes before = place(old_units, bytes, unit_bytes);
+  const DeviceBytes after = place(new_units, bytes, unit_bytes);
+  const std::uint64_t units[] = {count};
+  const WorkMemory work(cuda::DiffBatch::workspace_size(units, unit_bytes, count));
+  auto batch = cuda::DiffBatch::make(units, unit_bytes, count, work.get(), nullptr);
+  must(batch.status());
+  const DeviceBytes positions(std::uint64_t{count} * 4), found(bytes);
+  const cuda::DiffBatch::Tensor tensor{before.data(), after.data()};
+  must(batch->run(std::span(&tensor, 1), cuda::PositionCoding::kIndices, positions.data(),
+                  found.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  const auto results = batch->results();
+  EXPECT_TRUE(positions.intact() && found.intact() && work.intact());
+  EXPECT_EQ(results.entries[0].count, results.changed);
+  must(cudaMemcpy(offsets, positions.data(), results.changed * 4, cudaMemcpyDeviceToHost));
+  must(cudaMemcpy(values, found.data(), results.changed * unit_bytes, cudaMemcpyDeviceToHost));
+  const auto* const old_bytes = static_cast<const std::byte*>(old_units);
+  for (std::uint64_t k = 0; old_values != nullptr && k < results.changed; ++k) {
+    std::memcpy(static_cast<std::byte*>(old_values) + k * unit_bytes,
+                old_bytes + std::uint64_t{offsets[k]} * unit_bytes, unit_bytes);
+  }
+  return static_cast<std::uint32_t>(results.changed);
+}
+
+// A patch of one tensor whose positions are `origin` + offsets, as 64-bit ones.
+struct OnePatch {
+  OnePatch(std::byte* data, std::uint64_t units, unsigned unit_bytes, std::uint64_t origin,
+           const std::uint32_t* offsets, std::uint64_t count, const DigestTensorKey& key)
+      : positions(widened(origin, offsets, count)),
+        tensor{data, units, {count, 0, 0, 8, 0}, key},
+        work(cuda::Patch::workspace_size(std::span(&tensor, 1))),
+        patch(cuda::Patch::make(std::span(&tensor, 1), unit_bytes, cuda::PositionCoding::kIndices,
+                                positions.data(), work.get(), nullptr)) {
+    must(patch.status());
+    must(cudaDeviceSynchronize());
+    must(patch->check());
+  }
+  static DeviceBytes widened(std::uint64_t origin, const std::uint32_t* offsets,
+                             std::uint64_t count) {
+    std::vector<std::uint64_t> wide(count);
+    std::transform(offsets, offsets + count, wide.begin(),
+                   [&](std::uint32_t offset) { return origin + offset; });
+    return DeviceBytes(std::as_bytes(std::span(wide)));
+  }
+
+  DeviceBytes positions;
+  cuda::Patch::Tensor tensor;
+  WorkMemory work;
+  Result<cuda::Patch> patch;
+};
+
+std::uint64_t units_needed(const std::uint32_t* offsets, std::uint64_t count) {
+  return count == 0 ? 0 : std::uint64_t{offsets[count - 1]} + 1;
+}
+
+void gather(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
+            std::uint64_t count, void* values) {
+  const std::uint64_t needed = units_needed(offsets, count);
+  const DeviceBytes data = place(units, needed * unit_bytes, unit_bytes);
+  const DeviceBytes out(count * unit_bytes, shift_of(values, unit_bytes));
+  const OnePatch one(data.data(), needed, unit_bytes, 0, offsets, count, {});
+  must(one.patch->gather(out.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(out.intact());
+  must(cudaMemcpy(values, out.data(), count * unit_bytes, cudaMemcpyDeviceToHost));
+}
+
+void scatter(void* units, unsigned unit_bytes, const std::uint32_t* offsets, std::uint64_t count,
+             const void* values) {
+  const std::uint64_t needed = units_needed(offsets, count);
+  const DeviceBytes data = place(units, needed * unit_bytes, unit_bytes);
+  const DeviceBytes given = place(values, count * unit_bytes, unit_bytes);
+  const OnePatch one(data.data(), needed, unit_bytes, 0, offsets, count, {});
+  must(one.patch->scatter(given.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(data.intact());
+  must(cudaMemcpy(units, data.data(), needed * unit_bytes, cudaMemcpyDeviceToHost));
+}
+
+std::uint64_t masked_overwrite(void* target, const void* source, std::uint64_t count,
+                               unsigned unit_bytes, std::uint64_t sentinel) {
+  const DeviceBytes to = place(target, count * unit_bytes, unit_bytes);
+  const DeviceBytes from = place(source, count * unit_bytes, unit_bytes);
+  const std::uint64_t none = 0;
+  const DeviceBytes written(std::as_bytes(std::span(&none, 1)));
+  must(cuda::masked_overwrite(to.data(), from.data(), count, unit_bytes, sentinel,
+                              reinterpret_cast<std::uint64_t*>(written.data()), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(to.intact() && written.intact());
+  must(cudaMemcpy(target, to.data(), count * unit_bytes, cudaMemcpyDeviceToHost));
+  std::uint64_t result = 0;
+  must(cudaMemcpy(&result, written.data(), sizeof(result), cudaMemcpyDeviceToHost));
+  return result;
+}
+
+Digest fetch_digest(const DeviceBytes& sums) {
+  std::uint64_t host[cuda::kDigestSums];
+  must(cudaMemcpy(host, sums.data(), sizeof(host), cudaMemcpyDeviceToHost));
+  EXPECT_TRUE(sums.intact());
+  return cuda::digest_from_sums(host);
+}
+
+Digest digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
+              std::span<const std::byte> bytes) {
+  const DeviceBytes data(bytes, reinterpret_cast<std::uintptr_t>(bytes.data()) % 16);
+  const cuda::DigestPiece piece{data.data(), bytes.size(), byte_offset, tensor};
+  const WorkMemory work(cuda::digest_workspace_size(std::span(&piece, 1)));
+  const DeviceBytes sums(cuda::kDigestSums * sizeof(std::uint64_t));
+  must(cuda::digest(std::span(&piece, 1), work.get(), reinterpret_cast<std::uint64_t*>(sums.data()),
+                    nullptr));
+  must(cudaDeviceSynchronize());
+  return fetch_digest(sums);
+}
+
+Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                     const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                     const void* new_values) {
+  const DeviceBytes before = place(old_values, count * unit_bytes, unit_bytes);
+  const DeviceBytes after = place(new_values, count * unit_bytes, unit_bytes);
+  const OnePatch one(nullptr, origin + units_needed(offsets, count), unit_bytes, origin, offsets,
+                     count, tensor);
+  const DeviceBytes sums(cuda::kDigestSums * sizeof(std::uint64_t));
+  must(one.patch->digest_change(before.data(), after.data(),
+                                reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  must(cudaDeviceSynchronize());
+  return fetch_digest(sums);
+}
+
+}  // namespace
+
+std::vector<HostKernels> kernels_under_test() {
+  return {{"cuda", diff, gather, scatter, masked_overwrite, digest, digest_change}};
+}
+
+}  // namespace driftless::testing

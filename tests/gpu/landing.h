@@ -1,0 +1,107 @@
+// Parts that land in device memory, as the nccl road lets them, for tests without that road; and
+// weights there.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collectives/road.h"
+#include "gpu/device.h"
+#include "plugin/weight_target.h"
+#include "support/weights.h"
+
+namespace driftless::testing {
+
+enum class Landing : unsigned char {
+  kHost,
+  kDevice,
+  kShifted,  // on the device, where streams are not aligned
+};
+
+[[nodiscard]] inline MappedFile land(MappedFile part, Landing where) {
+  if (where == Landing::kHost) return part;
+  const std::uint64_t shift = where == Landing::kShifted ? 3 : 0;
+  const auto held = std::make_shared<DeviceBytes>(part.bytes(), shift);
+  must(cudaDeviceSynchronize());
+  return MappedFile(part.path(), held, {held->data(), held->size()}, MemoryKind::kDevice);
+}
+
+[[nodiscard]] inline FetchedVersion land(FetchedVersion version, Landing where) {
+  for (MappedFile& part : version.parts) part = land(std::move(part), where);
+  return version;
+}
+
+// Fetches over another road; what it returns has been compared there.
+class LandingRoad final : public ReceiveRoad {
+ public:
+  LandingRoad(std::unique_ptr<ReceiveRoad> road, Landing where)
+      : road_(std::move(road)), where_(where) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    return road_->run_info(deadline);
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    return road_->list(deadline);
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return road_->wait_beyond(version, deadline);
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    return road_->fetch_manifest(id, deadline);
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile fetched, road_->fetch_part(id, part, deadline));
+    return land(std::move(fetched), where_);
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    return road_->report(report, deadline);
+  }
+  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
+
+ private:
+  std::unique_ptr<ReceiveRoad> road_;
+  Landing where_;
+};
+
+// All tensors of some weights on the device, each with a guard, at uneven places.
+class DeviceModel {
+ public:
+  explicit DeviceModel(const Weights& weights) {
+    std::uint64_t number = 0;
+    for (const auto& [name, tensor] : weights) {
+      const std::uint64_t shift = number++ % 3 * unit_bytes(tensor.dtype);
+      tensors_.emplace_back(std::span<const std::byte>(tensor.bytes), shift);
+    }
+    must(cudaDeviceSynchronize());  // the target's stream waits for no other
+  }
+
+  [[nodiscard]] std::vector<std::byte*> pointers() const {
+    std::vector<std::byte*> data;
+    for (const DeviceBytes& tensor : tensors_) data.push_back(tensor.data());
+    return data;
+  }
+  [[nodiscard]] std::byte* tensor(std::size_t index) const { return tensors_[index].data(); }
+  // Bit for bit, and nothing around them was written.
+  [[nodiscard]] bool holds(const Weights& weights) const {
+    std::size_t index = 0;
+    for (const auto& [name, tensor] : weights) {
+      const DeviceBytes& held = tensors_[index++];
+      if (held.copy() != tensor.bytes || !held.intact()) return false;
+    }
+    return true;
+  }
+  void flip(std::size_t tensor, std::uint64_t at) const {
+    std::byte value{};
+    must(cudaMemcpy(&value, tensors_[tensor].data() + at, 1, cudaMemcpyDeviceToHost));
+    value ^= std::byte{0x40};
+    must(cudaMemcpy(tensors_[tensor].data() + at, &value, 1, cudaMemcpyHostToDevice));
+    must(cudaDeviceSynchronize());
+  }
+
+ private:
+  std::vector<DeviceBytes> tensors_;
+};
+
+}  // namespace driftless::testing

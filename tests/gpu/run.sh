@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Builds the GPU parts and runs their tests and benchmarks: one call on a machine with a GPU.
+#
+#   tests/gpu/run.sh [--build DIR] [--deps PREFIX] [--only build|tests|sanitizer|bench]...
+#
+# --deps: where libraries lie that the system does not have (its include/ and share/cmake/). Parts
+# whose libraries are missing are left out, and said so. Ends with one table; exit status 0 only if
+# every test passed. The figures in docs/numbers.md come from here.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+build=build-gpu
+deps=
+only=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build) build=$2; shift 2 ;;
+    --deps) deps=$(realpath "$2"); shift 2 ;;
+    --only) only+=("$2"); shift 2 ;;
+    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "tests/gpu/run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
+  esac
+done
+wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
+
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+failed=0
+# step NAME COMMAND...: runs it, keeps its verdict for the table.
+step() {
+  local name=$1 begin=$SECONDS verdict
+  shift
+  echo "== $name"
+  "$@"
+  local status=$?
+  case $status in
+    0) verdict=passed ;;
+    77) verdict=skipped ;;
+    *) verdict="FAILED ($status)"; failed=1 ;;
+  esac
+  printf '%-34s %s, %d s\n' "$name" "$verdict" $((SECONDS - begin)) >>"$results/steps"
+}
+
+if ! nvidia-smi -L; then
+  echo "tests/gpu/run.sh: no GPU here" >&2
+  exit 77
+fi
+
+configure() {
+  cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DDRIFTLESS_WITH_CUDA=ON \
+    -DDRIFTLESS_CUDA_ARCHITECTURES=native -DPython_EXECUTABLE="$(command -v python3)" \
+    ${deps:+-DCMAKE_PREFIX_PATH=$deps -DXXHASH_INCLUDE_DIR=$deps/include} >"$results/configure" ||
+    { cat "$results/configure"; return 1; }
+  grep -A20 '^-- driftless' "$results/configure"
+}
+build_all() { cmake --build "$build" --target gpu_all 2>&1 | tail -n 30; return "${PIPESTATUS[0]}"; }
+
+if wanted build; then
+  step configure configure
+  step build build_all
+  [ $failed -eq 0 ] || { cat "$results/steps"; exit 1; }
+fi
+if wanted tests; then
+  step "kernels, contract suite" "$build/bin/gpu_contract" --gtest_brief=1
+  step "kernels, streams and patches" "$build/bin/gpu_kernels" --gtest_brief=1
+  step "publisher with a GPU" "$build/bin/gpu_publisher" --gtest_brief=1
+  step "receiver with a GPU" "$build/bin/gpu_device_target" --gtest_brief=1
+  for part in tests/gpu/parts/*.sh; do
+    [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
+  done
+fi
+if wanted sanitizer; then
+  if command -v compute-sanitizer >/dev/null; then
+    # Every short length many thousand times over is for the plain run.
+    for tool in memcheck racecheck; do
+      for suite in gpu_contract gpu_kernels; do
+        step "$tool, $suite" compute-sanitizer --tool $tool --error-exitcode 1 \
+          --log-file "$results/$tool" "$build/bin/$suite" --gtest_brief=1 \
+          --gtest_filter='-HugeTensor.*:*EveryShortLength*'
+        tail -n 1 "$results/$tool"
+      done
+    done
+  else
+    echo "compute-sanitizer is not here: left out"
+  fi
+fi
+if wanted bench; then
+  step "benchmarks" bash -c "'$build/bin/gpu_bench' >'$results/figures'"
+  if python3 -c 'import torch' 2>/dev/null; then
+    step "torch's way" bash -c "python3 tests/bench/torch_bench.py >>'$results/figures'"
+  else
+    echo "torch is not here: its way is left out of the table"
+  fi
+  if [ -x "$build/bin/gpu_publish_bench" ]; then
+    step "publish to committed, NCCL" bash -c "mpirun --allow-run-as-root --oversubscribe \
+      --mca plm isolated -n 1 '$build/bin/gpu_publish_bench' trainer : \
+      -n 1 '$build/bin/gpu_publish_bench' rollout >>'$results/figures'"
+  fi
+  python3 tests/bench/gpu_table.py "$results/figures"
+fi
+echo
+cat "$results/steps"
+exit $failed

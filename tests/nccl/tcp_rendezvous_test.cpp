@@ -1,0 +1,175 @@
+// Who is let in, and what hostile bytes on the port do.
+#include "support/tcp_rendezvous.h"
+
+#include <random>
+
+#include "collectives/nccl/message.h"
+#include "collectives/nccl/tcp/frame.h"
+#include "collectives/nccl/tcp/handshake.h"
+#include "collectives/nccl/tcp/socket.h"
+
+namespace driftless::testing {
+namespace {
+
+using nccl::HubEvent;
+
+class TcpRendezvousTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.kind = RendezvousKind::kTcp;
+    options_.address = "127.0.0.1:0";
+    options_.token_file = write_token(dir_.file("token"), "the secret of this run");
+    auto hub = nccl::make_tcp_hub(options_, &options_.address);
+    ASSERT_OK(hub);
+    hub_ = std::move(*hub);
+  }
+
+  // What the hub tells of within `wait`, until `enough` events are there.
+  std::vector<HubEvent> events(std::size_t enough, int wait = 2'000) {
+    std::vector<HubEvent> all;
+    const Deadline deadline = in_ms(wait);
+    while (all.size() < enough && !deadline.expired()) {
+      for (HubEvent& event : hub_->poll(deadline)) all.push_back(std::move(event));
+    }
+    return all;
+  }
+
+  // A connection needs the hub to be looked at meanwhile.
+  Result<std::unique_ptr<nccl::Link>> connect(const RendezvousOptions& options) {
+    auto connector = nccl::make_tcp_connector(options);
+    if (!connector.ok()) return connector.status();
+    std::atomic<bool> done = false;
+    std::thread looking([&] {
+      while (!done) {
+        for (HubEvent& event : hub_->poll(in_ms(5))) seen_.push_back(std::move(event));
+      }
+    });
+    auto link = (*connector)->connect(in_ms(5'000));
+    done = true;
+    looking.join();
+    return link;
+  }
+
+  TempDir dir_;
+  RendezvousOptions options_;
+  std::unique_ptr<nccl::Hub> hub_;
+  std::vector<HubEvent> seen_;
+};
+
+TEST_F(TcpRendezvousTest, CarriesMessagesBothWaysInOrder) {
+  auto link = connect(options_);
+  ASSERT_OK(link);
+  const std::string large(3'000'000, 'x');
+  ASSERT_OK((*link)->send("first", soon()));
+  ASSERT_OK((*link)->send("", soon()));
+  std::thread sending([&] { EXPECT_TRUE(is_ok((*link)->send(large, soon()))); });
+  std::vector<HubEvent> heard = std::move(seen_);
+  while (heard.size() < 4) {
+    for (HubEvent& event : hub_->poll(in_ms(100))) heard.push_back(std::move(event));
+  }
+  sending.join();
+  ASSERT_EQ(heard.size(), 4U);
+  EXPECT_EQ(heard[0].kind, HubEvent::Kind::kCame);
+  EXPECT_EQ(heard[1].text, "first");
+  EXPECT_EQ(heard[2].text, "");
+  EXPECT_EQ(heard[3].text, large);
+  hub_->send(heard[0].peer, "answer");
+  const auto answer = (*link)->receive(soon());
+  ASSERT_OK(answer);
+  EXPECT_EQ(answer->value(), "answer");
+  EXPECT_FALSE((*link)->receive(in_ms(20))->has_value()) << "nothing more was sent";
+}
+
+TEST_F(TcpRendezvousTest, BothSidesLearnThatTheOtherIsGone) {
+  auto link = connect(options_);
+  ASSERT_OK(link);
+  const std::uint64_t peer = seen_.at(0).peer;
+  hub_->drop(peer);
+  EXPECT_EQ(events(1).at(0).kind, HubEvent::Kind::kWent);
+  EXPECT_EQ((*link)->receive(in_ms(2'000)).status().code(), StatusCode::kIo);
+  auto other = connect(options_);
+  ASSERT_OK(other);
+  other->reset();
+  EXPECT_EQ(events(1).at(0).kind, HubEvent::Kind::kWent);
+}
+
+TEST_F(TcpRendezvousTest, WhoDoesNotKnowTheTokenIsNotLetIn) {
+  RendezvousOptions wrong = options_;
+  wrong.token_file = write_token(dir_.file("wrong"), "another secret of 16+ bytes");
+  EXPECT_FALSE(connect(wrong).ok());
+  EXPECT_TRUE(seen_.empty()) << "somebody came in";
+  EXPECT_TRUE(connect(options_).ok()) << "the hub goes on";
+}
+
+TEST_F(TcpRendezvousTest, ATokenOthersCanReadOrThatIsShortIsRefused) {
+  for (const auto& [secret, mode] :
+       {std::pair("long enough, but readable", 0644U), std::pair("short", 0600U)}) {
+    RendezvousOptions options = options_;
+    options.token_file = write_token(dir_.file("bad"), secret, mode);
+    const auto hub = nccl::make_tcp_hub(options);
+    ASSERT_FALSE(hub.ok()) << secret;
+    EXPECT_EQ(hub.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_FALSE(nccl::make_tcp_connector(options).ok());
+  }
+}
+
+TEST_F(TcpRendezvousTest, RandomBytesDoNotDisturbIt) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 20; ++round) {
+    auto socket = nccl::connect_to(options_.address, soon());
+    ASSERT_OK(socket);
+    std::string bytes(random() % 5'000, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    const Status sent = nccl::write_all(*socket, bytes, in_ms(200));
+    EXPECT_TRUE(events(1, 10).empty());
+  }
+  EXPECT_TRUE(connect(options_).ok());
+}
+
+TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
+  nccl::FrameWriter writer("key", nccl::Direction::kToServer);
+  std::vector<std::string> frames;
+  for (const char* text : {"one", "two", "three"}) frames.push_back(*writer.frame(text));
+  const auto read = [](const std::string& bytes, nccl::Direction direction) {
+    nccl::FrameReader reader("key", direction);
+    reader.append(bytes);
+    std::vector<std::string> texts;
+    while (true) {
+      const auto next = reader.next();
+      if (!next.ok() || !next->has_value()) return std::pair(texts, next.status());
+      texts.push_back(**next);
+    }
+  };
+  const auto good = read(frames[0] + frames[1] + frames[2], nccl::Direction::kToServer);
+  EXPECT_TRUE(good.second.ok());
+  EXPECT_EQ(good.first, (std::vector<std::string>{"one", "two", "three"}));
+  EXPECT_FALSE(read(frames[0] + frames[2], nccl::Direction::kToServer).second.ok()) << "missing";
+  EXPECT_FALSE(read(frames[0] + frames[0], nccl::Direction::kToServer).second.ok()) << "repeated";
+  EXPECT_FALSE(read(frames[0], nccl::Direction::kToClient).second.ok()) << "sent back";
+  for (std::size_t at = 0; at < frames[0].size(); ++at) {
+    std::string changed = frames[0];
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    const auto result = read(changed, nccl::Direction::kToServer);
+    EXPECT_TRUE(result.first.empty()) << "byte " << at;  // or more bytes are waited for
+  }
+  std::string huge(40, '\xff');
+  EXPECT_EQ(read(huge, nccl::Direction::kToServer).second.code(), StatusCode::kCorrupt);
+}
+
+TEST(TcpFrame, ArrivesInAnyPieces) {
+  nccl::FrameWriter writer("key", nccl::Direction::kToClient);
+  std::string bytes = *writer.frame("some words");
+  bytes += *writer.frame("");  // frames are numbered: in this order
+  nccl::FrameReader reader("key", nccl::Direction::kToClient);
+  std::vector<std::string> texts;
+  for (const char c : bytes) {
+    reader.append(std::string_view(&c, 1));
+    const auto next = reader.next();
+    ASSERT_OK(next);
+    if (next->has_value()) texts.push_back(**next);
+  }
+  EXPECT_EQ(texts, (std::vector<std::string>{"some words", ""}));
+}
+
+}  // namespace
+}  // namespace driftless::testing

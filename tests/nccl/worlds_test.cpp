@@ -1,0 +1,31 @@
+// The logic of the nccl road held to the contract, without a GPU: HostFabric stands for NCCL.
+#include "support/host_nccl_world.h"
+
+namespace driftless::testing {
+namespace {
+
+constexpr unsigned kReceivers = 3;
+
+// A world and the directory that it meets in.
+class FileWorld final : public RoadWorld {
+ public:
+  explicit FileWorld(const WorldOptions& options)
+      : world_(options, file_rendezvous(dir_.file("meet")), kReceivers) {}
+  [[nodiscard]] unsigned ranks() const override { return world_.ranks(); }
+  [[nodiscard]] SendRoad& sender(unsigned rank) override { return world_.sender(rank); }
+  [[nodiscard]] Group& group(unsigned rank) override { return world_.group(rank); }
+  [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver() override { return world_.receiver(); }
+
+ private:
+  TempDir dir_{TempDir::Where::kMemory};
+  HostNcclWorld world_;
+};
+
+const RoadCase kNccl{
+    .name = "nccl_files",
+    .make = [](const WorldOptions& options) { return std::make_unique<FileWorld>(options); },
+    .ring = true};
+INSTANTIATE_TEST_SUITE_P(Nccl, RoadContractTest, ::testing::Values(kNccl), road_case_name);
+
+}  // namespace
+}  // namespace driftless::testing

@@ -1,0 +1,34 @@
+// A TCP rendezvous on this host, at a port that the system chooses.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "support/host_nccl_world.h"
+
+namespace driftless::testing {
+
+inline std::string write_token(const std::string& path, const std::string& secret,
+                               unsigned mode = 0600) {
+  std::ofstream(path) << secret << '\n';
+  ::chmod(path.c_str(), mode);
+  return path;
+}
+
+// Connectors go where the hub was bound: the hub is made first.
+inline HostRendezvous tcp_rendezvous(const std::string& token_file) {
+  const auto bound = std::make_shared<std::string>();
+  const RendezvousOptions options{
+      .kind = RendezvousKind::kTcp, .address = "127.0.0.1:0", .token_file = token_file};
+  return {[options, bound] { return nccl::make_tcp_hub(options, bound.get()); },
+          [options, bound] {
+            RendezvousOptions there = options;
+            there.address = *bound;
+            return nccl::make_tcp_connector(there);
+          }};
+}
+
+}  // namespace driftless::testing

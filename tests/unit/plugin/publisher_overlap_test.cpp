@@ -1,0 +1,190 @@
+// That the comparison of a bucket does not wait for the bucket before it: the road holds every
+// write back until the source has been asked for what lies behind the next bucket. Only a publisher
+// that does both at once gets there; one that does not is let go after a short wait, and counted.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <tuple>
+
+#include "collectives/loopback/loopback_road.h"
+#include "plugin/publisher.h"
+#include "support/weight_source.h"
+#include "support/weights.h"
+
+namespace driftless {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::MemorySource;
+using testing::Weights;
+
+constexpr std::size_t kTensors = 8;
+
+// Where the source and the road meet. A batch is a tensor, and a tensor is a bucket.
+class Meeting {
+ public:
+  explicit Meeting(std::chrono::milliseconds patience) : patience_(patience) {}
+
+  void start() {
+    const std::scoped_lock lock(mutex_);
+    watching_ = true;
+    asked_ = parts_ = met_ = missed_ = 0;
+  }
+  void ask() {
+    const std::scoped_lock lock(mutex_);
+    ++asked_;
+    changed_.notify_all();
+  }
+  [[nodiscard]] std::size_t open_part() {
+    const std::scoped_lock lock(mutex_);
+    return parts_++;
+  }
+  // A bucket is handed over while the one after it (batch part + 1) is compared; that has been
+  // compared as a whole once batch part + 2 is asked for. Behind the last ones there is none.
+  void write(std::size_t part) {
+    std::unique_lock lock(mutex_);
+    if (!watching_ || part + 2 >= kTensors) return;
+    const bool met = changed_.wait_for(lock, patience_, [&] { return asked_ > part + 2; });
+    ++(met ? met_ : missed_);
+  }
+  [[nodiscard]] std::size_t parts() const { return parts_; }
+  [[nodiscard]] std::size_t met() const { return met_; }
+  [[nodiscard]] std::size_t missed() const { return missed_; }
+
+ private:
+  const std::chrono::milliseconds patience_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool watching_ = false;
+  std::size_t asked_ = 0, parts_ = 0, met_ = 0, missed_ = 0;
+};
+
+class AskedSource final : public WeightSource {
+ public:
+  AskedSource(const Weights& weights, Meeting& meeting) : source_(weights, 1), meeting_(meeting) {}
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return source_.tensors(); }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    return source_.visit([&](std::span<const OfferedTensor> batch) {
+      meeting_.ask();
+      return use(batch);
+    });
+  }
+
+ private:
+  MemorySource source_;
+  Meeting& meeting_;
+};
+
+class HeldPart final : public File {
+ public:
+  HeldPart(std::unique_ptr<File> file, Meeting& meeting)
+      : file_(std::move(file)), meeting_(meeting), number_(meeting.open_part()) {}
+  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    if (std::exchange(first_, false)) meeting_.write(number_);
+    return file_->pwrite(offset, bytes);
+  }
+  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return file_->pread(offset, bytes);
+  }
+  Status sync() override { return file_->sync(); }
+  const std::string& path() const override { return file_->path(); }
+
+ private:
+  std::unique_ptr<File> file_;
+  Meeting& meeting_;
+  std::size_t number_;
+  bool first_ = true;
+};
+
+class HoldingRoad final : public SendRoad {
+ public:
+  HoldingRoad(std::unique_ptr<SendRoad> road, Meeting& meeting)
+      : road_(std::move(road)), meeting_(meeting) {}
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    return road_->announce(run_info, deadline);
+  }
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    return road_->begin(id, deadline);
+  }
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
+    return std::unique_ptr<File>(std::make_unique<HeldPart>(std::move(file), meeting_));
+  }
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    return road_->flush(deadline);
+  }
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    return road_->seal(manifest, deadline);
+  }
+  Status abort() override { return road_->abort(); }
+  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+    return road_->published(id, deadline);
+  }
+  Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
+    return road_->prune(version);
+  }
+  MemoryKind part_memory() const override { return road_->part_memory(); }
+  void progress() override { road_->progress(); }
+
+ private:
+  std::unique_ptr<SendRoad> road_;
+  Meeting& meeting_;
+};
+
+Weights equal_tensors(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Weights weights;
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    weights[concat("layer.", i)] = testing::random_tensor(DType::kBF16, {64, 64}, random);
+  }
+  return weights;
+}
+
+void publish_once(Meeting& meeting, DirectoryLayout layout, Encoding encoding, bool background) {
+  LoopbackHub hub({}, 1);
+  HoldingRoad road(hub.sender(0), meeting);
+  SoloGroup group;
+  PublisherOptions options;
+  options.layout = layout;
+  options.encoding = encoding;
+  options.threads = 2;
+  options.background = background;
+  options.buffer_bytes = 256;  // less than changes in any tensor
+  const Weights base = equal_tensors(1);
+  MemorySource offered(base);
+  auto publisher = Publisher::open(options, group, road, nullptr, offered);
+  ASSERT_TRUE(publisher.ok()) << publisher.status().to_string();
+  AskedSource source(testing::changed_weights(base, 2, 0.1), meeting);
+  meeting.start();
+  const auto report = (*publisher)->publish(source);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  ASSERT_EQ(report->encoding, encoding);  // not sent in full
+  ASSERT_EQ(meeting.parts(), kTensors);   // as write() supposes
+}
+
+using Case = std::tuple<DirectoryLayout, Encoding>;
+class PublisherOverlap : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, PublisherOverlap,
+                         ::testing::Values(Case{DirectoryLayout::kFrames, Encoding::kDeltas},
+                                           Case{DirectoryLayout::kFrames, Encoding::kDeltasZstd},
+                                           Case{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
+
+TEST_P(PublisherOverlap, ABucketIsComparedWhileTheOneBeforeIsWritten) {
+  Meeting meeting(20s);  // never spent where they overlap
+  publish_once(meeting, std::get<0>(GetParam()), std::get<1>(GetParam()), true);
+  EXPECT_EQ(meeting.met(), kTensors - 2);
+  EXPECT_EQ(meeting.missed(), 0U);
+}
+
+TEST_P(PublisherOverlap, WithoutABackgroundEachWaitsForTheOther) {
+  Meeting meeting(20ms);
+  publish_once(meeting, std::get<0>(GetParam()), std::get<1>(GetParam()), false);
+  EXPECT_EQ(meeting.met(), 0U);
+  EXPECT_EQ(meeting.missed(), kTensors - 2);
+}
+
+}  // namespace
+}  // namespace driftless
