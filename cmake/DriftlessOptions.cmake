@@ -143,7 +143,7 @@ elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
 endif()
 driftless_backend(CUDA "${cuda_usable}" "${cuda_missing}")
 
-set(nccl_missing "no NCCL was found (nccl.h and libnccl; set NCCL_ROOT)")
+set(nccl_missing "no NCCL was found (nccl.h and libnccl): set NCCL_ROOT")
 set(nccl_usable FALSE)
 if(NOT DRIFTLESS_HAS_CUDA)
   set(nccl_missing "NCCL needs CUDA: ${DRIFTLESS_WHY_NOT_CUDA}")
