@@ -13,6 +13,7 @@ import config_table  # noqa: E402
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 EXPECTED = {
     "hpc_rma.yaml",
+    "nccl_cluster.yaml",
     "parallel_hdf5.yaml",
     "shared_fs_flush.yaml",
     "shared_fs_sglang.yaml",
