@@ -1,9 +1,11 @@
 #include "plugin/cli/job.h"
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 
 namespace driftless::cli {
 namespace {
@@ -33,10 +35,13 @@ bool launched_by_mpi() {
 
 LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
   return [&common, &before](const Status& why) {
+    if (before) before();
     const int code = report(common, why);
     std::cout.flush();
-    if (before) before();
-    std::_Exit(code);  // mpirun ends the others
+    // mpirun kills the others when the first one ends; they are late at about the same time, and
+    // have files to remove, too.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::_Exit(code);
   };
 }
 
