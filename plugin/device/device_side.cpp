@@ -58,8 +58,8 @@ class GpuSide final : public DeviceSide {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
     }
-    // Any thread may publish. What the last version wrote into the snapshot is there before anybody,
-    // the processor included, reads it.
+    // Any thread may publish. What the last version wrote into the snapshot is there before
+    // anybody, the processor included, reads it.
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     if (!full) abort();  // an anchor leaves alone what its version is about to commit
