@@ -51,15 +51,11 @@ class FullFramePayload final : public RankPayload {
 
   Status flush() {
     if (runs_.empty()) return {};
-    FrameContext frame = context_.frame;
-    frame.index = parts_++;
-    std::vector<std::byte>& encoded = context_.buffers->encoded;
-    encoded.clear();
-    DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context_.layout, dtype_, runs_, encoded));
+    DRIFTLESS_RETURN_IF_ERROR(write_full_frame(context_, dtype_, runs_, parts_++));
     findings_.delta_bytes += pending_bytes_;
     runs_.clear();
     pending_bytes_ = 0;
-    return put_part(*context_.road, frame_part_name(frame.rank, frame.index), encoded);
+    return {};
   }
 
   PayloadContext context_;

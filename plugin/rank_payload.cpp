@@ -22,6 +22,16 @@ std::string frame_part_name(std::uint32_t rank, std::uint32_t index) {
   return name.data();
 }
 
+Status write_full_frame(const PayloadContext& context, DType dtype, std::span<const DenseRun> runs,
+                        std::uint32_t index) {
+  FrameContext frame = context.frame;
+  frame.index = index;
+  std::vector<std::byte>& encoded = context.buffers->encoded;
+  encoded.clear();
+  DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context.layout, dtype, runs, encoded));
+  return put_part(*context.road, frame_part_name(frame.rank, index), encoded);
+}
+
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, road.create_part(name));
   DRIFTLESS_RETURN_IF_ERROR(part->pwrite(0, bytes));

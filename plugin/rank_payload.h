@@ -94,6 +94,9 @@ class RankPayload {
 // One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
 [[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
                                   std::uint32_t index);
+// Whole stretches of tensors as part number `index` of this rank: a full frame.
+[[nodiscard]] Status write_full_frame(const PayloadContext& context, DType dtype,
+                                      std::span<const DenseRun> runs, std::uint32_t index);
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);

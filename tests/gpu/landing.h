@@ -9,6 +9,7 @@
 #include "collectives/road.h"
 #include "gpu/device.h"
 #include "plugin/weight_target.h"
+#include "support/shared_receive_road.h"
 #include "support/weights.h"
 
 namespace driftless::testing {
@@ -33,35 +34,19 @@ enum class Landing : unsigned char {
 }
 
 // Fetches over another road; what it returns has been compared there.
-class LandingRoad final : public ReceiveRoad {
+class LandingRoad final : public SharedReceiveRoad {
  public:
   LandingRoad(std::unique_ptr<ReceiveRoad> road, Landing where)
-      : road_(std::move(road)), where_(where) {}
+      : SharedReceiveRoad(std::move(road)), where_(where) {}
 
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(deadline);
-  }
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_->list(deadline);
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, deadline);
-  }
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    return road_->fetch_manifest(id, deadline);
-  }
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile fetched, road_->fetch_part(id, part, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile fetched,
+                               SharedReceiveRoad::fetch_part(id, part, deadline));
     return land(std::move(fetched), where_);
   }
-  Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    return road_->report(report, deadline);
-  }
-  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
  private:
-  std::unique_ptr<ReceiveRoad> road_;
   Landing where_;
 };
 

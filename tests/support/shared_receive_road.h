@@ -10,7 +10,7 @@
 
 namespace driftless::testing {
 
-class SharedReceiveRoad final : public ReceiveRoad {
+class SharedReceiveRoad : public ReceiveRoad {
  public:
   explicit SharedReceiveRoad(
       std::shared_ptr<ReceiveRoad> road, std::function<void()> give_back = [] {})
