@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "collectives/nccl/meeting.h"
 #include "collectives/nccl/nccl_communicator.h"
 #include "collectives/nccl/nccl_road.h"
 #include "collectives/nccl/nccl_status.h"
@@ -112,6 +113,13 @@ class PinnedPool {
   std::uint64_t bytes_ = 0;
 };
 
+// Of the library that is loaded, which need not be the one that this was compiled with.
+Result<int> own_version() {
+  int version = 0;
+  DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGetVersion(&version), "asking for its version"));
+  return version;
+}
+
 class NcclFabric final : public Fabric {
  public:
   NcclFabric(const NcclOptions& options, std::shared_ptr<DevicePool> pool)
@@ -168,17 +176,20 @@ class NcclFabric final : public Fabric {
     const DeviceGuard guard(pool_->device());
     ncclUniqueId id;
     DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGetUniqueId(&id), "making a unique id"));
-    return std::string(id.internal, sizeof(id.internal));
+    DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
+    return make_meeting(std::string_view(id.internal, sizeof(id.internal)), version);
   }
 
   [[nodiscard]] Result<std::unique_ptr<Communicator>> connect(std::string_view meeting,
                                                               unsigned rank,
                                                               unsigned size) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view given, read_meeting(meeting, version));
     ncclUniqueId id;
-    if (meeting.size() != sizeof(id.internal)) {
-      return error(StatusCode::kCorrupt, "nccl: a unique id of ", meeting.size(), " bytes");
+    if (given.size() != sizeof(id.internal)) {
+      return error(StatusCode::kCorrupt, "nccl: a unique id of ", given.size(), " bytes");
     }
-    std::memcpy(id.internal, meeting.data(), sizeof(id.internal));
+    std::memcpy(id.internal, given.data(), sizeof(id.internal));
     return NcclCommunicator::connect(pool_->device(), id, rank, size);
   }
 

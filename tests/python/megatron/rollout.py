@@ -3,7 +3,7 @@
     rollout.py JOB.json NAME     under mpirun beside the trainers, or by itself
 
 JOB.json: flags (those of the trainer), work; optional: base, slow_s (before each commit), die_at
-(version). Without torch: a rollout needs none.
+(version). On the CPU without torch: a rollout needs none.
 """
 
 import argparse
@@ -36,6 +36,7 @@ def main():
     given, name = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2]
     if os.environ.get("DRIFTLESS_TEST_GPU") == "1":  # several NCCL processes on one GPU
         os.environ.update(NCCL_HOSTID=f"rollout{os.getpid()}", NCCL_SOCKET_IFNAME="lo")
+        import torch  # noqa: F401  the same NCCL as the trainers', as engines have
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         name += os.environ["OMPI_COMM_WORLD_RANK"]
     work = Path(given["work"])
