@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,6 +57,11 @@ struct BucketPiece {
 // sides have the same size. `workers` as for ZstdWriter.
 [[nodiscard]] Status encode_xor(std::span<const std::byte> old_bytes,
                                 std::span<const std::byte> new_bytes, unsigned workers,
+                                const ByteSink& sink);
+// The same of a tensor of `size_bytes` whose XOR is known otherwise: `fill` gets zeroed chunks of
+// it, ascending, and where each begins, a multiple of 8.
+using XorFill = std::function<void(std::uint64_t byte_offset, std::span<std::byte> chunk)>;
+[[nodiscard]] Status encode_xor(std::uint64_t size_bytes, const XorFill& fill, unsigned workers,
                                 const ByteSink& sink);
 
 // Writes the `overwrite` payload front to back, so that memory stays bounded: the number of changed

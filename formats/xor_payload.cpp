@@ -72,6 +72,22 @@ class FullPatcher final : public TensorPatcher {
   std::span<const std::byte> new_bytes_;
 };
 
+// make(at, chunk) makes each chunk of the XOR.
+template <typename Make>
+Status encode_chunks(std::size_t size_bytes, const Make& make, unsigned workers,
+                     const ByteSink& sink) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      ZstdWriter writer, ZstdWriter::create(size_bytes, workers, sink, ZstdContent::kMostlyZero));
+  std::vector<std::byte> buffer(std::min(kEncodeBytes, size_bytes));
+  for (std::size_t at = 0; at < size_bytes; at += buffer.size()) {
+    const std::size_t count = std::min(buffer.size(), size_bytes - at);
+    const std::span<std::byte> chunk = std::span(buffer).first(count);
+    make(at, chunk);
+    DRIFTLESS_RETURN_IF_ERROR(writer.write(chunk));
+  }
+  return writer.finish();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TensorPatcher>> make_xor_patcher(const TensorSpec& tensor,
@@ -101,15 +117,23 @@ Status encode_xor(std::span<const std::byte> old_bytes, std::span<const std::byt
     return error(StatusCode::kInvalidArgument, "xor of ", old_bytes.size(), " old and ",
                  new_bytes.size(), " new bytes");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter writer, ZstdWriter::create(new_bytes.size(), workers, sink,
-                                                                   ZstdContent::kMostlyZero));
-  std::vector<std::byte> buffer(std::min(kEncodeBytes, new_bytes.size()));
-  for (std::size_t at = 0; at < new_bytes.size(); at += buffer.size()) {
-    const std::size_t count = std::min(buffer.size(), new_bytes.size() - at);
-    xor_bytes(buffer.data(), old_bytes.data() + at, new_bytes.data() + at, count);
-    DRIFTLESS_RETURN_IF_ERROR(writer.write(std::span(buffer).first(count)));
-  }
-  return writer.finish();
+  return encode_chunks(
+      new_bytes.size(),
+      [&](std::size_t at, std::span<std::byte> chunk) {
+        xor_bytes(chunk.data(), old_bytes.data() + at, new_bytes.data() + at, chunk.size());
+      },
+      workers, sink);
+}
+
+Status encode_xor(std::uint64_t size_bytes, const XorFill& fill, unsigned workers,
+                  const ByteSink& sink) {
+  return encode_chunks(
+      size_bytes,
+      [&](std::size_t at, std::span<std::byte> chunk) {
+        std::ranges::fill(chunk, std::byte{0});
+        fill(at, chunk);
+      },
+      workers, sink);
 }
 
 }  // namespace driftless

@@ -3,113 +3,57 @@
 // one are all that is held.
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <exception>
 #include <functional>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "formats/bucket.h"
 #include "formats/flush_file.h"
 #include "formats/version_dir.h"
 #include "kernels/tensor_ops.h"
+#include "plugin/background_writer.h"
 #include "plugin/rank_payload.h"
 
 namespace driftless {
 namespace {
 
-// Hands full buckets to a thread, one at a time; or writes them at once where there is none.
+// Hands full buckets to a writer, one at a time.
 class BucketWriter {
  public:
   using Write = std::function<Status(const BucketView&)>;
 
   BucketWriter(std::array<BucketBuilder, 2>& builders, bool background, Write write)
-      : builders_(builders), write_(std::move(write)) {
+      : builders_(builders), write_(std::move(write)), writer_(background) {
     for (BucketBuilder& builder : builders_) builder.clear();  // what a failure left
-    if (background) thread_ = std::thread([this] { run(); });
   }
-  ~BucketWriter() { stop(); }
-  BucketWriter(const BucketWriter&) = delete;
-  BucketWriter& operator=(const BucketWriter&) = delete;
 
   [[nodiscard]] BucketBuilder& filling() { return builders_[filling_]; }
 
   // Passes the bucket on and turns to the other one, which is empty then.
   Status hand_over() {
-    if (filling().empty()) return status();
-    if (!thread_.joinable()) {
-      status_ = write_(filling().view());
-      filling().clear();
-      return status_;
-    }
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !writing_; });
-    if (!status_.ok()) return status_;
-    writing_ = filling_;
-    filling_ = 1 - filling_;
-    changed_.notify_all();
+    BucketBuilder& full = filling();
+    if (full.empty()) return writer_.status();
+    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this, &full] {
+      Status written = write_(full.view());
+      full.clear();
+      return written;
+    }));
+    if (writer_.background()) filling_ = 1 - filling_;
     return {};
   }
 
   // Waits until everything that was handed over is written.
   Status finish() {
     const Status handed = hand_over();
-    stop();
-    return handed.ok() ? status_ : handed;
+    const Status written = writer_.finish();
+    return handed.ok() ? written : handed;
   }
 
  private:
-  Status status() {
-    const std::scoped_lock lock(mutex_);
-    return status_;
-  }
-
-  void stop() {
-    if (!thread_.joinable()) return;
-    {
-      const std::scoped_lock lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  // Nothing may leave the thread.
-  Status write_guarded(const BucketView& bucket) {
-    try {
-      return write_(bucket);
-    } catch (const std::exception& caught) {
-      return error(StatusCode::kNoSpace, "writing a bucket: ", caught.what());
-    }
-  }
-
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return writing_ || stopping_; });
-      if (!writing_) return;
-      BucketBuilder& builder = builders_[*writing_];
-      lock.unlock();
-      Status written = write_guarded(builder.view());
-      builder.clear();
-      lock.lock();
-      if (status_.ok()) status_ = std::move(written);
-      writing_.reset();
-      changed_.notify_all();
-    }
-  }
-
   std::array<BucketBuilder, 2>& builders_;
   Write write_;
-  std::size_t filling_ = 0;  // the caller's
-  std::mutex mutex_;         // for what follows
-  std::condition_variable changed_;
-  std::optional<std::size_t> writing_;  // handed over and not written yet
-  bool stopping_ = false;
-  Status status_;
-  std::thread thread_;
+  std::size_t filling_ = 0;
+  BackgroundWriter writer_;  // last: its thread ends before what it uses
 };
 
 Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {

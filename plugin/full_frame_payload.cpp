@@ -1,7 +1,11 @@
-// Whole tensors as full frames of about a bucket's size.
+// Whole tensors as full frames of about a bucket's size. The snapshot takes them first; frames are
+// made from it by a thread of its own, while the next tensors come.
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "kernels/tensor_ops.h"
+#include "plugin/background_writer.h"
 #include "plugin/rank_payload.h"
 
 namespace driftless {
@@ -9,29 +13,26 @@ namespace {
 
 class FullFramePayload final : public RankPayload {
  public:
-  explicit FullFramePayload(const PayloadContext& context) : context_(context) {}
+  explicit FullFramePayload(const PayloadContext& context)
+      : context_(context), writer_(context.background) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     // Frames want their runs in the layout's order.
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
     std::ranges::sort(sorted, {}, &PairedTensor::tensor);
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
-    // The batch's memory may go after this call.
-    DRIFTLESS_RETURN_IF_ERROR(flush());
-    for (const PairedTensor& offered : sorted) {
-      std::byte* const kept = context_.snapshot->data(offered.tensor);
-      if (kept == offered.new_data) continue;  // an anchor is made from the snapshot itself
-      std::copy_n(offered.new_data, (*context_.layout)[offered.tensor].size_bytes, kept);
-    }
-    return {};
+    return flush();  // the next batch may have tensors before these
   }
 
-  Status finish() override { return flush(); }
+  Status finish() override { return writer_.finish(); }
 
  private:
   Status cut(const PairedTensor& offered) {
     const TensorSpec& spec = (*context_.layout)[offered.tensor];
-    const std::span<const std::byte> bytes(offered.new_data, spec.size_bytes);
+    std::byte* const kept = context_.snapshot->data(offered.tensor);
+    // An anchor is made from the snapshot itself.
+    if (kept != offered.new_data) std::copy_n(offered.new_data, spec.size_bytes, kept);
+    const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.tensor);
     findings_.digest +=
         digest_tensor(host_kernels(), digest_tensor_key(spec.name), bytes, context_.threads);
     const unsigned width = unit_bytes(spec.dtype);
@@ -51,18 +52,19 @@ class FullFramePayload final : public RankPayload {
 
   Status flush() {
     if (runs_.empty()) return {};
-    DRIFTLESS_RETURN_IF_ERROR(write_full_frame(context_, dtype_, runs_, parts_++));
-    findings_.delta_bytes += pending_bytes_;
-    runs_.clear();
-    pending_bytes_ = 0;
-    return {};
+    auto runs = std::make_shared<const std::vector<DenseRun>>(std::exchange(runs_, {}));
+    findings_.delta_bytes += std::exchange(pending_bytes_, 0);
+    return writer_.hand_over([this, dtype = dtype_, index = parts_++, runs = std::move(runs)] {
+      return write_full_frame(context_, dtype, *runs, index);
+    });
   }
 
   PayloadContext context_;
-  std::vector<DenseRun> runs_;  // into the batch
+  std::vector<DenseRun> runs_;  // into the snapshot
   DType dtype_ = DType::kU8;
   std::uint64_t pending_bytes_ = 0;
   std::uint32_t parts_ = 0;
+  BackgroundWriter writer_;  // last: its thread ends before what it uses
 };
 
 }  // namespace

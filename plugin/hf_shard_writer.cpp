@@ -17,8 +17,8 @@ constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 using BytesDelta = std::function<Status(const DeltaView&)>;
 
 // The bytes that differ, chunk by chunk.
-Status for_changed_bytes(std::span<const std::byte> before, std::span<const std::byte> after,
-                         const BytesDelta& use) {
+Status compare_bytes(std::span<const std::byte> before, std::span<const std::byte> after,
+                     const BytesDelta& use) {
   std::vector<std::uint32_t> offsets(kChunkBytes + kDiffSlackUnits);
   std::vector<std::byte> values(kChunkBytes + kDiffSlackUnits);
   for (std::uint64_t at = 0; at < after.size(); at += kChunkBytes) {
@@ -31,21 +31,76 @@ Status for_changed_bytes(std::span<const std::byte> before, std::span<const std:
   return {};
 }
 
-Status encode_overwrite(const TensorSpec& tensor, std::span<const std::byte> before,
-                        std::span<const std::byte> after, unsigned workers, const ByteSink& sink) {
+// The bytes that differ within changed units.
+Status split_units(std::span<const HfShardWriter::Changes> changes, const BytesDelta& use) {
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::byte> values;
+  for (const HfShardWriter::Changes& piece : changes) {
+    const DeltaView& delta = piece.delta;
+    const unsigned width = delta.unit_bytes;
+    offsets.clear();
+    values.clear();
+    for (std::size_t k = 0; k < delta.count(); ++k) {
+      for (unsigned byte = 0; byte < width; ++byte) {
+        const std::byte now = delta.values[k * width + byte];
+        if (now == piece.old_values[k * width + byte]) continue;
+        offsets.push_back((delta.offsets[k] - delta.offsets[0]) * width + byte);
+        values.push_back(now);
+      }
+    }
+    if (offsets.empty()) continue;
+    const std::uint64_t origin = (delta.origin + delta.offsets[0]) * width;
+    DRIFTLESS_RETURN_IF_ERROR(use({0, 1, origin, offsets, values.data()}));
+  }
+  return {};
+}
+
+Status for_changed_bytes(const HfShardWriter::Tensor& tensor, const BytesDelta& use) {
+  return tensor.changes.empty() ? compare_bytes(tensor.before, tensor.after, use)
+                                : split_units(tensor.changes, use);
+}
+
+Status encode_overwrite(const TensorSpec& spec, const HfShardWriter::Tensor& tensor,
+                        unsigned workers, const ByteSink& sink) {
   std::uint64_t count = 0;
-  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(before, after, [&](const DeltaView& delta) {
+  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(tensor, [&](const DeltaView& delta) {
     count += delta.count();
     return Status();
   }));
   DRIFTLESS_ASSIGN_OR_RETURN(OverwriteEncoder encoder,
-                             OverwriteEncoder::create(tensor, count, workers, sink));
+                             OverwriteEncoder::create(spec, count, workers, sink));
   DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(
-      before, after, [&](const DeltaView& delta) { return encoder.add_positions(delta); }));
-  DRIFTLESS_RETURN_IF_ERROR(for_changed_bytes(
-      before, after, [&](const DeltaView& delta) { return encoder.add_values(delta); }));
+      tensor, [&](const DeltaView& delta) { return encoder.add_positions(delta); }));
+  DRIFTLESS_RETURN_IF_ERROR(
+      for_changed_bytes(tensor, [&](const DeltaView& delta) { return encoder.add_values(delta); }));
   return encoder.finish();
 }
+
+// XORs changed units into chunks of zeros that ascend.
+class ChangedUnits {
+ public:
+  explicit ChangedUnits(std::span<const HfShardWriter::Changes> changes) : changes_(changes) {}
+
+  void fill(std::uint64_t byte_offset, std::span<std::byte> chunk) {
+    for (; piece_ < changes_.size(); ++piece_, unit_ = 0) {
+      const HfShardWriter::Changes& piece = changes_[piece_];
+      const unsigned width = piece.delta.unit_bytes;
+      for (; unit_ < piece.delta.count(); ++unit_) {
+        const std::uint64_t at =
+            (piece.delta.origin + piece.delta.offsets[unit_]) * width - byte_offset;
+        if (at >= chunk.size()) return;
+        for (unsigned byte = 0; byte < width; ++byte) {
+          const std::size_t from = unit_ * width + byte;
+          chunk[at + byte] = piece.delta.values[from] ^ piece.old_values[from];
+        }
+      }
+    }
+  }
+
+ private:
+  std::span<const HfShardWriter::Changes> changes_;
+  std::size_t piece_ = 0, unit_ = 0;  // the next one
+};
 
 // An upper bound of the header for all candidates, checksums included.
 std::uint64_t header_room(const WeightLayout& layout, std::span<const std::uint32_t> candidates,
@@ -138,10 +193,13 @@ Status HfShardWriter::append(const Tensor& tensor, const Compressed& compressed)
 }
 
 Status HfShardWriter::encode(const Tensor& tensor, unsigned workers, const ByteSink& sink) const {
-  if (options_.encoding == Encoding::kXor) {
-    return encode_xor(tensor.before, tensor.after, workers, sink);
+  if (options_.encoding != Encoding::kXor) {
+    return encode_overwrite((*layout_)[tensor.tensor], tensor, workers, sink);
   }
-  return encode_overwrite((*layout_)[tensor.tensor], tensor.before, tensor.after, workers, sink);
+  if (tensor.changes.empty()) return encode_xor(tensor.before, tensor.after, workers, sink);
+  ChangedUnits units(tensor.changes);
+  const auto fill = [&](std::uint64_t at, std::span<std::byte> chunk) { units.fill(at, chunk); };
+  return encode_xor(tensor.after.size(), fill, workers, sink);
 }
 
 }  // namespace driftless

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/delta_view.h"
 #include "core/file_system.h"
 #include "core/layout.h"
 #include "core/status.h"
@@ -30,9 +31,16 @@ struct ShardOptions {
 // layout outlives it.
 class HfShardWriter {
  public:
+  // Units of a tensor that changed, and what they were.
+  struct Changes {
+    DeltaView delta;
+    const std::byte* old_values = nullptr;  // as delta.values
+  };
   struct Tensor {
     std::uint32_t tensor = 0;                  // index in the layout
     std::span<const std::byte> before, after;  // `before` is not looked at for kFull
+    // Where it is not empty, instead of `before`: all that changed, ascending.
+    std::span<const Changes> changes = {};
   };
   // Only tensors out of `candidates` may be added: the header's room is made for them.
   [[nodiscard]] static Result<std::unique_ptr<HfShardWriter>> create(

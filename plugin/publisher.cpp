@@ -226,9 +226,11 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
   PayloadContext made = context(id, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  const Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
+  Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
   mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
   if (payload.ok()) mine.findings = (*payload)->findings();
+  // A thread of its own may still be writing: it ends before the road drops the parts.
+  if (payload.ok() && !mine.status.ok()) payload->reset();
   mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
   flush_parts(mine, plan.full, deadline);
   return mine;

@@ -1,9 +1,15 @@
-// One hf_delta shard per rank: compressed tensors, or whole ones.
+// One hf_delta shard per rank: compressed tensors, or whole ones. The snapshot moves on with the
+// comparison, so that a thread of its own can compress and write what was compared before: from the
+// snapshot's bytes and the changes that led to them. Held are the changes of about two buckets.
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <memory>
+#include <mutex>
+#include <utility>
 
 #include "kernels/tensor_ops.h"
+#include "plugin/background_writer.h"
 #include "plugin/hf_shard_writer.h"
 #include "plugin/rank_payload.h"
 
@@ -16,43 +22,37 @@ std::string shard_name(std::uint32_t rank, std::uint32_t ranks) {
   return name.data();
 }
 
+// What one tensor's delta is made of. Owns it: the comparison's own memory is used again.
+struct KeptChange {
+  StoredDelta delta;
+  std::vector<std::byte> old_values;
+};
+
+// Tensors that are ready to be written: their new bytes are in the snapshot.
+struct ReadyTensors {
+  std::vector<std::uint32_t> tensors;
+  std::vector<KeptChange> changes;  // of deltas, ascending by tensor's turn and position
+  std::uint64_t size_bytes = 0;     // of the changes; of a full version: of the tensors
+};
+
 class ShardPayload final : public RankPayload {
  public:
-  explicit ShardPayload(const PayloadContext& context) : context_(context) {
+  explicit ShardPayload(const PayloadContext& context)
+      : context_(context), writer_(context.background) {
     findings_.shard = shard_name(context.frame.rank, context.ranks);
   }
 
   Status add(std::span<const PairedTensor> batch) override {
     if (findings_.dense) return {};
-    std::vector<HfShardWriter::Tensor> sides;
-    std::vector<StoredDelta> deltas;  // kept until the shard has taken both sides
-    if (full()) {
-      for (const PairedTensor& offered : batch) {
-        findings_.digest +=
-            digest_tensor(host_kernels(), key(offered.tensor), bytes_of(offered), context_.threads);
-        sides.push_back({offered.tensor, {}, bytes_of(offered)});
-      }
-    } else {
-      DRIFTLESS_RETURN_IF_ERROR(compare(batch, deltas));
-      if (findings_.dense) return {};
-      std::vector<bool> changed(context_.layout->size());
-      for (const StoredDelta& delta : deltas) changed[delta.tensor] = true;
-      for (const PairedTensor& offered : batch) {
-        if (!changed[offered.tensor]) continue;
-        sides.push_back(
-            {offered.tensor, context_.snapshot->bytes(offered.tensor), bytes_of(offered)});
-      }
-      findings_.changed_tensors += sides.size();
-    }
-    if (!sides.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(open());
-      DRIFTLESS_RETURN_IF_ERROR(shard_->add(sides));
-    }
-    return absorb(batch, deltas);
+    return full() ? take_whole(batch) : compare(batch);
   }
 
   Status finish() override {
+    const Status handed = findings_.dense ? Status() : hand_over();
+    const Status written = writer_.finish();
     if (findings_.dense) return close_unfinished();
+    DRIFTLESS_RETURN_IF_ERROR(handed);
+    DRIFTLESS_RETURN_IF_ERROR(written);
     // Readers count the shards by their names, so with several ranks each writes one.
     if (!shard_ && context_.ranks == 1 && !full()) {
       findings_.shard.clear();
@@ -71,9 +71,6 @@ class ShardPayload final : public RankPayload {
   [[nodiscard]] bool full() const { return context_.frame.encoding == Encoding::kFull; }
   [[nodiscard]] DigestTensorKey key(std::uint32_t tensor) const {
     return digest_tensor_key((*context_.layout)[tensor].name);
-  }
-  [[nodiscard]] std::span<const std::byte> bytes_of(const PairedTensor& offered) const {
-    return {offered.new_data, (*context_.layout)[offered.tensor].size_bytes};
   }
 
   // Dense was found after some of it was written: the road takes no part that is still open, also
@@ -96,7 +93,24 @@ class ShardPayload final : public RankPayload {
     return {};
   }
 
-  Status compare(std::span<const PairedTensor> batch, std::vector<StoredDelta>& deltas) {
+  // The snapshot takes each tensor, from where it is written.
+  Status take_whole(std::span<const PairedTensor> batch) {
+    for (const PairedTensor& offered : batch) {
+      const std::uint64_t size = (*context_.layout)[offered.tensor].size_bytes;
+      const std::span<const std::byte> bytes(offered.new_data, size);
+      findings_.digest +=
+          digest_tensor(host_kernels(), key(offered.tensor), bytes, context_.threads);
+      std::byte* const kept = context_.snapshot->data(offered.tensor);
+      // An anchor is made from the snapshot itself.
+      if (kept != offered.new_data) std::ranges::copy(bytes, kept);
+      ready_.tensors.push_back(offered.tensor);
+      ready_.size_bytes += size;
+      if (ready_.size_bytes >= context_.buffer_bytes) DRIFTLESS_RETURN_IF_ERROR(hand_over());
+    }
+    return {};
+  }
+
+  Status compare(std::span<const PairedTensor> batch) {
     std::vector<TensorPair> pairs;
     for (const PairedTensor& offered : batch) {
       const TensorSpec& spec = (*context_.layout)[offered.tensor];
@@ -105,45 +119,81 @@ class ShardPayload final : public RankPayload {
     }
     DiffOptions options;
     options.threads = context_.threads;
-    const Status status =
-        diff_tensors(host_kernels(), pairs, options, {}, [&](const DiffPiece& piece) -> Status {
-          const DeltaView& delta = piece.delta;
-          findings_.changed_units += delta.count();
-          findings_.dense = findings_.changed_units > context_.dense_above_units;
-          if (findings_.dense) return error(StatusCode::kUnsupported, "dense");
-          const std::span<const std::byte> values = delta.value_bytes();
-          deltas.push_back({delta.tensor,
-                            delta.unit_bytes,
-                            delta.origin,
-                            {delta.offsets.begin(), delta.offsets.end()},
-                            {values.begin(), values.end()}});
-          return {};
-        });
-    return findings_.dense ? Status() : status;
+    options.old_values = true;
+    const Status status = diff_tensors(
+        host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
+        [this](const DiffPiece& piece) { return collect(piece); });
+    return findings_.dense ? Status() : status;  // stopped on purpose
   }
 
-  // The snapshot takes what the shard now holds.
-  Status absorb(std::span<const PairedTensor> batch, const std::vector<StoredDelta>& deltas) {
-    if (full()) {
-      for (const PairedTensor& offered : batch) {
-        std::byte* const kept = context_.snapshot->data(offered.tensor);
-        if (kept == offered.new_data) continue;  // an anchor is made from the snapshot itself
-        std::ranges::copy(bytes_of(offered), kept);
-      }
-      return {};
+  // While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
+  Status absorb(const DiffPiece& piece) {
+    if (piece.delta.count() == 0) return {};
+    const std::uint32_t tensor = piece.pair->tensor;
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest change,
+        context_.undo->apply(host_kernels(), key(tensor), context_.snapshot->data(tensor),
+                             piece.delta, piece.old_values));
+    const std::scoped_lock lock(mutex_);
+    findings_.digest_change += change;
+    findings_.changed_units += piece.delta.count();
+    findings_.dense = findings_.changed_units > context_.dense_above_units;
+    return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
+  }
+
+  // A tensor's pieces come one after the other: with the first of another it is complete.
+  Status collect(const DiffPiece& piece) {
+    const DeltaView& delta = piece.delta;
+    const bool another = ready_.tensors.empty() || ready_.tensors.back() != delta.tensor;
+    if (another && ready_.size_bytes >= context_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(hand_over());
     }
-    for (const StoredDelta& delta : deltas) {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          const Digest change,
-          context_.undo->apply(host_kernels(), key(delta.tensor),
-                               context_.snapshot->data(delta.tensor), delta.view()));
-      findings_.digest_change += change;
+    if (another) {
+      ready_.tensors.push_back(delta.tensor);
+      ++findings_.changed_tensors;
     }
+    const std::span<const std::byte> values = delta.value_bytes();
+    ready_.changes.push_back({{delta.tensor,
+                               delta.unit_bytes,
+                               delta.origin,
+                               {delta.offsets.begin(), delta.offsets.end()},
+                               {values.begin(), values.end()}},
+                              {piece.old_values, piece.old_values + values.size()}});
+    ready_.size_bytes += delta.offsets.size_bytes() + 2 * values.size();
     return {};
   }
 
+  Status hand_over() {
+    if (ready_.tensors.empty()) return writer_.status();
+    auto ready = std::make_shared<const ReadyTensors>(std::exchange(ready_, {}));
+    return writer_.hand_over([this, ready = std::move(ready)] { return write(*ready); });
+  }
+
+  // On the writer's thread.
+  Status write(const ReadyTensors& ready) {
+    std::vector<HfShardWriter::Changes> changes;
+    for (const KeptChange& change : ready.changes) {
+      changes.push_back({change.delta.view(), change.old_values.data()});
+    }
+    std::vector<HfShardWriter::Tensor> tensors;
+    std::size_t at = 0;
+    for (const std::uint32_t tensor : ready.tensors) {
+      const std::size_t begin = at;
+      while (at < changes.size() && changes[at].delta.tensor == tensor) ++at;
+      tensors.push_back({tensor,
+                         {},
+                         context_.snapshot->bytes(tensor),
+                         std::span(changes).subspan(begin, at - begin)});
+    }
+    DRIFTLESS_RETURN_IF_ERROR(open());
+    return shard_->add(tensors);
+  }
+
   PayloadContext context_;
-  std::unique_ptr<HfShardWriter> shard_;
+  std::mutex mutex_;                      // for the findings while pieces are compared
+  ReadyTensors ready_;                    // not handed over yet
+  std::unique_ptr<HfShardWriter> shard_;  // the writer's, until it has finished
+  BackgroundWriter writer_;               // last: its thread ends before what it uses
 };
 
 }  // namespace
