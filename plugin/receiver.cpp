@@ -196,6 +196,11 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   fetch.fold_bytes = options.fold_bytes;
   fetch.deadline = options.fetch_deadline;
   fetch.threads = options.threads == 0 ? default_threads() : options.threads;
+  if (options.before_read) {
+    fetch.before_read = [call = options.before_read](const PublicationId& id) {
+      return call(id.version).with_context(concat("before reading ", to_string(id)));
+    };
+  }
   auto receiver = std::make_unique<FollowingReceiver>(options, road, target, run.run, fetch);
   DRIFTLESS_RETURN_IF_ERROR(receiver->report());
   return std::unique_ptr<Receiver>(std::move(receiver));

@@ -155,6 +155,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
 
 Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const PublicationId& id,
                                                                  const Deadline& deadline) {
+  if (options_.before_read) DRIFTLESS_RETURN_IF_ERROR(options_.before_read(id));
   const std::string what = to_string(id);
   const Result<std::string> text = road_->fetch_manifest(id, deadline);
   if (!text.ok()) return text.status().with_context(what);

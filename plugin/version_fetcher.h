@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct FetchOptions {
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of the parts of a chain; one step always
   std::chrono::milliseconds deadline{60'000};         // of one fetch()
   unsigned threads = 1;                               // for hashing
+  // Before a publication is read: once for each, and again where its reading has to be tried again.
+  // May be empty.
+  std::function<Status(const PublicationId&)> before_read;
 };
 
 // Steps that adjoin the target's version, or one full publication.

@@ -369,6 +369,7 @@ class Receiver:
         pause: Callable[[], object] | None = None,
         resume: Callable[[], object] | None = None,
         timeout_s: float | None = None,
+        before_read: Callable[[int], object] | None = None,
     ) -> None: ...
     def stage(self, timeout_s: float = 0.0) -> bool:
         """Waits for something newer and makes it ready; False: nothing came. Ctrl-C ends it."""

@@ -26,7 +26,7 @@ class HeldReceiver final : public JobMember {
  public:
   HeldReceiver(std::shared_ptr<Job> job, std::shared_ptr<HeldTarget> target,
                const std::optional<std::string>& id, const py::object& pause,
-               const py::object& resume, milliseconds wait)
+               const py::object& resume, const py::object& before_read, milliseconds wait)
       : job_(std::move(job)), target_(std::move(target)) {
     if (job_->role() != JobRole::kRollout) {
       throw StatusError(error(StatusCode::kInvalidArgument,
@@ -40,6 +40,7 @@ class HeldReceiver final : public JobMember {
     options_.id = id.value_or(receiver_id(job_->config(), process, process.rank()));
     options_.pause = callback(pause, "pause");
     options_.resume = callback(resume, "resume");
+    options_.before_read = version_callback(before_read, "before_read");
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
       open(process, wait);
@@ -143,6 +144,22 @@ class HeldReceiver final : public JobMember {
     };
   }
 
+  [[nodiscard]] std::function<Status(std::uint64_t)> version_callback(const py::object& object,
+                                                                      std::string name) {
+    if (object.is_none()) return {};
+    callbacks_.push_back(object);
+    return [this, object = callbacks_.back().ptr(),
+            name = std::move(name)](std::uint64_t version) -> Status {
+      const py::gil_scoped_acquire acquired;
+      try {
+        py::reinterpret_borrow<py::object>(object)(version);
+        return {};
+      } catch (...) {
+        return failure_.capture(name);
+      }
+    };
+  }
+
   // Until the run is announced. A wait that is cut for a look at the signals begins again, so the
   // slices grow: a slow road must be able to bring the announcement within one.
   void open(JobProcess& process, milliseconds wait) {
@@ -224,16 +241,18 @@ void bind_receiver(py::module_& module) {
   py::class_<HeldReceiver, std::shared_ptr<HeldReceiver>>(module, "Receiver")
       .def(py::init([](const std::shared_ptr<Job>& job, const std::shared_ptr<HeldTarget>& target,
                        const std::optional<std::string>& id, const py::object& pause,
-                       const py::object& resume, const py::object& timeout_s) {
+                       const py::object& resume, const py::object& timeout_s,
+                       const py::object& before_read) {
              const milliseconds wait =
                  milliseconds_or(timeout_s, job->config().connect_deadline, "timeout_s");
-             auto made = std::make_shared<HeldReceiver>(job, target, id, pause, resume, wait);
+             auto made = std::make_shared<HeldReceiver>(job, target, id, pause, resume,
+                                                        before_read, wait);
              job->enter(made);
              return made;
            }),
            py::arg("job"), py::arg("target"), py::arg("id") = py::none(),
            py::arg("pause") = py::none(), py::arg("resume") = py::none(),
-           py::arg("timeout_s") = py::none())
+           py::arg("timeout_s") = py::none(), py::arg("before_read") = py::none())
       .def(
           "stage",
           [](HeldReceiver& held, double timeout_s) {

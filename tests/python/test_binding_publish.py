@@ -208,6 +208,26 @@ def test_pause_and_resume(work, rng, first):
         pair.receiver.commit()
 
 
+def test_before_read(work, rng, first):
+    seen, fail = [], [None]
+
+    def look(version):
+        seen.append(version)
+        if fail[0]:
+            raise fail[0]
+
+    pair = binding.Pair(driftless, work / "road", first, before_read=look)
+    publish(pair, binding.step(rng, first))
+    fail[0] = LookupError("the volume is away")
+    with pytest.raises(LookupError) as raised:
+        pair.receiver.stage(5.0)
+    assert raised.value is fail[0] and seen == [1] and pair.holds(first)
+    fail[0] = None
+    assert pair.receiver.stage(5.0) and seen == [1, 1]
+    pair.receiver.commit()
+    assert pair.receiver.version == 1
+
+
 def test_wrong_base_and_layout(work, rng, first):
     pair = binding.Pair(driftless, work / "road", first)
     job = driftless.Job(pair.config, "rollout", launched=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Options, add_arguments, load_config, options_from
+from .arguments import Options, add_arguments, before_read, load_config, options_from
 from .errors import MapError, SyncError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "WeightUpdates",
     "add_arguments",
     "attach",
+    "before_read",
     "load_config",
     "options_from",
     "torch_environment",

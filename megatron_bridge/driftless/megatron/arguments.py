@@ -177,6 +177,21 @@ def load_config(options: Options, more: Sequence[str] = ()) -> Any:
     return driftless.Config.load(options.config_file, overrides)
 
 
+def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
+    """What `driftless.Receiver(..., before_read=)` takes on a rollout with these options: the hook
+    of --custom-delta-pre-read-path, called as f(dir, version). None where there is none."""
+    hook = options.pre_read
+    if hook is None:
+        return None
+    settings = config.settings()
+    if settings["road.kind"] != "shared_fs":
+        raise MapError(
+            f"--custom-delta-pre-read-path is for transport disk, not {settings['road.kind']}"
+        )
+    directory = settings["road.dir"]
+    return lambda version: hook(directory, version)
+
+
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
     for name in ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum"):
         if flag(f"update_weight_{name}") is not None:

@@ -45,7 +45,8 @@ def main():
     config = driftless.megatron.load_config(options)
     with driftless.Job(config, "rollout") as job:
         target = driftless.OwnedTarget(given.get("base"))
-        receiver = driftless.Receiver(job, target, id=name)
+        hook = driftless.megatron.before_read(options, config)
+        receiver = driftless.Receiver(job, target, id=name, before_read=hook)
         while True:
             if receiver.stage(0.1):
                 time.sleep(given.get("slow_s", 0))

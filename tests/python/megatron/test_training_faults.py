@@ -7,6 +7,11 @@ from megatron_jobs import Job, ended
 
 import tiny_config
 
+READ = """
+def look(directory, version):
+    with open({log!r}, "a") as file:
+        print(directory, version, file=file)
+"""
 PUSH = """
 import pathlib
 
@@ -100,7 +105,9 @@ def test_killed_and_slow_rollouts_hold_nobody_up(work):
 def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
     (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
     job = Job(work, tp=2, pp=2, steps=4, break_at=[3])
-    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail", rollouts=())
+    (work / "read.py").write_text(READ.format(log=str(work / "reads")))
+    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail",
+                  "--custom-delta-pre-read-path", f"{work}/read.py:look", rollouts=())  # fmt: skip
     rollouts = job.start_disk_rollouts("disk0")
     result = job.run()
     ended(*rollouts)
@@ -114,6 +121,9 @@ def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
     assert last["version"] == 3
     pushed = sorted(set((work / "pushes").read_text().split()))
     assert pushed == [f"{job.road}/weight_v{n:06d}" for n in (1, 2, 3)]
+    # The rollout was called before each version that it read.
+    read = (work / "reads").read_text().split("\n")[:-1]
+    assert set(read) >= {f"{job.road} {n}" for n in (1, 2, 3)}
     weights = job.expected("step4", config_of(job))
     assert job.rollout("disk0", 3)["digest"] == last["digest"]
 
