@@ -38,8 +38,20 @@ def nccl_table(rows: list[dict]) -> None:
               f" {took / sum(parts):.3f} |")
 
 
+def megatron_table(rows: list[dict]) -> None:
+    print("\na step of Megatron with updates, mode delta, every step, over NCCL (ms)\n")
+    print("| parameters | tokens | snapshot | changed | forward + backward | ours | share | gather |"
+          " convert | diff | encode | send |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        parts = " | ".join(f"{ms:.2f}" for ms in row["split_ms"].values())
+        print(f"| {row['parameters'] / 1e9:.2f} G | {row['tokens']} | {row['snapshot']} |"
+              f" {row['density']:.2%} | {row['forward_backward_ms']:.1f} | {row['ours_ms']:.1f} |"
+              f" {row['share']:.1%} | {parts} |")
+
+
 def main() -> None:
-    gpu, figures, torch, nccl = "", [], {}, []
+    gpu, figures, torch, nccl, megatron = "", [], {}, [], []
     for line in open(sys.argv[1], encoding="utf-8"):
         row = json.loads(line)
         gpu = row.get("gpu", gpu)
@@ -49,6 +61,8 @@ def main() -> None:
             figures.append(row)
         elif "nccl" in row:
             nccl.append(row)
+        elif "megatron_overhead" in row:
+            megatron.append(row["megatron_overhead"])
     print(f"\n{gpu}; 1.6 G bf16 elements in 24 tensors; medians\n")
     print("| work | ms | GB moved | TB/s | floor | x floor | torch ms | x torch | asked |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -67,6 +81,8 @@ def main() -> None:
         )
     if nccl:
         nccl_table(nccl)
+    if megatron:
+        megatron_table(megatron)
 
 
 if __name__ == "__main__":

@@ -69,21 +69,40 @@ if wanted tests; then
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done
 fi
+# sanitize TOOL SUITE. Every short length many thousand times over is for the plain run.
+sanitize() {
+  compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2" \
+    "$build/bin/$2" --gtest_brief=1 --gtest_filter='-HugeTensor.*:*EveryShortLength*'
+}
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
-    # Every short length many thousand times over is for the plain run.
+    # All at once: they wait for the GPU's answers most of the time.
     for tool in memcheck racecheck; do
       for suite in gpu_contract gpu_kernels; do
-        step "$tool, $suite" compute-sanitizer --tool $tool --error-exitcode 1 \
-          --log-file "$results/$tool" "$build/bin/$suite" --gtest_brief=1 \
-          --gtest_filter='-HugeTensor.*:*EveryShortLength*'
-        tail -n 1 "$results/$tool"
+        sanitize $tool $suite >"$results/$tool-$suite.out" 2>&1 &
+        echo $! >"$results/$tool-$suite.pid"
+      done
+    done
+    for tool in memcheck racecheck; do
+      for suite in gpu_contract gpu_kernels; do
+        step "$tool, $suite" wait "$(cat "$results/$tool-$suite.pid")"
+        tail -n 2 "$results/$tool-$suite.out"
+        tail -n 1 "$results/$tool-$suite"
       done
     done
   else
     echo "compute-sanitizer is not here: left out"
   fi
 fi
+# megatron_step SNAPSHOT: what updates add to a step of a model of 1 G parameters.
+megatron_step() {
+  local python="env PYTHONPATH=$PWD/$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} python3"
+  timeout 120 mpirun --allow-run-as-root --oversubscribe --mca plm isolated --bind-to none \
+    -n 1 $python tests/bench/megatron_bench.py trainer "$1" : \
+    -n 1 $python tests/bench/megatron_bench.py rollout "$1" >"$results/megatron" 2>&1 &&
+    grep -h '^{"megatron_overhead"' "$results/megatron" >>"$results/figures" ||
+    { tail -n 40 "$results/megatron"; return 1; }
+}
 if wanted bench; then
   step "benchmarks" bash -c "'$build/bin/gpu_bench' >'$results/figures'"
   if python3 -c 'import torch' 2>/dev/null; then
@@ -95,6 +114,13 @@ if wanted bench; then
     step "publish to committed, NCCL" bash -c "mpirun --allow-run-as-root --oversubscribe \
       --mca plm isolated -n 1 '$build/bin/gpu_publish_bench' trainer : \
       -n 1 '$build/bin/gpu_publish_bench' rollout >>'$results/figures'"
+  fi
+  if python3 -c 'import torch, megatron.core' 2>/dev/null && ls "$build"/python/driftless/_native* >/dev/null 2>&1; then
+    for snapshot in device pinned; do
+      step "Megatron's step, snapshot $snapshot" megatron_step $snapshot
+    done
+  else
+    echo "torch, megatron-core or the Python module is not here: the share of a step is left out"
   fi
   python3 tests/bench/gpu_table.py "$results/figures"
 fi

@@ -4,6 +4,7 @@ import ast
 import builtins
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -179,3 +180,14 @@ def test_command_of_the_package():
     environment = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
     result = subprocess.run(line, capture_output=True, text=True, env=environment)
     assert result.returncode == 0 and result.stdout.startswith("driftless "), result.stderr
+
+
+def test_the_module_offers_nothing_but_itself():
+    """Else what it is made of (templates of the standard library, of CUDA's) takes the place of what
+    torch brings along, and torch crashes when it is imported after it."""
+    if shutil.which("nm") is None:
+        pytest.skip("there is no nm")
+    (module,) = PACKAGE.glob("_native*.so")
+    line = ["nm", "--dynamic", "--defined-only", "--format=posix", str(module)]
+    listed = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert [entry.split()[0] for entry in listed.splitlines()] == ["PyInit__native"]

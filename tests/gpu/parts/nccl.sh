@@ -30,6 +30,7 @@ part() {
       echo "nccl.$name: FAILED with $code after ${took} s"
       tail -40 "$logs/$name.log"
       failed=1
+      return 1
       ;;
   esac
 }
@@ -44,8 +45,9 @@ grep -hE '^(follow|killed|stopped|late|  again)' "$logs/faults.log"
 part bench 120 "$bin/nccl_bench"
 grep -hE '^[0-9]+ MB|^  ' "$logs/bench.log"
 if [ -x "$bin/gpu_nccl_contract" ]; then
-  part contract_file 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=file
-  part contract_mpi 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=mpi
+  part contract_file 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=file &
+  part contract_mpi 300 mpirun -n 6 "$bin/gpu_nccl_contract" --rendezvous=mpi || failed=1
+  wait $! || failed=1
 else
   echo "nccl.contract: skipped: this build has no MPI"
 fi

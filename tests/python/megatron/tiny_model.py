@@ -214,12 +214,13 @@ class Trainer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         dp = ps.get_data_parallel_rank()
+        sequence, batch = self.job.get("sequence", SEQUENCE), self.job.get("batch", BATCH)
         generator = torch.Generator().manual_seed(1000 * dp + self.steps)
 
         def forward(_, model):
-            tokens = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator).to(DEVICE)
-            positions = torch.arange(SEQUENCE, device=DEVICE).expand(BATCH, -1)
-            ones = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool, device=DEVICE)
+            tokens = torch.randint(0, VOCAB, (batch, sequence), generator=generator).to(DEVICE)
+            positions = torch.arange(sequence, device=DEVICE).expand(batch, -1)
+            ones = torch.ones(sequence, sequence, dtype=torch.bool, device=DEVICE)
             mask = torch.triu(ones, 1)[None, None]
             output = model(tokens, positions, mask, labels=tokens)
 
@@ -235,8 +236,8 @@ class Trainer:
             data_iterator=[None] * len(self.model) if several else None,
             model=self.model if several else self.model[0],
             num_microbatches=4 if several else 2,
-            seq_length=SEQUENCE,
-            micro_batch_size=BATCH,
+            seq_length=sequence,
+            micro_batch_size=batch,
             forward_only=False,
         )
         self.steps += 1
