@@ -23,11 +23,9 @@ struct DeviceTable {
   // check_device(): kUnsupported where this process has no such GPU. The device becomes current.
   Status (*check)(int device) = nullptr;
   // make_device_target().
-  Result<std::unique_ptr<DeviceTarget>> (*make_target)(const WeightLayout& layout,
-                                                       std::vector<std::byte*> data_dev,
-                                                       std::optional<VersionId> initial,
-                                                       const DeviceTargetOptions& options) =
-      nullptr;
+  Result<std::unique_ptr<DeviceTarget>> (*make_target)(
+      const WeightLayout& layout, std::vector<std::byte*> data_dev,
+      std::optional<VersionId> initial, const DeviceTargetOptions& options) = nullptr;
   // Until all that was queued on these streams (cudaStream_t; null: the default one) is done.
   Status (*wait)(std::span<void* const> streams) = nullptr;
   // The calling thread's device; -1 where there is none.

@@ -31,7 +31,7 @@ void choose_device(int device) { static_cast<void>(cudaSetDevice(device)); }
 extern "C" __attribute__((visibility("default"))) const driftless::DeviceTable*
 driftless_device_table() {
   static const driftless::DeviceTable table{
-      driftless::build_text(),        &driftless::check_device,   &driftless::make_device_target,
-      &driftless::wait_for_streams,   &driftless::current_device, &driftless::choose_device};
+      driftless::build_text(),      &driftless::check_device,   &driftless::make_device_target,
+      &driftless::wait_for_streams, &driftless::current_device, &driftless::choose_device};
   return &table;
 }
