@@ -2,7 +2,7 @@
 JOBS ?= 2
 PYTHON ?= /usr/bin/python3
 CTEST_FLAGS = -j$(JOBS) --output-on-failure --no-tests=error
-SOURCES = git ls-files '*.h' '*.cpp' '*.cuh' '*.cu'
+SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
 .DEFAULT_GOAL := help
 .PHONY: help build test demo lint format test-asan test-tsan clean \

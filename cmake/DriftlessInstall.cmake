@@ -1,4 +1,5 @@
-# install(): libraries, headers, the command, and a package for find_package(driftless).
+# install(): libraries, headers, the command, and a package for find_package(driftless); the C library
+# also by pkg-config.
 include(CMakePackageConfigHelpers)
 
 get_property(driftless_rooms GLOBAL PROPERTY DRIFTLESS_ROOMS)
@@ -7,7 +8,7 @@ foreach(room ${driftless_rooms})
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/${room}
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless FILES_MATCHING PATTERN "*.h"
-          PATTERN "cli" EXCLUDE)
+          PATTERN "cli" EXCLUDE PATTERN "c_abi" EXCLUDE PATTERN "on_demand" EXCLUDE)
 endforeach()
 get_property(driftless_road_libraries GLOBAL PROPERTY DRIFTLESS_ROAD_LIBRARIES)
 if(DRIFTLESS_HAS_MPI)
@@ -23,6 +24,16 @@ if(TARGET driftless)
 endif()
 install(EXPORT driftlessTargets NAMESPACE driftless::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+
+# The C library is an export of its own: who asks for it alone needs none of what the others link.
+install(TARGETS driftless_c EXPORT driftlessCTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES ${CMAKE_SOURCE_DIR}/plugin/c_abi/driftless.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT driftlessCTargets NAMESPACE driftless::
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+file(RELATIVE_PATH DRIFTLESS_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(${CMAKE_SOURCE_DIR}/cmake/driftless.pc.in ${CMAKE_BINARY_DIR}/driftless.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/driftless.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
 configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/driftlessConfig.cmake.in
   ${CMAKE_BINARY_DIR}/driftlessConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)

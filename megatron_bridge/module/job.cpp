@@ -3,10 +3,10 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
-#include <cstdlib>
 
-#include "module/roads_access.h"
 #include "plugin/config_values.h"
+#include "plugin/launched.h"
+#include "plugin/on_demand/roads_access.h"
 
 namespace driftless::python {
 namespace {
@@ -17,17 +17,6 @@ JobRole parse_role(const std::string& text) {
   }
   throw StatusError(error(StatusCode::kInvalidArgument, "role '", text,
                           "': expected trainer, rollout or bystander"));
-}
-
-// What MPI launchers leave in the environment. torchrun's workers may have inherited it from a
-// launcher that started torchrun once; they are no MPI processes.
-bool launched_by_mpi() {
-  const auto has = [](const char* name) {
-    return std::getenv(name) != nullptr;  // NOLINT(concurrency-mt-unsafe)
-  };
-  if (has("TORCHELASTIC_RUN_ID")) return false;
-  return has("OMPI_COMM_WORLD_SIZE") || has("PMIX_RANK") || has("PMI_RANK") ||
-         has("MPI_LOCALNRANKS");
 }
 
 }  // namespace

@@ -26,13 +26,6 @@ Result<Config> job_config(const Common& common, const JobArguments& arguments) {
   return config;
 }
 
-bool launched_by_mpi() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS"}) {
-    if (std::getenv(name) != nullptr) return true;  // NOLINT(concurrency-mt-unsafe)
-  }
-  return false;
-}
-
 LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
   return [&common, &before](const Status& why) {
     if (before) before();

@@ -8,6 +8,7 @@
 #include "plugin/cli/console.h"
 #include "plugin/config.h"
 #include "plugin/job_names.h"
+#include "plugin/launched.h"
 #include "plugin/roads.h"
 #include "plugin/run_end.h"
 
@@ -20,8 +21,6 @@ struct JobArguments {
 
 // The configuration that the arguments name, of a kind that was built.
 [[nodiscard]] Result<Config> job_config(const Common& common, const JobArguments& arguments);
-// Whether an MPI launcher started this process, by what it leaves in the environment.
-[[nodiscard]] bool launched_by_mpi();
 
 // Reports what MPI holds for too long, lets `before` clean up, and ends the process. Both outlive
 // the job.

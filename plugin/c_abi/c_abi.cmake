@@ -1,0 +1,20 @@
+# libdriftless.so: the receiver behind a C ABI (driftless.h). Included by plugin/CMakeLists.txt.
+set(c_abi ${CMAKE_CURRENT_SOURCE_DIR}/c_abi)
+file(STRINGS ${c_abi}/driftless.h abi REGEX "^#define DRIFTLESS_ABI [0-9]+$")
+string(REGEX REPLACE "[^0-9]" "" abi "${abi}")
+
+file(GLOB c_abi_sources CONFIGURE_DEPENDS ${c_abi}/*.cpp)
+add_library(driftless_c SHARED ${c_abi_sources})
+add_library(driftless::c ALIAS driftless_c)
+set_target_properties(driftless_c PROPERTIES
+  OUTPUT_NAME driftless EXPORT_NAME c SOVERSION ${abi} VERSION ${abi}.${PROJECT_VERSION}
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib
+  LINK_DEPENDS ${c_abi}/driftless.map)
+target_include_directories(driftless_c PUBLIC
+  $<BUILD_INTERFACE:${c_abi}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_definitions(driftless_c PRIVATE "DRIFTLESS_VERSION=\"${PROJECT_VERSION}\"")
+# What the roads need is loaded (on_demand/): of what the rooms link, only what is used stays.
+target_link_libraries(driftless_c PRIVATE driftless_roads_access driftless_c_roads
+                      nlohmann_json::nlohmann_json driftless_compile_options)
+target_link_options(driftless_c PRIVATE
+  LINKER:--as-needed LINKER:--version-script=${c_abi}/driftless.map)

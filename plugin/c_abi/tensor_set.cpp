@@ -1,0 +1,173 @@
+#include "plugin/c_abi/tensor_set.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "plugin/c_abi/abi_error.h"
+
+namespace driftless::c_abi {
+namespace {
+
+constexpr std::uint32_t kMaxDims = 64;
+
+Result<DType> dtype_of(const char* name) {
+  Result<DType> dtype = parse_dtype(name);
+  if (!dtype.ok()) dtype = parse_torch_dtype(name);
+  if (dtype.ok()) return dtype;
+  return error(StatusCode::kInvalidArgument, "dtype '", name,
+               "': expected a name of safetensors (BF16, F32, ...) or torch (bfloat16, ...)");
+}
+
+Result<std::vector<std::uint64_t>> shape_of(const driftless_tensor& tensor) {
+  if (tensor.dims > kMaxDims) {
+    return error(StatusCode::kInvalidArgument, "dims is ", tensor.dims, ": at most ", kMaxDims);
+  }
+  std::vector<std::uint64_t> shape;
+  if (tensor.dims > 0) DRIFTLESS_RETURN_IF_ERROR(check_not_null(tensor.shape, "shape"));
+  for (std::uint32_t dim = 0; dim < tensor.dims; ++dim) {
+    if (tensor.shape[dim] < 0) {
+      return error(StatusCode::kInvalidArgument, "shape[", dim, "] is ", tensor.shape[dim]);
+    }
+    shape.push_back(static_cast<std::uint64_t>(tensor.shape[dim]));
+  }
+  return shape;
+}
+
+// The stride of a dimension of one element says nothing.
+Status check_contiguous(const driftless_tensor& tensor, const TensorSpec& spec) {
+  if (tensor.strides == nullptr || spec.size_bytes == 0) return {};
+  std::uint64_t expected = 1;
+  for (std::uint32_t dim = tensor.dims; dim-- > 0;) {
+    const std::int64_t stride = tensor.strides[dim];
+    if (spec.shape[dim] != 1 && (stride < 0 || static_cast<std::uint64_t>(stride) != expected)) {
+      return error(StatusCode::kUnsupported, "strides[", dim, "] is ", stride, ", expected ",
+                   expected, ": it is not contiguous; register memory that is");
+    }
+    expected *= spec.shape[dim];
+  }
+  return {};
+}
+
+Result<TensorSpec> spec_of(const driftless_tensor& tensor) {
+  DRIFTLESS_RETURN_IF_ERROR(check_not_null(tensor.dtype, "dtype"));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DType dtype, dtype_of(tensor.dtype));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, shape_of(tensor));
+  Result<TensorSpec> spec = TensorSpec::make(tensor.name, dtype, std::move(shape));
+  if (!spec.ok()) return error(StatusCode::kInvalidArgument, spec.status().message());
+  DRIFTLESS_RETURN_IF_ERROR(check_contiguous(tensor, *spec));
+  return spec;
+}
+
+Status check_data(const driftless_tensor& tensor, const TensorSpec& spec) {
+  if (tensor.place == DRIFTLESS_ABSENT) {
+    if (tensor.data == nullptr) return {};
+    return error(StatusCode::kInvalidArgument, "place is DRIFTLESS_ABSENT, but data is not NULL");
+  }
+  if (tensor.data == nullptr && spec.size_bytes > 0) {
+    return error(StatusCode::kInvalidArgument, "data is NULL, expected ", spec.size_bytes,
+                 " bytes; place DRIFTLESS_ABSENT is for a tensor that is not held here");
+  }
+  const unsigned unit = unit_bytes(spec.dtype);
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % unit == 0) return {};
+  return error(StatusCode::kInvalidArgument, "data is not at a multiple of its ", unit, " bytes");
+}
+
+const char* place_name(int32_t place) { return place == DRIFTLESS_CUDA ? "GPU " : "the host "; }
+
+}  // namespace
+
+Status TensorSet::add(const driftless_tensor& tensor) {
+  DRIFTLESS_RETURN_IF_ERROR(check_not_null(tensor.name, "name"));
+  const auto checked = [&]() -> Result<TensorSpec> {
+    DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec, spec_of(tensor));
+    DRIFTLESS_RETURN_IF_ERROR(check_data(tensor, spec));
+    if (tensors_.contains(spec.name)) {
+      return error(StatusCode::kAlreadyExists, "it is registered already");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_place(tensor));
+    return spec;
+  };
+  Result<TensorSpec> spec = checked();
+  if (!spec.ok()) return spec.status().with_context(concat("tensor '", tensor.name, "'"));
+  std::string name = spec->name;
+  tensors_.emplace(std::move(name), Held{std::move(*spec), static_cast<std::byte*>(tensor.data)});
+  return {};
+}
+
+// All tensors that are held lie in one place: it is one target.
+Status TensorSet::check_place(const driftless_tensor& tensor) {
+  if (tensor.place == DRIFTLESS_ABSENT) return {};
+  if (tensor.place != DRIFTLESS_HOST && tensor.place != DRIFTLESS_CUDA) {
+    return error(StatusCode::kInvalidArgument, "place is ", tensor.place,
+                 ": expected DRIFTLESS_HOST, DRIFTLESS_CUDA or DRIFTLESS_ABSENT");
+  }
+  const bool cuda = tensor.place == DRIFTLESS_CUDA;
+  const int32_t number = cuda ? tensor.device : 0;
+  if (first_ && (place_ != tensor.place || device_number_ != number)) {
+    return error(StatusCode::kUnsupported, "it is on ", place_name(tensor.place), number, ", but '",
+                 *first_, "' is on ", place_name(place_), device_number_,
+                 ": open a receiver for each, with the tensors of the other DRIFTLESS_ABSENT");
+  }
+  if (cuda) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const DeviceTable* const device, device_table());
+    const DeviceKeeper keeper(device);
+    DRIFTLESS_RETURN_IF_ERROR(device->check(number));
+    device_ = device;
+    if (std::find(streams_.begin(), streams_.end(), tensor.stream) == streams_.end()) {
+      streams_.push_back(tensor.stream);
+    }
+  }
+  if (!first_) first_ = tensor.name;
+  place_ = tensor.place;
+  device_number_ = number;
+  return {};
+}
+
+// Where two share memory, writing one would change the other: no version could be proven.
+Status TensorSet::check() const {
+  if (tensors_.empty()) return error(StatusCode::kInvalidArgument, "no tensor is registered");
+  std::vector<std::pair<std::uintptr_t, const Held*>> places;
+  for (const auto& [name, held] : tensors_) {
+    if (held.data == nullptr || held.spec.size_bytes == 0) continue;
+    places.emplace_back(reinterpret_cast<std::uintptr_t>(held.data), &held);
+  }
+  std::sort(places.begin(), places.end());
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    const Held& before = *places[i - 1].second;
+    if (places[i - 1].first + before.spec.size_bytes <= places[i].first) continue;
+    return error(StatusCode::kInvalidArgument, "tensors '", before.spec.name, "' and '",
+                 places[i].second->spec.name, "' share memory: register each with its own");
+  }
+  return {};
+}
+
+Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<VersionId> initial,
+                                                             unsigned threads) const {
+  DRIFTLESS_RETURN_IF_ERROR(check());
+  std::vector<TensorSpec> specs;
+  std::vector<std::byte*> data;
+  for (const auto& [name, held] : tensors_) {
+    specs.push_back(held.spec);
+    data.push_back(held.data);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(specs)));
+  if (place_ == DRIFTLESS_HOST) {
+    return make_memory_target(layout, std::move(data), initial, threads);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(wait_for_streams());
+  DeviceTargetOptions options;
+  options.device = device_number_;
+  options.threads = threads;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceTarget> target,
+                             device_->make_target(layout, std::move(data), initial, options));
+  return std::unique_ptr<WeightTarget>(std::move(target));
+}
+
+Status TensorSet::wait_for_streams() const {
+  if (device_ == nullptr) return {};
+  DRIFTLESS_RETURN_IF_ERROR(device_->check(device_number_));
+  return device_->wait(streams_);
+}
+
+}  // namespace driftless::c_abi

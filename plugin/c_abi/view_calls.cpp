@@ -1,0 +1,143 @@
+// The functions of driftless.h that may be called any time.
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "plugin/c_abi/abi_error.h"
+#include "plugin/c_abi/abi_structs.h"
+#include "plugin/c_abi/driftless.h"
+#include "plugin/c_abi/handles.h"
+#include "plugin/c_abi/results.h"
+
+namespace driftless::c_abi {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string text_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json json_of(const driftless_metrics& metrics) {
+  return {{"version", metrics.version},
+          {"newest", metrics.newest},
+          {"commits", metrics.commits},
+          {"versions", metrics.versions},
+          {"anchors", metrics.anchors},
+          {"rollbacks", metrics.rollbacks},
+          {"stage_failures", metrics.stage_failures},
+          {"commit_failures", metrics.commit_failures},
+          {"unheard", metrics.unheard},
+          {"changed_units", metrics.changed_units},
+          {"delta_bytes", metrics.delta_bytes},
+          {"wire_bytes", metrics.wire_bytes},
+          {"fetch_ms", metrics.fetch_ms},
+          {"stage_ms", metrics.stage_ms},
+          {"pause_ms", metrics.pause_ms},
+          {"apply_ms", metrics.apply_ms},
+          {"resume_ms", metrics.resume_ms},
+          {"longest_pause_ms", metrics.longest_pause_ms}};
+}
+
+Result<FollowerView> look(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
+  return follower->look();
+}
+
+Result<FollowerView> look_at_started(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FollowerView view, look(receiver));
+  if (view.started) return view;
+  return error(StatusCode::kIncomplete, "the receiver is not started");
+}
+
+Result<FollowerView> look_at_version(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FollowerView view, look_at_started(receiver));
+  if (view.state.valid) return view;
+  return error(StatusCode::kIncomplete, "the tensors hold no version yet: stage and commit one");
+}
+
+Result<UpdateReport> last_report(const FollowerView& view) {
+  if (view.last) return *view.last;
+  return error(StatusCode::kNotFound, "nothing was committed yet");
+}
+
+}  // namespace
+}  // namespace driftless::c_abi
+
+using namespace driftless;         // NOLINT(google-build-using-namespace): C's names, our types
+using namespace driftless::c_abi;  // NOLINT(google-build-using-namespace)
+
+driftless_code driftless_get_state(driftless_receiver* receiver, driftless_state* state,
+                                   driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    return write_struct(state_of(view), "state", state);
+  });
+}
+
+driftless_code driftless_weights_version(driftless_receiver* receiver, uint64_t* version,
+                                         driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(version, "version"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_version(receiver));
+    *version = view.state.id.version;
+    return {};
+  });
+}
+
+driftless_code driftless_weights_digest(driftless_receiver* receiver, char* digest,
+                                        driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(digest, "digest"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_version(receiver));
+    std::strcpy(digest, to_hex(view.state.digest).c_str());
+    return {};
+  });
+}
+
+driftless_code driftless_run_id(driftless_receiver* receiver, char* run, driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(run, "run"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_started(receiver));
+    std::strcpy(run, to_hex(view.run).c_str());
+    return {};
+  });
+}
+
+driftless_code driftless_get_metrics(driftless_receiver* receiver, driftless_metrics* metrics,
+                                     driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    return write_struct(view.metrics, "metrics", metrics);
+  });
+}
+
+driftless_code driftless_metrics_json(driftless_receiver* receiver, char** text,
+                                      driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(text, "text"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    return give_text(text_of(json_of(view.metrics)), text);
+  });
+}
+
+driftless_code driftless_last_report(driftless_receiver* receiver, driftless_report* report,
+                                     driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
+    return write_struct(report_of(last), "report", report);
+  });
+}
+
+driftless_code driftless_last_report_json(driftless_receiver* receiver, char** text,
+                                          driftless_error** error) {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(text, "text"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
+    Json json = Json::parse(metrics_json(metrics_of(last, view.rank)));
+    json.erase("monotonic_ms");  // of the call, not of the commit
+    json["notes"] = last.notes;
+    return give_text(text_of(json), text);
+  });
+}
