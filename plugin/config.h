@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
@@ -27,8 +28,8 @@
 
 namespace driftless {
 
-enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl };
-// "mpi_rma", "shared_fs", "loopback", "nccl"
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl, kHostShm };
+// "mpi_rma", "shared_fs", "loopback", "nccl", "host_shm"
 [[nodiscard]] std::string_view to_string(RoadKind kind);
 
 enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
@@ -48,6 +49,7 @@ struct Config {
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   LoopbackOptions loopback;
+  HostShmOptions host_shm;
   NcclOptions nccl;              // without its hash
   RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;

@@ -41,6 +41,13 @@ Status check_rendezvous(const Config& config) {
   return {};
 }
 
+Status check_polls(const Config& config) {
+  const std::string first = find_config_key("road.poll_first")->text(config, 0);
+  const std::string longest = find_config_key("road.poll_longest")->text(config, 0);
+  if (*parse_duration(first) <= *parse_duration(longest)) return {};
+  return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
+}
+
 Status check_road(const Config& config) {
   const std::string_view layout = to_string(config.publisher.layout);
   if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
@@ -62,15 +69,8 @@ Status check_road(const Config& config) {
         "(or --set road.dir=DIR)");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
-  const auto first =
-      config.road == RoadKind::kSharedFs ? config.shared_fs.poll_first : config.mpi_rma.poll_first;
-  const auto longest = config.road == RoadKind::kSharedFs ? config.shared_fs.poll_longest
-                                                          : config.mpi_rma.poll_longest;
-  if (first > longest) {
-    return refuse("road.poll_first: ", duration_text(first),
-                  " is longer than road.poll_longest: ", duration_text(longest));
-  }
-  return {};
+  if (config.road == RoadKind::kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
+  return check_polls(config);
 }
 
 Status check_snapshot(const Config& config) {

@@ -14,7 +14,8 @@ constexpr std::array kModes = {Choice<UpdateMode>{"delta", UpdateMode::kDelta},
 constexpr std::array kRoads = {Choice<RoadKind>{"mpi_rma", RoadKind::kMpiRma},
                                Choice<RoadKind>{"shared_fs", RoadKind::kSharedFs},
                                Choice<RoadKind>{"loopback", RoadKind::kLoopback},
-                               Choice<RoadKind>{"nccl", RoadKind::kNccl}};
+                               Choice<RoadKind>{"nccl", RoadKind::kNccl},
+                               Choice<RoadKind>{"host_shm", RoadKind::kHostShm}};
 constexpr std::array kRendezvous = {Choice<RendezvousKind>{"mpi", RendezvousKind::kMpi},
                                     Choice<RendezvousKind>{"tcp", RendezvousKind::kTcp},
                                     Choice<RendezvousKind>{"file", RendezvousKind::kFile}};
@@ -101,6 +102,7 @@ std::string ring_versions_text(const Config& config, std::size_t) {
   switch (config.road) {
     case RoadKind::kLoopback: return std::to_string(config.loopback.ring_versions);
     case RoadKind::kNccl: return std::to_string(config.nccl.ring_versions);
+    case RoadKind::kHostShm: return std::to_string(config.host_shm.versions);
     case RoadKind::kMpiRma:
     case RoadKind::kSharedFs: break;
   }
@@ -120,7 +122,7 @@ Status apply_patience(Config& config, std::size_t, std::string_view value) {
   if (value == kAuto) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
   config.mpi_rma.patience = config.shared_fs.patience = config.loopback.patience = wait;
-  config.nccl.patience = wait;
+  config.nccl.patience = config.host_shm.patience = wait;
   return {};
 }
 
@@ -130,6 +132,7 @@ std::string patience_text(const Config& config, std::size_t) {
     case RoadKind::kSharedFs: return duration_text(config.shared_fs.patience);
     case RoadKind::kLoopback: return duration_text(config.loopback.patience);
     case RoadKind::kNccl: return duration_text(config.nccl.patience);
+    case RoadKind::kHostShm: return duration_text(config.host_shm.patience);
   }
   return "";
 }
@@ -147,6 +150,14 @@ constexpr ConfigKey device_key() {
           "The GPU, among those that the process may use",
           apply_device,
           [](const Config& config, std::size_t) { return std::to_string(config.nccl.device); }};
+}
+
+Status apply_host_shm_name(Config& config, std::size_t, std::string_view value) {
+  HostShmOptions named;
+  named.name = value;
+  DRIFTLESS_RETURN_IF_ERROR(check_host_shm(named));
+  config.host_shm.name = named.name;
+  return {};
 }
 
 Status apply_density(Config& config, std::size_t, std::string_view value) {
@@ -204,8 +215,8 @@ constexpr std::array kKeys = {
     ConfigKey{
         "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
         [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},
-    choice_key<DRIFTLESS_FIELD(road), kRoads>("road.kind", "mpi_rma, nccl, shared_fs or loopback",
-                                              "What carries versions"),
+    choice_key<DRIFTLESS_FIELD(road), kRoads>(
+        "road.kind", "mpi_rma, nccl, shared_fs, host_shm or loopback", "What carries versions"),
     text_key<DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                              "shared_fs: the directory that both sides see"),
     ConfigKey{"road.layout", "auto, flush, hf_delta, hdf5 or frames", kAuto,
@@ -221,7 +232,7 @@ constexpr std::array kKeys = {
         apply_ring_size,
         [](const Config& config, std::size_t) { return size_text(config.mpi_rma.ring_bytes); }},
     ConfigKey{"road.ring_versions", "a whole number, or auto", kAuto,
-              "All but shared_fs: versions kept at most. auto: 64, on loopback and nccl 32",
+              "mpi_rma, loopback, nccl: versions kept at most. auto: 64, on loopback and nccl 32",
               apply_ring_versions, ring_versions_text},
     ConfigKey{
         "road.anchor_size", kSizeOrAuto, kAuto,
@@ -252,6 +263,17 @@ constexpr std::array kKeys = {
         "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
     duration_key<DRIFTLESS_FIELD(nccl.silence)>(
         "road.nccl.silence", "A rollout of which nothing was heard for so long is gone"),
+    ConfigKey{"road.host_shm.name", "a plain name", "",
+              "Name of the agent's shared memory: the same for the agent and its workers",
+              apply_host_shm_name,
+              [](const Config& config, std::size_t) { return config.host_shm.name; }},
+    text_key<DRIFTLESS_FIELD(host_shm.dir)>("road.host_shm.dir", kPath,
+                                            "A file system in memory that it lies in"),
+    size_key<DRIFTLESS_FIELD(host_shm.size_bytes), (std::uint64_t{64} << 10),
+             (std::uint64_t{16} << 40)>("road.host_shm.size",
+                                        "Memory for versions and an anchor, at most"),
+    count_key<DRIFTLESS_FIELD(host_shm.versions), 1, 65'536>("road.host_shm.versions",
+                                                             "Versions kept at most"),
     text_key<DRIFTLESS_FIELD(shared_fs.after_publish)>(
         "road.after_publish", "a shell command",
         "shared_fs: run by the leading trainer once a version is there"),
@@ -261,9 +283,10 @@ constexpr std::array kKeys = {
                                                           "shared_fs: for either command"),
     road_duration_key<DRIFTLESS_OPTION(poll_first)>(
         "road.poll_first",
-        "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma 1ms"),
-    road_duration_key<DRIFTLESS_OPTION(poll_longest)>("road.poll_longest",
-                                                      "Its longest. auto: 1s, on mpi_rma 50ms"),
+        "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma and host_shm "
+        "1ms"),
+    road_duration_key<DRIFTLESS_OPTION(poll_longest)>(
+        "road.poll_longest", "Its longest. auto: 1s, on mpi_rma and host_shm 50ms"),
     ConfigKey{"road.patience", kDurationOrAuto, kAuto,
               "How long a silent rollout counts as there. auto: 10min, on loopback 1min",
               apply_patience, patience_text},
