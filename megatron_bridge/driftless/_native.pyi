@@ -387,6 +387,10 @@ class Receiver:
     @property
     def version(self) -> int: ...
     @property
+    def staged_version(self) -> int | None:
+        """What commit() would bring; None where nothing is staged."""
+
+    @property
     def digest(self) -> str: ...
     @property
     def run(self) -> str: ...
