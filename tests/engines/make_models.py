@@ -1,9 +1,9 @@
 """Makes a small random model and some steps of its training, as Hugging Face checkpoints.
 
-    python make_models.py OUT KIND VERSIONS DTYPE [ENGINE_DTYPE]     KIND: qwen3, qwen3_tied, qwen3_moe
+    python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe
 
-OUT/v00, v01, ... are the checkpoints; OUT/tokens.json has what transformers generates from each with
-the engine's type. Run by an engine's own environment.
+OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has what transformers
+generates from each in float32. Run by an engine's own environment.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 SIZES = {
     "vocab_size": 256,
@@ -51,36 +52,40 @@ def step(tensors, generator, fraction=0.02):
         tensors[name] = torch.where(moved, tensor.float() + noise, tensor.float()).to(tensor.dtype)
 
 
-def tokens_of(path, dtype):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+def tokens_of(path):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     found = []
     for prompt in PROMPTS:
         options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
         with torch.no_grad():
-            out = model.generate(torch.tensor([prompt]), pad_token_id=0, eos_token_id=-1, **options)
+            out = model.generate(torch.tensor([prompt]), pad_token_id=0, **options)
         found.append(out[0, len(prompt) :].tolist())
     return found
 
 
-def main(out, kind, versions, dtype, engine_dtype=None):
+def make(out, versions, kind):
     torch.manual_seed(7)
-    torch.set_num_threads(1)
-    out = Path(out)
     first = out / "v00"
-    model = AutoModelForCausalLM.from_config(config_of(kind)).to(getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(config_of(kind)).to(torch.bfloat16)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     model.save_pretrained(first)
     tensors = load_file(first / "model.safetensors")
     generator = torch.Generator().manual_seed(11)
-    for version in range(1, int(versions) + 1):
+    for version in range(1, versions + 1):
         step(tensors, generator)
         path = out / f"v{version:02d}"
         path.mkdir()
         shutil.copy(first / "config.json", path)
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    wanted = getattr(torch, engine_dtype or dtype)
-    tokens = [tokens_of(out / f"v{v:02d}", wanted) for v in range(int(versions) + 1)]
+    tokens = [tokens_of(out / f"v{version:02d}") for version in range(versions + 1)]
     (out / "tokens.json").write_text(json.dumps({"prompts": PROMPTS, "tokens": tokens}))
+
+
+def main(out, versions, *kinds):
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    for kind in kinds:
+        make(Path(out) / kind, int(versions), kind)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ class Follower:
         self._digest = ""
         self._run = ""
         self._timings: dict[str, float] = {}
+        # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
+        self.on_staged: Callable[[Reply], None] | None = None
 
     # --- the calls ---------------------------------------------------------------------------
 
@@ -62,7 +64,12 @@ class Follower:
     def stage(self, nonce: str = "", timeout_s: float = 60.0) -> Reply:
         """Starts a thread that waits for something newer and makes it ready; what was staged before
         is dropped. status() tells how far it is."""
-        return self._answer(nonce, lambda: self._stage(timeout_s))
+        return self._answer(nonce, lambda: self._stage(timeout_s, nonce))
+
+    @property
+    def before(self) -> int | None:
+        """The version that the last commit replaced, while it can be taken back."""
+        return self._before
 
     def status(self, nonce: str = "") -> Reply:
         return self._answer(nonce, lambda: None)
@@ -129,16 +136,18 @@ class Follower:
         self._state, self._error = "idle", None
         self._look(receiver)
 
-    def _stage(self, timeout_s: float) -> None:
+    def _stage(self, timeout_s: float, nonce: str) -> None:
         receiver = self._ready()
         self._state, self._error, self._staged = "staging", None, None
-        arguments = (receiver, timeout_s)
+        arguments = (receiver, timeout_s, nonce)
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
         )
         self._thread.start()
 
-    def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float) -> None:
+    def _stage_on_thread(
+        self, receiver: driftless.Receiver, timeout_s: float, nonce: str
+    ) -> None:
         began = time.monotonic()
         staged, error, state = None, None, "idle"
         try:
@@ -152,6 +161,8 @@ class Follower:
         self._staged, self._error = staged, error
         self._look(receiver)
         self._state = state
+        if self.on_staged is not None:
+            self.on_staged(self.status(nonce))
 
     def _commit(self, version: int | None) -> None:
         receiver = self._ready()

@@ -17,17 +17,14 @@ the reply queue slip by one, and half of the engine would serve other weights (f
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
 from . import drive
 from .follower import Follower, Reply, text_of
+from .http_calls import request
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -253,22 +250,3 @@ class Server:
 
     def post(self, path: str, body: Any = None, method: str = "POST") -> dict[str, Any]:
         return request(self.url + path, body, method, self.timeout_s)
-
-
-def request(url: str, body: Any, method: str, timeout_s: float) -> dict[str, Any]:
-    """One HTTP call with JSON in and out; IoError with the server's words where it fails."""
-    data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    try:
-        with urllib.request.urlopen(call, timeout=timeout_s) as answer:
-            text = answer.read().decode(errors="replace")
-    except urllib.error.HTTPError as problem:
-        said = problem.read().decode(errors="replace")[:2000]
-        raise errors.IoError(f"{method} {url}: HTTP {problem.code}: {said}") from None
-    except (urllib.error.URLError, OSError) as problem:
-        raise errors.IoError(f"{method} {url}: {problem}") from None
-    try:
-        found = json.loads(text) if text.strip() else {}
-    except ValueError:
-        return {"text": text}
-    return found if isinstance(found, dict) else {"answer": found}
