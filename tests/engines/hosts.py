@@ -13,16 +13,6 @@ import urllib.request
 
 from environments import HERE
 
-VLLM = {
-    "VLLM_CPU_KVCACHE_SPACE": 1,
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": 1,
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": 1,
-    "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT": 1,
-}
-
-
 class HostError(Exception):
     def __init__(self, text, replies):
         super().__init__(text)
@@ -72,11 +62,11 @@ class Host(Process):
             self.ready = True
         return self
 
-    def do(self, what, timeout_s=180, **arguments):
+    def do(self, what, patience_s=180, **arguments):
         self.wait_ready()
         self.popen.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
         self.popen.stdin.flush()
-        return self.answer(timeout_s)
+        return self.answer(patience_s)
 
     def answer(self, timeout_s):
         deadline = time.monotonic() + timeout_s

@@ -7,6 +7,9 @@ import os
 import torch
 from driftless.engines.vllm import WorkerExtension
 
+# Fused from several tensors of the checkpoint, some of which change with every version.
+PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
+
 
 def checksums(model):
     """Of everything that the model saves."""
@@ -35,6 +38,17 @@ class Probe(WorkerExtension):
         with set_current_vllm_config(config):
             return checksums(get_model(vllm_config=config))
 
+    def probe_base(self, path):
+        """The weights of `path` again, and a follower that knows of nothing."""
+        from safetensors.torch import load_file
+
+        follower = self._driftless_follower()
+        follower.close()
+        with torch.no_grad():
+            self.model_runner.get_model().load_weights(load_file(f"{path}/model.safetensors").items())
+        follower.__init__(follower.rank, follower._make_target)
+        return {}
+
     def probe_pid(self):
         return os.getpid()
 
@@ -53,18 +67,18 @@ class Probe(WorkerExtension):
 
 
 def install(follower, point):
-    commit = follower._receiver.commit
+    """The next commit fails, once."""
+    receiver = follower._receiver
 
     def failing():
-        follower._receiver = receiver  # once
+        follower._receiver = receiver
         if point == "before":
             raise RuntimeError("injected before the commit")
         if point == "during":
-            raise_in_the_middle(follower, receiver)
-        commit()
+            return commit_over_foreign_writes(follower, receiver)
+        receiver.commit()
         raise RuntimeError("injected after the commit")
 
-    receiver = follower._receiver
     follower._receiver = Wrapped(receiver, failing)
 
 
@@ -76,7 +90,15 @@ class Wrapped:
         return getattr(self._receiver, name)
 
 
-def raise_in_the_middle(follower, receiver):
-    """Somebody else writes into a weight that the commit is about to change: the commit finds out
-    while it writes, and takes back what it has written."""
-    raise NotImplementedError("made with ModuleTarget")
+def commit_over_foreign_writes(follower, receiver):
+    """Somebody else has written into a parameter that the commit is about to change: the commit
+    finds out when it gets there, and takes back what it has written before. Then the foreign write
+    is taken back, too."""
+    parameter = dict(follower._target.module.named_parameters())[PARAMETER]
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter += 1
+        try:
+            return receiver.commit()
+        finally:
+            parameter.copy_(kept)

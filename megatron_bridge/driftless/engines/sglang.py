@@ -23,6 +23,7 @@ import json
 import os
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,10 +68,12 @@ class Ranks:
     def obey(self, model: Any, command: dict[str, Any]) -> None:
         follower = self.follower_of(model, command)
         nonce = str(command.get("nonce", ""))
-        reply = self.run(follower, command, nonce)
-        if command["phase"] == "commit":
-            reply = self.agree(follower, reply, nonce)
-        write_answer(follower.answers, reply, self.size)  # type: ignore[attr-defined]
+        answers: Answers = follower.answers  # type: ignore[attr-defined]
+        with answers.turn:  # the thread that stage() starts answers after this
+            reply = self.run(follower, command, nonce)
+            if command["phase"] == "commit":
+                reply = self.agree(follower, reply, nonce)
+            answers.write(reply)
 
     def follower_of(self, model: Any, command: dict[str, Any]) -> Follower:
         made = model.__dict__.get("_driftless_follower")
@@ -84,8 +87,8 @@ class Ranks:
 
             made = model.__dict__["_driftless_follower"] = Follower(self.rank, make_target)
         if command["phase"] == "open":
-            made.answers = Path(command["answers"])
-            made.on_staged = lambda reply: write_answer(made.answers, reply, self.size)
+            answers = made.answers = Answers(Path(command["answers"]))
+            made.on_staged = answers.write_in_turn
         return made
 
     def run(self, follower: Follower, command: dict[str, Any], nonce: str) -> Reply:
@@ -121,13 +124,22 @@ class Ranks:
         return reply
 
 
-def write_answer(directory: Path, reply: Reply, size: int) -> None:
-    """The newest answer of a rank, whole or not at all."""
-    with contextlib.suppress(OSError):  # the driver is gone: nobody asks
-        path = directory / f"rank{reply['rank']}.json"
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({**reply, "size": size}))
-        fresh.replace(path)
+class Answers:
+    """Where a rank's newest answer is: whole, and never older than one before."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.turn = directory, threading.Lock()
+
+    def write(self, reply: Reply) -> None:
+        with contextlib.suppress(OSError):  # the driver is gone: nobody asks
+            path = self.directory / f"rank{reply['rank']}.json"
+            fresh = path.with_suffix(".new")
+            fresh.write_text(json.dumps(reply))
+            fresh.replace(path)
+
+    def write_in_turn(self, reply: Reply) -> None:
+        with self.turn:
+            self.write(reply)
 
 
 # --- driving it -----------------------------------------------------------------------------------
@@ -199,24 +211,24 @@ class Server:
     def info(self) -> dict[str, Any]:
         return self.get("/model_info")
 
-    def send(self, command: dict[str, Any]) -> None:
+    def send(self, command: dict[str, Any], loader: str = LOADER) -> None:
         """To the loader of every rank. Outside a commit the engine stands still for as long as it
         takes to start a thread."""
         alone = not self.paused
         if alone:
             self.post("/pause_generation", {"mode": "in_place"})
         try:
-            self._send(command)
+            self._send(command, loader)
         finally:
             if alone:
                 self.post("/continue_generation", {})
 
-    def _send(self, command: dict[str, Any]) -> None:
+    def _send(self, command: dict[str, Any], loader: str) -> None:
         payload = base64.b64encode(pickled_command(command)).decode()
         if not self.in_session:
             self.post("/begin_weight_update", {})
         try:
-            body = {"load_format": LOADER, "flush_cache": False, "selector": "target"}
+            body = {"load_format": loader, "flush_cache": False, "selector": "target"}
             body["serialized_named_tensors"] = [payload] * self.ranks
             self.post("/update_weights_from_tensor", body)
         finally:
