@@ -1,19 +1,23 @@
-"""Rollout engines that follow a run: the part that lives inside the engine's process.
+"""Rollout engines that follow a trainer: weights written into an engine's own parameters.
 
-`vllm`, `sglang` and `transformers` are adapters; docs/engines.md tells how they are used. Importing
-this needs none of them.
+Importing this needs no torch; what it offers does, and imports it when it is asked for.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .ways import Way
+
+if TYPE_CHECKING:
+    from .module_target import ModuleTarget
 
 __all__ = ["ModuleTarget", "Way"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # needs torch
-        from . import module_target
+    if name == "ModuleTarget":
+        from .module_target import ModuleTarget
 
-        return getattr(module_target, name)
+        return ModuleTarget
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
