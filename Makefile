@@ -5,12 +5,13 @@ CTEST_FLAGS = -j$(JOBS) --output-on-failure --no-tests=error
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test demo lint format test-asan test-tsan clean \
+.PHONY: help build test test-engines demo lint format test-asan test-tsan clean \
         setup-build setup-test setup-lint configure configure-tests build-tests
 
 help:
 	@echo 'make build      the library and the command, build/bin/driftless'
 	@echo 'make test       builds and runs all tests'
+	@echo 'make test-engines  real vLLM and SGLang on the CPU; makes their environments first, once'
 	@echo 'make demo       the main job under mpirun over every road, on made-up data; ends with a table'
 	@echo 'make lint       clang-format and clang-tidy; changes nothing'
 	@echo 'make format     applies clang-format'
@@ -53,6 +54,10 @@ test: build-tests
 	ctest --test-dir build $(CTEST_FLAGS) || status=1; \
 	if [ -d tests/python ]; then $(PYTHON) -m pytest -q tests/python || status=1; fi; \
 	exit $$status
+
+# Some minutes. DRIFTLESS_VLLM_PYTHON and DRIFTLESS_SGLANG_PYTHON name environments that are there.
+test-engines: build-tests
+	@$(PYTHON) -m pytest -q -rs tests/engines
 
 demo: build
 	@scripts/demo.sh

@@ -16,7 +16,9 @@ constexpr HostKernels kReference{"reference",
                                  reference::masked_overwrite,
                                  reference::digest,
                                  reference::digest_change,
-                                 reference::scatter_digested};
+                                 reference::scatter_digested,
+                                 reference::gather_strided,
+                                 reference::scatter_strided};
 
 template <cpu::DigestSums kSums>
 Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
@@ -40,11 +42,11 @@ Digest cpu_scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes,
                             new_values, units);
 }
 
-#define DRIFTLESS_CPU_KERNELS(target)                                                            \
-  HostKernels {                                                                                  \
-    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
-        cpu_digest<cpu::target::digest_sums>, cpu_digest_change<cpu::target::digest_steps>,      \
-        cpu_scatter_digested<cpu::target::digest_steps>                                          \
+#define DRIFTLESS_CPU_KERNELS(target)                                                              \
+  HostKernels {                                                                                    \
+    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite,   \
+        cpu_digest<cpu::target::digest_sums>, cpu_digest_change<cpu::target::digest_steps>,        \
+        cpu_scatter_digested<cpu::target::digest_steps>, cpu::gather_strided, cpu::scatter_strided \
   }
 
 std::vector<HostKernels> make_list() {

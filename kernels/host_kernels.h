@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "core/digest.h"
+#include "kernels/strided_map.h"
+#include "kernels/value_cast.h"
 
 namespace driftless {
 
@@ -57,6 +59,17 @@ struct HostKernels {
                              std::uint64_t origin, const std::uint32_t* offsets,
                              std::uint64_t count, const void* old_values, const void* new_values,
                              void* units);
+  // For every k whose unit origin + offsets[k] is in the map's source: values[k] = target[its
+  // place]. Other values are left as they are. Units of `unit_bytes` on both sides; offsets ascend.
+  // Returns for how many.
+  std::uint64_t (*gather_strided)(const StridedMap& map, const void* target, unsigned unit_bytes,
+                                  std::uint64_t origin, const std::uint32_t* offsets,
+                                  std::uint64_t count, void* values);
+  // target[its place] = values[k], converted, for the same ones. `unit_bytes` is of the target;
+  // values have source_bytes(cast, unit_bytes).
+  std::uint64_t (*scatter_strided)(const StridedMap& map, void* target, unsigned unit_bytes,
+                                   std::uint64_t origin, const std::uint32_t* offsets,
+                                   std::uint64_t count, const void* values, ValueCast cast);
 };
 
 // All that this processor can run: reference first, the fastest last.

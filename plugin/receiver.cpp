@@ -146,6 +146,9 @@ class FollowingReceiver final : public Receiver {
   Status leave() override { return road_->leave(Deadline::after(options_.report_deadline)); }
 
   [[nodiscard]] TargetState state() const override { return target_->state(); }
+  [[nodiscard]] std::optional<std::uint64_t> staged_version() const override {
+    return staged_ ? std::optional(report_.version) : std::nullopt;
+  }
   [[nodiscard]] const Hash128& run() const override { return run_; }
 
  private:
@@ -166,6 +169,7 @@ class FollowingReceiver final : public Receiver {
     for (const FetchedVersion& version : chain.versions) {
       report.full_bytes += version.manifest.full_bytes;
       report.delta_bytes += version.manifest.payload_bytes;
+      report.version = version.manifest.id.version;
       for (const ManifestFile& file : version.manifest.files) report.wire_bytes += file.size_bytes;
     }
     return report;

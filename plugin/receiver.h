@@ -84,6 +84,9 @@ class Receiver {
   [[nodiscard]] virtual Status leave() = 0;
 
   [[nodiscard]] virtual TargetState state() const = 0;
+  // What commit() would bring; none where nothing is staged. Receivers that commit together compare
+  // it first.
+  [[nodiscard]] virtual std::optional<std::uint64_t> staged_version() const = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;
 };
 

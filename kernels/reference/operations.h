@@ -6,6 +6,8 @@
 #include <span>
 
 #include "core/digest.h"
+#include "kernels/strided_map.h"
+#include "kernels/value_cast.h"
 
 namespace driftless::reference {
 
@@ -25,5 +27,11 @@ Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::ui
 Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
                         const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
                         const void* new_values, void* units);
+std::uint64_t gather_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
+                             std::uint64_t origin, const std::uint32_t* offsets,
+                             std::uint64_t count, void* values);
+std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit_bytes,
+                              std::uint64_t origin, const std::uint32_t* offsets,
+                              std::uint64_t count, const void* values, ValueCast cast);
 
 }  // namespace driftless::reference

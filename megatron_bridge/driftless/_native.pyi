@@ -318,6 +318,73 @@ class CheckpointTarget(Target):
 
     def __init__(self, path: _Path, threads: int = 0) -> None: ...
 
+class StridedMap:
+    """Which units of a tensor lie where in other memory. Views are (offset, shape, strides)."""
+
+    def __init__(
+        self,
+        source: tuple[int, Sequence[int], Sequence[int]],
+        source_units: int,
+        target: tuple[int, Sequence[int], Sequence[int]],
+        target_units: int,
+    ) -> None: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def dims(self) -> int: ...
+    def target_of(self, position: int) -> int | None: ...
+    def meets(self, other: StridedMap) -> bool:
+        """Whether both may write the same unit."""
+
+def can_cast(source: str, target: str) -> bool: ...
+
+class TensorNews:
+    """New values of the tensors that Python writes."""
+
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def whole(self) -> bool:
+        """A full version: every unit is new."""
+
+    def changed(self, name: str) -> int: ...
+    def absent(self, name: str) -> int | None:
+        """Bits that no new value of the tensor has."""
+
+    def write(self, name: str, tensor: _Tensor, only: int | None = None) -> None:
+        """Into a tensor of the same size on the host; with `only`, the values of these bits."""
+
+class _Writer(Protocol):
+    """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
+
+    def check(self) -> None: ...
+    def stage(self, news: TensorNews, /) -> None: ...
+    def commit(self) -> None: ...
+    def undo(self) -> None: ...
+    def drop(self) -> None: ...
+
+class MappedTarget(Target):
+    """Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor,
+    address of the memory's first unit, its dtype, map, the parameter's name). driftless.engines
+    makes them from a module."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        maps: Sequence[tuple[str, int, str, StridedMap, str]],
+        external: Sequence[str] = ...,
+        refused: Mapping[str, str] = ...,
+        writer: _Writer | None = None,
+        owners: object = None,
+        run: str | None = None,
+        version: int | None = None,
+        digest: str | None = None,
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def proven(self) -> bool:
+        """Whether the state's digest is proven from the parameters' own bits."""
+
 class UpdateReport:
     @property
     def from_version(self) -> int: ...
@@ -387,6 +454,10 @@ class Receiver:
     def state(self) -> TargetState: ...
     @property
     def version(self) -> int: ...
+    @property
+    def staged_version(self) -> int | None:
+        """What commit() would bring; None where nothing is staged."""
+
     @property
     def digest(self) -> str: ...
     @property

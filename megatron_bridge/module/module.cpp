@@ -22,6 +22,7 @@ PYBIND11_MODULE(_native, module) {
   bind_source(module);
   bind_publisher(module);
   bind_targets(module);
+  bind_module_target(module);
   bind_receiver(module);
   bind_kernels(module);
 }

@@ -110,6 +110,12 @@ class HeldReceiver final : public JobMember {
                        [&] { return look_for_end(job_->process(), job_->config(), made.run()); });
   }
 
+  [[nodiscard]] std::optional<std::uint64_t> staged_version() {
+    Receiver& made = receiver();
+    const InUse::Turn turn = in_use_.take("the receiver");
+    return made.staged_version();
+  }
+
   // As of the last call.
   [[nodiscard]] const TargetState& state() {
     static_cast<void>(receiver());
@@ -267,6 +273,7 @@ void bind_receiver(py::module_& module) {
       .def_property_readonly("id", &HeldReceiver::id)
       .def_property_readonly("state", &HeldReceiver::state)
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
+      .def_property_readonly("staged_version", &HeldReceiver::staged_version)
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run",

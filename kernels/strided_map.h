@@ -1,0 +1,116 @@
+// StridedMap: which units of a tensor lie where in other memory. A view of the tensor (offset,
+// shape, strides) and a view of the other memory, of the same shape: what a copy between two
+// strided views moves. Rows or columns of a tensor, its transpose, an expert in a stack.
+//
+// Made once by make(), which orders and joins the dimensions, so that a whole tensor or some of its
+// rows need no division, and some of its columns one. A plain value; device code reads it as it is.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+
+namespace driftless {
+
+struct StridedView {
+  std::uint64_t offset = 0;  // in units, as the strides
+  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> strides;
+};
+
+struct StridedMap {
+  static constexpr std::uint32_t kMaxDims = 6;  // after joining
+  static constexpr std::uint64_t kOutside = ~std::uint64_t{0};
+
+  struct Dim {
+    std::uint64_t size = 1;
+    std::uint64_t source_stride = 1;
+    std::uint64_t target_stride = 1;
+  };
+  // Units [begin, end) of the source that go to `target`, target + step, ...; or, where target is
+  // kOutside, that are not in the view.
+  struct Run {
+    std::uint64_t begin = 0, end = 0;
+    std::uint64_t target = kOutside;
+    std::uint64_t step = 1;
+  };
+
+  std::uint64_t source_offset = 0, source_end = 0;  // the view's first unit, and one past its last
+  std::uint64_t target_offset = 0, target_end = 0;
+  std::uint32_t dims = 0;
+  Dim dim[kMaxDims];  // descending source strides
+
+  // `source` is of a tensor of `source_units`, `target` of memory of `target_units`.
+  // kInvalidArgument for shapes that differ, for views that reach past the end or have the same
+  // unit twice (an expanded view), and for more than kMaxDims dimensions.
+  [[nodiscard]] static Result<StridedMap> make(const StridedView& source,
+                                               std::uint64_t source_units,
+                                               const StridedView& target,
+                                               std::uint64_t target_units);
+
+  // How many units it has.
+  [[nodiscard]] constexpr std::uint64_t units() const {
+    std::uint64_t all = source_end > source_offset ? 1 : 0;
+    for (std::uint32_t d = 0; d < dims; ++d) all *= dim[d].size;
+    return all;
+  }
+  // Whether its units are all of [source_offset, source_end).
+  [[nodiscard]] constexpr bool solid() const { return units() == source_end - source_offset; }
+  // Whether the whole view is one run whose target steps by one: a copy.
+  [[nodiscard]] constexpr bool plain() const {
+    return dims == 0 || (dims == 1 && dim[0].source_stride == 1 && dim[0].target_stride == 1);
+  }
+
+  // Where the source's unit `position` goes, or kOutside.
+  [[nodiscard]] constexpr std::uint64_t target_of(std::uint64_t position) const {
+    if (position < source_offset || position >= source_end) return kOutside;
+    std::uint64_t rest = position - source_offset;
+    std::uint64_t target = target_offset;
+    for (std::uint32_t d = 0; d < dims; ++d) {
+      const std::uint64_t index = divide(rest, dim[d].source_stride);
+      if (index >= dim[d].size) return kOutside;
+      rest -= index * dim[d].source_stride;
+      target += index * dim[d].target_stride;
+    }
+    return rest == 0 ? target : kOutside;
+  }
+
+  // A run that `position` lies in, as long as is cheap to tell.
+  [[nodiscard]] constexpr Run run_at(std::uint64_t position) const {
+    if (position >= source_end) return {position, kOutside, kOutside, 1};
+    if (position < source_offset) return {position, source_offset, kOutside, 1};
+    std::uint64_t base = source_offset, target = target_offset, next = source_end;
+    for (std::uint32_t d = 0; d < dims; ++d) {
+      const Dim& own = dim[d];
+      if (own.source_stride == 1) {  // the innermost
+        if (position - base < own.size) return {base, base + own.size, target, own.target_stride};
+        return {position, next, kOutside, 1};
+      }
+      const std::uint64_t index = divide(position - base, own.source_stride);
+      if (index >= own.size) return {position, next, kOutside, 1};
+      base += index * own.source_stride;
+      target += index * own.target_stride;
+      next = base + own.source_stride < next ? base + own.source_stride : next;
+    }
+    if (position == base) return {base, base + 1, target, 1};
+    return {position, next, kOutside, 1};
+  }
+
+ private:
+  // 32-bit division is several times faster, and nearly always enough.
+  [[nodiscard]] static constexpr std::uint64_t divide(std::uint64_t a, std::uint64_t b) {
+    if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+    return a / b;
+  }
+};
+
+// Whether the maps, of one tensor of `units`, together have every unit of it exactly once. O(maps)
+// where they are solid, else O(units) once.
+[[nodiscard]] bool covers_once(std::span<const StridedMap* const> maps, std::uint64_t units);
+// Whether the targets of two maps into the same memory may have a unit in common. Cautious: true
+// also where their ranges interleave and it would take work to tell.
+[[nodiscard]] bool targets_meet(const StridedMap& a, const StridedMap& b);
+
+}  // namespace driftless

@@ -1,0 +1,163 @@
+// Conversions between floating-point types, by their bits: what torch's copy_() does between
+// tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of 16
+// bits with 5 of exponent becomes quiet, as processors make it). Narrowing rounds to nearest, ties
+// to even; a NaN becomes the type's quiet NaN of the same sign, or without sign for bfloat16, since
+// torch itself does not always give a NaN the same payload.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <optional>
+
+#include "core/dtype.h"
+
+namespace driftless {
+
+enum class ValueCast : std::uint8_t {
+  kNone,  // the same bits
+  kBF16ToF32,
+  kF16ToF32,
+  kF32ToBF16,
+  kF32ToF16,
+  kBF16ToF16,
+  kF16ToBF16,
+};
+
+// Nothing where there is no such conversion here.
+[[nodiscard]] constexpr std::optional<ValueCast> value_cast(DType from, DType to) {
+  if (from == to) return ValueCast::kNone;
+  if (from == DType::kBF16 && to == DType::kF32) return ValueCast::kBF16ToF32;
+  if (from == DType::kF16 && to == DType::kF32) return ValueCast::kF16ToF32;
+  if (from == DType::kF32 && to == DType::kBF16) return ValueCast::kF32ToBF16;
+  if (from == DType::kF32 && to == DType::kF16) return ValueCast::kF32ToF16;
+  if (from == DType::kBF16 && to == DType::kF16) return ValueCast::kBF16ToF16;
+  if (from == DType::kF16 && to == DType::kBF16) return ValueCast::kF16ToBF16;
+  return std::nullopt;
+}
+
+// Bytes of the values that go in, where those that come out have `to_bytes`.
+[[nodiscard]] constexpr unsigned source_bytes(ValueCast cast, unsigned to_bytes) {
+  switch (cast) {
+    case ValueCast::kBF16ToF32:
+    case ValueCast::kF16ToF32: return 2;
+    case ValueCast::kF32ToBF16:
+    case ValueCast::kF32ToF16: return 4;
+    default: return to_bytes;
+  }
+}
+
+[[nodiscard]] constexpr std::uint32_t f32_of_bf16(std::uint16_t bits) {
+  return std::uint32_t{bits} << 16;
+}
+
+[[nodiscard]] constexpr std::uint32_t f32_of_f16(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000U) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1fU;
+  std::uint32_t fraction = bits & 0x3ffU;
+  if (exponent == 0x1f) {
+    return sign | 0x7f800000U | (fraction << 13) | (fraction != 0 ? 0x400000U : 0U);
+  }
+  if (exponent != 0) return sign | ((exponent + 112) << 23) | (fraction << 13);
+  if (fraction == 0) return sign;
+  std::uint32_t shift = 0;  // a denormal: its first set bit becomes the hidden one
+  while ((fraction & 0x400U) == 0) {
+    fraction <<= 1;
+    ++shift;
+  }
+  return sign | ((113 - shift) << 23) | ((fraction & 0x3ffU) << 13);
+}
+
+[[nodiscard]] constexpr std::uint16_t bf16_of_f32(std::uint32_t bits) {
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return 0x7fc0U;
+  return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+}
+
+[[nodiscard]] constexpr std::uint16_t f16_of_f32(std::uint32_t bits) {
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  const std::uint32_t size = bits & 0x7fffffffU;
+  if (size > 0x7f800000U) return sign | 0x7e00U;
+  if (size >= 0x477ff000U) return sign | 0x7c00U;  // rounds to 65536 or more
+  std::uint32_t kept = 0, rest = 0, half = 0;
+  if (size >= 0x38800000U) {  // normal there
+    kept = (size - 0x38000000U) >> 13;
+    rest = size & 0x1fffU;
+    half = 0x1000U;
+  } else {
+    const std::uint32_t shift = 126 - (size >> 23);
+    if (shift > 24) return sign;
+    const std::uint32_t fraction = (size & 0x7fffffU) | 0x800000U;
+    kept = fraction >> shift;
+    rest = fraction & ((1U << shift) - 1);
+    half = 1U << (shift - 1);
+  }
+  if (rest > half || (rest == half && (kept & 1U) != 0)) ++kept;
+  return static_cast<std::uint16_t>(sign | kept);
+}
+
+// The conversion named by kCast, as types and a function.
+template <ValueCast kCast>
+struct CastOf;
+template <>
+struct CastOf<ValueCast::kBF16ToF32> {
+  using From = std::uint16_t;
+  using To = std::uint32_t;
+  static constexpr To apply(From bits) { return f32_of_bf16(bits); }
+};
+template <>
+struct CastOf<ValueCast::kF16ToF32> {
+  using From = std::uint16_t;
+  using To = std::uint32_t;
+  static constexpr To apply(From bits) { return f32_of_f16(bits); }
+};
+template <>
+struct CastOf<ValueCast::kF32ToBF16> {
+  using From = std::uint32_t;
+  using To = std::uint16_t;
+  static constexpr To apply(From bits) { return bf16_of_f32(bits); }
+};
+template <>
+struct CastOf<ValueCast::kF32ToF16> {
+  using From = std::uint32_t;
+  using To = std::uint16_t;
+  static constexpr To apply(From bits) { return f16_of_f32(bits); }
+};
+template <>
+struct CastOf<ValueCast::kBF16ToF16> {
+  using From = std::uint16_t;
+  using To = std::uint16_t;
+  static constexpr To apply(From bits) { return f16_of_f32(f32_of_bf16(bits)); }
+};
+template <>
+struct CastOf<ValueCast::kF16ToBF16> {
+  using From = std::uint16_t;
+  using To = std::uint16_t;
+  static constexpr To apply(From bits) { return bf16_of_f32(f32_of_f16(bits)); }
+};
+template <typename Unit>
+struct SameBits {
+  using From = Unit;
+  using To = Unit;
+  static constexpr To apply(From bits) { return bits; }
+};
+
+// use(Cast{}) with the conversion's types, for units of `to_bytes` that come out.
+template <typename Use>
+constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
+  switch (cast) {
+    case ValueCast::kBF16ToF32: return use(CastOf<ValueCast::kBF16ToF32>{});
+    case ValueCast::kF16ToF32: return use(CastOf<ValueCast::kF16ToF32>{});
+    case ValueCast::kF32ToBF16: return use(CastOf<ValueCast::kF32ToBF16>{});
+    case ValueCast::kF32ToF16: return use(CastOf<ValueCast::kF32ToF16>{});
+    case ValueCast::kBF16ToF16: return use(CastOf<ValueCast::kBF16ToF16>{});
+    case ValueCast::kF16ToBF16: return use(CastOf<ValueCast::kF16ToBF16>{});
+    case ValueCast::kNone: break;
+  }
+  switch (to_bytes) {
+    case 1: return use(SameBits<std::uint8_t>{});
+    case 2: return use(SameBits<std::uint16_t>{});
+    case 4: return use(SameBits<std::uint32_t>{});
+    default: return use(SameBits<std::uint64_t>{});
+  }
+}
+
+}  // namespace driftless

@@ -1,0 +1,23 @@
+"""Rollout engines that follow a trainer: weights written into an engine's own parameters.
+
+Importing this needs no torch; what it offers does, and imports it when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .ways import Way
+
+if TYPE_CHECKING:
+    from .module_target import ModuleTarget
+
+__all__ = ["ModuleTarget", "Way"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ModuleTarget":
+        from .module_target import ModuleTarget
+
+        return ModuleTarget
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

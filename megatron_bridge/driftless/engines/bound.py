@@ -1,0 +1,177 @@
+"""The tensors of a module: parameters and buffers, by their memory. And views, by their geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import MismatchError
+
+# torch's name -> that of safetensors.
+DTYPE_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "complex64": "C64",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+TORCH_DTYPES = {
+    theirs: getattr(torch, name) for name, theirs in DTYPE_NAMES.items() if hasattr(torch, name)
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As safetensors spells it; torch's own name where it has none."""
+    name = str(dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(name, name)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the same width."""
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The same for all views of one memory, on the meta device, too."""
+    return tensor.untyped_storage()._cdata
+
+
+@dataclass(frozen=True)
+class View:
+    """Offset, shape and strides within a storage, in elements."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor, shape: torch.Size | None = None) -> View:
+        """Of the tensor, or as it is expanded to `shape`."""
+        if shape is not None and tensor.shape != shape:
+            tensor = tensor.expand(shape)
+        return View(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+
+    def native(self) -> tuple[int, list[int], list[int]]:
+        return self.offset, list(self.shape), list(self.strides)
+
+
+@dataclass
+class Binding:
+    """One name of a tensor in a module."""
+
+    name: str
+    module: torch.nn.Module
+    attribute: str
+    is_parameter: bool
+    tensor: torch.Tensor  # the object
+    data: torch.Tensor  # another one over the same memory: survives `tensor.data = ...`
+    address: int = 0
+
+    def table(self) -> dict[str, Any]:
+        return self.module._parameters if self.is_parameter else self.module._buffers
+
+    def rebound(self) -> bool:
+        return self.table().get(self.attribute) is not self.tensor or self.moved()
+
+    def moved(self) -> bool:
+        return self.tensor.data_ptr() != self.address
+
+    def current(self) -> torch.Tensor | None:
+        return self.table().get(self.attribute)
+
+    def restore(self) -> None:
+        """The object back in its place, over its memory."""
+        self.table()[self.attribute] = self.tensor
+        if self.moved() or self.tensor.shape != self.data.shape:
+            self.tensor.data = self.data
+
+
+@dataclass
+class Storage:
+    """Memory of one or several tensors of the module."""
+
+    key: int
+    name: str  # of the first tensor in it
+    storage: torch.UntypedStorage  # keeps it alive
+    device: torch.device
+    address: int
+    size_bytes: int
+
+    def flat(self, dtype: torch.dtype) -> torch.Tensor:
+        """All of it, as elements of a type."""
+        usable = self.size_bytes // dtype.itemsize
+        empty = torch.empty(0, dtype=dtype, device=self.device)
+        return empty.set_(self.storage, 0, (usable,), (1,))
+
+
+@dataclass
+class BoundTensors:
+    """Every parameter and buffer of the module, as it is now."""
+
+    bindings: list[Binding] = field(default_factory=list)
+    storages: dict[int, Storage] = field(default_factory=dict)
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> BoundTensors:
+        bound = BoundTensors()
+        for prefix, owner in module.named_modules(remove_duplicate=False):
+            for table, is_parameter in ((owner._parameters, True), (owner._buffers, False)):
+                for attribute, tensor in table.items():
+                    if tensor is None or tensor.device.type == "meta":
+                        continue
+                    name = f"{prefix}.{attribute}" if prefix else attribute
+                    bound.add(name, owner, attribute, is_parameter, tensor)
+        return bound
+
+    def add(
+        self,
+        name: str,
+        owner: torch.nn.Module,
+        attribute: str,
+        is_parameter: bool,
+        tensor: torch.Tensor,
+    ) -> None:
+        data = tensor.detach()
+        self.bindings.append(
+            Binding(name, owner, attribute, is_parameter, tensor, data, tensor.data_ptr())
+        )
+        key = storage_key(tensor)
+        if key not in self.storages:
+            memory = tensor.untyped_storage()
+            self.storages[key] = Storage(
+                key, name, memory, tensor.device, memory.data_ptr(), memory.nbytes()
+            )
+
+    def find(self, tensor: torch.Tensor) -> Storage | None:
+        if tensor.device.type == "meta":
+            return None
+        return self.storages.get(storage_key(tensor))
+
+    def rebound(self) -> Iterator[Binding]:
+        return (binding for binding in self.bindings if binding.rebound())
+
+    def check(self) -> None:
+        """Raises where a tensor is not where it was: maps would write into memory nobody reads."""
+        for binding in self.rebound():
+            raise MismatchError(
+                f"'{binding.name}' is not the tensor that it was: the engine put another one in "
+                "its place. Nothing was changed; make the target again"
+            )

@@ -1,0 +1,275 @@
+"""One rank of an engine that follows a run, behind calls that never raise.
+
+Engines call their workers through queues that lose count when one rank raises and another does not.
+So every call here returns a reply (a dict of plain values) with what happened, and echoes the nonce
+it was given: a reply with another nonce belongs to another call.
+
+    {"nonce", "rank", "ok", "error", "state", "version", "staged_version", "digest", "run",
+     "ways": {way: how many tensors}, "timings": {name: ms}}
+
+States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
+can be taken back), failed (the last staging, see error; the weights are those of `version`).
+
+Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
+else touches the receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import driftless
+
+Reply = dict[str, Any]
+
+# How long open() waits for the run's announcement. The engine stands still meanwhile: open() can be
+# called again.
+OPEN_TIMEOUT_S = 10.0
+
+
+class Follower:
+    """`make_target` makes the target on the first open(), on the thread that calls it."""
+
+    def __init__(self, rank: int, make_target: Callable[[], Any]) -> None:
+        self.rank = rank
+        self._make_target = make_target
+        self._target: Any = None
+        self._job: driftless.Job | None = None
+        self._receiver: driftless.Receiver | None = None
+        self._opened: tuple[str, tuple[str, ...]] | None = None
+        self._thread: threading.Thread | None = None
+        self._state = "closed"
+        self._error: str | None = None
+        self._version = 0
+        self._before: int | None = None  # the version that the last commit replaced
+        self._staged: int | None = None
+        self._digest = ""
+        self._run = ""
+        self._timings: dict[str, float] = {}
+        # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
+        self.on_staged: Callable[[Reply], None] | None = None
+
+    # --- the calls ---------------------------------------------------------------------------
+
+    def open(self, config: str, sets: Sequence[str] = (), nonce: str = "") -> Reply:
+        """Follows the run of a configuration: a file's path, or YAML text. Repeating it changes
+        nothing; another configuration takes the place of the first, and the weights stay."""
+        return self._answer(nonce, lambda: self._open(config, tuple(sets)))
+
+    def stage(self, nonce: str = "", timeout_s: float = 60.0) -> Reply:
+        """Starts a thread that waits for something newer and makes it ready; what was staged before
+        is dropped. status() tells how far it is."""
+        return self._answer(nonce, lambda: self._stage(timeout_s, nonce))
+
+    @property
+    def before(self) -> int | None:
+        """The version that the last commit replaced, while it can be taken back."""
+        return self._before
+
+    def status(self, nonce: str = "") -> Reply:
+        return self._answer(nonce, lambda: None)
+
+    def commit(self, version: int | None = None, nonce: str = "") -> Reply:
+        """Writes what is staged; refused where that is not `version`."""
+        return self._answer(nonce, lambda: self._commit(version))
+
+    def rollback(self, version: int, nonce: str = "") -> Reply:
+        """Back to `version`: drops what is staged, or takes the last commit back."""
+        return self._answer(nonce, lambda: self._rollback(version))
+
+    def close(self, nonce: str = "") -> Reply:
+        return self._answer(nonce, self._close)
+
+    def wait(self, timeout_s: float) -> Reply:
+        """For one process alone: waits for the thread of stage()."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return self.status()
+
+    # --- what they do ------------------------------------------------------------------------
+
+    def _answer(self, nonce: str, work: Callable[[], None]) -> Reply:
+        error = None
+        try:
+            work()
+        except Exception as problem:  # noqa: BLE001  a reply, whatever it was
+            error = text_of(problem)
+        # A staging that failed is told by every later reply until the next begins.
+        return self._reply(nonce, error or (self._error if self._state == "failed" else None))
+
+    def _reply(self, nonce: str, error: str | None) -> Reply:
+        return {
+            "nonce": nonce,
+            "rank": self.rank,
+            "ok": error is None,
+            "error": error,
+            "state": self._state,
+            "version": self._version,
+            "staged_version": self._staged,
+            "digest": self._digest,
+            "run": self._run,
+            "ways": ways_of(self._target),
+            "timings": dict(self._timings),
+        }
+
+    def _open(self, config: str, sets: tuple[str, ...]) -> None:
+        if self._receiver is not None and self._opened == (config, sets):
+            return
+        self._close()
+        settings = load_config(config, sets)
+        if self._target is None:
+            self._target = self._make_target()
+        job = driftless.Job(settings, "rollout", launched=False)
+        try:
+            native = getattr(self._target, "native", self._target)
+            receiver = driftless.Receiver(job, native, timeout_s=OPEN_TIMEOUT_S)
+        except BaseException:
+            job.leave()
+            raise
+        self._job, self._receiver, self._opened = job, receiver, (config, sets)
+        self._state, self._error = "idle", None
+        self._look(receiver)
+
+    def _stage(self, timeout_s: float, nonce: str) -> None:
+        receiver = self._ready()
+        self._state, self._error, self._staged = "staging", None, None
+        arguments = (receiver, timeout_s, nonce)
+        self._thread = threading.Thread(
+            target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
+        )
+        self._thread.start()
+
+    def _stage_on_thread(
+        self, receiver: driftless.Receiver, timeout_s: float, nonce: str
+    ) -> None:
+        began = time.monotonic()
+        staged, error, state = None, None, "idle"
+        try:
+            with no_grad():
+                if receiver.stage(timeout_s):
+                    staged, state = receiver.staged_version, "staged"
+        except Exception as problem:  # noqa: BLE001  told by status()
+            error, state = text_of(problem), "failed"
+        self._timings = {"staging_ms": (time.monotonic() - began) * 1e3}
+        # The state last: who sees another than "staging" may use the receiver.
+        self._staged, self._error = staged, error
+        self._look(receiver)
+        self._state = state
+        if self.on_staged is not None:
+            self.on_staged(self.status(nonce))
+
+    def _commit(self, version: int | None) -> None:
+        receiver = self._ready()
+        if self._staged is None:
+            if self._state == "committed" and version == self._version:
+                return  # asked again: the first answer was lost
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} is at version {self._version} and has nothing staged"
+                + (f": {self._error}" if self._error else "")
+            )
+        if version is not None and version != self._staged:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} has version {self._staged} staged, not {version}: stage again"
+            )
+        before = self._version
+        try:
+            with no_grad():
+                report = receiver.commit()
+        except BaseException:
+            self._state = "idle"
+            raise
+        finally:
+            self._staged = None
+            self._look(receiver)
+        self._state, self._before, self._error = "committed", before, None
+        for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
+            self._timings[name] = getattr(report, name)
+
+    def _rollback(self, version: int) -> None:
+        receiver = self._ready()
+        if self._staged is not None and version == self._version:
+            receiver.rollback()
+            self._state, self._staged = "idle", None
+            return
+        if version == self._version:
+            self._error = None
+            self._state = "committed" if self._state == "committed" else "idle"
+            return
+        if self._state != "committed" or version != self._before:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} is at version {self._version} and cannot go back to {version}: "
+                "only the last commit can be taken back; publish an anchor"
+            )
+        try:
+            with no_grad():
+                receiver.rollback()
+        finally:
+            self._look(receiver)
+        self._state, self._before = "idle", None
+
+    def _ready(self) -> driftless.Receiver:
+        if self._receiver is None:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} follows no run: call open() first"
+                + (f" ({self._error})" if self._error else "")
+            )
+        if self._state == "staging":
+            raise driftless.errors.BusyError(f"rank {self.rank} is still staging: ask again")
+        return self._receiver
+
+    def _look(self, receiver: driftless.Receiver) -> None:
+        with contextlib.suppress(driftless.Error):
+            self._version, self._digest = receiver.version, receiver.digest
+            self._run = receiver.run
+
+    def _close(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            raise driftless.errors.BusyError(f"rank {self.rank} is still staging: ask again")
+        receiver, job = self._receiver, self._job
+        self._receiver = self._job = self._opened = self._thread = None
+        self._state, self._staged, self._before = "closed", None, None
+        if receiver is not None:
+            with contextlib.suppress(driftless.Error):
+                receiver.leave()
+            receiver.close()
+        if job is not None:
+            job.leave()
+
+
+def load_config(config: str, sets: Sequence[str]) -> driftless.Config:
+    """A file's path, or the text itself where it has several lines or a key."""
+    if "\n" in config or (":" in config and not Path(config).exists()):
+        return driftless.Config.parse(config, list(sets))
+    return driftless.Config.load(config, list(sets))
+
+
+def text_of(problem: BaseException) -> str:
+    code = getattr(problem, "code", None)
+    name = code if isinstance(code, str) else type(problem).__name__
+    text = str(problem)
+    return text if text.startswith(name) else f"{name}: {text}"
+
+
+def ways_of(target: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for way in (getattr(target, "ways", None) or {}).values():
+        counts[way.way] = counts.get(way.way, 0) + 1
+    return counts
+
+
+@contextlib.contextmanager
+def no_grad() -> Any:
+    """Engines call with gradients enabled, and a thread begins that way."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    with torch.no_grad():
+        yield

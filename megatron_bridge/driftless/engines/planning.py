@@ -1,0 +1,193 @@
+"""From what a loader was seen to do to how each checkpoint tensor is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _native
+from ..errors import InvalidArgumentError
+from .bound import BoundTensors, Storage, View, bits, dtype_name
+from .tracing import Copy, Trace
+
+# Positions of each map at which the module is compared with its checkpoint.
+GUARD_SAMPLES = 512
+
+
+@dataclass
+class PlannedMap:
+    copy: Copy
+    native: Any  # _native.StridedMap
+    storage: Storage
+
+
+@dataclass
+class Plan:
+    """maps: what is written through maps; masked, whole: tensors for the loader, and why."""
+
+    maps: dict[str, list[PlannedMap]] = field(default_factory=lambda: defaultdict(list))
+    masked: dict[str, str] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # of those with maps, or with nothing
+
+    def demote(self, name: str, why: str) -> None:
+        """To the loader, with whole tensors."""
+        self.maps.pop(name, None)
+        self.masked.pop(name, None)
+        self.whole.setdefault(name, why)
+
+
+def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:
+    plan = Plan()
+    for spec in layout.tensors:
+        if spec.name in trace.problems:
+            plan.whole[spec.name] = trace.problems[spec.name]
+            continue
+        copies = trace.copies.get(spec.name, [])
+        if not copies:
+            plan.notes[spec.name] = "the loader does not take it"
+        try:
+            plan.maps[spec.name] = [_map_of(copy, spec, bound) for copy in copies]
+        except (InvalidArgumentError, NotImplementedError) as error:
+            plan.masked[spec.name] = str(error)
+    _settle_overlaps(plan, trace)
+    return plan
+
+
+def _map_of(copy: Copy, spec: Any, bound: BoundTensors) -> PlannedMap:
+    if not _native.can_cast(spec.dtype, dtype_name(copy.dtype)):
+        raise InvalidArgumentError(
+            f"'{copy.parameter}' is {dtype_name(copy.dtype)}, the tensor {spec.dtype}: "
+            "a conversion that only torch makes"
+        )
+    storage = bound.storages[copy.storage]
+    units = storage.size_bytes // copy.dtype.itemsize
+    native = _native.StridedMap(copy.source.native(), spec.units, copy.target.native(), units)
+    return PlannedMap(copy, native, storage)
+
+
+def _settle_overlaps(plan: Plan, trace: Trace) -> None:
+    """What the loader writes twice holds what it wrote last."""
+    by_storage: dict[int, list[PlannedMap]] = defaultdict(list)
+    for maps in plan.maps.values():
+        for each in maps:
+            by_storage[each.copy.storage].append(each)
+    for maps in by_storage.values():
+        maps.sort(key=lambda each: each.copy.target.offset)
+        for i, first in enumerate(maps):
+            end = _end_of(first)
+            for second in maps[i + 1 :]:
+                if second.copy.target.offset * second.copy.dtype.itemsize >= end:
+                    break
+                if first.copy.dtype.itemsize != second.copy.dtype.itemsize or first.native.meets(
+                    second.native
+                ):
+                    _settle_pair(plan, first, second)
+    for fill in trace.fills:
+        _settle_fill(plan, fill, by_storage.get(fill.storage, []))
+    for name in (*plan.masked, *plan.whole):
+        plan.maps.pop(name, None)
+
+
+def _end_of(planned: PlannedMap) -> int:
+    """One past the last byte of its target."""
+    view = planned.copy.target
+    last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+    return (last + 1) * planned.copy.dtype.itemsize
+
+
+def _settle_pair(plan: Plan, a: PlannedMap, b: PlannedMap) -> None:
+    earlier, later = sorted((a, b), key=lambda each: each.copy.order)
+    if earlier.copy.target == later.copy.target and earlier.copy.dtype == later.copy.dtype:
+        mine = plan.maps.get(earlier.copy.name, [])
+        if any(each is earlier for each in mine):
+            mine[:] = [each for each in mine if each is not earlier]
+            if earlier.copy.name != later.copy.name:
+                plan.notes[earlier.copy.name] = (
+                    f"the loader writes '{later.copy.name}' over it in '{later.copy.parameter}'"
+                )
+        return
+    why = f"the loader writes parts of '{later.copy.parameter}' twice"
+    for name in {earlier.copy.name, later.copy.name}:
+        plan.whole.setdefault(name, why)
+
+
+def _settle_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
+    """A fill before the copy changes nothing that a delta would; one after it does."""
+    for each in maps:
+        if each.copy.order > fill.order:
+            continue
+        units = each.storage.size_bytes // fill.dtype.itemsize
+        view = fill.target.native()
+        try:
+            filled = _native.StridedMap(_dense(fill.target), _units(fill.target), view, units)
+            meets = fill.dtype.itemsize != each.copy.dtype.itemsize or each.native.meets(filled)
+        except InvalidArgumentError:
+            meets = True
+        if meets:
+            why = f"the loader fills a part of '{each.copy.parameter}' after it copied there"
+            plan.whole.setdefault(each.copy.name, why)
+
+
+def _units(view: View) -> int:
+    units = 1
+    for size in view.shape:
+        units *= size
+    return units
+
+
+def _dense(view: View) -> tuple[int, list[int], list[int]]:
+    strides, step = [], 1
+    for size in reversed(view.shape):
+        strides.append(step)
+        step *= max(1, size)
+    return 0, list(view.shape), strides[::-1]
+
+
+def guard(plan: Plan, base: Callable[[str], torch.Tensor], seed: int = 0) -> None:
+    """Compares the module's bits with the checkpoint's at sampled places of every map. Where they
+    differ, all that is mapped into that memory goes to the loader instead."""
+    generator = torch.Generator().manual_seed(seed)
+    differing: dict[int, str] = {}
+    for name, maps in list(plan.maps.items()):
+        for each in maps:
+            if each.copy.storage not in differing and not _agrees(each, base(name), generator):
+                differing[each.copy.storage] = each.copy.parameter
+    for name, maps in list(plan.maps.items()):
+        for each in maps:
+            if each.copy.storage in differing:
+                why = (
+                    f"'{differing[each.copy.storage]}' does not hold the checkpoint's values where "
+                    "the loader puts them (repacked, swapped or quantized after loading)"
+                )
+                plan.demote(name, why)
+                break
+
+
+def _agrees(planned: PlannedMap, tensor: torch.Tensor, generator: torch.Generator) -> bool:
+    source, target = planned.copy.source, planned.copy.target
+    total = _units(source)
+    if total == 0:
+        return True
+    if total <= GUARD_SAMPLES:
+        flat = torch.arange(total)
+    else:
+        flat = torch.randint(total, (GUARD_SAMPLES,), generator=generator)
+        flat[0], flat[1] = 0, total - 1
+    from_at = torch.full_like(flat, source.offset)
+    to_at = torch.full_like(flat, target.offset)
+    for size, step_from, step_to in zip(
+        reversed(source.shape), reversed(source.strides), reversed(target.strides), strict=True
+    ):
+        index = flat % size
+        flat = flat // size
+        from_at += index * step_from
+        to_at += index * step_to
+    expected = tensor.reshape(-1)[from_at].to(planned.copy.dtype)
+    memory = planned.storage.flat(planned.copy.dtype)
+    found = memory[to_at.to(memory.device)].cpu()
+    return torch.equal(bits(expected), bits(found))

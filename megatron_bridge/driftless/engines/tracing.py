@@ -1,0 +1,330 @@
+"""What a module's loader does with each checkpoint tensor, found out without any values.
+
+The loader runs once on meta tensors of the checkpoint's shapes, under a dispatch mode that sees
+every operation. Copies into the module's memory are noted and not made; so is every other write
+there. Nothing in the module changes, whatever the loader does.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .bound import TORCH_DTYPES, BoundTensors, View, dtype_name, storage_key
+
+LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+
+_COPY = torch.ops.aten.copy_.default
+_TO_COPY = torch.ops.aten._to_copy.default
+_FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
+# After this many tensors that stop the loader it is given one tensor at a time.
+_MOST_RESTARTS = 4
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy from a view of a checkpoint tensor into a view of the module's memory."""
+
+    name: str  # of the checkpoint tensor
+    source: View
+    parameter: str
+    storage: int  # its key
+    target: View
+    dtype: torch.dtype  # of the target
+    order: int
+
+
+@dataclass(frozen=True)
+class Fill:
+    storage: int
+    target: View
+    dtype: torch.dtype
+    order: int
+
+
+@dataclass
+class Trace:
+    copies: dict[str, list[Copy]] = field(default_factory=lambda: defaultdict(list))
+    fills: list[Fill] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)  # why copies are not all there is
+    parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    operations: int = 0  # seen so far
+
+    def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
+        for name in names:
+            self.problems.setdefault(name, why)
+            if parameter:
+                self.parameters[name].add(parameter)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where the values of a meta storage come from: a tensor as it is, perhaps converted."""
+
+    name: str
+    dtype: torch.dtype
+    converted: bool = False
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that the operation writes."""
+    found: list[torch.Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        found += [each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor)]
+    return found
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    return [each for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
+
+
+def op_name(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+class _Tracer(TorchDispatchMode):
+    def __init__(self, bound: BoundTensors, trace: Trace) -> None:
+        super().__init__()
+        self.bound, self.trace = bound, trace
+        self.current: str | None = None  # the tensor that the loader took last
+        self.origins: dict[int, _Origin] = {}
+        self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
+        # As long as somebody has a weak reference, a storage's key is not used again.
+        self.kept: list[StorageWeakRef] = []
+
+    def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        self.current = name
+        self.origins[storage_key(tensor)] = _Origin(name, tensor.dtype)
+        return tensor
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.trace.operations += 1
+        if func is _COPY:
+            return self.copy(args[0], args[1])
+        targets = written(func, args, kwargs)
+        if any(self.bound.find(each) for each in targets):
+            return self.other_write(func, targets, args, kwargs)
+        names = self.names_of(tensors_in(args, kwargs))
+        if func is _TO_COPY and names:
+            converted = self.convert(args[0], kwargs)
+            if converted is not None:
+                return converted
+        if targets and names:  # the loaded tensor itself, or a temporary that holds it
+            self.taint(targets, names, op_name(func))
+            touched = [key for key in map(storage_key, targets) if key in self.origins]
+            if touched:
+                why = f"the loader changes the loaded tensor by {op_name(func)}"
+                self.trace.problem(names, why)
+        result = func(*args, **kwargs)
+        if names:
+            self.taint(self.fresh(tensors_in(result)), names, op_name(func))
+        return result
+
+    def fresh(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            each
+            for each in tensors
+            if storage_key(each) not in self.origins and self.bound.find(each) is None
+        ]
+
+    def taint(self, tensors: list[torch.Tensor], names: set[str], by: str) -> None:
+        for each in tensors:
+            known, how = self.derived.get(storage_key(each), (set(), by))
+            self.derived[storage_key(each)] = (known | names, how)
+            self.keep(each)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.kept.append(StorageWeakRef(tensor.untyped_storage()))
+
+    def names_of(self, tensors: Iterable[torch.Tensor]) -> set[str]:
+        names: set[str] = set()
+        for each in tensors:
+            key = storage_key(each)
+            if key in self.origins:
+                names.add(self.origins[key].name)
+            elif key in self.derived:
+                names |= self.derived[key][0]
+        return names
+
+    def convert(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
+        """tensor.to(): another device, or another type. The values stay known by their place."""
+        origin = self.origins.get(storage_key(source))
+        if origin is None:
+            return None
+        dtype = options.get("dtype") or source.dtype
+        if dtype == source.dtype:
+            return source.detach()
+        if origin.dtype != source.dtype or origin.converted:
+            return None
+        room = source.untyped_storage().nbytes() // source.element_size()
+        base = torch.empty(room, dtype=dtype, device="meta")
+        self.origins[storage_key(base)] = _Origin(origin.name, dtype, converted=True)
+        self.keep(base)
+        return base.as_strided(source.shape, source.stride(), source.storage_offset())
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        storage = self.bound.find(target)
+        names = self.names_of([source])
+        if storage is None:
+            if names:
+                self.taint(self.fresh([target]), names, "a copy into a temporary")
+                key = storage_key(target)
+                if key in self.origins:
+                    why = "the loader copies into the loaded tensor"
+                    self.trace.problem(names | {self.origins[key].name}, why)
+                return target
+            return _COPY(target, source)
+        origin = self.origins.get(storage_key(source))
+        if origin is None:
+            how = self.derived.get(storage_key(source), (None, "something else"))[1]
+            why = f"the loader computes what it copies into '{storage.name}' (by {how})"
+            self.trace.problem(names or self.blamed(storage.key), why, storage.name)
+            return target
+        dtype = target.dtype
+        if source.dtype != origin.dtype:  # the bits as another type
+            if source.dtype != target.dtype or source.element_size() != origin.dtype.itemsize:
+                why = f"the loader reads the tensor as {dtype_name(source.dtype)}"
+                self.trace.problem(names, why, storage.name)
+                return target
+            dtype = origin.dtype
+        if origin.converted and origin.dtype != dtype:
+            why = f"the loader converts the tensor twice on its way into '{storage.name}'"
+            self.trace.problem(names, why, storage.name)
+            return target
+        self.trace.copies[origin.name].append(
+            Copy(
+                origin.name,
+                View.of(source, target.shape),
+                storage.name,
+                storage.key,
+                View.of(target),
+                dtype,
+                self.trace.operations,
+            )
+        )
+        self.trace.parameters[origin.name].add(storage.name)
+        return target
+
+    def other_write(
+        self, func: Any, targets: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        names = self.names_of(tensors_in(args, kwargs))
+        for target in targets:
+            storage = self.bound.find(target)
+            if storage is None:
+                continue
+            if func in _FILLS and not names:
+                fill = Fill(storage.key, View.of(target), target.dtype, self.trace.operations)
+                self.trace.fills.append(fill)
+                continue
+            why = f"the loader writes into '{storage.name}' by {op_name(func)}"
+            self.trace.problem(names or self.blamed(storage.key), why, storage.name)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def blamed(self, storage: int) -> set[str]:
+        """Who else is meant by a write without a tensor of the checkpoint in it."""
+        names = {
+            name
+            for name, copies in self.trace.copies.items()
+            if any(copy.storage == storage for copy in copies)
+        }
+        return names | ({self.current} if self.current else set())
+
+
+def _meta_tensors(specs: list[Any], tracer: _Tracer) -> Iterator[tuple[str, torch.Tensor]]:
+    for spec in specs:
+        tensor = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
+        yield spec.name, tracer.offer(spec.name, tensor)
+
+
+def _run(
+    load_weights: LoadWeights, bound: BoundTensors, specs: list[Any], trace: Trace
+) -> str | None:
+    """The name of the tensor at which the loader raised, which has its problem then; or None."""
+    tracer = _Tracer(bound, trace)
+    held: dict[str, StorageWeakRef] = {}
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in _meta_tensors(specs, tracer):
+            held[name] = StorageWeakRef(tensor.untyped_storage())
+            yield name, tensor
+
+    failed = None
+    try:
+        with torch.no_grad(), tracer:
+            load_weights(watched())
+    except Exception as error:
+        failed = tracer.current or ""
+        text = str(error).split("\n")[0][:200]
+        trace.problem([failed], f"the loader looks at values ({type(error).__name__}: {text})")
+    _note_rebound(bound, tracer, trace)
+    tracer.kept.clear()
+    tracer.origins.clear()
+    tracer.derived.clear()
+    if failed is None:
+        _note_kept(held, trace)
+    return failed
+
+
+def _note_rebound(bound: BoundTensors, tracer: _Tracer, trace: Trace) -> None:
+    for binding in bound.rebound():
+        current = binding.current()
+        names: set[str] = set()
+        for each in (current, binding.tensor):
+            if each is not None:
+                names |= tracer.names_of([each])
+        blamed = names or tracer.blamed(storage_key(binding.data))
+        why = f"the loader puts another tensor in the place of '{binding.name}'"
+        trace.problem(blamed, why, binding.name)
+        binding.restore()
+
+
+def _note_kept(held: dict[str, StorageWeakRef], trace: Trace) -> None:
+    def alive() -> list[str]:
+        return [name for name, ref in held.items() if not ref.expired()]
+
+    if alive():
+        gc.collect()
+    trace.problem(alive(), "the loader keeps the tensor, and may use it later")
+
+
+def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any]) -> Trace:
+    """Runs the loader on meta tensors like `specs` (driftless.TensorSpec). Where it raises at a
+    tensor, it runs again without that one, and in the end on each tensor by itself."""
+    trace = Trace()
+    without = {spec.name for spec in specs if spec.dtype not in TORCH_DTYPES}
+    trace.problem(without, "torch has no such type")
+    problems: dict[str, str] = dict(trace.problems)
+    for _ in range(_MOST_RESTARTS):
+        trace = Trace(problems=dict(problems))
+        left = [spec for spec in specs if spec.name not in without]
+        failed = _run(load_weights, bound, left, trace)
+        if failed is None:
+            return trace
+        if not failed:
+            break  # before it took any
+        problems[failed] = trace.problems[failed]
+        without.add(failed)
+    trace = Trace(problems=dict(problems))
+    for spec in specs:
+        if spec.name not in without:
+            _run(load_weights, bound, [spec], trace)
+    return trace

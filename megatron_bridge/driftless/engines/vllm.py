@@ -1,0 +1,252 @@
+"""vLLM: the plugin, what runs in its workers, and a driver for `LLM` and for a server.
+
+In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
+methods stage and tell; the weight transfer backend `driftless` (vllm_backend.py) commits inside
+vLLM's own start/update/finish. Neither ever raises: a rank that raises where another does not makes
+the reply queue slip by one, and half of the engine would serve other weights (follower.py, drive.py).
+
+    llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
+    follower = follow(llm, "job.yaml")
+    while training:
+        follower.start_staging(60)           # returns at once; the ranks stage on threads
+        outputs = llm.generate(prompts)
+        follower.update(60, started=True)    # all ranks, or none
+
+    follower = follow("http://host:8000", "job.yaml")      # the same for a server
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .. import errors
+from . import drive
+from .follower import Follower, Reply, text_of
+from .http_calls import request
+
+BACKEND = "driftless"
+EXTENSION = "driftless.engines.vllm.WorkerExtension"
+TRANSFER_CONFIG = {"backend": BACKEND}
+# Set to 1 where a CPU engine shall keep weights as they were loaded (vllm_load_layout.py).
+LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
+
+
+# --- in every process of the engine ---------------------------------------------------------------
+
+
+def register() -> None:
+    """The entry point in `vllm.general_plugins`. vLLM calls it in every process, perhaps twice."""
+    try:
+        from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    except ImportError:
+        return  # a release without weight transfer: the worker extension works all the same
+    if BACKEND not in getattr(WeightTransferEngineFactory, "_registry", {}):
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "driftless.engines.vllm_backend", "DriftlessTransferEngine"
+        )
+    if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
+        from . import vllm_load_layout
+
+        vllm_load_layout.keep()
+
+
+# --- in the workers -------------------------------------------------------------------------------
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker. Each method returns one reply (follower.py)."""
+
+    def driftless_open(
+        self, config: str | None = None, sets: Sequence[str] = (), nonce: str = ""
+    ) -> Reply:
+        """`config` None: the one of the engine's `--additional-config {"driftless": {...}}`."""
+        return self._driftless_answer(nonce, lambda it: open_with(it, config, sets, nonce))
+
+    def driftless_stage(self, nonce: str = "", timeout_s: float = 60.0) -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.stage(nonce, float(timeout_s)))
+
+    def driftless_status(self, nonce: str = "") -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.status(nonce))
+
+    def driftless_commit(self, version: int, nonce: str = "") -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.commit(int(version), nonce))
+
+    def driftless_rollback(self, version: int, nonce: str = "") -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.rollback(int(version), nonce))
+
+    def driftless_close(self, nonce: str = "") -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.close(nonce))
+
+    def _driftless_answer(self, nonce: str, call: Any) -> Reply:
+        try:
+            return call(self._driftless_follower())
+        except Exception as problem:  # noqa: BLE001  vLLM must not see it
+            return failure(nonce, getattr(self, "rank", -1), problem)
+
+    def _driftless_follower(self) -> Follower:
+        """The backend's, where vLLM runs it; else one of its own."""
+        backend = getattr(self, "weight_transfer_engine", None)
+        if isinstance(getattr(backend, "follower", None), Follower):
+            return backend.follower
+        made = self.__dict__.get("_driftless_made")
+        if made is None:
+            model = self.model_runner.get_model()  # type: ignore[attr-defined]
+            made = make_follower(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
+            self.__dict__["_driftless_made"] = made
+        return made
+
+
+def make_follower(vllm_config: Any, model: Any, rank: int) -> Follower:
+    def make_target() -> Any:
+        from . import ModuleTarget
+
+        given = settings_of(vllm_config)
+        base = given.get("base") or base_of(vllm_config.model_config)
+        return ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0))
+
+    follower = Follower(rank, make_target)
+    follower.settings = settings_of(vllm_config)  # type: ignore[attr-defined]
+    return follower
+
+
+def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce: str) -> Reply:
+    given = getattr(follower, "settings", {})
+    found = config or given.get("config")
+    if not found:
+        problem = errors.InvalidArgumentError(
+            "no configuration: name one, or start vLLM with "
+            "--additional-config '{\"driftless\": {\"config\": \"job.yaml\"}}'"
+        )
+        return failure(nonce, follower.rank, problem)
+    return follower.open(found, [*given.get("sets", ()), *sets], nonce)
+
+
+def settings_of(vllm_config: Any) -> dict[str, Any]:
+    """{"config", "sets", "base", "run", "version"}, as far as somebody gave them."""
+    given = getattr(vllm_config, "additional_config", None)
+    found = given.get(BACKEND) if isinstance(given, dict) else None
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def base_of(model_config: Any) -> str:
+    """The checkpoint's directory: where it is, or where the hub's cache has it."""
+    model = model_config.model
+    if os.path.isdir(model):
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, revision=model_config.revision, local_files_only=True)
+
+
+def failure(nonce: str, rank: int, problem: BaseException) -> Reply:
+    """The reply of a rank that could not even ask its follower."""
+    return {
+        "nonce": nonce, "rank": rank, "ok": False, "error": text_of(problem), "state": "closed",
+        "version": 0, "staged_version": None, "digest": "", "run": "", "ways": {}, "timings": {},
+    }  # fmt: skip
+
+
+# --- driving it -----------------------------------------------------------------------------------
+
+
+def follow(
+    engine: Any, config: str | None = None, sets: Sequence[str] = (), **options: Any
+) -> drive.Driver:
+    """A driver whose engine follows the run of `config`. `engine`: an `LLM`, or a server's address.
+    The configuration is read by the workers, so its paths are theirs."""
+    driven = Server(engine, **options) if isinstance(engine, str) else Offline(engine, **options)
+    driver = drive.Driver(driven)
+    driver.open(config, sets)
+    return driver
+
+
+def update(
+    engine: Any, config: str | None = None, sets: Sequence[str] = (), timeout_s: float = 60.0
+) -> drive.Update | None:
+    """One update, from an open to a confirmed version; None: nothing newer came."""
+    return follow(engine, config, sets).update(timeout_s)
+
+
+class Offline:
+    """An `LLM` of this process. Generation and updates come from one thread, so nothing needs to be
+    paused."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        transfer = getattr(llm.llm_engine.vllm_config, "weight_transfer_config", None)
+        self.session = getattr(transfer, "backend", None) == BACKEND
+
+    def call(self, method: str, **arguments: Any) -> Sequence[Reply]:
+        # Never with a timeout: the queue would slip.
+        return self.llm.collective_rpc(method, kwargs=arguments)
+
+    def pause(self) -> None: ...
+
+    def begin(self) -> None:
+        if not self.session:
+            return
+        try:
+            self.llm.start_weight_update()
+        except Exception:  # an update of before that nobody finished
+            self.llm.finish_weight_update()
+            self.llm.start_weight_update()
+
+    def write(self, version: int, nonce: str) -> None:
+        if self.session:
+            self.llm.update_weights({"update_info": {"version": version, "nonce": nonce}})
+        else:
+            self.call("driftless_commit", version=version, nonce=nonce)
+
+    def finish(self, version: int) -> None:
+        if self.session:
+            self.llm.finish_weight_update(weight_version=str(version))
+
+    def clear_cache(self) -> None:
+        self.llm.reset_prefix_cache()
+
+    def resume(self) -> None: ...
+
+
+class Server:
+    """A server, started with VLLM_SERVER_DEV_MODE=1. Requests in flight are kept: they go on with
+    the new weights, their caches computed again."""
+
+    def __init__(self, url: str, timeout_s: float = 120.0) -> None:
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+
+    def call(self, method: str, **arguments: Any) -> Sequence[Reply]:
+        answer = self.post("/collective_rpc", {"method": method, "kwargs": arguments})
+        return answer["results"]
+
+    def pause(self) -> None:
+        self.post("/pause?mode=keep&clear_cache=false")
+
+    def begin(self) -> None:
+        try:
+            self.post("/start_weight_update")
+        except errors.IoError:  # an update of before that nobody finished
+            self.post("/finish_weight_update", {})
+            self.post("/start_weight_update")
+
+    def write(self, version: int, nonce: str) -> None:
+        self.post("/update_weights", {"update_info": {"version": version, "nonce": nonce}})
+
+    def finish(self, version: int) -> None:
+        self.post("/finish_weight_update", {"weight_version": str(version)})
+
+    def clear_cache(self) -> None:
+        done = self.post("/reset_prefix_cache?reset_running_requests=true")
+        if not done.get("success", True):
+            raise errors.BusyError("vLLM did not clear its prefix cache: call /reset_prefix_cache")
+
+    def resume(self) -> None:
+        self.post("/resume")
+
+    def weight_version(self) -> str:
+        return self.post("/weight_info", None, "GET")["weight_version"]
+
+    def post(self, path: str, body: Any = None, method: str = "POST") -> dict[str, Any]:
+        return request(self.url + path, body, method, self.timeout_s)

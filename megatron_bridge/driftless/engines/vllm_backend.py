@@ -1,0 +1,100 @@
+"""The weight transfer backend `driftless` of vLLM. Imported by vLLM, in its workers.
+
+It commits what the worker extension staged. Whatever happens is kept in the follower and told by
+driftless_status: an exception on one rank only would put the ranks out of step for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from .vllm import make_follower, open_with
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    config: str | None = None  # None: the one of --additional-config
+    sets: list[str] = field(default_factory=list)
+    nonce: str = ""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    version: int | None = None  # None: whatever is staged
+    nonce: str = ""
+
+
+class DriftlessTransferEngine(WeightTransferEngine):
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, config: Any, *rest: Any, **named: Any) -> None:
+        """(config, vllm_config, device, model); older releases: (config, parallel_config)."""
+        super().__init__(config, *rest, **named)
+        vllm_config = getattr(self, "vllm_config", None) or current_vllm_config()
+        self._vllm_config = vllm_config
+        self.follower: Any = None  # made with the model: the worker extension looks for it
+        model = getattr(self, "model", None)
+        if model is not None and vllm_config is not None:
+            self._follow(model)
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        if self.follower is not None:
+            open_with(self.follower, init_info.config, init_info.sets, init_info.nonce)
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base's, without what it raises on some machines: synchronizing an accelerator that
+        is not there."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(
+        self, update_info: UpdateInfo, load_weights: Callable[..., Any] | None = None
+    ) -> None:
+        """Older releases hand over `load_weights`, and there the model is found by it."""
+        if self.follower is None:
+            model = getattr(load_weights, "__self__", None)
+            if not isinstance(model, torch.nn.Module):
+                return  # the extension's follower has nothing staged either, and says so
+            self._follow(model)
+        self.follower.commit(update_info.version, update_info.nonce)
+
+    def finish_weight_update(self) -> None: ...
+
+    def shutdown(self) -> None:
+        if self.follower is not None:
+            self.follower.close()
+
+    @staticmethod
+    def trainer_send_weights(*_: Any, **__: Any) -> None:
+        """Older releases ask for it. Trainers publish by driftless.Publisher or its hooks."""
+        raise NotImplementedError("weights are published by driftless.Publisher, not by vLLM")
+
+    def _follow(self, model: torch.nn.Module) -> None:
+        rank = getattr(getattr(self, "parallel_config", None), "rank", 0)
+        with contextlib.suppress(Exception):
+            if torch.distributed.is_initialized():
+                rank = torch.distributed.get_rank()
+        self.follower = make_follower(self._vllm_config, model, rank)
+
+
+def current_vllm_config() -> Any:
+    """Older releases do not hand it over, but have it set while workers are made."""
+    with contextlib.suppress(Exception):
+        from vllm.config import get_current_vllm_config
+
+        return get_current_vllm_config()
+    return None

@@ -1,0 +1,45 @@
+"""For vLLM on a CPU: keeps parameters as they were loaded, so that they can be written in place.
+
+vLLM's CPU kernels want other layouts: linears are packed and their parameter emptied, experts are
+packed in place. Here linears run by torch, and experts are packed on every call. That is slow: it is
+for tests and small models. On a GPU unquantized layers keep their layout by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+
+def keep() -> None:
+    """Idempotent. Before models are loaded."""
+    from vllm import _custom_ops
+
+    _custom_ops._supports_onednn = False
+    with contextlib.suppress(ImportError):  # older releases pack otherwise, or not
+        keep_experts()
+
+
+def keep_experts() -> None:
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+    experts: Any = cpu_moe.CPUUnquantizedExperts
+    if getattr(experts, "_driftless_keeps", False):
+        return
+    apply, pack = experts.apply, cpu_moe.cpu_prepack_moe_weight
+    signature = inspect.signature(apply)
+
+    def packed_apply(*arguments: Any, **named: Any) -> Any:
+        call = signature.bind(*arguments, **named)
+        for name in ("w1", "w2"):
+            call.arguments[name] = pack(call.arguments[name], call.arguments["self"].isa)
+        return apply(*call.args, **call.kwargs)
+
+    def keeps(self: Any, layer: Any) -> None:
+        wanted = self._padded_intermediate_size(self.moe_config)
+        if wanted != self.moe_config.intermediate_size_per_partition:
+            raise RuntimeError("experts whose intermediate size needs padding cannot keep their layout")
+
+    experts.apply, experts.process_weights_after_loading = packed_apply, keeps
+    experts._driftless_keeps = True

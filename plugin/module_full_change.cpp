@@ -1,0 +1,223 @@
+// stage_module_full(): a whole version, proven, then written through the maps. And the digest of a
+// module's parameters, read through them.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+#include "plugin/module_change.h"
+#include "plugin/stopwatch.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // one task's
+constexpr std::uint32_t kBlockUnits = 16384;                     // that go through a map at a time
+
+// 0, 1, 2, ...: every unit of a block.
+std::span<const std::uint32_t> all_offsets() {
+  static const std::vector<std::uint32_t> offsets = [] {
+    std::vector<std::uint32_t> made(kBlockUnits);
+    std::iota(made.begin(), made.end(), 0U);
+    return made;
+  }();
+  return offsets;
+}
+
+struct Stretch {
+  std::uint32_t tensor = 0;
+  std::uint64_t byte_offset = 0;
+  std::span<const std::byte> bytes;
+};
+
+void add_stretches(std::uint32_t tensor, const DensePiece& piece, std::vector<Stretch>& out) {
+  std::uint64_t offset = piece.byte_offset;
+  for (std::span<const std::byte> bytes = piece.bytes; !bytes.empty();) {
+    const std::uint64_t size = std::min<std::uint64_t>(kStretchBytes, bytes.size());
+    out.push_back({tensor, offset, bytes.first(size)});
+    bytes = bytes.subspan(size);
+    offset += size;
+  }
+}
+
+// Units [origin, origin + count) of the tensor, where the map has them.
+void write_units(const ModuleMap& map, std::uint64_t origin, std::uint64_t count,
+                 const std::byte* values) {
+  const unsigned from = source_bytes(map.cast, map.unit_bytes);
+  if (map.map.plain() && map.cast == ValueCast::kNone) {
+    const std::uint64_t begin = std::max(origin, map.map.source_offset);
+    const std::uint64_t end = std::min(origin + count, map.map.source_end);
+    if (begin >= end) return;
+    std::memcpy(map.data + map.map.target_of(begin) * from, values + (begin - origin) * from,
+                (end - begin) * from);
+    return;
+  }
+  for (std::uint64_t done = 0; done < count; done += kBlockUnits) {
+    const std::uint64_t block = std::min<std::uint64_t>(kBlockUnits, count - done);
+    host_kernels().scatter_strided(map.map, map.data, map.unit_bytes, origin + done,
+                                   all_offsets().data(), block, values + done * from, map.cast);
+  }
+}
+
+class WholeTensors final : public TensorNews {
+ public:
+  WholeTensors(std::shared_ptr<const ModuleWeights> weights, VersionSource source)
+      : weights_(std::move(weights)), source_(std::move(source)) {
+    for (std::uint32_t tensor = 0; tensor < weights_->tensors.size(); ++tensor) {
+      if (weights_->tensors[tensor].external) external_.push_back(tensor);
+    }
+  }
+  [[nodiscard]] const VersionSource& source() const { return source_; }
+
+  [[nodiscard]] std::span<const std::uint32_t> tensors() const override { return external_; }
+  [[nodiscard]] bool whole() const override { return true; }
+  [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const override {
+    return weights_->layout[tensor].units();
+  }
+  [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t) const override {
+    return std::nullopt;
+  }
+  void write(std::uint32_t tensor, std::byte* data, std::optional<std::uint64_t>) const override {
+    const TensorChange* const change = source_.find(tensor);
+    if (change == nullptr) return;  // a tensor without units
+    for (const DensePiece& piece : source_.dense(*change)) {
+      std::memcpy(data + piece.byte_offset, piece.bytes.data(), piece.bytes.size());
+    }
+  }
+
+ private:
+  std::shared_ptr<const ModuleWeights> weights_;
+  VersionSource source_;
+  std::vector<std::uint32_t> external_;
+};
+
+class ModuleFullChange final : public StagedChange {
+ public:
+  ModuleFullChange(std::shared_ptr<ModuleWeights> weights, VersionSource source)
+      : weights_(weights),
+        news_(std::make_shared<WholeTensors>(weights, std::move(source))),
+        before_(weights->state),
+        external_(weights->writer) {}
+
+  Status prepare() {
+    for (const TensorChange& change : news_->source().changes()) {
+      const std::string& why = weights_->tensors[change.tensor].why_refused;
+      if (!why.empty()) {
+        return error(StatusCode::kUnsupported, "tensor '", weights_->layout[change.tensor].name,
+                     "' cannot be written into this module: ", why,
+                     ". Nothing was changed; reload the engine");
+      }
+      for (const DensePiece& piece : news_->source().dense(change)) {
+        add_stretches(change.tensor, piece, stretches_);
+      }
+    }
+    std::vector<Digest> sums(std::max(1U, weights_->threads));
+    DRIFTLESS_RETURN_IF_ERROR(each_stretch([&](const Stretch& stretch, unsigned worker) {
+      sums[worker] += host_kernels().digest(weights_->tensors[stretch.tensor].key,
+                                            stretch.byte_offset, stretch.bytes);
+    }));
+    Digest all;
+    for (const Digest& sum : sums) all += sum;
+    if (all != manifest().digest) {
+      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(all),
+                   ", the manifest says ", to_hex(manifest().digest),
+                   ". Nothing was changed; publish another full version");
+    }
+    return external_.stage(news_);
+  }
+
+  Result<CommitReport> commit() override {
+    if (committed_ || weights_->state != before_) {
+      return error(StatusCode::kWrongBase, path(),
+                   ": the weights are not those that it was staged for; stage it again");
+    }
+    Stopwatch watch;
+    DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(path()));
+    weights_->state.valid = false;  // until all of it is there
+    DRIFTLESS_RETURN_IF_ERROR(each_stretch([&](const Stretch& stretch, unsigned) {
+      const unsigned unit = unit_bytes(weights_->layout[stretch.tensor].dtype);
+      for (const ModuleMap& map : weights_->maps_of(stretch.tensor)) {
+        write_units(map, stretch.byte_offset / unit, stretch.bytes.size() / unit,
+                    stretch.bytes.data());
+      }
+    }));
+    weights_->state = {manifest().id, manifest().digest, true, before_.partial};
+    committed_ = true;
+    return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
+                        watch.lap_ms()};
+  }
+
+  Status undo() override {
+    return error(StatusCode::kUnsupported, path(),
+                 ": a full version in a module cannot be taken back; the weights stay at it");
+  }
+
+ private:
+  [[nodiscard]] const Manifest& manifest() const { return *news_->source().version().manifest; }
+  [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
+
+  template <typename Use>
+  Status each_stretch(const Use& use) const {
+    return parallel_for(stretches_.size(), weights_->threads,
+                        [&](std::size_t i, unsigned worker) -> Status {
+                          use(stretches_[i], worker);
+                          return {};
+                        });
+  }
+
+  std::shared_ptr<ModuleWeights> weights_;
+  std::shared_ptr<WholeTensors> news_;
+  TargetState before_;
+  ExternalCommit external_;
+  std::vector<Stretch> stretches_;
+  bool committed_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<StagedChange>> stage_module_full(std::shared_ptr<ModuleWeights> weights,
+                                                        VersionSource source) {
+  const std::string path = source.version().path;
+  auto change = std::make_unique<ModuleFullChange>(std::move(weights), std::move(source));
+  DRIFTLESS_RETURN_IF_ERROR(change->prepare().with_context(path));
+  return std::unique_ptr<StagedChange>(std::move(change));
+}
+
+Digest digest_of(const ModuleWeights& weights) {
+  struct Block {
+    std::uint32_t tensor;
+    std::uint64_t origin;
+  };
+  std::vector<Block> blocks;
+  for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
+    const std::uint64_t units = weights.layout[tensor].units();
+    for (std::uint64_t at = 0; at < units; at += kBlockUnits) blocks.push_back({tensor, at});
+  }
+  const unsigned threads = std::max(1U, weights.threads);
+  std::vector<Digest> sums(threads);
+  std::vector<std::vector<std::byte>> rooms(threads,
+                                            std::vector<std::byte>(std::size_t{kBlockUnits} * 8));
+  // Cannot fail: nothing in it returns an error or throws.
+  const Status ignored =
+      parallel_for(blocks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
+        const auto& [tensor, origin] = blocks[i];
+        const ModuleWeights::Tensor& own = weights.tensors[tensor];
+        const unsigned unit = unit_bytes(weights.layout[tensor].dtype);
+        const std::uint64_t count =
+            std::min<std::uint64_t>(kBlockUnits, weights.layout[tensor].units() - origin);
+        std::byte* const room = rooms[worker].data();
+        std::memset(room, 0, count * unit);
+        for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+          if (!weights.counted[m]) continue;
+          host_kernels().gather_strided(weights.maps[m].map, weights.maps[m].data, unit, origin,
+                                        all_offsets().data(), count, room);
+        }
+        sums[worker] += host_kernels().digest(own.key, origin * unit, {room, count * unit});
+        return {};
+      });
+  for (unsigned i = 1; i < threads; ++i) sums[0] += sums[i];
+  return sums[0];
+}
+
+}  // namespace driftless

@@ -1,0 +1,104 @@
+"""Real engines for the tests. Starting one takes most of a minute: each is shared by the tests that can,
+and the next in line starts while the tests of one run."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import engines  # noqa: E402
+from environments import HERE, environment, find_python, install_entry_points, package  # noqa: E402
+
+VERSIONS = 10
+KINDS = ("qwen3", "qwen3_tied", "qwen3_moe")
+
+
+@pytest.fixture(scope="session")
+def place():
+    """A directory for everything that the tests write, in memory where the system has that."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
+    path = Path(tempfile.mkdtemp(prefix="driftless-engines-", dir=memory if roomy else None))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class Model:
+    def __init__(self, path):
+        self.path = path
+        found = json.loads((path / "tokens.json").read_text())
+        self.prompts, self.tokens = found["prompts"], found["tokens"]
+        assert len({str(tokens) for tokens in self.tokens}) == len(self.tokens), "they must differ"
+
+    def checkpoint(self, version):
+        return str(self.path / f"v{version:02d}")
+
+
+@pytest.fixture(scope="session")
+def models(place):
+    """{kind: Model}, made by whichever engine's environment there is."""
+    pythons = [find_python(name) for name in ("vllm", "sglang")]
+    found = [python for python, _ in pythons if python]
+    if not found:
+        pytest.skip("; ".join(why for _, why in pythons))
+    line = [found[0], HERE / "make_models.py", place / "models", str(VERSIONS), *KINDS]
+    subprocess.run(line, check=True, env=environment(), timeout=300)
+    return {kind: Model(place / "models" / kind) for kind in KINDS}
+
+
+class Run:
+    """A trainer that publishes the versions of a model, and the configuration to follow it."""
+
+    def __init__(self, directory, model, *overrides):
+        driftless = package()
+        self.driftless, self.model = driftless, model
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True)
+        self.config = f"road:\n  kind: shared_fs\n  dir: {self.directory}\n"
+        settings = driftless.Config.parse(self.config, list(overrides))
+        self.job = driftless.Job(settings, "trainer", launched=False)
+        self.publisher = driftless.Publisher(self.job, self.source(0))
+        self.version = 0
+
+    def source(self, version):
+        return self.driftless.CheckpointSource(self.model.checkpoint(version))
+
+    def publish(self, version=None):
+        """The next version, or another one's weights under the next number."""
+        self.version += 1
+        self.publisher.publish(self.source(self.version if version is None else version))
+        return self.version
+
+    def close(self):
+        self.publisher.close()
+        self.job.close()
+
+
+@pytest.fixture
+def run_of(place, models, request):
+    """Makes runs that end with the test."""
+    made = []
+
+    def make(kind, *overrides):
+        directory = tempfile.mkdtemp(dir=place, prefix="run-")
+        made.append(Run(Path(directory) / "road", models[kind], *overrides))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+@pytest.fixture(scope="session")
+def started(place, models):
+    """Starts engines by their specification, the next in line with each."""
+    entry_points = install_entry_points(place / "entry_points")
+    pool = engines.Pool(place, models, entry_points)
+    yield pool
+    pool.stop()

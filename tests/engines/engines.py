@@ -1,0 +1,221 @@
+"""The engines that the tests start: what each is called, and what can be asked of it."""
+
+from dataclasses import dataclass
+
+from environments import HERE, REPOSITORY, environment, python_of
+from hosts import Host, Server, free_port
+
+LIMITS = {"max_model_len": 128, "max_num_seqs": 4}
+VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": 1,
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": 1,
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_SERVER_DEV_MODE": 1,
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    engine: str  # vllm, vllm_server, sglang
+    kind: str
+    tp: int = 1
+    dtype: str = "float32"
+    load_layout: bool = True  # vLLM: parameters as they were loaded
+
+    def __str__(self):
+        stock = "" if self.load_layout else "-stock"
+        return f"{self.engine}-{self.kind}-tp{self.tp}-{self.dtype}{stock}"
+
+
+class Pool:
+    """Engines by their specification. `line` is the order in which the tests want them: with each
+    one the next is started, too."""
+
+    def __init__(self, place, models, entry_points):
+        self.place, self.models, self.entry_points = place, models, entry_points
+        self.line, self.running = [], {}
+
+    def get(self, spec):
+        engine = self._start(spec)
+        if spec in self.line:
+            for following in self.line[self.line.index(spec) + 1 :][:1]:
+                self._start(following)
+        return engine.wait_ready()
+
+    def drop(self, spec):
+        engine = self.running.pop(spec, None)
+        if engine is not None:
+            engine.stop()
+
+    def stop(self):
+        for spec in list(self.running):
+            self.drop(spec)
+
+    def _start(self, spec):
+        if spec not in self.running:
+            start = {"vllm": start_vllm, "vllm_server": start_vllm_server, "sglang": start_sglang}
+            self.running[spec] = start[spec.engine](self, spec)
+        return self.running[spec]
+
+    def log(self, spec):
+        return self.place / f"{spec}.log"
+
+
+# --- vLLM -----------------------------------------------------------------------------------------
+
+
+def vllm_environment(pool, spec):
+    keep = {"DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT": 1} if spec.load_layout else {}
+    return environment(pool.entry_points, **VLLM, **keep)
+
+
+def start_vllm(pool, spec):
+    options = {
+        "model": pool.models[spec.kind].checkpoint(0),
+        "dtype": spec.dtype,
+        "tensor_parallel_size": spec.tp,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": "worker_probe.Probe",
+        "weight_transfer_config": {"backend": "driftless"},
+        **LIMITS,
+    }
+    env = vllm_environment(pool, spec)
+    return Offline(python_of("vllm"), "vllm_host.py", options, env, pool.log(spec))
+
+
+class Offline(Host):
+    """An `LLM` in a process of its own."""
+
+    def follow(self, config, *sets):
+        return self.do("follow", config=config, sets=sets)["version"]
+
+    def update(self, **arguments):
+        return self.do("update", **arguments)
+
+    def replies(self):
+        return self.do("replies")
+
+    def weight_version(self):
+        return self.do("weight_version")
+
+    def rpc(self, method, **arguments):
+        return self.do("rpc", method=method, **arguments)
+
+    def checksums(self):
+        return self.rpc("probe_checksums")
+
+    def fresh_checksums(self, path):
+        return self.rpc("probe_fresh", path=path)
+
+    def generate(self, prompts, tokens):
+        return self.do("generate", prompts=prompts, tokens=tokens)
+
+
+def start_vllm_server(pool, spec):
+    port = free_port()
+    line = [
+        python_of("vllm"), "-m", "vllm.entrypoints.openai.api_server",
+        "--model", pool.models[spec.kind].checkpoint(0), "--dtype", spec.dtype,
+        "--host", "127.0.0.1", "--port", port, "--tensor-parallel-size", spec.tp,
+        "--enforce-eager", "--skip-tokenizer-init", "--enable-scale-out",
+        "--no-use-tqdm-on-load",
+        "--max-model-len", LIMITS["max_model_len"], "--max-num-seqs", LIMITS["max_num_seqs"],
+        "--worker-extension-cls", "worker_probe.Probe",
+        "--weight-transfer-config", '{"backend":"driftless"}',
+    ]  # fmt: skip
+    return VllmServer(line, pool.log(spec), port, env=vllm_environment(pool, spec))
+
+
+class VllmServer(Server):
+    def follow(self, config, *sets):
+        from driftless.engines import vllm
+
+        self.driver = vllm.follow(self.url, config, sets)
+        return self.driver.version
+
+    def update(self, timeout_s=60, started=False):
+        done = self.driver.update(timeout_s, started)
+        return done and {"version": done.version, "replies": done.replies, "timings": done.timings}
+
+    def replies(self):
+        return self.driver.ask("driftless_status")
+
+    def weight_version(self):
+        return self.call("/weight_info", method="GET")["weight_version"]
+
+    def rpc(self, method, **arguments):
+        return self.call("/collective_rpc", {"method": method, "kwargs": arguments})["results"]
+
+    def checksums(self):
+        return self.rpc("probe_checksums")
+
+    def fresh_checksums(self, path):
+        return self.rpc("probe_fresh", path=path)
+
+    def ask(self, prompt, tokens):
+        options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
+        body = {"token_ids": prompt, "sampling_params": options}
+        return self.call("/inference/v1/generate", body)["choices"][0]
+
+    def generate(self, prompts, tokens):
+        return [self.ask(prompt, tokens)["token_ids"] for prompt in prompts]
+
+
+# --- SGLang ---------------------------------------------------------------------------------------
+
+
+def start_sglang(pool, spec):
+    port = free_port()
+    line = [
+        python_of("sglang"), "-m", "sglang.launch_server",
+        "--model-path", pool.models[spec.kind].checkpoint(0), "--dtype", spec.dtype,
+        "--host", "127.0.0.1", "--port", port, "--tp", spec.tp, "--device", "cpu",
+        "--attention-backend", "torch_native", "--cuda-graph-backend-decode", "disabled",
+        "--cuda-graph-backend-prefill", "disabled", "--skip-tokenizer-init",
+        "--mem-fraction-static", 0.2, "--max-total-tokens", 4096, "--skip-server-warmup",
+        "--custom-weight-loader", "driftless.engines.sglang.load", "sglang_probe.load",
+    ]  # fmt: skip
+    env = environment(
+        HERE / "stand_in",
+        SGLANG_USE_CPU_ENGINE=1,
+        SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
+    )
+    return SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
+
+
+class SglangServer(Server):
+    def follow(self, config, *sets):
+        from driftless.engines import sglang
+
+        self.driver = sglang.follow(self.url, config, sets)
+        return self.driver.version
+
+    def update(self, timeout_s=60, started=False):
+        done = self.driver.update(timeout_s, started)
+        return done and {"version": done.version, "replies": done.replies, "timings": done.timings}
+
+    def replies(self):
+        return self.driver.ask("driftless_status")
+
+    def weight_version(self):
+        return self.call("/model_info", method="GET")["weight_version"]
+
+    def probe(self, what, **arguments):
+        """Asks sglang_probe.load on every rank."""
+        import sglang_probe
+
+        return sglang_probe.ask(self.driver.engine, {"what": what, **arguments})
+
+    def checksums(self):
+        return self.probe("checksums")
+
+    def fresh_checksums(self, path):
+        return self.probe("fresh", path=path)
+
+    def generate(self, prompts, tokens):
+        options = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        bodies = [{"input_ids": prompt, "sampling_params": options} for prompt in prompts]
+        return [self.call("/generate", body)["output_ids"] for body in bodies]

@@ -1,0 +1,70 @@
+"""Where the engines' environments are: given by a variable, or made once from pinned requirements."""
+
+import functools
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+PACKAGE = REPOSITORY / "build/python"
+
+sys.path.insert(0, str(PACKAGE))
+
+
+@functools.cache
+def find_python(name):
+    """(the engine's python, "") or (None, why not)."""
+    variable = f"DRIFTLESS_{name.upper()}_PYTHON"
+    given = os.environ.get(variable)
+    if given:
+        return (given, "") if os.access(given, os.X_OK) else (None, f"{variable}={given}: not there")
+    made = subprocess.run(
+        [REPOSITORY / "scripts/python_env.sh", name], capture_output=True, text=True
+    )
+    if made.returncode != 0:
+        return None, (made.stderr.strip() or f"exit code {made.returncode}").splitlines()[-1]
+    return made.stdout.strip() + "/bin/python", ""
+
+
+def python_of(name):
+    """The engine's python, or a skip with the reason."""
+    found, why = find_python(name)
+    if found is None:
+        pytest.skip(f"no environment with {name}: {why}")
+    return found
+
+
+def package():
+    """driftless for this process, or a skip."""
+    if not list((PACKAGE / "driftless").glob("_native*.so")):
+        pytest.skip(f"{PACKAGE} has no module: driftless was configured without Python")
+    import driftless
+
+    return driftless
+
+
+def install_entry_points(directory):
+    """What `pip install` leaves of a package for others to find: the entry points of
+    pyproject.toml. Returns the directory for PYTHONPATH."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    info = Path(directory) / "driftless-0.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: driftless\nVersion: 0.0\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return str(directory)
+
+
+def environment(*paths, **more):
+    """For an engine's process. Nothing is fetched, and nothing of this process' Python leaks in."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
+    kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
+    kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return kept | {k: str(v) for k, v in more.items()}

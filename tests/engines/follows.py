@@ -1,0 +1,33 @@
+"""What every engine must do, whatever brings it the versions."""
+
+
+def assert_at(engine, model, version):
+    """Every parameter of every rank is what a fresh load of that version has, the engine says so,
+    and its greedy tokens are transformers'."""
+    replies = engine.replies()
+    assert [reply["version"] for reply in replies] == [version] * len(replies)
+    assert len({reply["digest"] for reply in replies}) == 1 and replies[0]["digest"]
+    assert engine.weight_version() == str(version)
+    assert_weights(engine, model, version)
+
+
+def assert_weights(engine, model, version, tokens=True):
+    found, fresh = engine.checksums(), engine.fresh_checksums(model.checkpoint(version))
+    assert all(len(rank) > 10 for rank in found), found
+    for rank, (has, wanted) in enumerate(zip(found, fresh, strict=True)):
+        other = sorted(name for name in has.keys() | wanted.keys() if has.get(name) != wanted.get(name))
+        assert not other, f"rank {rank} of version {version}: {other}"
+    if tokens:
+        made = engine.generate(model.prompts, len(model.tokens[0][0]))
+        assert made == model.tokens[version]
+
+
+def follow_versions(engine, run, versions):
+    """Each version is published, taken and looked at."""
+    assert engine.follow(run.config) == 0
+    for version in range(1, versions + 1):
+        run.publish()
+        done = engine.update()
+        assert done["version"] == version
+        assert_at(engine, run.model, version)
+    assert engine.update(timeout_s=0) is None, "nothing newer"

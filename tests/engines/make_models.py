@@ -1,0 +1,92 @@
+"""Makes a small random model and some steps of its training, as Hugging Face checkpoints.
+
+    python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe
+
+OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has what transformers
+generates from each in float32. Run by an engine's own environment.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # so that other weights give other tokens
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+PROMPTS = ([5, 17, 42, 99, 3, 250, 11, 8], [77, 200, 12])
+NEW_TOKENS = 12
+
+
+def config_of(kind):
+    if kind == "qwen3_moe":
+        return AutoConfig.for_model("qwen3_moe", **SIZES, **MOE, tie_word_embeddings=False)
+    return AutoConfig.for_model("qwen3", **SIZES, tie_word_embeddings=kind == "qwen3_tied")
+
+
+def step(tensors, generator, fraction=0.02):
+    """About two in a hundred values move; every third tensor stays."""
+    for number, name in enumerate(sorted(tensors)):
+        if number % 3 == 2:
+            continue
+        tensor = tensors[name]
+        moved = torch.rand(tensor.shape, generator=generator) < fraction
+        moved.view(-1)[int(torch.randint(moved.numel(), (1,), generator=generator))] = True
+        noise = torch.randn(tensor.shape, generator=generator) * 0.2
+        tensors[name] = torch.where(moved, tensor.float() + noise, tensor.float()).to(tensor.dtype)
+
+
+def tokens_of(path):
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    found = []
+    for prompt in PROMPTS:
+        options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+        with torch.no_grad():
+            out = model.generate(torch.tensor([prompt]), pad_token_id=0, **options)
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+def make(out, versions, kind):
+    torch.manual_seed(7)
+    first = out / "v00"
+    model = AutoModelForCausalLM.from_config(config_of(kind)).to(torch.bfloat16)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    model.save_pretrained(first)
+    tensors = load_file(first / "model.safetensors")
+    generator = torch.Generator().manual_seed(11)
+    for version in range(1, versions + 1):
+        step(tensors, generator)
+        path = out / f"v{version:02d}"
+        path.mkdir()
+        shutil.copy(first / "config.json", path)
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    tokens = [tokens_of(out / f"v{version:02d}") for version in range(versions + 1)]
+    (out / "tokens.json").write_text(json.dumps({"prompts": PROMPTS, "tokens": tokens}))
+
+
+def main(out, versions, *kinds):
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    for kind in kinds:
+        make(Path(out) / kind, int(versions), kind)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

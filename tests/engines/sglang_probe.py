@@ -1,0 +1,55 @@
+"""What the tests ask of SGLang's workers, by the way that driftless takes: a loader that gets a
+command, and answers by files."""
+
+import json
+import tempfile
+import traceback
+from pathlib import Path
+
+
+def ask(server, command):
+    """One answer of every rank. `server`: driftless.engines.sglang.Server."""
+    with tempfile.TemporaryDirectory(prefix="driftless-probe-") as directory:
+        server.send({**command, "answers": directory}, loader="sglang_probe.load")
+        files = [Path(directory) / f"rank{rank}.json" for rank in range(server.ranks)]
+        return [json.loads(file.read_text()) for file in files]
+
+
+def load(model, named_tensors):
+    from sglang.srt.distributed import parallel_state
+
+    command = json.loads(bytes(named_tensors[0][1].tolist()))
+    try:
+        answer = obey(model, command)
+    except Exception:
+        answer = traceback.format_exc()
+    rank = parallel_state.get_tp_group().rank_in_group
+    Path(command["answers"], f"rank{rank}.json").write_text(json.dumps(answer))
+
+
+def obey(model, command):
+    import worker_probe
+
+    if command["what"] == "checksums":
+        return worker_probe.checksums(model)
+    if command["what"] == "fresh":
+        return worker_probe.checksums(fresh(model, command["path"]))
+    if command["what"] == "fault":
+        from sglang.srt.distributed import parallel_state
+
+        if parallel_state.get_tp_group().rank_in_group == command["rank"]:
+            worker_probe.install(model.__dict__["_driftless_follower"], command["point"])
+        return {}
+    raise ValueError(command)
+
+
+def fresh(model, path):
+    """Another model that SGLang's own loader makes from `path`, in this process."""
+    from sglang.srt.configs.device_config import DeviceConfig
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_loader import get_model
+
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config = ModelConfig(path, dtype=dtype)
+    return get_model(model_config=config, load_config=LoadConfig(), device_config=DeviceConfig("cpu"))

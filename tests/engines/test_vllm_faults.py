@@ -1,0 +1,81 @@
+"""Two ranks of real vLLM, and what can go wrong between them. Each ends with both ranks at one version,
+and the next version succeeds."""
+
+import os
+import signal
+
+import pytest
+from engines import Spec
+from follows import assert_at, assert_weights
+from hosts import HostError
+
+TWO = Spec("vllm", "qwen3", 2)
+
+
+@pytest.fixture
+def pair(started, run_of):
+    """The engine back at the base's weights, following a run of this test."""
+    engine = started.get(TWO)
+    run = run_of("qwen3")
+    engine.rpc("probe_base", path=run.model.checkpoint(0))
+    assert engine.follow(run.config) == 0
+    return engine, run
+
+
+@pytest.mark.parametrize("rank", (0, 1))
+@pytest.mark.parametrize("point", ("before", "during", "after"))
+def test_a_rank_that_fails_its_commit(pair, rank, point):
+    engine, run = pair
+    run.publish()
+    engine.update()
+    run.publish()
+    engine.rpc("probe_fault", rank=rank, point=point)
+    with pytest.raises(HostError, match=r"version 2 was refused, all ranks are at 1") as refused:
+        engine.update()
+    failed = refused.value.replies[rank]
+    assert failed["error"] and refused.value.replies[1 - rank]["version"] == 1
+    assert_at(engine, run.model, 1)
+    assert engine.update()["version"] == 2, "the same version, without the fault"
+    assert_at(engine, run.model, 2)
+    run.publish()
+    assert engine.update()["version"] == 3
+    assert_at(engine, run.model, 3)
+
+
+def test_another_base(pair, run_of):
+    """The engine holds the base of another run: refused by every rank, and nothing is written."""
+    engine, run = pair
+    run.publish()
+    engine.update()
+    other = run_of("qwen3_tied")
+    with pytest.raises(HostError, match="wrong_layout|wrong_run|wrong_base"):
+        engine.follow(other.config)
+    assert_weights(engine, run.model, 1)
+    assert engine.follow(run.config) == 1
+    run.publish()
+    assert engine.update()["version"] == 2
+    assert_at(engine, run.model, 2)
+
+
+@pytest.mark.parametrize("rank", (1, 0))
+def test_a_reply_queue_that_has_slipped(pair, rank):
+    """An RPC of somebody else raises on one rank only. Answers of one rank are then those to the
+    question before: they are not trusted, and asked for again."""
+    engine, run = pair
+    with pytest.raises(HostError, match="raises"):
+        engine.rpc("probe_raise", rank=rank)
+    run.publish()
+    assert engine.update()["version"] == 1
+    assert [reply["version"] for reply in engine.replies()] == [1, 1]
+
+
+def test_a_killed_worker(started, run_of):
+    """Last: the engine is of no more use."""
+    engine = started.get(TWO)
+    run = run_of("qwen3")
+    run.publish()
+    os.kill(engine.rpc("probe_pid")[1], signal.SIGKILL)
+    with pytest.raises((HostError, AssertionError)) as refused:
+        engine.update(timeout_s=10)
+    assert "dead" in str(refused.value).lower() or "ended" in str(refused.value)
+    started.drop(TWO)

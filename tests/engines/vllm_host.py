@@ -1,0 +1,73 @@
+"""An `LLM` that does what it is told: one JSON object a line on stdin, one a line on descriptor 3.
+
+    python vllm_host.py '{"model": ..., "tensor_parallel_size": ..., ...}' 3>replies
+
+Run by vLLM's environment.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+
+class Host:
+    def __init__(self, options):
+        from vllm import LLM
+
+        self.driver = None
+        self.llm = LLM(**options)
+
+    def follow(self, config, sets=()):
+        from driftless.engines import vllm
+
+        self.driver = vllm.follow(self.llm, config, sets)
+        return {"version": self.driver.version}
+
+    def replies(self):
+        return self.driver.ask("driftless_status")
+
+    def start_staging(self, timeout_s):
+        self.driver.start_staging(timeout_s)
+
+    def update(self, timeout_s=60, started=False):
+        done = self.driver.update(timeout_s, started)
+        return None if done is None else {"version": done.version, "replies": done.replies,
+                                          "timings": done.timings}
+
+    def weight_version(self):
+        return self.llm.get_weight_version()
+
+    def rpc(self, method, **arguments):
+        return self.llm.collective_rpc(method, kwargs=arguments)
+
+    def generate(self, prompts, tokens):
+        from vllm import SamplingParams
+
+        options = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        done = self.llm.generate(asked, options, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in done]
+
+
+def main():
+    out = os.fdopen(3, "w")
+
+    def say(answer):
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    host = Host(json.loads(sys.argv[1]))
+    say({"value": "ready"})
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            say({"value": getattr(host, command.pop("do"))(**command)})
+        except BaseException as problem:
+            traceback.print_exc()
+            replies = getattr(problem, "replies", None)
+            say({"error": f"{type(problem).__name__}: {problem}", "replies": replies})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What the tests add to vLLM's workers: checksums, a fresh load beside the engine, and faults."""
+
+import copy
+import hashlib
+import os
+
+import torch
+from driftless.engines.vllm import WorkerExtension
+
+# Fused from several tensors of the checkpoint, some of which change with every version.
+PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
+
+
+def checksums(model):
+    """Of everything that the model saves."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        shape = "x".join(map(str, tensor.shape))
+        found[name] = f"{shape} {tensor.dtype} {hashlib.sha256(data).hexdigest()}"
+    return found
+
+
+class Probe(WorkerExtension):
+    def probe_checksums(self):
+        return checksums(self.model_runner.get_model())
+
+    def probe_fresh(self, path):
+        """Checksums of another model that vLLM's own loader makes from `path`, in this process."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader import get_model
+
+        config = copy.copy(self.vllm_config)
+        config.compilation_config = copy.copy(config.compilation_config)
+        config.compilation_config.static_forward_context = {}
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.model = path
+        with set_current_vllm_config(config):
+            return checksums(get_model(vllm_config=config))
+
+    def probe_base(self, path):
+        """The weights of `path` again, and a follower that knows of nothing."""
+        from safetensors.torch import load_file
+
+        follower = self._driftless_follower()
+        follower.close()
+        with torch.no_grad():
+            self.model_runner.get_model().load_weights(load_file(f"{path}/model.safetensors").items())
+        follower.__init__(follower.rank, follower._make_target)
+        return {}
+
+    def probe_pid(self):
+        return os.getpid()
+
+    def probe_raise(self, rank):
+        """What an extension must never do: the reply queue slips."""
+        if self.rank == rank:
+            raise RuntimeError(f"rank {rank} raises")
+        return {"rank": self.rank}
+
+    def probe_fault(self, rank, point):
+        """The next commit of this rank fails: before it writes, while it writes, or after it has
+        written (the rank is then at the new version, and says that it failed)."""
+        if self.rank == rank:
+            install(self._driftless_follower(), point)
+        return {"rank": self.rank}
+
+
+def install(follower, point):
+    """The next commit fails, once."""
+    receiver = follower._receiver
+
+    def failing():
+        follower._receiver = receiver
+        if point == "before":
+            raise RuntimeError("injected before the commit")
+        if point == "during":
+            return commit_over_foreign_writes(follower, receiver)
+        receiver.commit()
+        raise RuntimeError("injected after the commit")
+
+    follower._receiver = Wrapped(receiver, failing)
+
+
+class Wrapped:
+    def __init__(self, receiver, commit):
+        self._receiver, self.commit = receiver, commit
+
+    def __getattr__(self, name):
+        return getattr(self._receiver, name)
+
+
+def commit_over_foreign_writes(follower, receiver):
+    """Somebody else has written into a parameter that the commit is about to change: the commit
+    finds out when it gets there, and takes back what it has written before. Then the foreign write
+    is taken back, too."""
+    parameter = dict(follower._target.module.named_parameters())[PARAMETER]
+    kept = parameter.detach().clone()
+    with torch.no_grad():
+        parameter += 1
+        try:
+            return receiver.commit()
+        finally:
+            parameter.copy_(kept)
