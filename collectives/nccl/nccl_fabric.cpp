@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "collectives/nccl/meeting.h"
+#include "collectives/nccl/medium.h"
 #include "collectives/nccl/nccl_communicator.h"
 #include "collectives/nccl/nccl_road.h"
 #include "collectives/nccl/nccl_status.h"

@@ -1,3 +1,4 @@
+/* clang-format off: the conventions are paragraphs */
 /* The receiver of Driftless for C, and for every language that can call C: tensors of the caller's
  * follow a trainer's run.
  *
@@ -12,41 +13,54 @@
  * Results. Every function that can fail returns a driftless_code: DRIFTLESS_OK, or what to do next.
  *   Nothing throws, nothing ends the process, and NULL where it does not belong is
  *   DRIFTLESS_INVALID_ARGUMENT. What a call was to give is written only when it succeeds.
+ *
  * Errors. The last parameter, `error`, may be NULL. Where it is not, *error must be NULL or an
- * error of an earlier call: that one is freed when the call begins, and after the call *error is
- * NULL (it succeeded) or a new error with code, message and next action. So one variable, NULL at
+ *   error of an earlier call: that one is freed when the call begins, and after the call *error is
+ *   NULL (it succeeded) or a new error with code, message and next action. So one variable, NULL at
  *   first, serves any number of calls; the last error is freed by driftless_error_free().
+ *
  * Ownership. What is passed in stays the caller's; texts and structs are copied before the call
  *   returns. The memory of registered tensors must stay where it is until driftless_close() has
  *   returned. A `char**` result is freed by driftless_free(); texts inside an error live as long as
  *   it does; `const char*` that a function returns by itself is constant.
+ *
  * Handles. A driftless_receiver* is a ticket, never an address: one that was closed, or never was
  *   one, is DRIFTLESS_INVALID_ARGUMENT. Any number may be open in a process; a process takes part
- * in one MPI job in its life, by one of them. Threads. One call at a time on a receiver; a second
- * one meanwhile, also from a callback, is DRIFTLESS_BUSY and harms nothing. Calls may come from any
- * thread, one after the other (so staging may have a thread of its own), except where MPI was
- * granted without threads: then all come from the one that called driftless_start(), others are
- * DRIFTLESS_INVALID_ARGUMENT. Functions marked [any time] may be called from any thread and
- * callback, whatever else is under way, and say what held after the last call that ended. Functions
- * on errors and texts are free. Waiting. `timeout_ms` bounds every wait; 0 looks once. There is no
- * endless wait: at most a year, and DRIFTLESS_BY_CONFIG (-1) where it is allowed stands for a
- * deadline of the configuration. Once something is there, fetching it has `deadlines.fetch` of the
- * configuration, and a word to a road that does not answer ends after 10 s. The one exception is
- * MPI's own calls that know no deadline (MPI_Init, making windows): see the callback `late`. Texts
- * are UTF-8 and end with NUL. Digests and run ids are 32 lowercase hexadecimal digits. Structs
- * begin with `struct_size`, which the caller sets to sizeof of it, all else to zero first:
+ *   in one MPI job in its life, by one of them.
+ *
+ * Threads. One call at a time on a receiver; a second one meanwhile, also from a callback, is
+ *   DRIFTLESS_BUSY and harms nothing. Calls may come from any thread, one after the other (so
+ *   staging may have a thread of its own), except where MPI was granted without threads: then all
+ *   come from the one that called driftless_start(), others are DRIFTLESS_INVALID_ARGUMENT.
+ *   Functions marked [any time] may be called from any thread and callback, whatever else is under
+ *   way, and say what held after the last call that ended. Functions on errors and texts are free.
+ *
+ * Waiting. `timeout_ms` bounds every wait; 0 looks once. There is no endless wait: at most a year,
+ *   and DRIFTLESS_BY_CONFIG (-1) where it is allowed stands for a deadline of the configuration.
+ *   Once something is there, fetching it has `deadlines.fetch` of the configuration, and a word to
+ *   a road that does not answer ends after 10 s. The one exception is MPI's own calls that know no
+ *   deadline (MPI_Init, making windows): see the callback `late`.
+ *
+ * Texts are UTF-8 and end with NUL. Digests and run ids are 32 lowercase hexadecimal digits.
+ *
+ * Structs begin with `struct_size`, which the caller sets to sizeof of it, all else to zero first:
  *
  *       driftless_tensor tensor = {0};          (C++: driftless_tensor tensor{};)
  *       tensor.struct_size = sizeof tensor;
  *
  *   They grow at their end. A struct from an older header is understood; of one from a newer header
  *   the unknown rest must be zero, or the call is DRIFTLESS_UNSUPPORTED. Results fill as much as
- * the caller's struct holds. Reserved fields are zero. The ABI. DRIFTLESS_ABI is the number in the
- * library's file name, and changes when a program must be compiled again. Functions, fields and
- * codes may be added under the same number; an unknown code is to be taken like DRIFTLESS_INTERNAL.
+ *   the caller's struct holds. Reserved fields are zero.
+ *
+ * The ABI. DRIFTLESS_ABI is the number in the library's file name, and changes when a program must
+ *   be compiled again. Functions, fields and codes may be added under the same number; an unknown
+ *   code is to be taken like DRIFTLESS_INTERNAL.
+ *
  * Environment. Only where `launched` is left open: what MPI launchers leave there is looked at.
+ *
  * Fork. A child may not use receivers of its parent.
  */
+/* clang-format on */
 #ifndef DRIFTLESS_H
 #define DRIFTLESS_H
 
@@ -65,16 +79,14 @@
 extern "C" {
 #endif
 
-/* ---- the library ------------------------------------------------------------------------------
- */
+/* ---- the library ---- */
 
 /* DRIFTLESS_ABI of the library that was loaded; to be compared with that of the header. */
 DRIFTLESS_EXPORT uint32_t driftless_abi(void);
 /* Its version, "0.1.0". */
 DRIFTLESS_EXPORT const char* driftless_version(void);
 
-/* ---- results ----------------------------------------------------------------------------------
- */
+/* ---- results ---- */
 
 /* Each stands for one next action. The numbers stay. */
 typedef int32_t driftless_code;
@@ -117,8 +129,7 @@ DRIFTLESS_EXPORT void driftless_free(char* text);
  * list of {"name", "help", "built", "why_not"}). Loads what is loaded on demand, to know. */
 DRIFTLESS_EXPORT driftless_code driftless_info_json(char** text, driftless_error** error);
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ---- */
 
 typedef struct driftless_receiver driftless_receiver;
 
@@ -168,8 +179,7 @@ DRIFTLESS_EXPORT driftless_code driftless_set_callbacks(driftless_receiver* rece
                                                         const driftless_callbacks* callbacks,
                                                         driftless_error** error);
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ---- */
 
 enum {
   DRIFTLESS_HOST = 0,  /* memory that this process can write to */
@@ -201,8 +211,7 @@ DRIFTLESS_EXPORT driftless_code driftless_register(driftless_receiver* receiver,
                                                    const driftless_tensor* tensor,
                                                    driftless_error** error);
 
-/* ---- following --------------------------------------------------------------------------------
- */
+/* ---- following ---- */
 
 /* What the tensors hold when start() is called. */
 enum {
@@ -285,8 +294,7 @@ typedef struct driftless_end {
 DRIFTLESS_EXPORT driftless_code driftless_look_for_end(driftless_receiver* receiver,
                                                        driftless_end* end, driftless_error** error);
 
-/* ---- looking, [any time] ----------------------------------------------------------------------
- */
+/* ---- looking, [any time] ---- */
 
 typedef struct driftless_state {
   size_t struct_size;
@@ -350,8 +358,7 @@ DRIFTLESS_EXPORT driftless_code driftless_last_report(driftless_receiver* receiv
 DRIFTLESS_EXPORT driftless_code driftless_last_report_json(driftless_receiver* receiver,
                                                            char** text, driftless_error** error);
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ---- */
 
 /* Leaves the road and closes the job, *receiver becomes NULL, and the tensors are the caller's
  * alone. A NULL *receiver is ok: nothing happens. In an MPI job this is a meeting of all processes,

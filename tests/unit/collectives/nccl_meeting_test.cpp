@@ -1,4 +1,4 @@
-#include "collectives/nccl/meeting.h"
+#include "collectives/nccl/medium.h"
 
 #include <gtest/gtest.h>
 
