@@ -323,6 +323,11 @@ constexpr std::array kKeys = {
     text_key<DRIFTLESS_FIELD(checkpoint_dir)>(
         "receiver.checkpoint_dir", kPath,
         "Target checkpoint: the directory to patch; {rank} stands for the rollout's number"),
+    size_key<DRIFTLESS_FIELD(receiver.chunk_bytes), (std::uint64_t{1} << 16),
+             (std::uint64_t{16} << 40)>(
+        "receiver.chunk_size",
+        "the most of full-shape tensors that an engine's own loader is given at a time, where its "
+        "parameters cannot be written in place"),
     size_key<DRIFTLESS_FIELD(receiver.fold_bytes), (std::uint64_t{1} << 20),
              (std::uint64_t{16} << 40)>("receiver.fold_size",
                                         "Versions folded into one commit, in bytes at most"),

@@ -28,6 +28,8 @@ inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 struct ReceiverOptions {
   std::string id = "receiver";                        // plain, unique on the road
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
+  // Of tensors in full shape that an engine's loader is given at a time (an engine's target).
+  std::uint64_t chunk_bytes = std::uint64_t{512} << 20;
   std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
   std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
   unsigned threads = 0;                               // for hashing; 0: default_threads()

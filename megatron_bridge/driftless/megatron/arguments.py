@@ -82,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="Bytes of a bucket: 67108864 or 64MiB.",
     )
     add(
+        "--update-weight-delta-chunk-bytes",
+        type=int,
+        default=None,
+        metavar="BYTES",
+        help="Of full-shape tensors that a rollout engine's own loader is given at a time, where its "
+        "parameters cannot be written in place (default 512 MiB).",
+    )
+    add(
         "--update-weights-interval",
         type=int,
         default=1,
@@ -242,6 +250,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "buffer_size": flag("update_weight_buffer_size"),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
+        "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),
     }
     # Rollouts that start without weights find version 0 whole.
     if config_file is None and transport == "mpi_rma":
