@@ -148,6 +148,22 @@ Status check_engines(const Config& config) {
   return {};
 }
 
+Status check_agent(const Config& config) {
+  const AgentOptions& agent = config.agent;
+  for (std::size_t item = 0; item < agent.engines.size(); ++item) {
+    const std::string& url = agent.engines[item].url;
+    if (url.starts_with("http://") || url.starts_with("https://")) continue;
+    return refuse("agent.engines[", item,
+                  "].url: expected http://host:port or https://host:port, found '", url, "'");
+  }
+  const bool files = agent.hand_over == HandOver::kCheckpoint;
+  if (files != agent.checkpoint_dir.empty()) return check_host_shm(config.host_shm);
+  return refuse("agent.checkpoint_dir ",
+                files
+                    ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
+                    : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
+}
+
 }  // namespace
 
 Status settle_config(Config& config) {
@@ -156,7 +172,8 @@ Status settle_config(Config& config) {
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
-  return check_engines(config);
+  DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
+  return check_agent(config);
 }
 
 }  // namespace driftless

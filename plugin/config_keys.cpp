@@ -27,6 +27,10 @@ constexpr std::array kResumes = {Choice<ResumeMode>{"auto", ResumeMode::kAuto},
 constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemory},
                                  Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint},
                                  Choice<TargetKind>{"device", TargetKind::kDevice}};
+constexpr std::array kHandOvers = {Choice<HandOver>{"host_shm", HandOver::kHostShm},
+                                   Choice<HandOver>{"checkpoint", HandOver::kCheckpoint}};
+constexpr std::array kEngineKinds = {Choice<EngineKind>{"vllm", EngineKind::kVllm},
+                                     Choice<EngineKind>{"sglang", EngineKind::kSglang}};
 constexpr std::array kActions = {
     Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
     Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateFromDisk},
@@ -178,9 +182,13 @@ Status apply_receiver_id(Config& config, std::size_t, std::string_view value) {
   return {};
 }
 
+constexpr std::array<std::string_view, 2> kLists = {"engines", "agent.engines"};
+
 #define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
 #define DRIFTLESS_ENGINE(field) \
   [](auto& config, std::size_t item) -> auto& { return config.engines[item].field; }
+#define DRIFTLESS_AGENT_ENGINE(field) \
+  [](auto& config, std::size_t item) -> auto& { return config.agent.engines[item].field; }
 #define DRIFTLESS_OPTION(field) [](auto& options) -> auto& { return options.field; }
 
 constexpr std::array kKeys = {
@@ -347,6 +355,36 @@ constexpr std::array kKeys = {
     switch_key<DRIFTLESS_FIELD(notify.cleanup)>(
         "notify.cleanup",
         "Remove a version once every engine has acknowledged it, and no rollout needs it"),
+    choice_key<DRIFTLESS_FIELD(agent.hand_over), kHandOvers>(
+        "agent.hand_over", "host_shm or checkpoint",
+        "How driftless agent hands versions over: to receivers in the engines' workers "
+        "(road.host_shm.*), or as a checkpoint that they read again"),
+    text_key<DRIFTLESS_FIELD(agent.checkpoint_dir)>(
+        "agent.checkpoint_dir", kPath,
+        "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),
+    text_key<DRIFTLESS_AGENT_ENGINE(url)>("agent.engines[].url", "http://host:port",
+                                          "An engine of the host, which the agent drives"),
+    choice_key<DRIFTLESS_AGENT_ENGINE(kind), kEngineKinds>("agent.engines[].kind", "vllm or sglang",
+                                                           "What it is"),
+    text_key<DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
+                                                 "File with its bearer token"),
+    count_key<DRIFTLESS_FIELD(agent.workers)>(
+        "agent.workers", "Workers on host_shm that must have the last version at the end"),
+    count_key<DRIFTLESS_FIELD(agent.read_workers), 1, 256>(
+        "agent.read_workers", "Parts that are fetched and decoded at a time"),
+    size_key<DRIFTLESS_FIELD(agent.read_bytes), (std::uint64_t{1} << 20),
+             (std::uint64_t{16} << 40)>("agent.read_memory", "Memory that they hold, at most"),
+    duration_key<DRIFTLESS_FIELD(agent.stage_timeout)>(
+        "agent.stage_timeout", "For the workers of an engine to make a version ready"),
+    duration_key<DRIFTLESS_FIELD(agent.call_timeout)>("agent.call_timeout",
+                                                      "For one call to an engine"),
+    count_key<DRIFTLESS_FIELD(agent.retries), 0, 10>("agent.retries",
+                                                     "Further tries of an engine's update"),
+    duration_key<DRIFTLESS_FIELD(agent.retry_wait)>(
+        "agent.retry_wait", "Before the first of them; then twice as long each time"),
+    text_key<DRIFTLESS_FIELD(agent.sglang_loader)>(
+        "agent.sglang_loader", "a Python name",
+        "Hand-over host_shm to SGLang: the loader that its --custom-weight-loader names"),
     text_key<DRIFTLESS_FIELD(metrics_file)>(
         "metrics.file", kPath,
         "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),
@@ -354,6 +392,7 @@ constexpr std::array kKeys = {
 
 #undef DRIFTLESS_FIELD
 #undef DRIFTLESS_ENGINE
+#undef DRIFTLESS_AGENT_ENGINE
 #undef DRIFTLESS_OPTION
 
 }  // namespace
@@ -368,11 +407,25 @@ std::string_view to_string(RoadKind kind) {
 std::string ConfigKey::default_value() const {
   if (!default_text.empty()) return std::string(default_text);
   Config defaults;
-  if (in_list()) defaults.engines.emplace_back();
+  if (in_list()) add_list_item(defaults, list());
   return text(defaults, 0);
 }
 
 std::span<const ConfigKey> config_keys() { return kKeys; }
+
+std::span<const std::string_view> config_lists() { return kLists; }
+
+std::size_t list_items(const Config& config, std::string_view list) {
+  return list == kLists[0] ? config.engines.size() : config.agent.engines.size();
+}
+
+void add_list_item(Config& config, std::string_view list) {
+  if (list == kLists[0]) {
+    config.engines.emplace_back();
+  } else {
+    config.agent.engines.emplace_back();
+  }
+}
 
 const ConfigKey* find_config_key(std::string_view name) {
   const auto* const at =
