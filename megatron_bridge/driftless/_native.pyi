@@ -354,6 +354,24 @@ class TensorNews:
     def write(self, name: str, tensor: _Tensor, only: int | None = None) -> None:
         """Into a tensor of the same size on the host; with `only`, the values of these bits."""
 
+class MaskedWrite:
+    """A copy by addresses through a map, of the source's units that are not the sentinel. Done when
+    it is made."""
+
+    def __init__(
+        self,
+        map: StridedMap,
+        source: int,
+        dtype: str,
+        sentinel: int,
+        target: int,
+        target_dtype: str,
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def units(self) -> int: ...
+    def undo(self) -> None: ...
+
 class _Writer(Protocol):
     """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
 

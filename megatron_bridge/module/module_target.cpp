@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "core/parallel.h"
 #include "module/bindings.h"
 #include "module/errors.h"
 #include "module/target.h"
+#include "plugin/masked_write.h"
 
 namespace driftless::python {
 namespace {
@@ -226,10 +228,38 @@ void bind_map(py::module_& module) {
   });
 }
 
+// A copy from `source`, in which units are new values or the sentinel, into `address`.
+MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
+                         std::uint64_t sentinel, std::uint64_t target,
+                         const std::string& target_dtype, unsigned threads) {
+  const std::optional<ValueCast> cast =
+      value_cast(take(parse_dtype(dtype)), take(parse_dtype(target_dtype)));
+  if (!cast) {
+    throw StatusError(error(StatusCode::kUnsupported, "there is no conversion from ", dtype, " to ",
+                            target_dtype, " here"));
+  }
+  const auto memory = [](std::uint64_t address) {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+  };
+  const MaskedTarget into{memory(target), unit_bytes(take(parse_dtype(target_dtype))), *cast};
+  const py::gil_scoped_release released;
+  return take(MaskedWrite::make(map, {memory(source), sentinel}, into,
+                                threads == 0 ? default_threads() : threads));
+}
+
+void bind_masked(py::module_& module) {
+  py::class_<MaskedWrite>(module, "MaskedWrite")
+      .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
+           py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
+      .def_property_readonly("units", &MaskedWrite::units)
+      .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_module_target(py::module_& module) {
   bind_map(module);
+  bind_masked(module);
   py::class_<HeldNews, std::shared_ptr<HeldNews>>(module, "TensorNews")
       .def_property_readonly("names", &HeldNews::names)
       .def_property_readonly("whole", &HeldNews::whole)

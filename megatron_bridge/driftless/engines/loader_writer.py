@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from .bound import BoundTensors
+from .bound import TORCH_DTYPES, BoundTensors
+from .masked import MaskedLoad, MaskedTensor, filled_with
 from .planning import Plan
-from .tracing import LoadWeights
+from .tracing import LoadWeights, Trace
+from .whole import WholeLoad
+
+
+class _Load(Protocol):
+    def undo(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A masked tensor to be made; with `only`, of the new values that have these bits."""
+
+    name: str
+    sentinel: int
+    only: int | None
 
 
 class LoaderWriter:
-    """Called by the native target; one thread at a time."""
+    """Called by the native target, one thread at a time.
+
+    Tensors that go whole have a shadow on the host: the checkpoint's values, then every version's.
+    """
 
     def __init__(
         self,
@@ -24,23 +43,162 @@ class LoaderWriter:
         chunk_bytes: int,
     ) -> None:
         self._bound, self._load = bound, load_weights
-        self._layout, self._base, self._chunk_bytes = layout, base, chunk_bytes
-        self._names: list[str] = []
+        self._specs = {spec.name: spec for spec in layout.tensors}
+        self._base, self._chunk_bytes = base, chunk_bytes
+        self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
+        self._shadows: dict[str, torch.Tensor] = {}
+        self._news: Any = None
+        self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
+        self._chunks: list[list[_Pass]] = []  # of masked tensors, staged
+        self._ready: list[MaskedTensor] = []  # the first of them, made
+        self._done: list[_Load] = []  # what undo() takes back
+        self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
 
-    def prove(self, plan: Plan) -> dict[str, str]:
-        """Which of the plan's tensors cannot be written by the loader, and why."""
-        return {**plan.masked, **plan.whole}
+    # --- which tensors ---------------------------------------------------------------------------
+
+    def prove(self, plan: Plan, trace: Trace) -> dict[str, str]:
+        """Takes what the plan leaves to the loader, and returns what cannot be left to it, with the
+        reason. Each is tried with the checkpoint's own values, which must come out as they are;
+        the module is as it was afterwards."""
+        refused: dict[str, str] = {}
+        for name in list(plan.masked):
+            storages = {copy.storage for copy in trace.copies.get(name, ())}
+            why = self._try_masked(name, storages)
+            if why is None:
+                self._masked[name] = storages
+            else:
+                plan.demote(name, f"{plan.masked[name]}; {why}")
+        for name, reason in plan.whole.items():
+            why = self._try_whole(name)
+            if why is None:
+                self._shadows[name] = self._base(name).clone()
+            else:
+                refused[name] = f"{reason}; {why}"
+        return refused
+
+    def _try_masked(self, name: str, storages: set[int]) -> str | None:
+        if self._load is None:
+            return "there is no load_weights"
+        try:
+            tensor = MaskedTensor(name, self._base(name), None)
+            MaskedLoad(self._bound, storages).load(self._load, [tensor])
+            return None
+        except Exception as error:
+            return _first_line(error)
+
+    def _try_whole(self, name: str) -> str | None:
+        if self._load is None:
+            return "there is no load_weights"
+        load = WholeLoad(self._bound)
+        try:
+            load.load(self._load, name, self._base(name).clone())
+            other = load.changed()
+        except Exception as error:
+            return f"loading it again fails ({_first_line(error)})"
+        finally:
+            load.undo()
+        if other is None:
+            return None
+        return f"loading it again does not give what '{other}' holds (changed after loading)"
 
     def names(self) -> list[str]:
-        return self._names
+        return [*self._masked, *self._shadows]
+
+    # --- for the native target -------------------------------------------------------------------
 
     def check(self) -> None:
         self._bound.check()
 
-    def stage(self, news: Any) -> None: ...
+    def stage(self, news: Any) -> None:
+        self._news = news
+        for name in news.names:
+            if news.whole:
+                self._whole[name] = self._empty(name)
+                news.write(name, self._whole[name])
+            elif name in self._shadows:
+                self._whole[name] = self._shadows[name].clone()
+                news.write(name, self._whole[name])
+        self._chunks = [] if news.whole else self._cut(news)
+        self._ready = self._make(self._chunks[0]) if self._chunks else []
 
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        assert self._load is not None
+        try:
+            for chunk in self._chunks:
+                ready, self._ready = self._ready or self._make(chunk), []
+                self._commit_chunk(ready)
+            for name, tensor in self._whole.items():
+                load = WholeLoad(self._bound)
+                self._done.append(load)
+                load.load(self._load, name, tensor)
+        except BaseException:
+            self._undo_loads()
+            raise
+        for name, tensor in self._whole.items():
+            if name in self._shadows:
+                self._replaced[name] = self._shadows[name]
+                self._shadows[name] = tensor
+        self._whole = {}
 
-    def undo(self) -> None: ...
+    def undo(self) -> None:
+        self._undo_loads()
+        self._shadows.update(self._replaced)
+        self._replaced = {}
 
-    def drop(self) -> None: ...
+    def drop(self) -> None:
+        self._news, self._whole, self._chunks, self._ready = None, {}, [], []
+        self._done, self._replaced = [], {}
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _undo_loads(self) -> None:
+        while self._done:
+            self._done.pop().undo()
+
+    def _commit_chunk(self, chunk: list[MaskedTensor]) -> None:
+        assert self._load is not None
+        loading = set().union(*(self._masked[each.name] for each in chunk))
+        load = MaskedLoad(self._bound, loading)
+        self._done.append(load)
+        load.load(self._load, chunk)
+
+    def _empty(self, name: str) -> torch.Tensor:
+        spec = self._specs[name]
+        return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+
+    def _cut(self, news: Any) -> list[list[_Pass]]:
+        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its."""
+        chunks: list[list[_Pass]] = []
+        size = 0
+        for name in news.names:
+            if name not in self._masked:
+                continue
+            for each in _passes(name, news.absent(name)):
+                bytes_each = self._specs[name].size_bytes
+                if not chunks or each.only is not None or size + bytes_each > self._chunk_bytes:
+                    chunks.append([])
+                    size = 0
+                chunks[-1].append(each)
+                size += bytes_each
+        return chunks
+
+    def _make(self, chunk: list[_Pass]) -> list[MaskedTensor]:
+        made = []
+        for each in chunk:
+            spec = self._specs[each.name]
+            tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
+            self._news.write(each.name, tensor, each.only)
+            made.append(MaskedTensor(each.name, tensor, each.sentinel))
+        return made
+
+
+def _passes(name: str, absent: int | None) -> list[_Pass]:
+    """One, or two where the new values have every pattern of bits that there is: then those that
+    look like the first sentinel come with another one."""
+    if absent is not None:
+        return [_Pass(name, absent, None)]
+    return [_Pass(name, 0, None), _Pass(name, 1, 0)]
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,16 @@ class Plan:
         self.maps.pop(name, None)
         self.masked.pop(name, None)
         self.whole.setdefault(name, why)
+
+
+    def restrict(self, allow: Collection[str]) -> None:
+        """Moves what would go a way that is not allowed to the next one."""
+        for name in list(self.maps) if not {"plan", "direct"} & set(allow) else ():
+            if self.maps[name]:
+                self.maps.pop(name)
+                self.masked[name] = "maps are not allowed"
+        for name in list(self.masked) if "masked" not in allow else ():
+            self.demote(name, f"{self.masked[name]}; masked overwrite is not allowed")
 
 
 def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:

@@ -15,16 +15,12 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from .bound import TORCH_DTYPES, BoundTensors, View, dtype_name, storage_key
+from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
-_COPY = torch.ops.aten.copy_.default
-_TO_COPY = torch.ops.aten._to_copy.default
-_FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 # After this many tensors that stop the loader it is given one tensor at a time.
 _MOST_RESTARTS = 4
 
@@ -65,48 +61,10 @@ class Trace:
                 self.parameters[name].add(parameter)
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Where the values of a meta storage come from: a tensor as it is, perhaps converted."""
-
-    name: str
-    dtype: torch.dtype
-    converted: bool = False
-
-
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that the operation writes."""
-    found: list[torch.Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        found += [each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor)]
-    return found
-
-
-def tensors_in(*values: Any) -> list[torch.Tensor]:
-    return [each for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
-
-
-def op_name(func: Any) -> str:
-    return func._schema.name.removeprefix("aten::")
-
-
-class _Tracer(TorchDispatchMode):
+class _Tracer(Watching):
     def __init__(self, bound: BoundTensors, trace: Trace) -> None:
-        super().__init__()
-        self.bound, self.trace = bound, trace
-        self.current: str | None = None  # the tensor that the loader took last
-        self.origins: dict[int, _Origin] = {}
-        self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
-        # As long as somebody has a weak reference, a storage's key is not used again.
-        self.kept: list[StorageWeakRef] = []
-
-    def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        self.current = name
-        self.origins[storage_key(tensor)] = _Origin(name, tensor.dtype)
-        return tensor
+        super().__init__(bound)
+        self.trace = trace
 
     def __torch_dispatch__(
         self,
@@ -117,13 +75,13 @@ class _Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.trace.operations += 1
-        if func is _COPY:
+        if func is COPY:
             return self.copy(args[0], args[1])
         targets = written(func, args, kwargs)
         if any(self.bound.find(each) for each in targets):
             return self.other_write(func, targets, args, kwargs)
         names = self.names_of(tensors_in(args, kwargs))
-        if func is _TO_COPY and names:
+        if func is TO_COPY and names:
             converted = self.convert(args[0], kwargs)
             if converted is not None:
                 return converted
@@ -135,34 +93,8 @@ class _Tracer(TorchDispatchMode):
                 self.trace.problem(names, why)
         result = func(*args, **kwargs)
         if names:
-            self.taint(self.fresh(tensors_in(result)), names, op_name(func))
+            self.taint(tensors_in(result), names, op_name(func))
         return result
-
-    def fresh(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [
-            each
-            for each in tensors
-            if storage_key(each) not in self.origins and self.bound.find(each) is None
-        ]
-
-    def taint(self, tensors: list[torch.Tensor], names: set[str], by: str) -> None:
-        for each in tensors:
-            known, how = self.derived.get(storage_key(each), (set(), by))
-            self.derived[storage_key(each)] = (known | names, how)
-            self.keep(each)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        self.kept.append(StorageWeakRef(tensor.untyped_storage()))
-
-    def names_of(self, tensors: Iterable[torch.Tensor]) -> set[str]:
-        names: set[str] = set()
-        for each in tensors:
-            key = storage_key(each)
-            if key in self.origins:
-                names.add(self.origins[key].name)
-            elif key in self.derived:
-                names |= self.derived[key][0]
-        return names
 
     def convert(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
         """tensor.to(): another device, or another type. The values stay known by their place."""
@@ -176,7 +108,7 @@ class _Tracer(TorchDispatchMode):
             return None
         room = source.untyped_storage().nbytes() // source.element_size()
         base = torch.empty(room, dtype=dtype, device="meta")
-        self.origins[storage_key(base)] = _Origin(origin.name, dtype, converted=True)
+        self.origins[storage_key(base)] = Origin(origin.name, dtype, converted=True)
         self.keep(base)
         return base.as_strided(source.shape, source.stride(), source.storage_offset())
 
@@ -185,13 +117,13 @@ class _Tracer(TorchDispatchMode):
         names = self.names_of([source])
         if storage is None:
             if names:
-                self.taint(self.fresh([target]), names, "a copy into a temporary")
+                self.taint([target], names, "a copy into a temporary")
                 key = storage_key(target)
                 if key in self.origins:
                     why = "the loader copies into the loaded tensor"
                     self.trace.problem(names | {self.origins[key].name}, why)
                 return target
-            return _COPY(target, source)
+            return COPY(target, source)
         origin = self.origins.get(storage_key(source))
         if origin is None:
             how = self.derived.get(storage_key(source), (None, "something else"))[1]
@@ -221,17 +153,20 @@ class _Tracer(TorchDispatchMode):
             )
         )
         self.trace.parameters[origin.name].add(storage.name)
+        self.note_filled(storage.key, origin.name)
         return target
 
     def other_write(
         self, func: Any, targets: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        names = self.names_of(tensors_in(args, kwargs))
+        into = {storage_key(target) for target in targets}
+        inputs = [each for each in tensors_in(args, kwargs) if storage_key(each) not in into]
+        names = self.names_of(inputs)
         for target in targets:
             storage = self.bound.find(target)
             if storage is None:
                 continue
-            if func in _FILLS and not names:
+            if func in FILLS and not names:
                 fill = Fill(storage.key, View.of(target), target.dtype, self.trace.operations)
                 self.trace.fills.append(fill)
                 continue
@@ -241,11 +176,7 @@ class _Tracer(TorchDispatchMode):
 
     def blamed(self, storage: int) -> set[str]:
         """Who else is meant by a write without a tensor of the checkpoint in it."""
-        names = {
-            name
-            for name, copies in self.trace.copies.items()
-            if any(copy.storage == storage for copy in copies)
-        }
+        names = self.filled.get(storage, set())
         return names | ({self.current} if self.current else set())
 
 
@@ -276,9 +207,6 @@ def _run(
         text = str(error).split("\n")[0][:200]
         trace.problem([failed], f"the loader looks at values ({type(error).__name__}: {text})")
     _note_rebound(bound, tracer, trace)
-    tracer.kept.clear()
-    tracer.origins.clear()
-    tracer.derived.clear()
     if failed is None:
         _note_kept(held, trace)
     return failed

@@ -1,0 +1,107 @@
+"""A dispatch mode that knows which values come from which checkpoint tensor.
+
+TorchDispatchMode is called for every operation below autograd, whichever way it was asked for: a
+loader cannot write into memory behind its back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from .bound import BoundTensors, storage_key
+
+COPY = torch.ops.aten.copy_.default
+TO_COPY = torch.ops.aten._to_copy.default
+FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that the operation writes."""
+    found: list[torch.Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        found += tensors_in(value)
+    return found
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    return [each for each in tree_flatten(values)[0] if isinstance(each, torch.Tensor)]
+
+
+def op_name(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the values of a storage come from: a tensor as it is, perhaps converted."""
+
+    name: str
+    dtype: torch.dtype
+    converted: bool = False
+
+
+class Watching(TorchDispatchMode):
+    """What is known of storages. Subclasses say what happens."""
+
+    def __init__(self, bound: BoundTensors) -> None:
+        super().__init__()
+        self.bound = bound
+        self.current: str | None = None  # the tensor that the loader took last
+        self.origins: dict[int, Origin] = {}
+        self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
+        self.filled: dict[int, set[str]] = {}  # storage of the module -> names copied there
+        # As long as somebody has a weak reference, a storage's key is not used again.
+        self.kept: dict[int, StorageWeakRef] = {}
+
+    def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The loader takes it next."""
+        self.current = name
+        self.origins[storage_key(tensor)] = Origin(name, tensor.dtype)
+        self.keep(tensor)
+        return tensor
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        key = storage_key(tensor)
+        if key not in self.kept:
+            self.kept[key] = StorageWeakRef(tensor.untyped_storage())
+
+    def fresh(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that are neither the checkpoint's nor the module's."""
+        return [
+            each
+            for each in tensors
+            if storage_key(each) not in self.origins and self.bound.find(each) is None
+        ]
+
+    def taint(self, tensors: list[torch.Tensor], names: set[str], by: str) -> None:
+        for each in self.fresh(tensors):
+            key = storage_key(each)
+            known, how = self.derived.get(key, (set(), by))
+            self.derived[key] = (known | names, how)
+            self.keep(each)
+
+    def names_of(self, tensors: Iterable[torch.Tensor]) -> set[str]:
+        """The checkpoint tensors whose values are in these, as they are or not."""
+        names: set[str] = set()
+        for each in tensors:
+            key = storage_key(each)
+            if key in self.origins:
+                names.add(self.origins[key].name)
+            elif key in self.derived:
+                names |= self.derived[key][0]
+            elif key in self.filled:
+                names |= self.filled[key]
+        return names
+
+    def note_filled(self, storage: int, name: str) -> None:
+        self.filled.setdefault(storage, set()).add(name)

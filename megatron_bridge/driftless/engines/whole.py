@@ -1,0 +1,85 @@
+"""Whole tensors through a module's loader, whatever it does with them: computing, quantizing,
+putting other tensors in the parameters' places. What it writes can be taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from .bound import Binding, BoundTensors, Storage, bits
+from .tracing import LoadWeights
+from .watching import Watching, written
+
+
+class WholeLoad(Watching):
+    """Used once: load(), and then undo() where it must be. Memory: a copy of every parameter that
+    the loader writes."""
+
+    def __init__(self, bound: BoundTensors) -> None:
+        super().__init__(bound)
+        self.before: dict[int, tuple[Storage, torch.Tensor]] = {}
+
+    def load(self, load_weights: LoadWeights, name: str, tensor: torch.Tensor) -> None:
+        """All or nothing. Parameters keep their memory: a tensor that the loader puts in the place
+        of one is copied into that one."""
+        try:
+            with torch.no_grad():
+                with self:
+                    load_weights(iter([(name, tensor)]))
+                for binding in list(self.bound.rebound()):
+                    self.settle(binding)
+        except BaseException:
+            self.undo()
+            raise
+
+    def save(self, storage: Storage) -> None:
+        if storage.key not in self.before:
+            self.before[storage.key] = (storage, storage.flat(torch.uint8).clone())
+
+    def settle(self, binding: Binding) -> None:
+        current = binding.current()
+        storage = self.bound.find(binding.data)
+        same = (
+            current is not None
+            and current.shape == binding.data.shape
+            and current.dtype == binding.data.dtype
+        )
+        if storage is None or current is None or not same:
+            raise UnsupportedError(
+                f"the loader puts a tensor of another shape or type in the place of '{binding.name}'"
+            )
+        self.save(storage)
+        values = current.detach()
+        binding.restore()
+        binding.data.copy_(values)
+
+    def undo(self) -> None:
+        for binding in list(self.bound.rebound()):
+            binding.restore()
+        with torch.no_grad():
+            for storage, old in self.before.values():
+                storage.flat(torch.uint8).copy_(old)
+        self.before.clear()
+
+    def changed(self) -> str | None:
+        """The name of a parameter that has other bits than before, if one has."""
+        for storage, old in self.before.values():
+            if not torch.equal(bits(storage.flat(torch.uint8)), old):
+                return storage.name
+        return None
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        for target in written(func, args, kwargs):
+            storage = self.bound.find(target)
+            if storage is not None:
+                self.save(storage)
+        return func(*args, **kwargs)
