@@ -38,7 +38,7 @@ def obey(model, command):
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            worker_probe.install(model.__dict__["_driftless_follower"], command["point"])
+            worker_probe.install(model.__dict__["_driftless_follower"], command["point"], model)
         return {}
     raise ValueError(command)
 

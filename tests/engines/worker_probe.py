@@ -62,11 +62,11 @@ class Probe(WorkerExtension):
         """The next commit of this rank fails: before it writes, while it writes, or after it has
         written (the rank is then at the new version, and says that it failed)."""
         if self.rank == rank:
-            install(self._driftless_follower(), point)
+            install(self._driftless_follower(), point, self.model_runner.get_model())
         return {"rank": self.rank}
 
 
-def install(follower, point):
+def install(follower, point, model):
     """The next commit fails, once."""
     receiver = follower._receiver
 
@@ -75,7 +75,7 @@ def install(follower, point):
         if point == "before":
             raise RuntimeError("injected before the commit")
         if point == "during":
-            return commit_over_foreign_writes(follower, receiver)
+            return commit_over_foreign_writes(model, receiver)
         receiver.commit()
         raise RuntimeError("injected after the commit")
 
@@ -90,11 +90,11 @@ class Wrapped:
         return getattr(self._receiver, name)
 
 
-def commit_over_foreign_writes(follower, receiver):
+def commit_over_foreign_writes(model, receiver):
     """Somebody else has written into a parameter that the commit is about to change: the commit
     finds out when it gets there, and takes back what it has written before. Then the foreign write
     is taken back, too."""
-    parameter = dict(follower._target.module.named_parameters())[PARAMETER]
+    parameter = dict(model.named_parameters())[PARAMETER]
     kept = parameter.detach().clone()
     with torch.no_grad():
         parameter += 1

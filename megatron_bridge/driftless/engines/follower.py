@@ -8,7 +8,8 @@ it was given: a reply with another nonce belongs to another call.
      "ways": {way: how many tensors}, "timings": {name: ms}}
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
-can be taken back), failed (the last staging, see error; the weights are those of `version`).
+can be taken back), failed (the last staging or commit; the weights are those of `version`). An error
+is told by every reply until the next call that succeeds; `version` is always what the weights are.
 
 Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
 else touches the receiver.
@@ -76,7 +77,7 @@ class Follower:
 
     def commit(self, version: int | None = None, nonce: str = "") -> Reply:
         """Writes what is staged; refused where that is not `version`."""
-        return self._answer(nonce, lambda: self._commit(version))
+        return self._answer(nonce, lambda: self._remember(lambda: self._commit(version)))
 
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
@@ -100,8 +101,7 @@ class Follower:
             work()
         except Exception as problem:  # noqa: BLE001  a reply, whatever it was
             error = text_of(problem)
-        # A staging that failed is told by every later reply until the next begins.
-        return self._reply(nonce, error or (self._error if self._state == "failed" else None))
+        return self._reply(nonce, error or self._error)
 
     def _reply(self, nonce: str, error: str | None) -> Reply:
         return {
@@ -181,21 +181,29 @@ class Follower:
         try:
             with no_grad():
                 report = receiver.commit()
-        except BaseException:
-            self._state = "idle"
-            raise
         finally:
+            # A commit that holds may fail afterwards: the version tells.
             self._staged = None
             self._look(receiver)
-        self._state, self._before, self._error = "committed", before, None
+            held = self._version != before
+            self._state, self._before = ("committed", before) if held else ("failed", None)
+        self._error = None
         for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
             self._timings[name] = getattr(report, name)
+
+    def _remember(self, work: Callable[[], None]) -> None:
+        """For calls whose reply may be lost: status() tells what went wrong."""
+        try:
+            work()
+        except Exception as problem:
+            self._error = text_of(problem)
+            raise
 
     def _rollback(self, version: int) -> None:
         receiver = self._ready()
         if self._staged is not None and version == self._version:
             receiver.rollback()
-            self._state, self._staged = "idle", None
+            self._state, self._staged, self._error = "idle", None, None
             return
         if version == self._version:
             self._error = None
@@ -211,7 +219,7 @@ class Follower:
                 receiver.rollback()
         finally:
             self._look(receiver)
-        self._state, self._before = "idle", None
+        self._state, self._before, self._error = "idle", None, None
 
     def _ready(self) -> driftless.Receiver:
         if self._receiver is None:
