@@ -34,6 +34,8 @@ def obey(model, command):
         return worker_probe.checksums(model)
     if command["what"] == "fresh":
         return worker_probe.checksums(fresh(model, command["path"]))
+    if command["what"] == "base":
+        return worker_probe.back_to_base(model, model.__dict__["_driftless_follower"], command["path"])
     if command["what"] == "fault":
         from sglang.srt.distributed import parallel_state
 

@@ -9,13 +9,13 @@ from engines import Spec
 from follows import assert_at, assert_weights
 from hosts import HostError
 
-TWO = Spec("vllm", "qwen3", 2)
+SPEC = Spec("vllm", "qwen3", 2)
 
 
 @pytest.fixture
 def pair(started, run_of):
     """The engine back at the base's weights, following a run of this test."""
-    engine = started.get(TWO)
+    engine = started.get(SPEC)
     if not hasattr(engine, "pids"):  # asked for before the reply queue slips
         engine.pids = engine.rpc("probe_pid")
     run = run_of("qwen3")
@@ -94,8 +94,8 @@ def test_a_killed_worker(pair, started):
         for _ in range(3):  # vLLM may need a moment to notice
             engine.update(timeout_s=10)
     print(refused.value)
-    started.drop(TWO)
-    following = started.get(TWO)  # a new engine catches up
+    started.drop(SPEC)
+    following = started.get(SPEC)  # a new engine catches up
     assert following.follow(run.config) == 0
     assert following.update()["version"] == run.version
     assert_at(following, run.model, run.version)

@@ -39,15 +39,7 @@ class Probe(WorkerExtension):
             return checksums(get_model(vllm_config=config))
 
     def probe_base(self, path):
-        """The weights of `path` again, and a follower that knows of nothing."""
-        from safetensors.torch import load_file
-
-        follower = self._driftless_follower()
-        follower.close()
-        with torch.no_grad():
-            self.model_runner.get_model().load_weights(load_file(f"{path}/model.safetensors").items())
-        follower.__init__(follower.rank, follower._make_target)
-        return {}
+        return back_to_base(self.model_runner.get_model(), self._driftless_follower(), path)
 
     def probe_pid(self):
         return os.getpid()
@@ -64,6 +56,19 @@ class Probe(WorkerExtension):
         if self.rank == rank:
             install(self._driftless_follower(), point, self.model_runner.get_model())
         return {"rank": self.rank}
+
+
+def back_to_base(model, follower, path):
+    """The weights of `path` again, and a follower that knows of nothing."""
+    from safetensors.torch import load_file
+
+    follower.close()
+    with torch.no_grad():
+        model.load_weights(load_file(f"{path}/model.safetensors").items())
+    kept = {name: follower.__dict__.get(name) for name in ("answers", "settings", "on_staged")}
+    follower.__init__(follower.rank, follower._make_target)
+    follower.__dict__.update(kept)
+    return {}
 
 
 def install(follower, point, model):
