@@ -1,0 +1,381 @@
+"""What must hold of driftless.engines.ModuleTarget, one function each. Run in an environment that
+has torch: `python checks.py NAME`; tests/python/test_module_target.py runs them all."""
+
+import sys
+import traceback
+
+import torch
+
+import driftless
+import toy_engine
+import toy_run
+from driftless.engines import ModuleTarget
+from toy_engine import ODD, fresh, state_bits
+
+# In these a NaN makes the loader's own result depend on how torch rounds it.
+PLAIN = ("odd.quantized", "odd.converted")
+
+
+def raises(kind, *words):
+    class Expectation:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, type_, value, traceback):
+            assert type_ is not None, f"nothing was raised, expected {kind.__name__}"
+            if not issubclass(type_, kind):
+                return False
+            for word in words:
+                assert word in str(value), f"no {word!r} in {value}"
+            self.value = value
+            return True
+
+    return Expectation()
+
+
+class Group:
+    """The ranks of one engine, and the run that they follow."""
+
+    def __init__(self, tp=1, odd=ODD, seed=7, overrides=(), **options):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.tp, self.odd = tp, odd
+        self.weights = toy_run.make_weights(self.generator, odd)
+        self.run = toy_run.Run(self.weights, *overrides)
+        self.engines = [fresh(self.weights, rank, tp, odd) for rank in range(tp)]
+        self.targets = [ModuleTarget(engine, self.run.base, **options) for engine in self.engines]
+        self.receivers = [
+            self.run.receiver(target, id=f"rank{rank}") for rank, target in enumerate(self.targets)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.run.__exit__(*error)
+
+    def step(self, share=0.05):
+        self.before = self.weights
+        self.weights = toy_run.step(self.generator, self.weights, share, PLAIN)
+        return self.run.publish(self.weights)
+
+    def step_changing(self, name):
+        """One step, of which `name` is a part."""
+        while True:
+            start = self.weights
+            new = toy_run.step(self.generator, start, 0.2, PLAIN)
+            if not torch.equal(toy_run.bits(start[name]), toy_run.bits(new[name])):
+                break
+        self.before, self.weights = start, new
+        return self.run.publish(new)
+
+    def take(self):
+        return [receiver.commit() for receiver in self.receivers if receiver.stage(10)]
+
+    def holds(self, weights):
+        return all(self.rank_holds(rank, weights) for rank in range(self.tp))
+
+    def rank_holds(self, rank, weights):
+        found = state_bits(self.engines[rank])
+        expected = state_bits(fresh(weights, rank, self.tp, self.odd))
+        different = [name for name in expected if found[name] != expected[name]]
+        if different:
+            print("rank", rank, "differs in", different)
+        return not different
+
+    def ways(self, *names):
+        return {self.targets[0].ways[name].way for name in names}
+
+
+def follow(versions, **options):
+    with Group(**options) as group:
+        addresses = [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        for version in range(1, versions + 1):
+            report = group.step(share=0.3 if version % 10 == 0 else 0.02)
+            for update in group.take():
+                assert (update.version, update.digest) == (version, report.digest)
+            assert group.holds(group.weights), version
+        assert addresses == [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        return group.targets[0]
+
+
+def fifty_versions():
+    ways = follow(50).ways
+    assert {way.way for way in ways.values()} == {"direct", "plan", "masked", "whole"}
+
+
+def fifty_versions_tp2():
+    follow(50, tp=2)
+
+
+def all_by_masked_overwrite():
+    ways = follow(12, tp=2, allow=("masked", "whole")).ways
+    assert ways["layers.0.q.weight"].way == "masked"
+
+
+def masked_overwrite_in_small_chunks():
+    follow(6, allow=("masked", "whole"), chunk_bytes=3000, odd=())
+
+
+def all_whole():
+    assert follow(6, allow=("whole",)).ways["layers.0.q.weight"].way == "whole"
+
+
+def every_pattern_of_bits():
+    """So many new values that no bits are left for a sentinel: 8-bit ones in two passes."""
+    with Group(odd=(), allow=("masked", "whole")) as group:
+        weights = {name: tensor.clone() for name, tensor in group.weights.items()}
+        flat = weights["fp8.weight"].view(torch.uint8).view(-1)
+        flat[:512] = torch.arange(512) % 256
+        weights["embed.weight"].view(torch.int16).view(-1)[:] ^= 1
+        group.run.publish(weights)
+        group.take()
+        assert group.holds(weights)
+
+
+def folded_versions():
+    with Group(tp=2) as group:
+        for _ in range(4):
+            report = group.step()
+        for update in group.take():
+            assert (update.versions, update.version, update.digest) == (4, 4, report.digest)
+        assert group.holds(group.weights)
+
+
+def ways_are_named():
+    with Group(tp=2) as group:
+        assert group.ways("counts", "fp8.weight", "odd.fill_then_copy") == {"direct"}
+        plan = ("layers.0.q.weight", "layers.1.experts.3.up.weight", "norm.weight", "embed.weight")
+        assert group.ways(*plan, "odd.setitem", "odd.converted") == {"plan"}
+        assert group.ways("odd.broadcast") == {"masked"}
+        whole = set(ODD) - {"fill_then_copy", "setitem", "converted", "broadcast"}
+        assert group.ways(*(f"odd.{means}" for means in whole)) == {"whole"}
+        ways = group.targets[0].ways
+        for means, word in {
+            "index_copy": "index_copy_",
+            "index_put": "index_put_",
+            "add": "add_",
+            "clone": "clone",
+            "temporary": "temporary",
+            "rebind": "in the place of 'odd.rebind'",
+            "copy_then_fill": "after it copied",
+            "item": "values",
+        }.items():
+            assert word in ways[f"odd.{means}"].reason, ways[f"odd.{means}"]
+        assert ways["layers.0.k.weight"].parameter == "layers.0.qkv"
+        assert ways["embed.weight"].parameter == "embed.weight, head_copy"
+        assert "does not take it" in ways["unused.weight"].reason
+        assert "whole    odd.add" in group.targets[0].describe()
+        assert group.holds(group.weights), "making a target changes nothing"
+
+
+def digest_is_proven_where_all_is_held():
+    with Group(odd=()) as group:
+        assert not group.targets[0].proven  # converted norms
+    shapes = {"a": (torch.bfloat16, (64, 32)), "b": (torch.float32, (50,))}
+    weights = {n: torch.randn(s).to(d) for n, (d, s) in shapes.items()}
+    with toy_run.Run(weights) as run:
+        module = torch.nn.ParameterDict(
+            {n: torch.nn.Parameter(t.clone(), requires_grad=False) for n, t in weights.items()}
+        )
+        target = ModuleTarget(module, run.base)
+        assert target.proven and {w.way for w in target.ways.values()} == {"direct"}
+        receiver = run.receiver(target)
+        new = toy_run.step(torch.Generator().manual_seed(1), weights)
+        report = run.publish(new)
+        assert receiver.stage(10) and receiver.commit().digest == report.digest
+        assert all(torch.equal(toy_run.bits(module[n].data), toy_run.bits(new[n])) for n in new)
+        # Somebody else writes: found when the next delta is proven, and nothing changes.
+        newer = {name: tensor.clone() for name, tensor in new.items()}
+        newer["b"][3:9] += 1
+        run.publish(newer)
+        module["b"].data[3] += 2
+        held = state_bits(module)
+        with raises(driftless.errors.MismatchError, "digest"):
+            receiver.stage(10)
+        assert state_bits(module) == held
+
+
+def rollback():
+    with Group(tp=2) as group:
+        group.step()
+        group.take()
+        committed = group.weights
+        group.step()
+        group.take()
+        for receiver in group.receivers:
+            receiver.rollback()
+            assert receiver.version == 1
+        assert group.holds(committed)
+        group.take()  # and again
+        assert group.holds(group.weights)
+        # Dropped before it was committed.
+        kept = group.weights
+        group.step()
+        for receiver in group.receivers:
+            assert receiver.stage(10)
+            receiver.rollback()
+        assert group.holds(kept)
+        group.take()
+        assert group.holds(group.weights)
+
+
+class Injected(RuntimeError):
+    pass
+
+
+def exception_in_the_loader():
+    """At whichever call of whichever loader: everything is restored, and the next try succeeds."""
+    for means in ("broadcast", "quantized", "rebind", "add", "index_put"):
+        with Group() as group:
+            engine = group.engines[0]
+            group.step_changing(f"odd.{means}")
+            good = getattr(engine, "load_" + means)
+
+            def bad(into, tensor, good=good):
+                good(into, tensor)
+                raise Injected("the loader breaks")
+
+            held = state_bits(engine)
+            setattr(engine, "load_" + means, bad)
+            assert group.receivers[0].stage(10)
+            with raises(driftless.Error, "the loader breaks"):
+                group.receivers[0].commit()
+            assert state_bits(engine) == held, means
+            assert group.receivers[0].version == 0
+            setattr(engine, "load_" + means, good)
+            group.take()
+            assert group.holds(group.weights), means
+
+
+def loader_changes_its_mind():
+    """A copy when it was traced, something else later: refused, the parameter intact."""
+    with Group(odd=("broadcast",)) as group:
+        engine = group.engines[0]
+        group.step_changing("odd.broadcast")
+        engine.load_broadcast = lambda into, tensor: into.data.add_(tensor)
+        held = state_bits(engine)
+        assert group.receivers[0].stage(10)
+        with raises(driftless.errors.UnsupportedError, "odd.broadcast", "add_"):
+            group.receivers[0].commit()
+        assert state_bits(engine) == held
+
+
+def writes_of_others_are_found():
+    with Group(tp=2) as group:
+        name = "layers.1.down.weight"
+        group.step_changing(name)
+        engine = group.engines[1]
+        assert group.receivers[1].stage(10)
+        half = toy_engine.FFN // 2
+        old, new = (toy_run.bits(w[name])[:, half:] for w in (group.before, group.weights))
+        row, column = (old != new).nonzero()[-1].tolist()
+        engine.layers[1].down.data[row, column] += 1
+        held = state_bits(engine)
+        with raises(driftless.errors.MismatchError, "layers.1.down", "undone"):
+            group.receivers[1].commit()
+        assert state_bits(engine) == held
+
+
+def replaced_parameters_are_found():
+    with Group() as group:
+        group.step()
+        engine = group.engines[0]
+        engine.norm = torch.nn.Parameter(engine.norm.data.clone(), requires_grad=False)
+        with raises(driftless.errors.MismatchError, "'norm'", "make the target again"):
+            group.receivers[0].stage(10)
+
+
+def repacked_parameters_are_not_touched():
+    """Another layout after loading: by the guard, by name; and a version that changes it is refused
+    with the rest as it was."""
+    generator = torch.Generator().manual_seed(3)
+    weights = toy_run.make_weights(generator, ())
+    with toy_run.Run(weights) as run:
+        engine = fresh(weights, odd=())
+        up = engine.layers[0].gate_up.data
+        up.copy_(torch.cat([up[toy_engine.FFN :], up[: toy_engine.FFN]]))  # swapped
+        target = ModuleTarget(engine, run.base)
+        held = state_bits(engine)
+        refused = {name for name, way in target.ways.items() if way.way == "refused"}
+        assert refused == {"layers.0.gate.weight", "layers.0.up.weight"}, refused
+        assert "gate_up" in target.ways["layers.0.up.weight"].reason
+        receiver = run.receiver(target)
+        new = {name: tensor.clone() for name, tensor in weights.items()}
+        new["layers.0.up.weight"][3, 4:9] += 1
+        run.publish(new)
+        with raises(driftless.errors.UnsupportedError, "gate_up", "layers.0."):
+            receiver.stage(10)
+        assert state_bits(engine) == held
+
+
+def wrong_base_is_refused():
+    generator = torch.Generator().manual_seed(4)
+    weights = toy_run.make_weights(generator, ())
+    other = toy_run.step(generator, weights)
+    with toy_run.Run(other) as run, toy_run.Run(weights) as elsewhere:
+        for rank in range(2):  # each rank holds only a part, and knows all the same
+            target = ModuleTarget(fresh(weights, rank, 2, ()), elsewhere.base)
+            with raises(driftless.errors.WrongBaseError, "another base"):
+                run.receiver(target)
+        # The right checkpoint, but other weights in the module.
+        target = ModuleTarget(fresh(weights, odd=()), run.base)
+        refused = [name for name, way in target.ways.items() if way.way == "refused"]
+        assert len(refused) > 10, refused
+
+
+def anchors():
+    """A full version: written through the maps and the loader."""
+    with Group(tp=2, overrides=("anchors.first=true", "anchors.every=1")) as group:
+        group.step()
+        for target in group.targets:
+            assert target.state.valid
+        late = [fresh(group.before, rank, 2) for rank in range(2)]
+        group.step(share=0.5)
+        targets = [ModuleTarget(engine, group.run.base, version=None) for engine in late]
+        for rank, target in enumerate(targets):
+            receiver = group.run.receiver(target, id=f"late{rank}")
+            assert receiver.stage(10)
+            update = receiver.commit()
+            assert update.anchor and update.version == 2
+            expected = state_bits(fresh(group.weights, rank, 2))
+            assert state_bits(late[rank]) == expected
+        while group.receivers[0].version < 2:
+            group.take()
+        assert group.holds(group.weights)
+
+
+def module_without_a_loader():
+    weights = {"w": torch.randn(40, 30).to(torch.bfloat16), "other": torch.randn(9)}
+    with toy_run.Run(weights) as run:
+        module = torch.nn.Module()
+        module.w = torch.nn.Parameter(weights["w"].float(), requires_grad=False)
+        target = ModuleTarget(module, run.base)
+        assert target.ways["w"].way == "plan" and target.ways["other"].way == "refused"
+        receiver = run.receiver(target)
+        new = {"w": weights["w"].clone(), "other": weights["other"]}
+        new["w"][3, 4] = 5
+        run.publish(new)
+        assert receiver.stage(10)
+        receiver.commit()
+        assert torch.equal(module.w.data, new["w"].float())
+
+
+CHECKS = [
+    name
+    for name, value in list(globals().items())
+    if callable(value)
+    and getattr(value, "__module__", "") == __name__
+    and not isinstance(value, type)
+    and name not in ("raises", "follow")
+]
+
+if __name__ == "__main__":
+    failed = False
+    for chosen in sys.argv[1:] or CHECKS:
+        try:
+            globals()[chosen]()
+            print(f"ok {chosen}", flush=True)
+        except BaseException:
+            failed = True
+            print(f"failed {chosen}\n{traceback.format_exc()}", flush=True)
+    sys.exit(1 if failed else 0)
