@@ -74,6 +74,8 @@ def back_to_base(model, follower, path):
 def install(follower, point, model):
     """The next commit fails, once."""
     receiver = follower._receiver
+    if point == "reload":
+        return fail_reload(model)
 
     def failing():
         follower._receiver = receiver
@@ -107,3 +109,16 @@ def commit_over_foreign_writes(model, receiver):
             return receiver.commit()
         finally:
             parameter.copy_(kept)
+
+
+def fail_reload(model):
+    """The next reload fails after half of the weights, once."""
+    load = model.load_weights
+
+    def half(weights):
+        del model.load_weights
+        weights = list(weights)
+        load(weights[: len(weights) // 2])
+        raise RuntimeError("injected in a reload")
+
+    model.load_weights = half

@@ -9,7 +9,7 @@ it was given: a reply with another nonce belongs to another call.
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
 can be taken back), failed (the last staging or commit; the weights are those of `version`). An error
-is told by every reply until the next call that succeeds; `version` is always what the weights are.
+is told by every reply until the next call that succeeds; `version` is always what the weights are, -1 where they are none.
 
 Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
 else touches the receiver.
@@ -28,13 +28,17 @@ import driftless
 
 Reply = dict[str, Any]
 
+# The `version` of a rank whose weights are half of one and half of another.
+NO_VERSION = -1
 # How long open() waits for the run's announcement. The engine stands still meanwhile: open() can be
 # called again.
 OPEN_TIMEOUT_S = 10.0
 
 
 class Follower:
-    """`make_target` makes the target on the first open(), on the thread that calls it."""
+    """`make_target` makes the target on the first open(), on the thread that calls it: a target of a
+    receiver, or an object with one in `native` and a function `written()` that is called when it has
+    changed."""
 
     def __init__(self, rank: int, make_target: Callable[[], Any]) -> None:
         self.rank = rank
@@ -52,6 +56,7 @@ class Follower:
         self._digest = ""
         self._run = ""
         self._timings: dict[str, float] = {}
+        self._holds_none = False  # the weights are those of no version
         # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
         self.on_staged: Callable[[Reply], None] | None = None
 
@@ -181,6 +186,7 @@ class Follower:
         try:
             with no_grad():
                 report = receiver.commit()
+                self._written(receiver)
         finally:
             # A commit that holds may fail afterwards: the version tells.
             self._staged = None
@@ -190,6 +196,24 @@ class Follower:
         self._error = None
         for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
             self._timings[name] = getattr(report, name)
+
+    def _written(self, receiver: driftless.Receiver | None) -> None:
+        """For targets that are not the engine's own memory: the engine takes what they hold. What
+        it does not take is rolled back in the target, and the engine gets the old weights again."""
+        written = getattr(self._target, "written", None)
+        if written is None:
+            return
+        self._holds_none = True  # until one load has gone through
+        try:
+            written()
+        except Exception:
+            if receiver is None:
+                raise
+            receiver.rollback()
+            written()
+            self._holds_none = False
+            raise
+        self._holds_none = False
 
     def _remember(self, work: Callable[[], None]) -> None:
         """For calls whose reply may be lost: status() tells what went wrong."""
@@ -217,6 +241,7 @@ class Follower:
         try:
             with no_grad():
                 receiver.rollback()
+                self._written(None)
         finally:
             self._look(receiver)
         self._state, self._before, self._error = "idle", None, None
@@ -233,7 +258,8 @@ class Follower:
 
     def _look(self, receiver: driftless.Receiver) -> None:
         with contextlib.suppress(driftless.Error):
-            self._version, self._digest = receiver.version, receiver.digest
+            self._version = NO_VERSION if self._holds_none else receiver.version
+            self._digest = receiver.digest
             self._run = receiver.run
 
     def _close(self) -> None:
