@@ -18,8 +18,11 @@
 namespace driftless {
 namespace {
 
-constexpr std::string_view kList = "engines";  // the only one
 constexpr std::size_t kMaxItems = 4096;
+
+bool is_list(std::string_view name) {
+  return std::ranges::find(config_lists(), name) != config_lists().end();
+}
 
 bool is_group(std::string_view name) {
   return std::any_of(config_keys().begin(), config_keys().end(), [&](const ConfigKey& key) {
@@ -66,7 +69,7 @@ class ConfigReader final : public YAML::EventHandler {
     const Place place = next_place();
     const ConfigKey* key = find_config_key(place.name);
     fail(frames_.back().key_line, place.path,
-         key == nullptr ? (is_group(place.name) || place.name == kList ? "has nothing below it"
+         key == nullptr ? (is_group(place.name) || is_list(place.name) ? "has nothing below it"
                                                                        : unknown_key(place.name))
                         : concat("has no value; expected ", key->expected));
   }
@@ -81,9 +84,9 @@ class ConfigReader final : public YAML::EventHandler {
     frame.expects_key = !frame.list;
     const ConfigKey* key = find_config_key(place.name);
     if (key == nullptr) {
-      const bool known = is_group(place.name) || place.name == kList;
+      const bool known = is_group(place.name) || is_list(place.name);
       return fail(mark, place.path,
-                  known ? concat("expected ", place.name == kList ? "a list" : "keys below it",
+                  known ? concat("expected ", is_list(place.name) ? "a list" : "keys below it",
                                  ", found ", shown(value))
                         : unknown_key(place.name));
     }
@@ -98,7 +101,7 @@ class ConfigReader final : public YAML::EventHandler {
     if (frames_.empty()) return fail(mark, "", "expected keys and values, found a list");
     if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
     const Place place = next_place();
-    if (place.name != kList) return fail_kind(mark, place, "a list");
+    if (!is_list(place.name)) return fail_kind(mark, place, "a list");
     frames_.emplace_back(place, true, mark.line);
   }
 
@@ -113,7 +116,7 @@ class ConfigReader final : public YAML::EventHandler {
     if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
     const Place place = next_place();
     if (!is_group(place.name)) return fail_kind(mark, place, "keys below it");
-    if (frames_.back().list) config_->engines.emplace_back();
+    if (frames_.back().list) add_list_item(*config_, frames_.back().place.name);
     frames_.emplace_back(place, false, mark.line);
   }
 
@@ -178,7 +181,7 @@ class ConfigReader final : public YAML::EventHandler {
     std::string message = unknown_key(place.name);
     if (key != nullptr) message = concat("expected ", key->expected, ", found ", found);
     if (is_group(place.name)) message = concat("expected keys below it, found ", found);
-    if (place.name == kList) message = concat("expected a list, found ", found);
+    if (is_list(place.name)) message = concat("expected a list, found ", found);
     fail(mark, place.path, message);
   }
 
@@ -251,18 +254,18 @@ Result<Place> override_place(Config& config, std::string_view path) {
   const std::size_t open = path.find('[');
   if (open == std::string_view::npos) return place;
   const std::size_t close = path.find(']', open);
-  if (close == std::string_view::npos || path.substr(0, open) != kList) return place;
-  const auto item = parse_count(path.substr(open + 1, close - open - 1), 0,
-                                std::min(config.engines.size(), kMaxItems));
+  const std::string_view list = path.substr(0, open);
+  if (close == std::string_view::npos || !is_list(list)) return place;
+  const std::size_t items = list_items(config, list);
+  const auto item =
+      parse_count(path.substr(open + 1, close - open - 1), 0, std::min(items, kMaxItems));
   if (!item.ok()) {
     return error(StatusCode::kInvalidArgument, "--set ", shown(path),
                  ": the item in brackets: ", item.status().message());
   }
   place.item = *item;
-  place.name = concat(kList, "[]", path.substr(close + 1));
-  if (find_config_key(place.name) != nullptr && *item == config.engines.size()) {
-    config.engines.emplace_back();
-  }
+  place.name = concat(list, "[]", path.substr(close + 1));
+  if (find_config_key(place.name) != nullptr && *item == items) add_list_item(config, list);
   return place;
 }
 
@@ -276,10 +279,11 @@ Status apply_override(std::string_view setting, Config& config) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Place place, override_place(config, path));
   const ConfigKey* key = find_config_key(place.name);
   if (key == nullptr || (key->in_list() && place.name == path)) {
+    const bool bare = std::ranges::any_of(config_lists(), [&](std::string_view list) {
+      return place.name.starts_with(list) && place.name.find("[]") == std::string::npos;
+    });
     const std::string message =
-        place.name.starts_with(kList) && place.name.find("[]") == std::string::npos
-            ? "is a list: say which item, as in engines[0].url"
-            : unknown_key(place.name);
+        bare ? "is a list: say which item, as in engines[0].url" : unknown_key(place.name);
     return error(StatusCode::kInvalidArgument, "--set ", shown(path), ": ", message);
   }
   const Status applied = key->apply(config, place.item, setting.substr(equals + 1));
@@ -315,12 +319,14 @@ std::vector<std::pair<std::string, std::string>> effective_settings(const Config
   for (const ConfigKey& key : config_keys()) {
     if (!key.in_list()) settings.emplace_back(key.name, key.text(config, 0));
   }
-  for (std::size_t item = 0; item < config.engines.size(); ++item) {
-    for (const ConfigKey& key : config_keys()) {
-      if (!key.in_list()) continue;
-      std::string name(key.name);
-      name.insert(name.find("[]") + 1, std::to_string(item));
-      settings.emplace_back(std::move(name), key.text(config, item));
+  for (const std::string_view list : config_lists()) {
+    for (std::size_t item = 0; item < list_items(config, list); ++item) {
+      for (const ConfigKey& key : config_keys()) {
+        if (!key.in_list() || key.list() != list) continue;
+        std::string name(key.name);
+        name.insert(name.find("[]") + 1, std::to_string(item));
+        settings.emplace_back(std::move(name), key.text(config, item));
+      }
     }
   }
   return settings;

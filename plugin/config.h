@@ -15,11 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/status.h"
+#include "plugin/agent/agent_options.h"
 #include "plugin/device_side.h"
 #include "plugin/engine_notifier.h"
 #include "plugin/publisher.h"
@@ -27,8 +29,8 @@
 
 namespace driftless {
 
-enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl };
-// "mpi_rma", "shared_fs", "loopback", "nccl"
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl, kHostShm };
+// "mpi_rma", "shared_fs", "loopback", "nccl", "host_shm"
 [[nodiscard]] std::string_view to_string(RoadKind kind);
 
 enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
@@ -48,6 +50,7 @@ struct Config {
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   LoopbackOptions loopback;
+  HostShmOptions host_shm;
   NcclOptions nccl;              // without its hash
   RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;
@@ -58,7 +61,8 @@ struct Config {
   TargetKind target = TargetKind::kMemory;
   std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
   std::vector<EngineConfig> engines;
-  NotifyOptions notify;      // without its engines
+  NotifyOptions notify;  // without its engines
+  AgentOptions agent;
   DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
@@ -80,9 +84,15 @@ struct ConfigKey {
   std::string (*text)(const Config& config, std::size_t item);
 
   [[nodiscard]] bool in_list() const { return name.find("[]") != std::string_view::npos; }
+  // "engines" of "engines[].url".
+  [[nodiscard]] std::string_view list() const { return name.substr(0, name.find("[]")); }
   [[nodiscard]] std::string default_value() const;
 };
 [[nodiscard]] std::span<const ConfigKey> config_keys();
+// The lists, how many items one has, and one more of them.
+[[nodiscard]] std::span<const std::string_view> config_lists();
+[[nodiscard]] std::size_t list_items(const Config& config, std::string_view list);
+void add_list_item(Config& config, std::string_view list);
 // The key's row; null where there is none.
 [[nodiscard]] const ConfigKey* find_config_key(std::string_view name);
 // The name that `name` was probably meant to be; empty where none is near.

@@ -41,6 +41,13 @@ Status check_rendezvous(const Config& config) {
   return {};
 }
 
+Status check_polls(const Config& config) {
+  const std::string first = find_config_key("road.poll_first")->text(config, 0);
+  const std::string longest = find_config_key("road.poll_longest")->text(config, 0);
+  if (*parse_duration(first) <= *parse_duration(longest)) return {};
+  return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
+}
+
 Status check_road(const Config& config) {
   const std::string_view layout = to_string(config.publisher.layout);
   if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
@@ -62,15 +69,8 @@ Status check_road(const Config& config) {
         "(or --set road.dir=DIR)");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
-  const auto first =
-      config.road == RoadKind::kSharedFs ? config.shared_fs.poll_first : config.mpi_rma.poll_first;
-  const auto longest = config.road == RoadKind::kSharedFs ? config.shared_fs.poll_longest
-                                                          : config.mpi_rma.poll_longest;
-  if (first > longest) {
-    return refuse("road.poll_first: ", duration_text(first),
-                  " is longer than road.poll_longest: ", duration_text(longest));
-  }
-  return {};
+  if (config.road == RoadKind::kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
+  return check_polls(config);
 }
 
 Status check_snapshot(const Config& config) {
@@ -148,6 +148,22 @@ Status check_engines(const Config& config) {
   return {};
 }
 
+Status check_agent(const Config& config) {
+  const AgentOptions& agent = config.agent;
+  for (std::size_t item = 0; item < agent.engines.size(); ++item) {
+    const std::string& url = agent.engines[item].url;
+    if (url.starts_with("http://") || url.starts_with("https://")) continue;
+    return refuse("agent.engines[", item,
+                  "].url: expected http://host:port or https://host:port, found '", url, "'");
+  }
+  const bool files = agent.hand_over == HandOver::kCheckpoint;
+  if (files != agent.checkpoint_dir.empty()) return check_host_shm(config.host_shm);
+  return refuse("agent.checkpoint_dir ",
+                files
+                    ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
+                    : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
+}
+
 }  // namespace
 
 Status settle_config(Config& config) {
@@ -156,7 +172,8 @@ Status settle_config(Config& config) {
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
-  return check_engines(config);
+  DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
+  return check_agent(config);
 }
 
 }  // namespace driftless

@@ -164,12 +164,15 @@ constexpr ConfigKey road_duration_key(std::string_view name, std::string_view he
             if (value == kAuto) return {};
             DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
             Field(config.shared_fs) = wait;
-            Field(config.mpi_rma) = wait;
+            Field(config.mpi_rma) = Field(config.host_shm) = wait;
             return {};
           },
           [](const Config& config, std::size_t) {
-            return duration_text(config.road == RoadKind::kSharedFs ? Field(config.shared_fs)
-                                                                    : Field(config.mpi_rma));
+            switch (config.road) {
+              case RoadKind::kSharedFs: return duration_text(Field(config.shared_fs));
+              case RoadKind::kHostShm: return duration_text(Field(config.host_shm));
+              default: return duration_text(Field(config.mpi_rma));
+            }
           }};
 }
 

@@ -14,7 +14,8 @@ constexpr std::array kModes = {Choice<UpdateMode>{"delta", UpdateMode::kDelta},
 constexpr std::array kRoads = {Choice<RoadKind>{"mpi_rma", RoadKind::kMpiRma},
                                Choice<RoadKind>{"shared_fs", RoadKind::kSharedFs},
                                Choice<RoadKind>{"loopback", RoadKind::kLoopback},
-                               Choice<RoadKind>{"nccl", RoadKind::kNccl}};
+                               Choice<RoadKind>{"nccl", RoadKind::kNccl},
+                               Choice<RoadKind>{"host_shm", RoadKind::kHostShm}};
 constexpr std::array kRendezvous = {Choice<RendezvousKind>{"mpi", RendezvousKind::kMpi},
                                     Choice<RendezvousKind>{"tcp", RendezvousKind::kTcp},
                                     Choice<RendezvousKind>{"file", RendezvousKind::kFile}};
@@ -26,6 +27,10 @@ constexpr std::array kResumes = {Choice<ResumeMode>{"auto", ResumeMode::kAuto},
 constexpr std::array kTargets = {Choice<TargetKind>{"memory", TargetKind::kMemory},
                                  Choice<TargetKind>{"checkpoint", TargetKind::kCheckpoint},
                                  Choice<TargetKind>{"device", TargetKind::kDevice}};
+constexpr std::array kHandOvers = {Choice<HandOver>{"host_shm", HandOver::kHostShm},
+                                   Choice<HandOver>{"checkpoint", HandOver::kCheckpoint}};
+constexpr std::array kEngineKinds = {Choice<EngineKind>{"vllm", EngineKind::kVllm},
+                                     Choice<EngineKind>{"sglang", EngineKind::kSglang}};
 constexpr std::array kActions = {
     Choice<EngineAction>{"pull_weights", EngineAction::kPullWeights},
     Choice<EngineAction>{"update_weights_from_disk", EngineAction::kUpdateFromDisk},
@@ -101,6 +106,7 @@ std::string ring_versions_text(const Config& config, std::size_t) {
   switch (config.road) {
     case RoadKind::kLoopback: return std::to_string(config.loopback.ring_versions);
     case RoadKind::kNccl: return std::to_string(config.nccl.ring_versions);
+    case RoadKind::kHostShm: return std::to_string(config.host_shm.versions);
     case RoadKind::kMpiRma:
     case RoadKind::kSharedFs: break;
   }
@@ -120,7 +126,7 @@ Status apply_patience(Config& config, std::size_t, std::string_view value) {
   if (value == kAuto) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
   config.mpi_rma.patience = config.shared_fs.patience = config.loopback.patience = wait;
-  config.nccl.patience = wait;
+  config.nccl.patience = config.host_shm.patience = wait;
   return {};
 }
 
@@ -130,6 +136,7 @@ std::string patience_text(const Config& config, std::size_t) {
     case RoadKind::kSharedFs: return duration_text(config.shared_fs.patience);
     case RoadKind::kLoopback: return duration_text(config.loopback.patience);
     case RoadKind::kNccl: return duration_text(config.nccl.patience);
+    case RoadKind::kHostShm: return duration_text(config.host_shm.patience);
   }
   return "";
 }
@@ -147,6 +154,14 @@ constexpr ConfigKey device_key() {
           "The GPU, among those that the process may use",
           apply_device,
           [](const Config& config, std::size_t) { return std::to_string(config.nccl.device); }};
+}
+
+Status apply_host_shm_name(Config& config, std::size_t, std::string_view value) {
+  HostShmOptions named;
+  named.name = value;
+  DRIFTLESS_RETURN_IF_ERROR(check_host_shm(named));
+  config.host_shm.name = named.name;
+  return {};
 }
 
 Status apply_density(Config& config, std::size_t, std::string_view value) {
@@ -167,9 +182,13 @@ Status apply_receiver_id(Config& config, std::size_t, std::string_view value) {
   return {};
 }
 
+constexpr std::array<std::string_view, 2> kLists = {"engines", "agent.engines"};
+
 #define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
 #define DRIFTLESS_ENGINE(field) \
   [](auto& config, std::size_t item) -> auto& { return config.engines[item].field; }
+#define DRIFTLESS_AGENT_ENGINE(field) \
+  [](auto& config, std::size_t item) -> auto& { return config.agent.engines[item].field; }
 #define DRIFTLESS_OPTION(field) [](auto& options) -> auto& { return options.field; }
 
 constexpr std::array kKeys = {
@@ -204,8 +223,8 @@ constexpr std::array kKeys = {
     ConfigKey{
         "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
         [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},
-    choice_key<DRIFTLESS_FIELD(road), kRoads>("road.kind", "mpi_rma, nccl, shared_fs or loopback",
-                                              "What carries versions"),
+    choice_key<DRIFTLESS_FIELD(road), kRoads>(
+        "road.kind", "mpi_rma, nccl, shared_fs, host_shm or loopback", "What carries versions"),
     text_key<DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                              "shared_fs: the directory that both sides see"),
     ConfigKey{"road.layout", "auto, flush, hf_delta, hdf5 or frames", kAuto,
@@ -221,7 +240,7 @@ constexpr std::array kKeys = {
         apply_ring_size,
         [](const Config& config, std::size_t) { return size_text(config.mpi_rma.ring_bytes); }},
     ConfigKey{"road.ring_versions", "a whole number, or auto", kAuto,
-              "All but shared_fs: versions kept at most. auto: 64, on loopback and nccl 32",
+              "mpi_rma, loopback, nccl: versions kept at most. auto: 64, on loopback and nccl 32",
               apply_ring_versions, ring_versions_text},
     ConfigKey{
         "road.anchor_size", kSizeOrAuto, kAuto,
@@ -252,6 +271,17 @@ constexpr std::array kKeys = {
         "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
     duration_key<DRIFTLESS_FIELD(nccl.silence)>(
         "road.nccl.silence", "A rollout of which nothing was heard for so long is gone"),
+    ConfigKey{"road.host_shm.name", "a plain name", "",
+              "Name of the agent's shared memory: the same for the agent and its workers",
+              apply_host_shm_name,
+              [](const Config& config, std::size_t) { return config.host_shm.name; }},
+    text_key<DRIFTLESS_FIELD(host_shm.dir)>("road.host_shm.dir", kPath,
+                                            "A file system in memory that it lies in"),
+    size_key<DRIFTLESS_FIELD(host_shm.size_bytes), (std::uint64_t{64} << 10),
+             (std::uint64_t{16} << 40)>("road.host_shm.size",
+                                        "Memory for versions and an anchor, at most"),
+    count_key<DRIFTLESS_FIELD(host_shm.versions), 1, 65'536>("road.host_shm.versions",
+                                                             "Versions kept at most"),
     text_key<DRIFTLESS_FIELD(shared_fs.after_publish)>(
         "road.after_publish", "a shell command",
         "shared_fs: run by the leading trainer once a version is there"),
@@ -261,9 +291,10 @@ constexpr std::array kKeys = {
                                                           "shared_fs: for either command"),
     road_duration_key<DRIFTLESS_OPTION(poll_first)>(
         "road.poll_first",
-        "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma 1ms"),
-    road_duration_key<DRIFTLESS_OPTION(poll_longest)>("road.poll_longest",
-                                                      "Its longest. auto: 1s, on mpi_rma 50ms"),
+        "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma and host_shm "
+        "1ms"),
+    road_duration_key<DRIFTLESS_OPTION(poll_longest)>(
+        "road.poll_longest", "Its longest. auto: 1s, on mpi_rma and host_shm 50ms"),
     ConfigKey{"road.patience", kDurationOrAuto, kAuto,
               "How long a silent rollout counts as there. auto: 10min, on loopback 1min",
               apply_patience, patience_text},
@@ -319,6 +350,36 @@ constexpr std::array kKeys = {
     switch_key<DRIFTLESS_FIELD(notify.cleanup)>(
         "notify.cleanup",
         "Remove a version once every engine has acknowledged it, and no rollout needs it"),
+    choice_key<DRIFTLESS_FIELD(agent.hand_over), kHandOvers>(
+        "agent.hand_over", "host_shm or checkpoint",
+        "How driftless agent hands versions over: to receivers in the engines' workers "
+        "(road.host_shm.*), or as a checkpoint that they read again"),
+    text_key<DRIFTLESS_FIELD(agent.checkpoint_dir)>(
+        "agent.checkpoint_dir", kPath,
+        "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),
+    text_key<DRIFTLESS_AGENT_ENGINE(url)>("agent.engines[].url", "http://host:port",
+                                          "An engine of the host, which the agent drives"),
+    choice_key<DRIFTLESS_AGENT_ENGINE(kind), kEngineKinds>("agent.engines[].kind", "vllm or sglang",
+                                                           "What it is"),
+    text_key<DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
+                                                 "File with its bearer token"),
+    count_key<DRIFTLESS_FIELD(agent.workers)>(
+        "agent.workers", "Workers on host_shm that must have the last version at the end"),
+    count_key<DRIFTLESS_FIELD(agent.read_workers), 1, 256>(
+        "agent.read_workers", "Parts that are fetched and decoded at a time"),
+    size_key<DRIFTLESS_FIELD(agent.read_bytes), (std::uint64_t{1} << 20),
+             (std::uint64_t{16} << 40)>("agent.read_memory", "Memory that they hold, at most"),
+    duration_key<DRIFTLESS_FIELD(agent.stage_timeout)>(
+        "agent.stage_timeout", "For the workers of an engine to make a version ready"),
+    duration_key<DRIFTLESS_FIELD(agent.call_timeout)>("agent.call_timeout",
+                                                      "For one call to an engine"),
+    count_key<DRIFTLESS_FIELD(agent.retries), 0, 10>("agent.retries",
+                                                     "Further tries of an engine's update"),
+    duration_key<DRIFTLESS_FIELD(agent.retry_wait)>(
+        "agent.retry_wait", "Before the first of them; then twice as long each time"),
+    text_key<DRIFTLESS_FIELD(agent.sglang_loader)>(
+        "agent.sglang_loader", "a Python name",
+        "Hand-over host_shm to SGLang: the loader that its --custom-weight-loader names"),
     text_key<DRIFTLESS_FIELD(metrics_file)>(
         "metrics.file", kPath,
         "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),
@@ -326,6 +387,7 @@ constexpr std::array kKeys = {
 
 #undef DRIFTLESS_FIELD
 #undef DRIFTLESS_ENGINE
+#undef DRIFTLESS_AGENT_ENGINE
 #undef DRIFTLESS_OPTION
 
 }  // namespace
@@ -340,11 +402,25 @@ std::string_view to_string(RoadKind kind) {
 std::string ConfigKey::default_value() const {
   if (!default_text.empty()) return std::string(default_text);
   Config defaults;
-  if (in_list()) defaults.engines.emplace_back();
+  if (in_list()) add_list_item(defaults, list());
   return text(defaults, 0);
 }
 
 std::span<const ConfigKey> config_keys() { return kKeys; }
+
+std::span<const std::string_view> config_lists() { return kLists; }
+
+std::size_t list_items(const Config& config, std::string_view list) {
+  return list == kLists[0] ? config.engines.size() : config.agent.engines.size();
+}
+
+void add_list_item(Config& config, std::string_view list) {
+  if (list == kLists[0]) {
+    config.engines.emplace_back();
+  } else {
+    config.agent.engines.emplace_back();
+  }
+}
 
 const ConfigKey* find_config_key(std::string_view name) {
   const auto* const at =

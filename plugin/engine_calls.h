@@ -11,8 +11,6 @@
 
 namespace driftless {
 
-inline constexpr std::size_t kMaxEngineReplyBytes = std::size_t{1} << 20;
-
 struct EngineCall {
   std::string url;
   std::string body;  // JSON

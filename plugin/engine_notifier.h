@@ -1,5 +1,5 @@
 // Tells inference engines over HTTP that a version is there, each in its own way, and gathers what
-// they say. Needs libcurl (engine_notifier_curl.cpp); without it create() says so.
+// they say. Needs libcurl (engine_http.h); without it create() says so.
 #pragma once
 
 #include <chrono>

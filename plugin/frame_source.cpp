@@ -8,13 +8,6 @@
 namespace driftless {
 namespace {
 
-// No honest frame of this layout has a longer body: every unit once with the widest position, and a
-// row of the table for each of at most that many entries.
-std::uint64_t max_body_bytes(const WeightLayout& layout) {
-  const std::uint64_t rows = layout.total_units() + layout.size();
-  return layout.total_bytes() + 8 * layout.total_units() + kFrameEntryBytes * rows + 64;
-}
-
 Status check_context(const FrameContext& found, const VersionDirectory& version,
                      const WeightLayout& layout) {
   FrameContext expected = found;  // rank and index: held against the others
@@ -33,8 +26,13 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
 
 }  // namespace
 
+std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
+  const std::uint64_t rows = layout.total_units() + layout.size();
+  return layout.total_bytes() + 8 * layout.total_units() + kFrameEntryBytes * rows + 64;
+}
+
 Result<Frame> VersionSource::open_frame(const MappedFile& part, const FrontReader& front) const {
-  const std::uint64_t max_body = max_body_bytes(*layout_);
+  const std::uint64_t max_body = max_frame_body_bytes(*layout_);
   if (part.memory_kind() == MemoryKind::kHost) {
     return Frame::decode(part.bytes(), *layout_, max_body);
   }

@@ -15,12 +15,12 @@ void put(nlohmann::ordered_json& json, const char* key, const std::optional<doub
   if (value) json[key] = *value;
 }
 
+}  // namespace
+
 double monotonic_ms() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double, std::milli>(now).count();
 }
-
-}  // namespace
 
 MetricsLine metrics_of(const PublishReport& report, unsigned rank) {
   MetricsLine line;
@@ -91,6 +91,8 @@ std::string metrics_json(const MetricsLine& line) {
   put(json, "pause_ms", line.pause_ms);
   put(json, "apply_ms", line.apply_ms);
   put(json, "resume_ms", line.resume_ms);
+  if (!line.engine.empty()) json["engine"] = line.engine;
+  if (line.plain_bytes) json["plain_bytes"] = *line.plain_bytes;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

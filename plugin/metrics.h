@@ -17,7 +17,7 @@ namespace driftless {
 
 // What is not known stays out of the line.
 struct MetricsLine {
-  std::string role;  // "trainer", "rollout"
+  std::string role;  // "trainer", "rollout", "agent"
   unsigned rank = 0;
   double monotonic_ms = 0;  // when it was done, by this machine's monotonic clock
   std::uint64_t version = 0;
@@ -31,7 +31,11 @@ struct MetricsLine {
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
   std::optional<double> process_ms, manifest_publish_ms, total_ms;          // a trainer's
   std::optional<double> fetch_ms, stage_ms, pause_ms, apply_ms, resume_ms;  // a rollout's
+  std::string engine;                        // an agent's: of this engine's update
+  std::optional<std::uint64_t> plain_bytes;  // and what it handed to the workers
 };
+// Of the machine's monotonic clock, now.
+[[nodiscard]] double monotonic_ms();
 // To be called when it is done.
 [[nodiscard]] MetricsLine metrics_of(const PublishReport& report, unsigned rank);
 [[nodiscard]] MetricsLine metrics_of(const UpdateReport& report, unsigned rank);

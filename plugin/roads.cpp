@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #if DRIFTLESS_HAS_MPI
@@ -29,6 +30,7 @@ namespace {
 
 constexpr std::array kBackends = {
     Backend{"loopback", "road inside one process: tests and measurements", true, ""},
+    Backend{"host_shm", "road of shared memory on one host", true, ""},
     Backend{"shared_fs", "road of files: flush, hf_delta, frames", true, ""},
     Backend{"shared_fs/hdf5", "one file per version through parallel HDF5", DRIFTLESS_HAS_HDF5 != 0,
             DRIFTLESS_WHY_NOT_HDF5},
@@ -112,6 +114,7 @@ class SoloProcess final : public JobProcess {
       return make_nccl_sender(config_.nccl, 0, 1, meeting_of(config_));
     }
 #endif
+    if (config_.road == RoadKind::kHostShm) return make_host_shm_sender(config_.host_shm);
     return make_shared_fs_sender(posix_file_system(), config_.shared_fs, 0, 1);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
@@ -121,10 +124,11 @@ class SoloProcess final : public JobProcess {
       return make_nccl_receiver(config_.nccl, meeting_of(config_));
     }
 #endif
+    if (config_.road == RoadKind::kHostShm) return make_host_shm_receiver(config_.host_shm);
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    if (config_.road == RoadKind::kNccl) return std::unique_ptr<ReceiveRoad>();
+    if (config_.road != RoadKind::kSharedFs) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view, const Deadline&) override { return {}; }
@@ -175,6 +179,7 @@ class MpiJobProcess final : public JobProcess {
       return make_nccl_sender(options, rank(), trainers(), nccl_meeting());
     }
 #endif
+    if (config_.road == RoadKind::kHostShm) return host_shm_sender();
     std::unique_ptr<PartSink> sink;
 #if DRIFTLESS_HAS_HDF5
     if (wants_hdf5(config_)) {
@@ -190,11 +195,11 @@ class MpiJobProcess final : public JobProcess {
 #if DRIFTLESS_HAS_NCCL
     if (config_.road == RoadKind::kNccl) return make_nccl_receiver(config_.nccl, nccl_meeting());
 #endif
+    if (config_.road == RoadKind::kHostShm) return make_host_shm_receiver(config_.host_shm);
     return files_receiver(config_);
   }
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    const bool forgets = config_.road == RoadKind::kMpiRma || config_.road == RoadKind::kNccl;
-    if (forgets) return std::unique_ptr<ReceiveRoad>();
+    if (config_.road != RoadKind::kSharedFs) return std::unique_ptr<ReceiveRoad>();
     return files_receiver(config_);
   }
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
@@ -220,6 +225,11 @@ class MpiJobProcess final : public JobProcess {
   [[noreturn]] void abandon(int exit_code) override { MpiProcess::abandon(exit_code); }
 
  private:
+  [[nodiscard]] Result<std::unique_ptr<SendRoad>> host_shm_sender() const {
+    if (trainers() == 1) return make_host_shm_sender(config_.host_shm);
+    return error(StatusCode::kInvalidArgument, "road.kind: host_shm has one sending process, and ",
+                 trainers(), " trainers publish: use mpi_rma, nccl or shared_fs");
+  }
   // All processes have read their configuration, and mean the same road; then its windows are made.
   [[nodiscard]] Status agree(std::uint64_t anchor_bytes, const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
@@ -358,7 +368,7 @@ Result<std::unique_ptr<JobProcess>> JobProcess::join(const Config& config, JobRo
   if (config.road == RoadKind::kLoopback) {
     return error(StatusCode::kInvalidArgument,
                  "road.kind: loopback joins threads of one process; between processes use mpi_rma, "
-                 "nccl or shared_fs");
+                 "nccl, shared_fs or host_shm");
   }
   const bool needs_mpi = meets_by_mpi(config) || (wants_hdf5(config) && role == JobRole::kTrainer);
   if (launched || needs_mpi) return join_mpi(config, role, late);

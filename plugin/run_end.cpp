@@ -34,7 +34,7 @@ Result<EndOfRun> parse_end(std::string_view text, std::string_view what) {
   return end;
 }
 
-Status withdraw_end(const Config& config) {
+Status withdraw_end(const Config& config) {  // on host_shm the sender's start has done it
   if (config.road != RoadKind::kSharedFs) return {};
   const Status removed = posix_file_system().remove_file(end_path(config));
   return removed.code() == StatusCode::kNotFound ? Status() : removed;
@@ -45,6 +45,7 @@ Status declare_end(JobProcess& process, const Config& config, const EndOfRun& en
   if (process.together()) {
     DRIFTLESS_RETURN_IF_ERROR(process.tell_end(text, Deadline::after(config.connect_deadline)));
   }
+  if (config.road == RoadKind::kHostShm) return tell_host_shm_end(config.host_shm, text);
   if (config.road != RoadKind::kSharedFs) return {};
   return replace_text(posix_file_system(), end_path(config), text + "\n");
 }
@@ -54,6 +55,11 @@ Result<std::optional<EndOfRun>> look_for_end(JobProcess& process, const Config& 
   std::string text;
   if (process.together()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard, process.hear_end());
+    if (!heard) return std::optional<EndOfRun>();
+    text = *heard;
+  } else if (config.road == RoadKind::kHostShm) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard,
+                               hear_host_shm_end(config.host_shm));
     if (!heard) return std::optional<EndOfRun>();
     text = *heard;
   } else if (config.road != RoadKind::kSharedFs) {

@@ -1,7 +1,8 @@
 // How rollouts learn that a run is over.
 //
 // Roads know no end of a run. Processes that mpirun started together tell each other; a trainer on
-// shared_fs also leaves <dir>/closed.json for rollouts that were started by themselves.
+// shared_fs also leaves <dir>/closed.json for rollouts that were started by themselves, and the
+// sender of host_shm leaves its last word in the shared memory.
 #pragma once
 
 #include <cstdint>

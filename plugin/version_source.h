@@ -41,6 +41,10 @@ struct SourceBucket {
   std::string name;  // of the part
 };
 
+// No honest frame of this layout has a longer body: every unit once with the widest position, and a
+// row of the table for each of at most that many entries.
+[[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
+
 // The front of a frame that lies in device memory (frame_head.h), valid as long as it is asked for.
 // Called from several threads.
 using FrontReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;

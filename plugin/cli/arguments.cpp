@@ -12,9 +12,10 @@ namespace driftless::cli {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer: a rollout or "
-    "an\n"
-    "engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
+    "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer, agent: a "
+    "rollout "
+    "or\n"
+    "an engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
     "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
     "out of time, 7 exists already, 8 not supported, 70 internal error.";
 
@@ -31,6 +32,7 @@ struct Arguments {
   JobArguments check;
   TrainerArguments trainer;
   RolloutArguments rollout;
+  AgentArguments agent;
   std::function<int()> action;
 };
 
@@ -261,6 +263,20 @@ void add_rollout(CLI::App& app, Arguments& all) {
       [&all] { all.action = [&all] { return run_rollout(all.common, all.rollout); }; });
 }
 
+void add_agent(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "agent", "Follow a run for all engines of this host: hand versions over, drive the engines");
+  AgentArguments& options = all.agent;
+  add_job(*command, options.job);
+  command->add_option("--base", options.base,
+                      "agent.hand_over: checkpoint: copied to agent.checkpoint_dir where that is "
+                      "missing");
+  command->add_flag("--once", options.once,
+                    "End once everything that is there was handed over and taken");
+  command->add_flag("--verbose", options.verbose, "A line per version and engine");
+  command->callback([&all] { all.action = [&all] { return run_agent(all.common, all.agent); }; });
+}
+
 void add_common(CLI::App& command, Common& common) {
   command.add_flag("--json", common.json, "Print JSON instead of text");
   command.add_option("--threads", common.threads, "Threads to use (default: one per core)")
@@ -277,7 +293,7 @@ Parsed parse_arguments(int argc, char** argv) {
   app.footer(kExitCodes);
   const auto all = std::make_shared<Arguments>();
   for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench,
-                         add_demo, add_config, add_info, add_trainer, add_rollout}) {
+                         add_demo, add_config, add_info, add_trainer, add_rollout, add_agent}) {
     add(app, *all);
   }
   for (CLI::App* command : app.get_subcommands({})) {

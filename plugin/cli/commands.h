@@ -72,6 +72,13 @@ struct RolloutArguments {
   bool verbose = false;
 };
 
+struct AgentArguments {
+  JobArguments job;
+  std::string base;  // hand-over checkpoint: copied where the directory is missing
+  bool once = false;
+  bool verbose = false;
+};
+
 int run_synth(const Common& common, SynthOptions options);
 int run_diff(const Common& common, DiffArguments options);
 int run_apply(const Common& common, const ApplyArguments& options);
@@ -83,5 +90,6 @@ int run_config_check(const Common& common, const JobArguments& arguments);
 int run_info(const Common& common);
 int run_trainer(const Common& common, const TrainerArguments& arguments);
 int run_rollout(const Common& common, RolloutArguments arguments);
+int run_agent(const Common& common, const AgentArguments& arguments);
 
 }  // namespace driftless::cli

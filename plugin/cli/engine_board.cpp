@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::uint64_t kMaxTokenBytes = 64 << 10;
 
+}  // namespace
+
 Result<std::string> read_token(const std::string& path) {
   if (path.empty()) return std::string();
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token,
@@ -21,8 +23,6 @@ Result<std::string> read_token(const std::string& path) {
   }
   return token;
 }
-
-}  // namespace
 
 Result<std::unique_ptr<EngineBoard>> EngineBoard::open(const Config& config) {
   if (config.engines.empty()) return std::unique_ptr<EngineBoard>();

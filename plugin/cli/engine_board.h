@@ -12,6 +12,9 @@
 
 namespace driftless::cli {
 
+// The bearer token in a file, without the end of its line; empty where there is no file.
+[[nodiscard]] Result<std::string> read_token(const std::string& path);
+
 class EngineBoard {
  public:
   // Null where no engines are configured. Reads the token files.

@@ -1,4 +1,5 @@
 // The roads that every build has, held to the contract.
+#include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "support/road_contract.h"
@@ -61,6 +62,40 @@ class SharedFsWorld : public RoadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
+class HostShmWorld : public RoadWorld {
+ public:
+  explicit HostShmWorld(const WorldOptions& options) : hub_({}, 1), group_(hub_.group(0)) {
+    options_.dir = dir_.path();
+    options_.size_bytes = options.ring_bytes;
+    options_.versions = options.ring_versions;
+    options_.patience = options.patience;
+    auto sender = make_host_shm_sender(options_);
+    EXPECT_TRUE(is_ok(sender));
+    sender_ = std::move(*sender);
+  }
+  [[nodiscard]] unsigned ranks() const override { return 1; }
+  [[nodiscard]] SendRoad& sender(unsigned) override { return *sender_; }
+  [[nodiscard]] Group& group(unsigned) override { return *group_; }
+  [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver() override {
+    auto receiver = make_host_shm_receiver(options_);
+    EXPECT_TRUE(is_ok(receiver));
+    return std::move(*receiver);
+  }
+
+ private:
+  TempDir dir_{TempDir::Where::kMemory};
+  HostShmOptions options_;
+  LoopbackHub hub_;  // one process needs no group
+  std::unique_ptr<Group> group_;
+  std::unique_ptr<SendRoad> sender_;
+};
+
+// It has one sending process.
+std::unique_ptr<RoadWorld> make_host_shm_world(const WorldOptions& options) {
+  if (options.ranks > 1) return nullptr;
+  return std::make_unique<HostShmWorld>(options);
+}
+
 template <typename World>
 std::unique_ptr<RoadWorld> make_world(const WorldOptions& options) {
   return std::make_unique<World>(options);
@@ -68,8 +103,9 @@ std::unique_ptr<RoadWorld> make_world(const WorldOptions& options) {
 
 const RoadCase kLoopback{.name = "loopback", .make = make_world<LoopbackWorld>, .ring = true};
 const RoadCase kSharedFs{.name = "shared_fs", .make = make_world<SharedFsWorld>};
+const RoadCase kHostShm{.name = "host_shm", .make = make_host_shm_world, .ring = true};
 
-INSTANTIATE_TEST_SUITE_P(Roads, RoadContractTest, ::testing::Values(kLoopback, kSharedFs),
+INSTANTIATE_TEST_SUITE_P(Roads, RoadContractTest, ::testing::Values(kLoopback, kSharedFs, kHostShm),
                          road_case_name);
 INSTANTIATE_TEST_SUITE_P(Roads, GroupContractTest, ::testing::Values(kLoopback), road_case_name);
 

@@ -1,0 +1,92 @@
+// The private directory that both sides of the host_shm road share: its names, and how files in it
+// are made and opened. Everything is opened relative to the directory, never through a symbolic
+// link, and only if it is ours and closed to others.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/host_shm/host_shm_road.h"
+
+namespace driftless::host_shm {
+
+inline constexpr const char* kLockName = "lock";
+inline constexpr const char* kRunName = "run";
+inline constexpr const char* kEndName = "end";
+inline constexpr const char* kReceiversName = "receivers";
+inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint64_t kMaxEndBytes = std::uint64_t{64} << 10;
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { reset(); }
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] bool valid() const { return fd_ >= 0; }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// "s000007", "a000007", and back.
+[[nodiscard]] std::string record_name(const PublicationId& id);
+[[nodiscard]] std::optional<PublicationId> parse_record_name(std::string_view name);
+// "s000007.<token>.3"
+[[nodiscard]] std::string segment_name(const PublicationId& id, std::string_view token,
+                                       std::uint64_t index);
+
+// An open directory. Names given to its calls are plain.
+class Directory {
+ public:
+  // The road's own; made where it is missing. kIo, saying whose it is, where it is not private.
+  [[nodiscard]] static Result<Directory> open(const HostShmOptions& options);
+  // The same; kNotFound where it is missing.
+  [[nodiscard]] static Result<Directory> find(const HostShmOptions& options);
+  // One below it, made where it is missing.
+  [[nodiscard]] Result<Directory> below(const char* name) const;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  // A new file of ours; kAlreadyExists.
+  [[nodiscard]] Result<Descriptor> create(const std::string& name) const;
+  // An existing one; kNotFound. kCorrupt where it is not a plain file, ours, and closed to others.
+  [[nodiscard]] Result<Descriptor> open_file(const std::string& name, bool write) const;
+  // An existing one to be read and written, or a new one.
+  [[nodiscard]] Result<Descriptor> open_or_create(const std::string& name) const;
+  // A small file's content. kNotFound; kCorrupt where it is longer.
+  [[nodiscard]] Result<std::string> read(const std::string& name, std::uint64_t max_bytes) const;
+  // At every moment the old content or the new one.
+  [[nodiscard]] Status replace(const std::string& name, std::string_view content) const;
+  // Ok where it is not there.
+  [[nodiscard]] Status remove(const std::string& name) const;
+  [[nodiscard]] Result<std::vector<std::string>> list() const;
+  // Whether `name` is still the file that is open.
+  [[nodiscard]] bool is(const std::string& name, const Descriptor& file) const;
+
+ private:
+  Directory(std::string path, Descriptor fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  [[nodiscard]] static Result<Directory> adopt(std::string path, int parent, const char* name,
+                                               bool make);
+  [[nodiscard]] Result<Descriptor> checked(int fd, const std::string& name) const;
+
+  std::string path_;
+  Descriptor fd_;
+};
+
+// Bytes of an open file. kNoSpace, saying what to raise, where memory is full.
+[[nodiscard]] Status write_all(const Descriptor& file, std::uint64_t offset,
+                               std::span<const std::byte> bytes, std::string_view what);
+[[nodiscard]] Status read_all(const Descriptor& file, std::uint64_t offset,
+                              std::span<std::byte> bytes, std::string_view what);
+// The exclusive lock of a file, without waiting; false where somebody lives who holds it.
+[[nodiscard]] Result<bool> lock_file(const Descriptor& file, std::string_view what);
+
+}  // namespace driftless::host_shm

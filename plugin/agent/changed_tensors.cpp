@@ -1,0 +1,87 @@
+#include "plugin/agent/changed_tensors.h"
+
+#include "formats/checkpoint.h"
+#include "plugin/checkpoint_writer.h"
+#include "plugin/fetched_version.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
+
+// The same bytes for two readers.
+FetchedVersion share(FetchedVersion& version) {
+  FetchedVersion other;
+  other.manifest = version.manifest;
+  other.source = version.source;
+  for (MappedFile& part : version.parts) {
+    const auto owner = std::make_shared<const MappedFile>(std::move(part));
+    const auto view = [&] {
+      return MappedFile(owner->path(), owner, owner->bytes(), owner->memory_kind());
+    };
+    part = view();
+    other.parts.push_back(view());
+  }
+  return other;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StagedChange>> WatchedTarget::stage(std::vector<FetchedVersion> chain) {
+  changed_.clear();
+  if (target_->layout() == nullptr) return target_->stage(std::move(chain));
+  std::vector<FetchedVersion> looked_at;
+  for (FetchedVersion& version : chain) looked_at.push_back(share(version));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<VersionSource> sources,
+      open_chain(posix_file_system(), std::move(looked_at), *target_->layout(), "", threads_));
+  for (const VersionSource& source : sources) {
+    for (const TensorChange& change : source.changes()) changed_.insert(change.tensor);
+  }
+  return target_->stage(std::move(chain));
+}
+
+Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint,
+                                   const std::set<std::uint32_t>& changed,
+                                   const std::string& directory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, Checkpoint::open(fs, checkpoint));
+  if (changed.size() >= weights.layout().size()) return false;
+  std::vector<TensorSpec> tensors;
+  for (const std::uint32_t tensor : changed) tensors.push_back(weights.layout()[tensor]);
+  const std::string hidden = directory + ".tmp";
+  DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, hidden));
+  const ShardPlan plan = ShardPlan::make(std::move(tensors), kShardBytes);
+  CheckpointWriter writer(fs, hidden, plan);
+  for (const std::uint32_t tensor : changed) {
+    const TensorView view = weights.tensor(tensor);
+    DRIFTLESS_RETURN_IF_ERROR(writer.append({view.data, view.spec->size_bytes}));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(writer.finish());
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(hidden, directory));
+  return true;
+}
+
+Status check_same_shapes(FileSystem& fs, const std::string& path, const WeightLayout& layout) {
+  const Result<Checkpoint> model = Checkpoint::open(fs, path);
+  if (!model.ok()) {
+    return model.status().with_context(
+        "its shapes must be known before it is written to, since another shape ends the server; "
+        "start it from a local checkpoint directory");
+  }
+  for (const TensorSpec& tensor : layout.tensors()) {
+    const auto index = model->layout().find(tensor.name);
+    if (!index) {
+      return error(StatusCode::kWrongLayout, path, ": has no tensor '", tensor.name,
+                   "', which the run has");
+    }
+    const TensorSpec& found = model->layout()[*index];
+    if (found.shape != tensor.shape) {
+      return error(StatusCode::kWrongLayout, path, ": tensor '", tensor.name, "' is ",
+                   found.shape_string(), ", the run's ", tensor.shape_string());
+    }
+  }
+  return {};
+}
+
+}  // namespace driftless

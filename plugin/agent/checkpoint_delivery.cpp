@@ -1,0 +1,183 @@
+// Delivery into a checkpoint directory.
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "core/version.h"
+#include "plugin/agent/changed_tensors.h"
+#include "plugin/agent/delivery.h"
+#include "plugin/agent/quiet_road.h"
+#include "plugin/receiver.h"
+#include "plugin/stopwatch.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kLockSuffix = ".agent.lock";
+constexpr std::string_view kHolderSuffix = ".agent.pid";
+constexpr std::uint64_t kMaxHolderBytes = 64;
+
+class CheckpointDelivery final : public Delivery {
+ public:
+  CheckpointDelivery(const Config& config, const std::string& checkpoint, WeightTarget& target,
+                     ReceiveRoad& road)
+      : config_(config),
+        road_(road),
+        watched_(target, std::max(1U, config.receiver.threads)),
+        changed_root_(checkpoint + ".changed") {
+    versions_.checkpoint = checkpoint;
+  }
+  CheckpointDelivery(const CheckpointDelivery&) = delete;
+  CheckpointDelivery& operator=(const CheckpointDelivery&) = delete;
+  ~CheckpointDelivery() override {
+    const Status ignored = remove_tree(posix_file_system(), changed_root_);
+  }
+
+  [[nodiscard]] Status open(const Deadline& deadline) {
+    DRIFTLESS_RETURN_IF_ERROR(remove_tree(posix_file_system(), changed_root_));
+    for (const AgentEngine& engine : config_.agent.engines) {
+      parts_wanted_ = parts_wanted_ || engine.kind == EngineKind::kSglang;
+    }
+    ReceiverOptions options = config_.receiver;
+    options.id = "agent";
+    DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, road_, watched_, deadline));
+    const TargetState state = watched_.state();
+    if (state.valid) note(state.id.version, state.digest);
+    return {};
+  }
+
+  Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
+    if (!staged_) {
+      const Result<bool> news = receiver_->stage(deadline);
+      const StatusCode code = news.status().code();
+      // An anchor helps, which the publisher is asked for.
+      const bool stranded = code == StatusCode::kWrongBase || code == StatusCode::kMismatch;
+      if (stranded) {
+        static_cast<void>(Backoff(kLook, kLook).sleep(deadline));
+        return std::optional<DeliveryReport>();
+      }
+      if (!news.ok()) return news.status();
+      staged_ = *news;
+      if (!staged_) return std::optional<DeliveryReport>();
+    }
+    // Who reads the checkpoint is waited for: nobody shall find half of two versions.
+    const std::unique_lock writing(versions_.lock, config_.agent.call_timeout);
+    if (!writing.owns_lock()) return std::optional<DeliveryReport>();
+    staged_ = false;
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
+    Stopwatch watch;
+    DRIFTLESS_RETURN_IF_ERROR(offer_changed(report));
+    note(report.version, report.digest);
+    DeliveryReport delivered = describe(report);
+    delivered.process_ms += watch.lap_ms();
+    return std::optional<DeliveryReport>(delivered);
+  }
+
+  [[nodiscard]] std::uint64_t version() const override { return version_; }
+  Result<bool> behind() override {
+    if (staged_) return true;
+    const Status there = road_.wait_beyond(version_, Deadline::after(std::chrono::milliseconds(0)));
+    if (there.code() == StatusCode::kDeadlineExceeded) return false;
+    DRIFTLESS_RETURN_IF_ERROR(there);
+    return true;
+  }
+  [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
+    const auto found = digests_.find(version);
+    return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+  }
+  [[nodiscard]] bool wants_anchor() const override { return road_.said().proof == kAnchorWanted; }
+  [[nodiscard]] std::vector<Worker> workers() const override { return {}; }
+  Status tell_end(std::string_view) override { return {}; }
+  [[nodiscard]] const Hash128& run() const override { return receiver_->run(); }
+
+  Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
+    if (kind == EngineKind::kVllm) return make_vllm_disk_session(std::move(link), versions_);
+    return make_sglang_disk_session(std::move(link), versions_, [this](const std::string& path) {
+      // What an agent gave it before, and has removed since, was right.
+      if (path.starts_with(changed_root_)) return Status();
+      return check_same_shapes(posix_file_system(), path, *watched_.layout());
+    });
+  }
+
+ private:
+  static constexpr auto kLook = std::chrono::milliseconds(200);
+
+  void note(std::uint64_t version, const Digest& digest) {
+    version_ = versions_.version = version;
+    digests_[version] = digest;
+  }
+
+  // The checkpoint is at the new version, and nobody reads.
+  [[nodiscard]] Status offer_changed(const UpdateReport& report) {
+    versions_.changed.clear();
+    if (!parts_wanted_) return {};
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, changed_root_));
+    if (report.anchor) return {};
+    DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, changed_root_));
+    const std::string directory = join_path(changed_root_, "v" + version_string(report.version));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const bool written,
+        write_changed_tensors(fs, versions_.checkpoint, watched_.changed(), directory));
+    if (written) versions_.changed = directory;
+    versions_.changed_from = report.from_version;
+    return {};
+  }
+
+  static DeliveryReport describe(const UpdateReport& report) {
+    DeliveryReport delivered;
+    delivered.version = report.version;
+    delivered.from_version = report.from_version;
+    delivered.versions = report.versions;
+    delivered.anchor = report.anchor;
+    delivered.digest = report.digest;
+    delivered.changed_units = report.changed_units;
+    delivered.full_bytes = report.full_bytes;
+    delivered.delta_bytes = report.delta_bytes;
+    delivered.wire_bytes = report.wire_bytes;
+    delivered.fetch_ms = report.fetch_ms;
+    delivered.process_ms = report.stage_ms;
+    delivered.apply_ms = report.apply_ms;
+    return delivered;
+  }
+
+  const Config config_;
+  QuietRoad road_;
+  WatchedTarget watched_;
+  std::unique_ptr<Receiver> receiver_;
+  DiskVersions versions_;
+  std::string changed_root_;
+  bool parts_wanted_ = false;
+  bool staged_ = false;
+  std::uint64_t version_ = 0;
+  std::map<std::uint64_t, Digest> digests_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<FileLock>> lock_checkpoint_for_agent(const std::string& checkpoint) {
+  FileSystem& fs = posix_file_system();
+  const std::string holder = concat(checkpoint, kHolderSuffix);
+  auto lock = fs.lock(concat(checkpoint, kLockSuffix), std::chrono::milliseconds(0));
+  if (lock.status().code() == StatusCode::kBusy) {
+    const auto pid = read_text(fs, holder, kMaxHolderBytes);
+    return error(StatusCode::kBusy, checkpoint, ": an agent hands over there already, ",
+                 pid.ok() ? concat("process ", *pid) : std::string("another process"),
+                 "; stop it, or use another agent.checkpoint_dir");
+  }
+  if (lock.ok()) DRIFTLESS_RETURN_IF_ERROR(replace_text(fs, holder, std::to_string(::getpid())));
+  return lock;
+}
+
+Result<std::unique_ptr<Delivery>> make_checkpoint_delivery(const Config& config,
+                                                           const std::string& checkpoint,
+                                                           WeightTarget& target, ReceiveRoad& road,
+                                                           const Deadline& deadline) {
+  auto delivery = std::make_unique<CheckpointDelivery>(config, checkpoint, target, road);
+  DRIFTLESS_RETURN_IF_ERROR(delivery->open(deadline));
+  return std::unique_ptr<Delivery>(std::move(delivery));
+}
+
+}  // namespace driftless

@@ -1,0 +1,75 @@
+// Delivery: how versions get from the agent's road to its host. Two ways: through shared memory to
+// receivers (relay.h), or into a checkpoint directory.
+//
+// One thread at a time. The road outlives it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/digest.h"
+#include "core/hash128.h"
+#include "plugin/agent/engine_session.h"
+#include "plugin/config.h"
+#include "plugin/weight_target.h"
+
+namespace driftless {
+
+// One publication, handed over.
+struct DeliveryReport {
+  std::uint64_t version = 0, from_version = 0;
+  std::uint64_t versions = 1;  // folded into one
+  bool anchor = false;
+  Digest digest;
+  std::uint64_t changed_units = 0;
+  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0, plain_bytes = 0;
+  double fetch_ms = 0, process_ms = 0, apply_ms = 0;
+};
+
+// A receiver on the host.
+struct Worker {
+  std::string id;
+  std::optional<std::uint64_t> version;  // that it proved to hold; none: nothing yet
+};
+
+class Delivery {
+ public:
+  virtual ~Delivery() = default;
+  // The next thing to hand over, if it comes before the deadline.
+  [[nodiscard]] virtual Result<std::optional<DeliveryReport>> step(const Deadline& deadline) = 0;
+  // The newest version handed over; 0: none.
+  [[nodiscard]] virtual std::uint64_t version() const = 0;
+  // Whether the road has something newer.
+  [[nodiscard]] virtual Result<bool> behind() = 0;
+  // Of a version that was handed over, or of the base.
+  [[nodiscard]] virtual std::optional<Digest> digest(std::uint64_t version) const = 0;
+  // The publisher must be asked for an anchor.
+  [[nodiscard]] virtual bool wants_anchor() const = 0;
+  // Those that are there, as of the last step().
+  [[nodiscard]] virtual std::vector<Worker> workers() const = 0;
+  // The run's last word, for the workers.
+  [[nodiscard]] virtual Status tell_end(std::string_view text) = 0;
+  [[nodiscard]] virtual const Hash128& run() const = 0;
+  // A session for an engine, as this way of handing over needs it. The delivery outlives it.
+  [[nodiscard]] virtual Result<std::unique_ptr<EngineSession>> session(EngineKind kind,
+                                                                       EngineLink link) = 0;
+};
+
+// Waits for the run's announcement. `threads`: whether the road may be used by other threads.
+[[nodiscard]] Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config,
+                                                                  ReceiveRoad& road, bool threads,
+                                                                  const Deadline& deadline);
+// kBusy, naming the process, where another agent hands over into this checkpoint.
+[[nodiscard]] Result<std::unique_ptr<FileLock>> lock_checkpoint_for_agent(
+    const std::string& checkpoint);
+// `target` is the checkpoint at `checkpoint` (make_checkpoint_target) and outlives it.
+[[nodiscard]] Result<std::unique_ptr<Delivery>> make_checkpoint_delivery(
+    const Config& config, const std::string& checkpoint, WeightTarget& target, ReceiveRoad& road,
+    const Deadline& deadline);
+
+}  // namespace driftless

@@ -1,0 +1,250 @@
+#include "plugin/agent/relay.h"
+
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "formats/run_info.h"
+#include "plugin/agent/plain_part.h"
+#include "plugin/receiver.h"
+#include "plugin/stopwatch.h"
+
+namespace driftless {
+namespace {
+
+using std::chrono_literals::operator""ms;
+constexpr std::size_t kMaxDigests = 65'536;
+
+bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
+
+// What may be otherwise at the next look.
+bool may_pass(StatusCode code) {
+  return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
+         code == StatusCode::kNotFound || code == StatusCode::kBusy;
+}
+
+Status check_manifest(const Manifest& manifest, const PublicationId& id, const Hash128& run,
+                      const WeightLayout& layout) {
+  if (manifest.id.version != id.version) {
+    return error(StatusCode::kCorrupt, to_string(id), ": its manifest is of version ",
+                 manifest.id.version);
+  }
+  if (manifest.id.run != run) {
+    return error(StatusCode::kWrongRun, to_string(id), ": belongs to run ", to_hex(manifest.id.run),
+                 ", but this agent follows run ", to_hex(run),
+                 "; restart it to follow the other run");
+  }
+  if (manifest.layout == layout.signature()) return {};
+  return error(StatusCode::kWrongLayout, to_string(id), ": made for weight layout ",
+               to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveRoad& up,
+                                           SendRoad& down, const Deadline& deadline) {
+  std::unique_ptr<Relay> relay(new Relay(options, up, down));
+  std::optional<Deadline> patience;  // with an announcement whose bytes come late
+  Backoff backoff(5ms, 500ms);
+  for (;;) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up.run_info(deadline));
+    Result<RunInfo> run = parse_run_info(text, "the run's announcement");
+    if (run.ok()) {
+      DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
+      relay->run_ = run->run;
+      relay->layout_ = std::move(run->layout);
+      relay->digests_[0] = run->base_digest;
+      return relay;
+    }
+    if (run.status().code() != StatusCode::kCorrupt) return run.status();
+    if (!patience) patience = deadline.sooner(options.fetch_deadline);
+    if (!backoff.sleep(*patience)) return run.status();
+  }
+}
+
+Result<std::optional<PublicationId>> Relay::next_step() {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids,
+                             up_->list(Deadline::after(options_.report_deadline)));
+  std::erase_if(ids,
+                [this](const PublicationId& id) { return !is_step(id) || id.version <= version_; });
+  if (ids.empty()) return std::optional<PublicationId>();
+  // What the road below would drop at once is not brought along.
+  const bool first = !started_ && ids.size() > options_.versions;
+  return std::optional<PublicationId>(first ? ids[ids.size() - options_.versions] : ids.front());
+}
+
+Result<bool> Relay::behind() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
+  return next.has_value();
+}
+
+Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
+  const Status there = up_->wait_beyond(version_, deadline);
+  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<RelayReport>();
+  DRIFTLESS_RETURN_IF_ERROR(there);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
+  if (!next) return std::optional<RelayReport>();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*next));
+  if (!report) return report;
+  version_ = next->version;
+  started_ = true;
+  return report;
+}
+
+// Until it went well, it is gone, or the deadline.
+Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
+  const Deadline deadline = Deadline::after(options_.fetch_deadline);
+  Backoff backoff(5ms, 500ms);
+  for (;;) {
+    Result<RelayReport> report = attempt(id, deadline);
+    if (report.ok()) {
+      digests_[id.version] = report->digest;
+      if (digests_.size() > kMaxDigests) digests_.erase(std::next(digests_.begin()));
+      return std::optional<RelayReport>(std::move(*report));
+    }
+    const Status ignored = down_->abort();
+    if (!may_pass(report.status().code())) return report.status().with_context(to_string(id));
+    if (report.status().code() == StatusCode::kNotFound) {
+      const auto listed = up_->list(deadline);
+      if (listed.ok() && std::ranges::find(*listed, id) == listed->end()) {
+        return std::optional<RelayReport>();
+      }
+    }
+    if (!backoff.sleep(deadline)) {
+      return report.status().with_context(
+          concat(to_string(id), ": gave up after ", options_.fetch_deadline.count(), " ms"));
+    }
+  }
+}
+
+Result<RelayReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
+  Stopwatch watch;
+  RelayReport report;
+  report.id = id;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
+  DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
+  report.base_version = manifest.base_version;
+  report.encoding = manifest.encoding;
+  report.digest = manifest.digest;
+  report.changed_units = manifest.changed_units;
+  report.full_bytes = manifest.full_bytes;
+  report.delta_bytes = manifest.payload_bytes;
+  report.wire_bytes = text.size();
+  for (const ManifestFile& file : manifest.files) report.wire_bytes += file.size_bytes;
+  DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
+  report.process_ms = watch.lap_ms();
+  return report;
+}
+
+// All parts; the manifest says then where they are on `down`.
+Status Relay::carry(const PublicationId& id, Manifest& manifest, RelayReport& report,
+                    const Deadline& deadline) {
+  std::vector<Carried> carried(manifest.files.size());
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(
+      manifest.files.size(), options_.read_workers, [&](std::size_t i, unsigned) -> Status {
+        DRIFTLESS_ASSIGN_OR_RETURN(carried[i],
+                                   carry_part(id, manifest, manifest.files[i], deadline));
+        return {};
+      }));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> receipts, down_->flush(deadline));
+  for (const PartReceipt& receipt : receipts) {
+    const auto file = std::ranges::find(manifest.files, receipt.name, &ManifestFile::name);
+    file->size_bytes = receipt.size_bytes;
+    file->hash = receipt.hash;
+    file->locator = receipt.locator;
+    report.plain_bytes += receipt.size_bytes;
+  }
+  std::uint64_t delta_bytes = 0;
+  for (const Carried& part : carried) {
+    delta_bytes += part.delta_bytes;
+    report.fetch_ms += part.fetch_ms;
+  }
+  const Encoding plain = plain_encoding(manifest);
+  if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
+  manifest.encoding = plain;
+  return {};
+}
+
+Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest& manifest,
+                                         const ManifestFile& file, const Deadline& deadline) {
+  const std::string what = concat("part ", file.name);
+  const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
+  const ByteGate::Pass held(fetched_gate_, file.size_bytes);
+  Carried carried;
+  Result<MappedFile> part = error(StatusCode::kInternal, what);
+  std::unique_ptr<File> out;
+  {
+    const std::scoped_lock lock(roads_);
+    Stopwatch watch;
+    part = up_->fetch_part(id, receipt, deadline);
+    if (!part.ok()) return part.status().with_context(what);
+    carried.fetch_ms = watch.lap_ms();
+    DRIFTLESS_ASSIGN_OR_RETURN(out, down_->create_part(file.name));
+  }
+  if (part->memory_kind() != MemoryKind::kHost) {
+    return error(StatusCode::kUnsupported, what,
+                 ": lies in device memory: set road.nccl.landing: host for an agent");
+  }
+  if (part->bytes().size() != file.size_bytes || xxh3_128(part->bytes()) != file.hash) {
+    return error(StatusCode::kCorrupt, what, " has ", part->bytes().size(), " bytes with xxh3-128 ",
+                 to_hex(xxh3_128(part->bytes())), ", the manifest says ", file.size_bytes, " with ",
+                 to_hex(file.hash));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
+                             inflated_bytes(manifest, *part, layout_));
+  const ByteGate::Pass also_held(inflated_gate_, inflated);
+  DRIFTLESS_ASSIGN_OR_RETURN(carried.delta_bytes, write_plain_part(manifest, *part, layout_, *out));
+  return carried;
+}
+
+// Whether a receiver that takes this anchor finds the steps that follow it.
+Result<bool> Relay::leads_on(std::uint64_t anchor) {
+  if (anchor >= version_) return true;
+  return down_->published({anchor + 1, PublicationKind::kStep},
+                          Deadline::after(options_.report_deadline));
+}
+
+Result<std::optional<RelayReport>> Relay::help() {
+  DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
+  // The anchor must be at least this one for whoever needs one.
+  std::optional<std::uint64_t> least;
+  for (const ReceiverReport& receiver : receivers_) {
+    const bool empty = receiver.version == 0 && receiver.proof.empty();
+    if (!empty && receiver.proof != kAnchorWanted) continue;
+    const std::uint64_t from = empty ? 0 : receiver.version + 1;
+    least = std::max(least.value_or(0), from);
+  }
+  wants_anchor_ = false;
+  if (!least) return std::optional<RelayReport>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
+                             up_->list(Deadline::after(options_.report_deadline)));
+  std::optional<PublicationId> newest;
+  for (const PublicationId& id : listed) {
+    if (!is_step(id)) newest = id;
+  }
+  if (anchor_ && *anchor_ >= *least) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
+    if (good) return std::optional<RelayReport>();  // it has only to take it
+  }
+  const bool newer =
+      newest && newest->version >= *least && (!anchor_ || newest->version > *anchor_);
+  if (newer) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(newest->version));
+    if (good) {
+      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*newest));
+      if (report) anchor_ = newest->version;
+      return report;
+    }
+  }
+  wants_anchor_ = true;
+  return std::optional<RelayReport>();
+}
+
+std::optional<Digest> Relay::digest(std::uint64_t version) const {
+  const auto found = digests_.find(version);
+  return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+}
+
+}  // namespace driftless

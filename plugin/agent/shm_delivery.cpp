@@ -1,0 +1,113 @@
+// Delivery through shared memory.
+#include <algorithm>
+
+#include "collectives/host_shm/host_shm_road.h"
+#include "plugin/agent/delivery.h"
+#include "plugin/agent/relay.h"
+#include "plugin/agent/worker_engine.h"
+#include "plugin/receiver.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kDigestDigits = 32;
+
+// What the engine's workers follow.
+std::string worker_config(const Config& config) {
+  return concat("road:\n  kind: host_shm\n  host_shm:\n    name: ", config.host_shm.name,
+                "\n    dir: ", config.host_shm.dir, "\n");
+}
+
+class ShmDelivery final : public Delivery {
+ public:
+  ShmDelivery(const Config& config, std::unique_ptr<SendRoad> sender)
+      : config_(config), sender_(std::move(sender)) {}
+
+  [[nodiscard]] Status open(ReceiveRoad& road, bool threads, const Deadline& deadline) {
+    RelayOptions options;
+    options.read_workers = threads ? config_.agent.read_workers : 1;
+    options.read_bytes = config_.agent.read_bytes;
+    options.versions = config_.host_shm.versions;
+    options.fetch_deadline = config_.receiver.fetch_deadline;
+    options.report_deadline = config_.receiver.report_deadline;
+    DRIFTLESS_ASSIGN_OR_RETURN(relay_, Relay::open(options, road, *sender_, deadline));
+    return {};
+  }
+
+  Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay_->help());
+    if (!report) {
+      DRIFTLESS_ASSIGN_OR_RETURN(report, relay_->follow(deadline));
+    }
+    if (!report) return std::optional<DeliveryReport>();
+    DeliveryReport delivered;
+    delivered.version = report->id.version;
+    delivered.from_version = report->base_version;
+    delivered.anchor = report->id.kind == PublicationKind::kAnchor;
+    delivered.digest = report->digest;
+    delivered.changed_units = report->changed_units;
+    delivered.full_bytes = report->full_bytes;
+    delivered.delta_bytes = report->delta_bytes;
+    delivered.wire_bytes = report->wire_bytes;
+    delivered.plain_bytes = report->plain_bytes;
+    delivered.fetch_ms = report->fetch_ms;
+    delivered.process_ms = report->process_ms;
+    return std::optional<DeliveryReport>(delivered);
+  }
+
+  [[nodiscard]] std::uint64_t version() const override { return relay_->version(); }
+  Result<bool> behind() override { return relay_->behind(); }
+  [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
+    return relay_->digest(version);
+  }
+  [[nodiscard]] bool wants_anchor() const override { return relay_->wants_anchor(); }
+
+  // One whose weights are not those of the version that it names holds nothing.
+  [[nodiscard]] std::vector<Worker> workers() const override {
+    std::vector<Worker> found;
+    for (const ReceiverReport& report : relay_->receivers()) {
+      Worker& worker = found.emplace_back(Worker{report.id, std::nullopt});
+      const std::optional<Digest> expected = relay_->digest(report.version);
+      const std::string_view proof = std::string_view(report.proof).substr(0, kDigestDigits);
+      const bool holds = expected ? proof == to_hex(*expected)
+                                  : !report.proof.empty() && report.proof != kAnchorWanted;
+      if (holds) worker.version = report.version;
+    }
+    return found;
+  }
+
+  Status tell_end(std::string_view text) override {
+    return tell_host_shm_end(config_.host_shm, text);
+  }
+  [[nodiscard]] const Hash128& run() const override { return relay_->run(); }
+  Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
+    const AgentOptions& agent = config_.agent;
+    std::unique_ptr<WorkerEngine> engine;
+    if (kind == EngineKind::kVllm) {
+      engine = make_vllm_engine(std::move(link));
+    } else {
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          engine, make_sglang_engine(std::move(link), agent.sglang_loader, agent.call_timeout));
+    }
+    return make_worker_session(std::move(engine), worker_config(config_), agent.stage_timeout);
+  }
+
+ private:
+  const Config config_;
+  std::unique_ptr<SendRoad> sender_;
+  std::unique_ptr<Relay> relay_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config, ReceiveRoad& road,
+                                                    bool threads, const Deadline& deadline) {
+  // Before anything is waited for: a second agent is told at once.
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<SendRoad> sender,
+                             make_host_shm_sender(config.host_shm));
+  auto delivery = std::make_unique<ShmDelivery>(config, std::move(sender));
+  DRIFTLESS_RETURN_IF_ERROR(delivery->open(road, threads, deadline));
+  return std::unique_ptr<Delivery>(std::move(delivery));
+}
+
+}  // namespace driftless

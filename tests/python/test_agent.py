@@ -1,0 +1,338 @@
+"""driftless agent with real processes: a trainer, the agent of a host, and workers that follow it
+through shared memory; and what happens when any of them is killed."""
+
+import http.server
+import json
+import os
+import shutil
+import signal
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jobs
+from jobs import Files, ended, finish, make_run, mpirun_line, start, wait_for
+from support import COMMAND, assert_refusal, read_checkpoint
+
+SHM = Path("/dev/shm")
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def no_processes_left():
+    yield
+    jobs.stop_started()
+
+
+@pytest.fixture
+def name():
+    """Of shared memory that nobody else uses; nothing of it stays."""
+    made = f"test-{uuid.uuid4().hex[:12]}"
+    yield made
+    shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{made}", ignore_errors=True)
+
+
+class Host(Files):
+    """A job over files whose rollouts hang on an agent."""
+
+    def __init__(self, work, name, road="flush", **settings):
+        super().__init__(work, road)
+        self.shm = SHM / f"driftless-{os.geteuid()}-{name}"
+        self.set(**{"road.host_shm.name": name, "anchors.first": "true", **settings})
+
+    def start_agent(self, *arguments):
+        line = ["agent", "--config", self.config, "--threads", 1, *self.settings, "--json", *arguments]
+        return start([COMMAND, *map(str, line)])
+
+    def start_worker(self, number, *arguments):
+        settings = [*self.settings, "--set", "road.kind=host_shm", "--set", "road.layout=auto"]
+        settings += ["--set", "encoding=auto", "--set", f"receiver.id=worker{number}"]
+        line = ["rollout", "--config", self.config, "--threads", 1, *settings, "--json", "--verbose"]
+        return start([COMMAND, *map(str, [*line, "--save", self.save / str(number), *arguments])])
+
+    def saved(self, number):
+        return read_checkpoint(self.save / str(number) / "rollout_00")
+
+
+def replay(host, history_path, *arguments):
+    return host.start_trainer("--replay", history_path, "--rollouts", 1, *arguments)
+
+
+@pytest.mark.parametrize("road", ["flush", "hf_delta"])
+def test_workers_follow_through_the_agent(work, name, road):
+    history = make_run(work / "run", np.random.default_rng(1), STEPS)
+    host = Host(work, name, road, **{"agent.workers": 3, "metrics.file": work / "{role}.jsonl"})
+    agent = host.start_agent()
+    workers = [host.start_worker(i) for i in range(3)]
+    trainer = replay(host, work / "run", "--interval-ms", 50)
+    last = json.loads(finish(trainer).stdout.splitlines()[-1])
+    assert trainer.returncode == 0
+    for number, worker in enumerate(workers):
+        assert ended(worker)["version"] == STEPS
+        assert host.saved(number) == history[-1]
+    summary = ended(agent)
+    assert summary["version"] == STEPS and summary["workers"] == 3
+    assert summary["versions"] == STEPS and summary["anchors"] == 1
+    assert last["event"] == "summary"
+    lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if not line["anchor"]]
+    assert [line["version"] for line in steps] == list(range(1, STEPS + 1))
+    assert all(line["fetch_ms"] >= 0 and line["process_ms"] > 0 for line in lines)
+    assert sorted(path.name for path in host.shm.iterdir()) == ["end", "lock", "receivers"]
+    assert not list((host.shm / "receivers").iterdir())
+
+
+def test_an_agent_under_mpirun(work, name):
+    jobs.need_mpirun()
+    history = make_run(work / "run", np.random.default_rng(2), STEPS)
+    host = Host(work, name, **{"agent.workers": 2})
+    config = jobs.CONFIGS / "single_node.yaml"
+    sets = ["--set", f"road.host_shm.name={name}", "--set", "agent.workers=2"]
+    sets += ["--set", "anchors.first=true", "--set", "deadlines.connect=60s"]
+    trainer = ["trainer", "--config", config, "--replay", work / "run", "--json", *sets]
+    agent = ["agent", "--config", config, "--json", *sets]
+    job = start(mpirun_line((2, trainer), (1, agent)))
+    line = ["rollout", "--config", config, "--json", *sets, "--set", "road.kind=host_shm"]
+    workers = [
+        start([COMMAND, *map(str, [*line, "--save", host.save / str(i)])]) for i in range(2)
+    ]
+    result = finish(job)
+    assert result.returncode == 0, result.stderr
+    for number, worker in enumerate(workers):
+        assert ended(worker)["version"] == STEPS
+        assert host.saved(number) == history[-1]
+
+
+def test_a_second_agent_is_refused_and_told_who_is_there(work, name):
+    make_run(work / "run", np.random.default_rng(3), 1)
+    host = Host(work, name)
+    first = host.start_agent()
+    wait_for(lambda: (host.shm / "lock").exists() and (host.shm / "lock").read_text(), "the agent")
+    second = finish(host.start_agent(), 30)
+    assert_refusal(second, 6, "busy", f"process {first.pid}", "road.host_shm.name")
+    assert first.poll() is None
+
+
+def published(host, version):
+    return lambda: (host.shm / f"s{version:06d}").exists()
+
+
+def test_an_agent_that_is_killed_and_started_again(work, name):
+    history = make_run(work / "run", np.random.default_rng(4), STEPS)
+    host = Host(work, name, **{"agent.workers": 2})
+    workers = [host.start_worker(i) for i in range(2)]
+    trainer = replay(host, work / "run", "--interval-ms", 150)
+    for moment in (2, 4, 6):
+        agent = host.start_agent()
+        wait_for(published(host, moment), f"version {moment}")
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        assert published(host, moment)(), "its segments stay until the next one starts"
+    agent = host.start_agent()
+    for number, worker in enumerate(workers):
+        assert ended(worker, 60)["version"] == STEPS
+        assert host.saved(number) == history[-1]
+    assert ended(agent)["version"] == STEPS
+    assert finish(trainer).returncode == 0
+    assert [path.name for path in host.shm.iterdir() if path.name[0] in "sa"] == []
+
+
+def test_a_worker_that_is_killed_blocks_nobody_and_comes_back(work, name):
+    history = make_run(work / "run", np.random.default_rng(5), STEPS)
+    host = Host(work, name, **{"agent.workers": 2})
+    agent = host.start_agent()
+    steady, dying = host.start_worker(0), host.start_worker(1)
+    trainer = replay(host, work / "run", "--interval-ms", 150)
+    wait_for(published(host, 3), "version 3")
+    dying.send_signal(signal.SIGKILL)
+    dying.wait()
+    again = host.start_worker(1)  # holds nothing: takes an anchor, which the agent gets for it
+    assert ended(steady, 60)["version"] == STEPS
+    assert ended(again, 60)["version"] == STEPS
+    assert host.saved(0) == host.saved(1) == history[-1]
+    assert ended(agent)["workers"] == 2
+    assert finish(trainer).returncode == 0
+
+
+def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
+    make_run(work / "run", np.random.default_rng(6), STEPS)
+    host = Host(work, name)
+    agent = host.start_agent()
+    worker = host.start_worker(0)
+    trainer = replay(host, work / "run", "--interval-ms", 200)
+    wait_for(published(host, 2), "version 2")
+    agent.send_signal(signal.SIGTERM)
+    result = finish(agent, 30)
+    assert result.returncode == 128 + signal.SIGTERM
+    assert [path.name for path in host.shm.iterdir() if path.name[0] in "sa"] == []
+    assert worker.poll() is None and trainer.poll() is None
+
+
+def test_once_hands_over_what_is_there(work, name):
+    make_run(work / "run", np.random.default_rng(7), 3)
+    host = Host(work, name)
+    assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
+    (host.dir / "closed.json").unlink()  # the run goes on
+    summary = ended(host.start_agent("--once"))
+    assert summary["version"] == 3 and summary["versions"] == 3
+
+
+def test_what_does_not_fit_says_what_to_raise(work, name):
+    make_run(work / "run", np.random.default_rng(8), 2, rows=40_000, fraction=0.2)
+    host = Host(work, name, **{"road.host_shm.size": "64KiB"})
+    assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
+    result = finish(host.start_agent())
+    assert_refusal(result, 5, "no_space", "road.host_shm.size")
+
+
+# --- hand-over by files --------------------------------------------------------------------------
+
+
+class Engine(http.server.ThreadingHTTPServer):
+    """Speaks as much of vLLM or SGLang as an engine does that reads files. `loaded` is what it read,
+    taken at the moment of the call; `broken`: calls that fail so many times."""
+
+    def __init__(self, model_path):
+        self.model_path, self.version, self.loaded = str(model_path), "default", []
+        self.paused, self.calls, self.broken = False, [], {}
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def load(self, path):
+        tensors = read_checkpoint(Path(path))
+        known = dict(self.loaded[-1]) if self.loaded else {}
+        self.loaded.append({**known, **tensors})
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def reply(self, content, status=200):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        engine = self.server
+        path = self.path.split("?")[0]
+        engine.calls.append(path)
+        self.reply({"model_path": engine.model_path, "weight_version": engine.version})
+
+    def do_POST(self):
+        engine = self.server
+        path = self.path.split("?")[0]
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = json.loads(data) if data else {}
+        engine.calls.append(path)
+        if engine.broken.get(path, 0) > 0:
+            engine.broken[path] -= 1
+            return self.reply({"message": "broken"}, 500)
+        if path in ("/pause", "/pause_generation"):
+            engine.paused = True
+        if path in ("/resume", "/continue_generation"):
+            engine.paused = False
+        if path == "/collective_rpc":
+            assert engine.paused and body["method"] == "reload_weights"
+            engine.load(body["kwargs"]["weights_path"])
+        if path == "/update_weights_from_disk":
+            assert engine.paused
+            engine.load(body["model_path"])
+            engine.model_path, engine.version = body["model_path"], body["weight_version"]
+        if path == "/update_weight_version":
+            engine.version = body["new_version"]
+        return self.reply({"success": True, "results": [None], "message": "done"})
+
+
+def checkpoint_host(work, name, *engines, **settings):
+    shutil.copytree(work / "run/step_000000", work / "local")
+    host = Host(work, name, **{"agent.hand_over": "checkpoint"})
+    host.set(**{"agent.checkpoint_dir": work / "local", "agent.retry_wait": "20ms", **settings})
+    for number, (kind, engine) in enumerate(engines):
+        url = engine if isinstance(engine, str) else engine.url
+        host.set(**{f"agent.engines[{number}].url": url})
+        host.set(**{f"agent.engines[{number}].kind": kind})
+    return host
+
+
+def test_engines_that_read_files_hold_every_version(work, name):
+    history = make_run(work / "run", np.random.default_rng(9), STEPS)
+    vllm, sglang = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
+    vllm.broken = {"/pause": 1, "/resume": 2, "/collective_rpc": 1}
+    sglang.broken = {"/pause_generation": 1, "/update_weights_from_disk": 1, "/flush_cache": 2}
+    host = checkpoint_host(work, name, ("vllm", vllm), ("sglang", sglang))
+    agent = host.start_agent()
+    trainer = replay(host, work / "run", "--interval-ms", 300)
+    summary = ended(agent, 60)
+    assert finish(trainer).returncode == 0
+    assert [engine["version"] for engine in summary["engines"]] == [STEPS, STEPS]
+    assert read_checkpoint(work / "local") == history[-1]
+    steps = {tuple(sorted(step.items())) for step in history}
+    for engine in (vllm, sglang):
+        assert not engine.paused and engine.version == str(STEPS)
+        assert engine.loaded[-1] == history[-1]
+        for loaded in engine.loaded:
+            assert tuple(sorted(loaded.items())) in steps, "parts of two versions"
+    assert any(".changed" in path for path in [sglang.model_path])
+    assert not (work / "local.changed").exists(), "nothing is left behind"
+
+
+def test_a_dead_engine_holds_up_nobody_and_is_told(work, name):
+    history = make_run(work / "run", np.random.default_rng(10), STEPS)
+    good = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", "http://127.0.0.1:9"), ("vllm", good))
+    host.set(**{"agent.retries": "1"})
+    agent = host.start_agent()
+    trainer = replay(host, work / "run", "--interval-ms", 50)
+    result = finish(agent, 60)
+    assert result.returncode == 1, "not everybody has the last version"
+    assert "http://127.0.0.1:9 did not take version" in result.stderr
+    assert good.loaded[-1] == history[-1] and not good.paused
+    assert finish(trainer).returncode == 0, "the publisher is not held up either"
+
+
+def test_another_model_is_not_written_to(work, name):
+    make_run(work / "run", np.random.default_rng(11), 2)
+    make_run(work / "other", np.random.default_rng(12), 0, rows=80)
+    engine = Engine(work / "other/step_000000")
+    host = checkpoint_host(work, name, ("sglang", engine), **{"agent.retries": "0"})
+    agent = host.start_agent()
+    replay(host, work / "run")
+    result = finish(agent, 60)
+    assert result.returncode == 1
+    assert "embed.weight" in result.stderr and "[80, 32]" in result.stderr
+    assert set(engine.calls) <= {"/model_info"}
+
+
+def test_a_second_agent_on_the_same_checkpoint_is_refused(work, name):
+    make_run(work / "run", np.random.default_rng(13), 1)
+    host = checkpoint_host(work, name)
+    first = host.start_agent()
+    wait_for(lambda: (work / "local.agent.pid").exists(), "the agent")
+    second = finish(host.start_agent(), 30)
+    assert_refusal(second, 6, "busy", f"process {first.pid}", "agent.checkpoint_dir")
+    assert first.poll() is None
+
+
+def test_a_killed_agent_leaves_a_whole_checkpoint(work, name):
+    history = make_run(work / "run", np.random.default_rng(14), STEPS, rows=20_000)
+    host = checkpoint_host(work, name)
+    trainer = replay(host, work / "run", "--interval-ms", 100)
+    for moment in range(2, 6):
+        agent = host.start_agent()
+        wait_for(lambda moment=moment: host.version_dir(moment).exists(), f"version {moment}")
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+    agent = host.start_agent()
+    assert ended(agent, 60)["version"] == STEPS
+    assert read_checkpoint(work / "local") == history[-1]
+    assert finish(trainer).returncode == 0

@@ -1,0 +1,158 @@
+// Engines that speak vLLM's and SGLang's HTTP, without weights: for faults at every call. What they
+// hold is a version for each rank; what is wrong with them is set by the test.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "support/http_server.h"
+
+namespace driftless::testing {
+
+class VllmStandIn {
+ public:
+  struct Rank {
+    std::uint64_t version = 0;
+    std::optional<std::uint64_t> before, staged;
+    std::string state = "closed", error;
+  };
+
+  explicit VllmStandIn(std::size_t ranks)
+      : ranks_(ranks), server_([this](const HttpRequest& request) { return answer(request); }) {}
+
+  [[nodiscard]] std::string url() const { return server_.url(); }
+  // Paths as they were called, without the query; RPCs as "rpc:method".
+  [[nodiscard]] std::vector<std::string> calls() const {
+    const std::scoped_lock lock(mutex_);
+    return calls_;
+  }
+  [[nodiscard]] std::vector<Rank> ranks() const {
+    const std::scoped_lock lock(mutex_);
+    return ranks_;
+  }
+  [[nodiscard]] bool paused() const {
+    const std::scoped_lock lock(mutex_);
+    return paused_;
+  }
+  [[nodiscard]] std::string weight_version() const {
+    const std::scoped_lock lock(mutex_);
+    return weight_version_;
+  }
+  [[nodiscard]] std::size_t count(const std::string& call) const {
+    const std::vector<std::string> made = calls();
+    return static_cast<std::size_t>(std::ranges::count(made, call));
+  }
+
+  // Set before the engine is driven, or from within these.
+  std::uint64_t published = 1;                                           // what staging finds
+  std::function<std::optional<HttpResponse>(const std::string&)> on;     // by call, before it acts
+  std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
+  int slips = 0;  // so many RPCs are answered with the answer to the one before
+
+ private:
+  HttpResponse answer(const HttpRequest& request) {
+    const std::scoped_lock lock(mutex_);
+    const std::size_t begin = request.line.find(' ') + 1;
+    std::string path = request.line.substr(begin, request.line.find(' ', begin) - begin);
+    path = path.substr(0, path.find('?'));
+    const auto body =
+        request.body.empty() ? nlohmann::json::object() : nlohmann::json::parse(request.body);
+    const std::string call =
+        path == "/collective_rpc" ? "rpc:" + body.at("method").get<std::string>() : path;
+    calls_.push_back(call);
+    if (on) {
+      if (auto instead = on(call)) return *instead;
+    }
+    if (path == "/collective_rpc") return rpc(body);
+    if (path == "/pause") paused_ = true;
+    if (path == "/resume") paused_ = false;
+    if (path == "/start_weight_update" && session_) return {500, R"({"error":"active"})", {}, ""};
+    if (path == "/start_weight_update") session_ = true;
+    if (path == "/update_weights") commit(body.at("update_info").at("version"));
+    if (path == "/finish_weight_update") {
+      session_ = false;
+      if (body.contains("weight_version")) weight_version_ = body.at("weight_version");
+    }
+    if (path == "/update_weight_version") weight_version_ = body.at("new_version");
+    if (path == "/weight_info") return ok({{"weight_version", weight_version_}});
+    if (path == "/reset_prefix_cache") return ok({{"success", true}});
+    return ok({{"status", "ok"}});
+  }
+
+  static HttpResponse ok(const nlohmann::json& body) { return {200, body.dump(), {}, ""}; }
+
+  [[nodiscard]] bool failing(std::size_t rank, const std::string& what) const {
+    return fails && fails(rank, what);
+  }
+
+  void commit(std::uint64_t version) {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      Rank& rank = ranks_[i];
+      if (failing(i, "commit") || rank.staged != version) {
+        rank.error = "commit refused";
+        continue;
+      }
+      rank.before = rank.version;
+      rank.version = version;
+      rank.staged.reset();
+      rank.state = "committed";
+    }
+  }
+
+  HttpResponse rpc(const nlohmann::json& body) {
+    const std::string method = body.at("method");
+    const auto& kwargs = body.at("kwargs");
+    if (method == "reload_weights") return ok({{"results", std::vector<std::nullptr_t>(1)}});
+    nlohmann::json results = nlohmann::json::array();
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      Rank& rank = ranks_[i];
+      bool good = true;
+      const std::string what = method.substr(method.find('_') + 1);
+      if (method != "driftless_status" && failing(i, what)) {
+        good = false;
+        rank.error = what + " failed";
+        if (what == "stage") rank.state = "failed";
+      } else if (method == "driftless_open") {
+        rank.state = "idle";
+      } else if (method == "driftless_stage") {
+        rank.staged = published > rank.version ? std::optional(published) : std::nullopt;
+        rank.state = "staged";
+      } else if (method == "driftless_rollback" && rank.version != kwargs.at("version")) {
+        rank.version = rank.before.value_or(rank.version);
+      }
+      const bool bad_state = rank.state == "failed";
+      results.push_back(
+          {{"nonce", kwargs.at("nonce")},
+           {"rank", i},
+           {"ok", good && !bad_state},
+           {"error", rank.error.empty() ? nlohmann::json() : nlohmann::json(rank.error)},
+           {"state", rank.state},
+           {"version", rank.version},
+           {"staged_version", rank.staged ? nlohmann::json(*rank.staged) : nlohmann::json()},
+           {"digest", ""}});
+    }
+    const nlohmann::json reply = {{"results", results}};
+    if (slips > 0 && !last_.is_null()) {
+      --slips;
+      return ok(std::exchange(last_, reply));
+    }
+    last_ = reply;
+    return ok(reply);
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<Rank> ranks_;
+  std::vector<std::string> calls_;
+  bool paused_ = false, session_ = false;
+  std::string weight_version_ = "default";
+  nlohmann::json last_;
+  HttpServer server_;
+};
+
+}  // namespace driftless::testing

@@ -1,0 +1,289 @@
+// What the agent makes of publications: carried once, inflated, followed by real receivers.
+#include "plugin/agent/relay.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "collectives/host_shm/host_shm_road.h"
+#include "formats/checkpoint.h"
+#include "formats/zstd_stream.h"
+#include "plugin/agent/changed_tensors.h"
+#include "plugin/receiver.h"
+#include "support/published_run.h"
+
+namespace driftless::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline soon() { return Deadline::after(10s); }
+Deadline now() { return Deadline::after(0ms); }
+
+class AgentRelayTest : public ::testing::Test {
+ protected:
+  AgentRelayTest() {
+    shm_.dir = dir_.path();
+    options_.fetch_deadline = 500ms;
+  }
+  void SetUp() override {
+    ASSERT_TRUE(trainer_->announce(run_info_to_json(run_.info()), soon()).ok());
+    auto down = make_host_shm_sender(shm_);
+    ASSERT_TRUE(down.ok());
+    down_ = std::move(*down);
+  }
+  void open() {
+    auto relay = Relay::open(options_, *up_, *down_, soon());
+    ASSERT_TRUE(relay.ok()) << relay.status().to_string();
+    relay_ = std::move(*relay);
+  }
+  std::uint64_t relay_all() {
+    std::uint64_t carried = 0;
+    for (;;) {
+      const auto report = relay_->follow(now());
+      EXPECT_TRUE(report.ok()) << report.status().to_string();
+      if (!report.ok() || !*report) return carried;
+      ++carried;
+    }
+  }
+
+  // A worker of the host, with weights of its own.
+  struct Worker {
+    Worker(const HostShmOptions& shm, const std::string& id, Weights start,
+           const WeightLayout& layout, bool empty)
+        : weights(std::move(start)), road(std::move(*make_host_shm_receiver(shm))) {
+      target = std::move(*make_memory_target(layout, pointers(weights),
+                                             empty ? std::nullopt : std::optional(VersionId{}), 1));
+      ReceiverOptions options;
+      options.id = id;
+      options.fetch_deadline = 300ms;
+      auto opened = Receiver::open(options, *road, *target, soon());
+      EXPECT_TRUE(opened.ok()) << opened.status().to_string();
+      receiver = std::move(*opened);
+    }
+    Status follow() {
+      for (;;) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver->stage(now()));
+        if (!news) return {};
+        DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
+      }
+    }
+    Weights weights;
+    std::unique_ptr<ReceiveRoad> road;
+    std::unique_ptr<WeightTarget> target;
+    std::unique_ptr<Receiver> receiver;
+  };
+  std::unique_ptr<Worker> worker(const std::string& id, bool empty = false) {
+    return std::make_unique<Worker>(shm_, id, run_.weights.front(), run_.layout, empty);
+  }
+
+  TempDir dir_{TempDir::Where::kMemory};
+  HostShmOptions shm_;
+  PublishedRun run_{random_weights(1)};
+  LoopbackHub hub_{{}, 1};
+  std::unique_ptr<SendRoad> trainer_ = hub_.sender(0);
+  std::unique_ptr<ReceiveRoad> up_ = hub_.receiver();
+  std::unique_ptr<SendRoad> down_;
+  RelayOptions options_;
+  std::unique_ptr<Relay> relay_;
+};
+
+TEST_F(AgentRelayTest, EveryLayoutAndEncodingArrivesBitForBit) {
+  open();
+  const auto first = worker("first");
+  const auto second = worker("second");
+  std::uint64_t version = 0;
+  for (const auto& [layout, encoding] : std::vector<std::pair<DirectoryLayout, Encoding>>{
+           {DirectoryLayout::kFrames, Encoding::kIndices},
+           {DirectoryLayout::kFrames, Encoding::kDeltas},
+           {DirectoryLayout::kFrames, Encoding::kDeltasZstd},
+           {DirectoryLayout::kFlush, Encoding::kIndices},
+           {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+           {DirectoryLayout::kHfDelta, Encoding::kXor},
+           {DirectoryLayout::kHfDelta, Encoding::kOverwrite}}) {
+    send(*trainer_, run_.step(++version, layout, encoding));
+    const auto report = relay_->follow(soon());
+    ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
+    EXPECT_EQ((*report)->id.version, version);
+    EXPECT_EQ((*report)->digest, digest_of(run_.weights[version]));
+    for (Worker* each : {first.get(), second.get()}) {
+      const Status followed = each->follow();
+      ASSERT_TRUE(followed.ok()) << to_string(layout) << ": " << followed.to_string();
+      EXPECT_TRUE(same(each->weights, run_.weights[version])) << to_string(layout);
+    }
+  }
+  EXPECT_EQ(relay_->version(), version);
+}
+
+TEST_F(AgentRelayTest, NothingCompressedReachesTheWorkers) {
+  open();
+  send(*trainer_, run_.step(1, DirectoryLayout::kFrames, Encoding::kDeltasZstd));
+  send(*trainer_, run_.step(2, DirectoryLayout::kFlush, Encoding::kDeltasZstd));
+  EXPECT_EQ(relay_all(), 2U);
+  auto road = make_host_shm_receiver(shm_);
+  for (const std::uint64_t version : {1U, 2U}) {
+    const PublicationId id{version, PublicationKind::kStep};
+    const auto text = (*road)->fetch_manifest(id, soon());
+    ASSERT_TRUE(text.ok());
+    const auto manifest = parse_manifest(*text, "manifest");
+    ASSERT_TRUE(manifest.ok());
+    for (const ManifestFile& file : manifest->files) {
+      const auto part = (*road)->fetch_part(
+          id, {file.name, file.rank, file.size_bytes, file.hash, file.locator}, soon());
+      ASSERT_TRUE(part.ok()) << part.status().to_string();
+      EXPECT_EQ(xxh3_128(part->bytes()), file.hash);
+      EXPECT_FALSE(is_zstd_frame(part->bytes())) << file.name;
+      if (version != 1) continue;
+      const auto frame = read_frame_header(part->bytes());
+      ASSERT_TRUE(frame.ok());
+      EXPECT_EQ(frame->context.encoding, Encoding::kDeltas);
+    }
+  }
+}
+
+TEST_F(AgentRelayTest, ADamagedVersionIsNotHandedOn) {
+  open();
+  Publication damaged = run_.step(1);
+  damaged.parts.begin()->second.back() ^= std::byte{1};
+  send(*trainer_, damaged);
+  const auto report = relay_->follow(soon());
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), StatusCode::kCorrupt);
+  EXPECT_NE(report.status().message().find(damaged.parts.begin()->first), std::string::npos);
+  EXPECT_TRUE((*make_host_shm_receiver(shm_))->list(soon())->empty());
+  EXPECT_EQ(relay_->version(), 0U);
+}
+
+TEST_F(AgentRelayTest, AnotherRunIsRefused) {
+  open();
+  Publication other = run_.step(1);
+  other.manifest.id.run = {77, 88};
+  send(*trainer_, other);
+  EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kWrongRun);
+}
+
+TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsAsked) {
+  open();
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  const auto late = worker("late", true);
+  EXPECT_FALSE(late->follow().ok());
+  ASSERT_TRUE(relay_->help().ok());
+  EXPECT_TRUE(relay_->wants_anchor());
+  send(*trainer_, run_.step(2));
+  send(*trainer_, run_.anchor(2));
+  EXPECT_EQ(relay_all(), 1U);
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
+  EXPECT_EQ((*helped)->id, (PublicationId{2, PublicationKind::kAnchor}));
+  EXPECT_FALSE(relay_->wants_anchor());
+  const Status followed = late->follow();
+  ASSERT_TRUE(followed.ok()) << followed.to_string();
+  EXPECT_TRUE(same(late->weights, run_.weights[2]));
+  const auto again = relay_->help();
+  ASSERT_TRUE(again.ok());
+  EXPECT_FALSE(*again) << "once is enough";
+  ASSERT_EQ(relay_->receivers().size(), 1U);
+  EXPECT_EQ(relay_->receivers()[0].version, 2U);
+}
+
+TEST_F(AgentRelayTest, AnAnchorFromWhichNoStepLeadsOnIsNotCarried) {
+  shm_.versions = options_.versions = 2;
+  down_.reset();
+  down_ = std::move(*make_host_shm_sender(shm_));
+  send(*trainer_, run_.step(1));
+  send(*trainer_, run_.anchor(1));
+  for (std::uint64_t version = 2; version <= 6; ++version) send(*trainer_, run_.step(version));
+  open();
+  EXPECT_EQ(relay_all(), 2U) << "what the road below would drop at once is not fetched";
+  const auto late = worker("late", true);
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok());
+  EXPECT_FALSE(*helped);
+  EXPECT_TRUE(relay_->wants_anchor());
+}
+
+TEST_F(AgentRelayTest, AStartedAgainAgentLetsWorkersGoOn) {
+  open();
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  const auto steady = worker("steady");
+  ASSERT_TRUE(steady->follow().ok());
+  relay_.reset();
+  down_.reset();  // as a dead agent's, its segments go with the next start
+  send(*trainer_, run_.step(2));
+  send(*trainer_, run_.step(3));
+  ASSERT_TRUE(steady->follow().ok()) << "nothing is there, and that is no failure";
+  down_ = std::move(*make_host_shm_sender(shm_));
+  open();
+  EXPECT_EQ(relay_all(), 3U);
+  const Status followed = steady->follow();
+  ASSERT_TRUE(followed.ok()) << followed.to_string();
+  EXPECT_TRUE(same(steady->weights, run_.weights[3]));
+}
+
+// Counts who is within it at the same time.
+TEST(ByteGateTest, NoMoreThanTheCapAndOneAlways) {
+  ByteGate gate(100);
+  std::atomic<std::uint64_t> taken{0}, most{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      for (int n = 0; n < 200; ++n) {
+        const std::uint64_t bytes = i == 0 ? 150 : 40;
+        const ByteGate::Pass pass(gate, bytes);
+        const std::uint64_t now_taken = taken += bytes;
+        std::uint64_t before = most;
+        while (before < now_taken && !most.compare_exchange_weak(before, now_taken)) {
+        }
+        if (i == 0) {
+          EXPECT_EQ(now_taken, 150U) << "what is larger than the cap goes alone";
+        }
+        taken -= bytes;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most, 150U);
+}
+
+TEST(ChangedTensors, AreWrittenWholeAndOnlyThey) {
+  const TempDir dir(TempDir::Where::kMemory);
+  PublishedRun run{random_weights(1)};
+  write_checkpoint(dir.file("model"), run.weights[0]);
+  auto target = make_checkpoint_target(posix_file_system(), dir.file("model"), 1);
+  ASSERT_TRUE(target.ok());
+  WatchedTarget watched(**target, 1);
+  Publication step = run.step(1);
+  std::vector<FetchedVersion> chain;
+  chain.push_back(step.fetched());
+  auto staged = watched.stage(std::move(chain));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  std::set<std::uint32_t> expected;
+  for (std::uint32_t i = 0; i < run.layout.size(); ++i) {
+    const std::string& name = run.layout[i].name;
+    if (run.weights[0].at(name).bytes != run.weights[1].at(name).bytes) expected.insert(i);
+  }
+  EXPECT_EQ(watched.changed(), expected);
+  std::set<std::uint32_t> some = expected;
+  if (some.size() == run.layout.size()) some.erase(some.begin());
+  const auto written =
+      write_changed_tensors(posix_file_system(), dir.file("model"), some, dir.file("changed"));
+  ASSERT_TRUE(written.ok() && *written) << written.status().to_string();
+  const auto back = Checkpoint::open(posix_file_system(), dir.file("changed"));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  ASSERT_EQ(back->layout().size(), some.size());
+  for (std::size_t i = 0; i < back->layout().size(); ++i) {
+    const TensorView view = back->tensor(i);
+    const auto& bytes = run.weights[1].at(view.spec->name).bytes;
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), view.data));
+  }
+  EXPECT_TRUE(check_same_shapes(posix_file_system(), dir.file("model"), run.layout).ok());
+  EXPECT_EQ(check_same_shapes(posix_file_system(), dir.file("changed"), run.layout).code(),
+            StatusCode::kWrongLayout);
+}
+
+}  // namespace
+}  // namespace driftless::testing
