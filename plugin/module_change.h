@@ -30,14 +30,21 @@ struct ModuleWeights {
   std::vector<ModuleMap> maps;  // by tensor
   std::vector<bool> counted;    // per map: its units are the tensor's, none twice
   std::shared_ptr<ExternalWriter> writer;
+  std::shared_ptr<ModuleMemory> memory;
   TargetState state;
   bool proven = false;
   unsigned threads = 1;
 
-  [[nodiscard]] std::span<const ModuleMap> maps_of(std::uint32_t tensor) const {
-    return std::span(maps).subspan(tensors[tensor].first_map, tensors[tensor].maps);
+  // All, or those that hold its own units.
+  [[nodiscard]] std::vector<const ModuleMap*> maps_of(std::uint32_t tensor,
+                                                      bool counted_only) const {
+    std::vector<const ModuleMap*> found;
+    const Tensor& own = tensors[tensor];
+    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+      if (counted[m] || !counted_only) found.push_back(&maps[m]);
+    }
+    return found;
   }
-  [[nodiscard]] bool has_external() const { return writer != nullptr; }
 };
 
 // Adjoining deltas in positional encodings.
@@ -48,7 +55,7 @@ struct ModuleWeights {
     std::shared_ptr<ModuleWeights> weights, VersionSource source);
 
 // The digest of what the counted maps hold, as it is. O(parameters).
-[[nodiscard]] Digest digest_of(const ModuleWeights& weights);
+[[nodiscard]] Result<Digest> digest_of(const ModuleWeights& weights);
 
 // The writer's part of a commit: forgotten, where it was not taken back, with this.
 class ExternalCommit {

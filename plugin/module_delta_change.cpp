@@ -1,6 +1,5 @@
 // stage_module_deltas(): deltas folded into pieces, and where each goes; commit and undo.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 
@@ -15,8 +14,6 @@ namespace {
 
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kUnitsPerThread = 32768;
-// As in a memory target: units are compared and then written in steps whose pages are still known.
-constexpr std::uint32_t kStepUnits = 256;
 
 // What the versions bring, decoded and folded. Shared with the external writer.
 class FoldedDeltas final : public TensorNews {
@@ -116,15 +113,6 @@ class FoldedDeltas final : public TensorNews {
   std::vector<std::uint32_t> external_;
 };
 
-// The changes of one piece that may lie in one map.
-struct Part {
-  const DeltaPiece* piece = nullptr;
-  const ModuleMap* map = nullptr;
-  std::uint32_t begin = 0, count = 0;  // of the piece's changes
-  std::byte* old_values = nullptr;     // in the target's width
-  std::uint32_t written = 0;           // the first changes that are
-};
-
 class ModuleDeltaChange final : public StagedChange {
  public:
   ModuleDeltaChange(std::shared_ptr<ModuleWeights> weights, std::string source,
@@ -138,13 +126,8 @@ class ModuleDeltaChange final : public StagedChange {
   Status prepare(std::vector<VersionSource> chain) {
     news_ = std::make_shared<FoldedDeltas>(weights_, std::move(chain));
     DRIFTLESS_RETURN_IF_ERROR(news_->fold());
-    place();
-    const HostKernels& kernels = host_kernels();
-    DRIFTLESS_RETURN_IF_ERROR(each_part([&](Part& part, unsigned) {
-      kernels.gather_strided(part.map->map, part.map->data, part.map->unit_bytes,
-                             part.piece->origin, offsets(part), part.count, part.old_values);
-      return true;
-    }));
+    cut();
+    DRIFTLESS_ASSIGN_OR_RETURN(placed_, weights_->memory->place(parts_, weights_->threads));
     if (weights_->proven) DRIFTLESS_RETURN_IF_ERROR(prove());
     return external_.stage(news_);
   }
@@ -157,10 +140,13 @@ class ModuleDeltaChange final : public StagedChange {
     used_ = true;
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(source_));
-    if (Status status = write(); !status.ok()) {
-      take_back();
-      return with_external_undone(std::move(status));
+    Result<std::optional<std::size_t>> differs = placed_->write();
+    if (!differs.ok()) {
+      weights_->state.valid = false;
+      return with_external_undone(
+          differs.status().with_context(concat(source_, ": the module holds no version now")));
     }
+    if (*differs) return with_external_undone(not_the_old(parts_[**differs]));
     weights_->state = after_;
     committed_ = true;
     return CommitReport{after_.id.version, after_.digest, news_->units(), watch.lap_ms()};
@@ -172,29 +158,29 @@ class ModuleDeltaChange final : public StagedChange {
                    ": only the last committed change can be taken back, and only once");
     }
     committed_ = false;
-    take_back();
+    if (const Status status = placed_->take_back(); !status.ok()) {
+      weights_->state.valid = false;
+      return status.with_context(concat(source_, ": could not be taken back; reload the module"));
+    }
     weights_->state = before_;
     return with_external_undone({});
   }
 
  private:
-  using Scratch = std::array<std::byte, std::size_t{kStepUnits} * 8>;
-
   [[nodiscard]] unsigned threads() const {
     return static_cast<unsigned>(std::clamp<std::uint64_t>(news_->units() / kUnitsPerThread, 1,
                                                            std::max(1U, weights_->threads)));
   }
-  static const std::uint32_t* offsets(const Part& part) { return part.piece->offsets + part.begin; }
 
   // Which changes go through which map, and where their old values are kept. Maps that hold the
   // tensor's own units share the piece's room: none has a unit of another.
-  void place() {
+  void cut() {
     std::uint64_t bytes = 0;
     std::vector<std::uint64_t> room;  // per part: its place in old_values_, or none
     for (const DeltaPiece& piece : news_->pieces()) {
       const ModuleWeights::Tensor& tensor = weights_->tensors[piece.tensor];
       for (std::uint32_t m = tensor.first_map; m < tensor.first_map + tensor.maps; ++m) {
-        Part part = part_of(piece, weights_->maps[m]);
+        ModulePart part = part_of(piece, weights_->maps[m]);
         if (part.count == 0) continue;
         const unsigned width = part.map->unit_bytes;
         if (weights_->counted[m]) {
@@ -209,17 +195,16 @@ class ModuleDeltaChange final : public StagedChange {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       if (parts_[i].old_values == nullptr) parts_[i].old_values = old_values_.data() + room[i];
     }
-    scratch_.resize(threads());
   }
 
-  static Part part_of(const DeltaPiece& piece, const ModuleMap& map) {
+  static ModulePart part_of(const DeltaPiece& piece, const ModuleMap& map) {
     const auto index_of = [&](std::uint64_t position) {
       if (position <= piece.origin) return std::uint32_t{0};
       const std::uint64_t offset = position - piece.origin;
       return static_cast<std::uint32_t>(
           std::lower_bound(piece.offsets, piece.offsets + piece.count, offset) - piece.offsets);
     };
-    Part part;
+    ModulePart part;
     part.piece = &piece;
     part.map = &map;
     part.begin = index_of(map.map.source_offset);
@@ -249,56 +234,11 @@ class ModuleDeltaChange final : public StagedChange {
                  "changed; send a full version");
   }
 
-  // use(part, worker) for every part, until one says false: kMismatch naming its parameter.
-  template <typename Use>
-  Status each_part(const Use& use) {
-    return parallel_for(parts_.size(), threads(), [&](std::size_t i, unsigned worker) -> Status {
-      if (use(parts_[i], worker)) return {};
-      return error(StatusCode::kMismatch, source_, ": parameter '", parts_[i].map->parameter,
-                   "' (tensor '", weights_->layout[parts_[i].piece->tensor].name,
-                   "') is not what it was when the change was staged: somebody else writes into "
-                   "the weights. All was undone; send a full version");
-    });
-  }
-
-  Status write() {
-    return each_part([&](Part& part, unsigned worker) {
-      while (part.written < part.count) {
-        const std::uint32_t count = std::min(kStepUnits, part.count - part.written);
-        if (!write_step(part, count, scratch_[worker])) return false;
-        part.written += count;
-      }
-      return true;
-    });
-  }
-
-  // The next changes; false, and nothing written, where the units are not the old ones.
-  static bool write_step(const Part& part, std::uint32_t count, Scratch& scratch) {
-    const HostKernels& kernels = host_kernels();
-    const ModuleMap& map = *part.map;
-    const std::uint32_t at = part.written;
-    const std::byte* const old_values = part.old_values + std::size_t{at} * map.unit_bytes;
-    const std::size_t size = std::size_t{count} * map.unit_bytes;
-    std::memcpy(scratch.data(), old_values, size);  // those that are in no map count as the same
-    kernels.gather_strided(map.map, map.data, map.unit_bytes, part.piece->origin,
-                           offsets(part) + at, count, scratch.data());
-    if (std::memcmp(scratch.data(), old_values, size) != 0) return false;
-    const std::size_t width = source_bytes(map.cast, map.unit_bytes);
-    kernels.scatter_strided(map.map, map.data, map.unit_bytes, part.piece->origin,
-                            offsets(part) + at, count,
-                            part.piece->values + (std::size_t{part.begin} + at) * width, map.cast);
-    return true;
-  }
-
-  // On this thread alone: it must not be able to fail.
-  void take_back() {
-    for (Part& part : parts_) {
-      const ModuleMap& map = *part.map;
-      host_kernels().scatter_strided(map.map, map.data, map.unit_bytes, part.piece->origin,
-                                     offsets(part), part.written, part.old_values,
-                                     ValueCast::kNone);
-      part.written = 0;
-    }
+  [[nodiscard]] Status not_the_old(const ModulePart& part) const {
+    return error(StatusCode::kMismatch, source_, ": parameter '", part.map->parameter,
+                 "' (tensor '", weights_->layout[part.piece->tensor].name,
+                 "') is not what it was when the change was staged: somebody else writes into the "
+                 "weights. All was undone; send a full version");
   }
 
   Status with_external_undone(Status status) {
@@ -314,11 +254,11 @@ class ModuleDeltaChange final : public StagedChange {
   TargetState before_, after_;
   ExternalCommit external_;
   std::shared_ptr<FoldedDeltas> news_;
-  std::vector<Part> parts_;
+  std::vector<ModulePart> parts_;
   std::vector<std::byte> old_values_;  // of parts whose map is not counted
-  std::vector<Scratch> scratch_;       // per thread
-  bool used_ = false;                  // commit() was called
-  bool committed_ = false;             // and is in effect
+  std::unique_ptr<PlacedParts> placed_;
+  bool used_ = false;       // commit() was called
+  bool committed_ = false;  // and is in effect
 };
 
 }  // namespace

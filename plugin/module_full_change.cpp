@@ -2,7 +2,6 @@
 // module's parameters, read through them.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
@@ -13,17 +12,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // one task's
-constexpr std::uint32_t kBlockUnits = 16384;                     // that go through a map at a time
-
-// 0, 1, 2, ...: every unit of a block.
-std::span<const std::uint32_t> all_offsets() {
-  static const std::vector<std::uint32_t> offsets = [] {
-    std::vector<std::uint32_t> made(kBlockUnits);
-    std::iota(made.begin(), made.end(), 0U);
-    return made;
-  }();
-  return offsets;
-}
+constexpr std::uint32_t kBlockUnits = 1U << 20;                  // summed at a time
 
 struct Stretch {
   std::uint32_t tensor = 0;
@@ -38,25 +27,6 @@ void add_stretches(std::uint32_t tensor, const DensePiece& piece, std::vector<St
     out.push_back({tensor, offset, bytes.first(size)});
     bytes = bytes.subspan(size);
     offset += size;
-  }
-}
-
-// Units [origin, origin + count) of the tensor, where the map has them.
-void write_units(const ModuleMap& map, std::uint64_t origin, std::uint64_t count,
-                 const std::byte* values) {
-  const unsigned from = source_bytes(map.cast, map.unit_bytes);
-  if (map.map.plain() && map.cast == ValueCast::kNone) {
-    const std::uint64_t begin = std::max(origin, map.map.source_offset);
-    const std::uint64_t end = std::min(origin + count, map.map.source_end);
-    if (begin >= end) return;
-    std::memcpy(map.data + map.map.target_of(begin) * from, values + (begin - origin) * from,
-                (end - begin) * from);
-    return;
-  }
-  for (std::uint64_t done = 0; done < count; done += kBlockUnits) {
-    const std::uint64_t block = std::min<std::uint64_t>(kBlockUnits, count - done);
-    host_kernels().scatter_strided(map.map, map.data, map.unit_bytes, origin + done,
-                                   all_offsets().data(), block, values + done * from, map.cast);
   }
 }
 
@@ -113,10 +83,12 @@ class ModuleFullChange final : public StagedChange {
       }
     }
     std::vector<Digest> sums(std::max(1U, weights_->threads));
-    DRIFTLESS_RETURN_IF_ERROR(each_stretch([&](const Stretch& stretch, unsigned worker) {
-      sums[worker] += host_kernels().digest(weights_->tensors[stretch.tensor].key,
-                                            stretch.byte_offset, stretch.bytes);
-    }));
+    DRIFTLESS_RETURN_IF_ERROR(
+        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
+          sums[worker] += host_kernels().digest(weights_->tensors[stretch.tensor].key,
+                                                stretch.byte_offset, stretch.bytes);
+          return Status();
+        }));
     Digest all;
     for (const Digest& sum : sums) all += sum;
     if (all != manifest().digest) {
@@ -135,13 +107,14 @@ class ModuleFullChange final : public StagedChange {
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(path()));
     weights_->state.valid = false;  // until all of it is there
-    DRIFTLESS_RETURN_IF_ERROR(each_stretch([&](const Stretch& stretch, unsigned) {
+    const unsigned threads = weights_->memory->threads(weights_->threads);
+    DRIFTLESS_RETURN_IF_ERROR(each_stretch(threads, [&](const Stretch& stretch, unsigned) {
       const unsigned unit = unit_bytes(weights_->layout[stretch.tensor].dtype);
-      for (const ModuleMap& map : weights_->maps_of(stretch.tensor)) {
-        write_units(map, stretch.byte_offset / unit, stretch.bytes.size() / unit,
-                    stretch.bytes.data());
-      }
+      return weights_->memory->write(weights_->maps_of(stretch.tensor, false),
+                                     stretch.byte_offset / unit, stretch.bytes.size() / unit,
+                                     stretch.bytes.data());
     }));
+    DRIFTLESS_RETURN_IF_ERROR(weights_->memory->settle());
     weights_->state = {manifest().id, manifest().digest, true, before_.partial};
     committed_ = true;
     return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
@@ -158,12 +131,9 @@ class ModuleFullChange final : public StagedChange {
   [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
 
   template <typename Use>
-  Status each_stretch(const Use& use) const {
-    return parallel_for(stretches_.size(), weights_->threads,
-                        [&](std::size_t i, unsigned worker) -> Status {
-                          use(stretches_[i], worker);
-                          return {};
-                        });
+  Status each_stretch(unsigned threads, const Use& use) const {
+    return parallel_for(stretches_.size(), threads,
+                        [&](std::size_t i, unsigned worker) { return use(stretches_[i], worker); });
   }
 
   std::shared_ptr<ModuleWeights> weights_;
@@ -184,7 +154,7 @@ Result<std::unique_ptr<StagedChange>> stage_module_full(std::shared_ptr<ModuleWe
   return std::unique_ptr<StagedChange>(std::move(change));
 }
 
-Digest digest_of(const ModuleWeights& weights) {
+Result<Digest> digest_of(const ModuleWeights& weights) {
   struct Block {
     std::uint32_t tensor;
     std::uint64_t origin;
@@ -194,28 +164,23 @@ Digest digest_of(const ModuleWeights& weights) {
     const std::uint64_t units = weights.layout[tensor].units();
     for (std::uint64_t at = 0; at < units; at += kBlockUnits) blocks.push_back({tensor, at});
   }
-  const unsigned threads = std::max(1U, weights.threads);
+  const unsigned threads = weights.memory->threads(std::max(1U, weights.threads));
   std::vector<Digest> sums(threads);
   std::vector<std::vector<std::byte>> rooms(threads,
                                             std::vector<std::byte>(std::size_t{kBlockUnits} * 8));
-  // Cannot fail: nothing in it returns an error or throws.
-  const Status ignored =
+  DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(blocks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
         const auto& [tensor, origin] = blocks[i];
-        const ModuleWeights::Tensor& own = weights.tensors[tensor];
         const unsigned unit = unit_bytes(weights.layout[tensor].dtype);
         const std::uint64_t count =
             std::min<std::uint64_t>(kBlockUnits, weights.layout[tensor].units() - origin);
         std::byte* const room = rooms[worker].data();
-        std::memset(room, 0, count * unit);
-        for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
-          if (!weights.counted[m]) continue;
-          host_kernels().gather_strided(weights.maps[m].map, weights.maps[m].data, unit, origin,
-                                        all_offsets().data(), count, room);
-        }
-        sums[worker] += host_kernels().digest(own.key, origin * unit, {room, count * unit});
+        DRIFTLESS_RETURN_IF_ERROR(
+            weights.memory->read(weights.maps_of(tensor, true), origin, count, room));
+        sums[worker] +=
+            host_kernels().digest(weights.tensors[tensor].key, origin * unit, {room, count * unit});
         return {};
-      });
+      }));
   for (unsigned i = 1; i < threads; ++i) sums[0] += sums[i];
   return sums[0];
 }

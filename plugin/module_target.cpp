@@ -105,6 +105,7 @@ Status fill(ModuleWeights& weights, ModuleParts parts) {
   weights.layout = std::move(parts.layout);
   weights.maps = std::move(parts.maps);
   weights.writer = std::move(parts.writer);
+  weights.memory = parts.memory ? std::move(parts.memory) : make_host_module_memory();
   weights.tensors.resize(weights.layout.size());
   std::stable_sort(weights.maps.begin(), weights.maps.end(),
                    [](const ModuleMap& a, const ModuleMap& b) { return a.tensor < b.tensor; });
@@ -144,8 +145,10 @@ Result<std::unique_ptr<ModuleTarget>> make_module_target(ModuleParts parts,
   weights->state.partial = !weights->proven && (options.initial && !options.initial_digest);
   if (options.initial) {
     weights->state.id = *options.initial;
-    weights->state.digest =
-        weights->proven ? digest_of(*weights) : options.initial_digest.value_or(Digest());
+    weights->state.digest = options.initial_digest.value_or(Digest());
+    if (weights->proven) {
+      DRIFTLESS_ASSIGN_OR_RETURN(weights->state.digest, digest_of(*weights));
+    }
     if (options.initial_digest && weights->state.digest != *options.initial_digest) {
       return error(StatusCode::kMismatch, "the module's weights have digest ",
                    to_hex(weights->state.digest), ", but those that it was loaded from have ",

@@ -25,21 +25,11 @@
 #include "core/digest.h"
 #include "core/layout.h"
 #include "core/status.h"
-#include "kernels/strided_map.h"
-#include "kernels/value_cast.h"
+#include "plugin/module_map.h"
+#include "plugin/module_memory.h"
 #include "plugin/weight_target.h"
 
 namespace driftless {
-
-// One place where units of a tensor live.
-struct ModuleMap {
-  std::uint32_t tensor = 0;   // in the layout
-  std::byte* data = nullptr;  // unit 0 of the map's target; host memory, the caller's
-  unsigned unit_bytes = 1;    // of the target
-  StridedMap map;
-  ValueCast cast = ValueCast::kNone;
-  std::string parameter;  // for messages
-};
 
 // New values of the tensors that an external writer holds. Valid as long as somebody has it; may be
 // used from any thread.
@@ -92,6 +82,7 @@ struct ModuleParts {
   // Tensors that cannot be followed, and why: a version that changes one is refused (kUnsupported).
   std::vector<std::pair<std::uint32_t, std::string>> refused;
   std::shared_ptr<ExternalWriter> writer;  // may be null where nothing is external
+  std::shared_ptr<ModuleMemory> memory;    // that all maps lead to; null: the host's
 };
 
 class ModuleTarget : public WeightTarget {

@@ -17,6 +17,8 @@
 
 #include "core/digest.h"
 #include "core/status.h"
+#include "kernels/strided_map.h"
+#include "kernels/value_cast.h"
 
 namespace driftless::cuda {
 
@@ -144,6 +146,51 @@ class Patch {
   const std::byte* positions_dev_ = nullptr;
   std::byte* dev_ = nullptr;
   std::byte* host_ = nullptr;
+};
+
+// Changes of tensors that live elsewhere, each where a map says: the GPU's gather_strided and
+// scatter_strided, for many at once. All targets have units of one width.
+class StridedPatch {
+ public:
+  static constexpr std::uint64_t kEveryUnit = ~std::uint64_t{0};
+
+  // Changes that may lie in one map: units origin + offsets[offset_begin + k] of the tensor, for k
+  // below count; with kEveryUnit, units origin + k.
+  struct Part {
+    StridedMap map;
+    std::byte* data_dev = nullptr;  // unit 0 of the map's target
+    ValueCast cast = ValueCast::kNone;
+    std::uint64_t origin = 0;
+    std::uint64_t count = 0;
+    std::uint64_t offset_begin = kEveryUnit;
+    std::uint64_t value_begin = 0;  // bytes, in the new values; a multiple of their width
+    std::uint64_t old_begin = 0;    // units, in the old values
+  };
+  // 256 bytes per part, 4 per 1024 changes; on the host as much again.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts);
+  // `offsets_dev` (may be null where no part uses it) stays as long as the patch is used.
+  [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
+                                                 const std::uint32_t* offsets_dev,
+                                                 const Workspace& workspace, Stream stream);
+
+  // Old values, in the targets' width; those of changes outside of their map are left. In slices
+  // that hold the GPU for well below a millisecond each.
+  [[nodiscard]] Status gather_strided(std::byte* old_values_dev, Stream stream) const;
+  // New values, converted; or, where `old` says so, old ones.
+  [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
+  // In one launch: keeps what is there in the old values, and writes the new ones. `differs_dev`
+  // becomes the least number of a part that was not what its old values said, else stays.
+  [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
+                                        std::uint32_t* differs_dev, Stream stream) const;
+
+ private:
+  StridedPatch() = default;
+
+  unsigned unit_bytes_ = 1;
+  std::uint32_t parts_ = 0;
+  std::uint32_t chunks_ = 0;
+  const std::uint32_t* offsets_dev_ = nullptr;
+  std::byte* dev_ = nullptr;
 };
 
 // target[i] = source[i] wherever source[i] != sentinel (its low 8 * unit_bytes bits). Adds to

@@ -81,7 +81,7 @@ class Run:
 
 
 @pytest.fixture
-def run_of(place, models, request):
+def run_of(place, models):
     """Makes runs that end with the test."""
     made = []
 
@@ -95,10 +95,22 @@ def run_of(place, models, request):
         run.close()
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that share an engine run together."""
+    items.sort(key=lambda item: str(item.path))  # stable: as written within a file
+
+
+def spec_of(item):
+    """Tests name their engine by the parameter `spec`, or their module by SPEC."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters.get("spec") or getattr(item.module, "SPEC", None)
+
+
 @pytest.fixture(scope="session")
-def started(place, models):
+def started(place, models, request):
     """Starts engines by their specification, the next in line with each."""
     entry_points = install_entry_points(place / "entry_points")
-    pool = engines.Pool(place, models, entry_points)
+    line = list(dict.fromkeys(filter(None, map(spec_of, request.session.items))))
+    pool = engines.Pool(place, models, entry_points, line)
     yield pool
     pool.stop()

@@ -23,6 +23,11 @@ class Spec:
     dtype: str = "float32"
     load_layout: bool = True  # vLLM: parameters as they were loaded
 
+    @property
+    def exact(self):
+        """Tokens are the same as transformers' in float32; narrower types round elsewhere."""
+        return self.dtype == "float32"
+
     def __str__(self):
         stock = "" if self.load_layout else "-stock"
         return f"{self.engine}-{self.kind}-tp{self.tp}-{self.dtype}{stock}"
@@ -30,17 +35,19 @@ class Spec:
 
 class Pool:
     """Engines by their specification. `line` is the order in which the tests want them: with each
-    one the next is started, too."""
+    one the next is started, too, and those before it are ended."""
 
-    def __init__(self, place, models, entry_points):
+    def __init__(self, place, models, entry_points, line):
         self.place, self.models, self.entry_points = place, models, entry_points
-        self.line, self.running = [], {}
+        self.line, self.running = line, {}
 
     def get(self, spec):
+        number = self.line.index(spec)
+        for past in self.line[:number]:
+            self.drop(past)
         engine = self._start(spec)
-        if spec in self.line:
-            for following in self.line[self.line.index(spec) + 1 :][:1]:
-                self._start(following)
+        if number + 1 < len(self.line) and not engine.ready:
+            self._start(self.line[number + 1])
         return engine.wait_ready()
 
     def drop(self, spec):
@@ -86,8 +93,14 @@ def start_vllm(pool, spec):
     return Offline(python_of("vllm"), "vllm_host.py", options, env, pool.log(spec))
 
 
+def tokens_of_transformers(model, version):
+    return model.tokens[version]
+
+
 class Offline(Host):
     """An `LLM` in a process of its own."""
+
+    reference_tokens = staticmethod(tokens_of_transformers)
 
     def follow(self, config, *sets):
         return self.do("follow", config=config, sets=sets)["version"]
@@ -130,6 +143,8 @@ def start_vllm_server(pool, spec):
 
 
 class VllmServer(Server):
+    reference_tokens = staticmethod(tokens_of_transformers)
+
     def follow(self, config, *sets):
         from driftless.engines import vllm
 
@@ -183,7 +198,9 @@ def start_sglang(pool, spec):
         SGLANG_USE_CPU_ENGINE=1,
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
     )
-    return SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
+    engine = SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
+    engine.exact = spec.exact
+    return engine
 
 
 class SglangServer(Server):
@@ -202,6 +219,16 @@ class SglangServer(Server):
 
     def weight_version(self):
         return self.call("/model_info", method="GET")["weight_version"]
+
+    def reference_tokens(self, model, version):
+        """Where they are not transformers': those after SGLang's own full load of the version. Its
+        bits are the same ones again; assert_weights() has looked."""
+        if self.exact:
+            return model.tokens[version]
+        path = model.checkpoint(version)
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+        assert self.call("/update_weights_from_disk", body)["success"]
+        return self.generate(model.prompts, len(model.tokens[0][0]))
 
     def probe(self, what, **arguments):
         """Asks sglang_probe.load on every rank."""

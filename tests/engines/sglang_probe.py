@@ -34,11 +34,13 @@ def obey(model, command):
         return worker_probe.checksums(model)
     if command["what"] == "fresh":
         return worker_probe.checksums(fresh(model, command["path"]))
+    if command["what"] == "base":
+        return worker_probe.back_to_base(model, model.__dict__["_driftless_follower"], command["path"])
     if command["what"] == "fault":
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            worker_probe.install(model.__dict__["_driftless_follower"], command["point"])
+            worker_probe.install(model.__dict__["_driftless_follower"], command["point"], model)
         return {}
     raise ValueError(command)
 

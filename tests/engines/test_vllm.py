@@ -2,14 +2,42 @@
 
 import pytest
 from engines import Spec
-from follows import follow_versions
+from follows import assert_at, follow_versions
+from hosts import HostError
 
 VERSIONS = 10
+# The last one is the engine of test_vllm_faults.py, too.
 OFFLINE = [Spec("vllm", kind, tp) for tp in (1, 2) for kind in ("qwen3_tied", "qwen3_moe", "qwen3")]
 SERVED = [Spec("vllm_server", "qwen3_moe", 1), Spec("vllm_server", "qwen3", 2)]
 
 
-@pytest.mark.parametrize("spec", OFFLINE + SERVED, ids=str)
+@pytest.mark.parametrize("spec", SERVED + OFFLINE, ids=str)
 def test_ten_versions(started, run_of, spec):
     engine = started.get(spec)
     follow_versions(engine, run_of(spec.kind), VERSIONS)
+
+
+STOCK = Spec("vllm", "qwen3", 1, load_layout=False)
+
+
+@pytest.mark.parametrize("spec", [STOCK], ids=str)
+def test_packed_weights_are_not_written_in_place(started, run_of, spec):
+    """vLLM's stock CPU layout: packed linears, emptied parameters, a packed copy of lm_head. The engine
+    follows by vLLM's own reload."""
+    engine, run = started.get(spec), run_of(spec.kind)
+    empty = [name for name, sum_ in engine.checksums()[0].items() if sum_.startswith("0 ")]
+    assert empty, "this engine packs its weights"
+    assert engine.follow(run.config) == 0
+    (reply,) = engine.replies()
+    assert list(reply["ways"]) == ["whole"]
+    for version in range(1, 4):
+        run.publish()
+        assert engine.update()["version"] == version
+        assert_at(engine, run.model, version)
+    run.publish()
+    engine.rpc("probe_fault", rank=0, point="reload")
+    with pytest.raises(HostError, match="all ranks are at 3: .*injected"):
+        engine.update()
+    assert_at(engine, run.model, 3)
+    assert engine.update()["version"] == 4
+    assert_at(engine, run.model, 4)

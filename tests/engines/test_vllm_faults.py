@@ -9,13 +9,15 @@ from engines import Spec
 from follows import assert_at, assert_weights
 from hosts import HostError
 
-TWO = Spec("vllm", "qwen3", 2)
+SPEC = Spec("vllm", "qwen3", 2)
 
 
 @pytest.fixture
 def pair(started, run_of):
     """The engine back at the base's weights, following a run of this test."""
-    engine = started.get(TWO)
+    engine = started.get(SPEC)
+    if not hasattr(engine, "pids"):  # asked for before the reply queue slips
+        engine.pids = engine.rpc("probe_pid")
     run = run_of("qwen3")
     engine.rpc("probe_base", path=run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
@@ -23,7 +25,7 @@ def pair(started, run_of):
 
 
 @pytest.mark.parametrize("rank", (0, 1))
-@pytest.mark.parametrize("point", ("before", "during", "after"))
+@pytest.mark.parametrize("point", ("before", "during"))
 def test_a_rank_that_fails_its_commit(pair, rank, point):
     engine, run = pair
     run.publish()
@@ -32,14 +34,28 @@ def test_a_rank_that_fails_its_commit(pair, rank, point):
     engine.rpc("probe_fault", rank=rank, point=point)
     with pytest.raises(HostError, match=r"version 2 was refused, all ranks are at 1") as refused:
         engine.update()
-    failed = refused.value.replies[rank]
-    assert failed["error"] and refused.value.replies[1 - rank]["version"] == 1
+    assert refused.value.replies[rank]["error"] and f"rank {rank}:" in str(refused.value)
+    assert refused.value.replies[1 - rank]["error"] is None
     assert_at(engine, run.model, 1)
     assert engine.update()["version"] == 2, "the same version, without the fault"
     assert_at(engine, run.model, 2)
     run.publish()
     assert engine.update()["version"] == 3
     assert_at(engine, run.model, 3)
+
+
+@pytest.mark.parametrize("rank", (0, 1))
+def test_a_rank_that_fails_after_its_commit(pair, rank):
+    """The commit holds, and what failed after it is told."""
+    engine, run = pair
+    run.publish()
+    engine.rpc("probe_fault", rank=rank, point="after")
+    done = engine.update()
+    assert done["version"] == 1 and "injected after" in done["replies"][rank]["error"]
+    assert_at(engine, run.model, 1)
+    run.publish()
+    assert engine.update()["version"] == 2
+    assert_at(engine, run.model, 2)
 
 
 def test_another_base(pair, run_of):
@@ -69,13 +85,17 @@ def test_a_reply_queue_that_has_slipped(pair, rank):
     assert [reply["version"] for reply in engine.replies()] == [1, 1]
 
 
-def test_a_killed_worker(started, run_of):
-    """Last: the engine is of no more use."""
-    engine = started.get(TWO)
-    run = run_of("qwen3")
+def test_a_killed_worker(pair, started):
+    """Last: the engine is of no more use, and says so instead of serving half a version."""
+    engine, run = pair
     run.publish()
-    os.kill(engine.rpc("probe_pid")[1], signal.SIGKILL)
-    with pytest.raises((HostError, AssertionError)) as refused:
-        engine.update(timeout_s=10)
-    assert "dead" in str(refused.value).lower() or "ended" in str(refused.value)
-    started.drop(TWO)
+    os.kill(engine.pids[1], signal.SIGKILL)
+    with pytest.raises((HostError, AssertionError), match="(?i)dead|died|ended") as refused:
+        for _ in range(3):  # vLLM may need a moment to notice
+            engine.update(timeout_s=10)
+    print(refused.value)
+    started.drop(SPEC)
+    following = started.get(SPEC)  # a new engine catches up
+    assert following.follow(run.config) == 0
+    assert following.update()["version"] == run.version
+    assert_at(following, run.model, run.version)

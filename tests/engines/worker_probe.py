@@ -39,15 +39,7 @@ class Probe(WorkerExtension):
             return checksums(get_model(vllm_config=config))
 
     def probe_base(self, path):
-        """The weights of `path` again, and a follower that knows of nothing."""
-        from safetensors.torch import load_file
-
-        follower = self._driftless_follower()
-        follower.close()
-        with torch.no_grad():
-            self.model_runner.get_model().load_weights(load_file(f"{path}/model.safetensors").items())
-        follower.__init__(follower.rank, follower._make_target)
-        return {}
+        return back_to_base(self.model_runner.get_model(), self._driftless_follower(), path)
 
     def probe_pid(self):
         return os.getpid()
@@ -62,20 +54,35 @@ class Probe(WorkerExtension):
         """The next commit of this rank fails: before it writes, while it writes, or after it has
         written (the rank is then at the new version, and says that it failed)."""
         if self.rank == rank:
-            install(self._driftless_follower(), point)
+            install(self._driftless_follower(), point, self.model_runner.get_model())
         return {"rank": self.rank}
 
 
-def install(follower, point):
+def back_to_base(model, follower, path):
+    """The weights of `path` again, and a follower that knows of nothing."""
+    from safetensors.torch import load_file
+
+    follower.close()
+    with torch.no_grad():
+        model.load_weights(load_file(f"{path}/model.safetensors").items())
+    kept = {name: follower.__dict__.get(name) for name in ("answers", "settings", "on_staged")}
+    follower.__init__(follower.rank, follower._make_target)
+    follower.__dict__.update(kept)
+    return {}
+
+
+def install(follower, point, model):
     """The next commit fails, once."""
     receiver = follower._receiver
+    if point == "reload":
+        return fail_reload(model)
 
     def failing():
         follower._receiver = receiver
         if point == "before":
             raise RuntimeError("injected before the commit")
         if point == "during":
-            return commit_over_foreign_writes(follower, receiver)
+            return commit_over_foreign_writes(model, receiver)
         receiver.commit()
         raise RuntimeError("injected after the commit")
 
@@ -90,11 +97,11 @@ class Wrapped:
         return getattr(self._receiver, name)
 
 
-def commit_over_foreign_writes(follower, receiver):
+def commit_over_foreign_writes(model, receiver):
     """Somebody else has written into a parameter that the commit is about to change: the commit
     finds out when it gets there, and takes back what it has written before. Then the foreign write
     is taken back, too."""
-    parameter = dict(follower._target.module.named_parameters())[PARAMETER]
+    parameter = dict(model.named_parameters())[PARAMETER]
     kept = parameter.detach().clone()
     with torch.no_grad():
         parameter += 1
@@ -102,3 +109,16 @@ def commit_over_foreign_writes(follower, receiver):
             return receiver.commit()
         finally:
             parameter.copy_(kept)
+
+
+def fail_reload(model):
+    """The next reload fails after half of the weights, once."""
+    load = model.load_weights
+
+    def half(weights):
+        del model.load_weights
+        weights = list(weights)
+        load(weights[: len(weights) // 2])
+        raise RuntimeError("injected in a reload")
+
+    model.load_weights = half

@@ -158,11 +158,83 @@ Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std:
   return change;
 }
 
+// A strided patch of one part, whose positions are origin + offsets.
+struct OneStrided {
+  OneStrided(const StridedMap& map, std::byte* data, unsigned unit_bytes, std::uint64_t origin,
+             const std::uint32_t* given, std::uint64_t count, ValueCast cast)
+      : offsets(std::as_bytes(std::span(given, count))),
+        part{map, data, cast, origin, count, 0, 0, 0},
+        work(cuda::StridedPatch::workspace_size(std::span(&part, 1))),
+        patch(cuda::StridedPatch::make(std::span(&part, 1), unit_bytes,
+                                       reinterpret_cast<const std::uint32_t*>(offsets.data()),
+                                       work.get(), nullptr)) {
+    must(patch.status());
+  }
+  // The device does not count.
+  [[nodiscard]] static std::uint64_t inside(const StridedMap& map, std::uint64_t origin,
+                                            const std::uint32_t* offsets, std::uint64_t count) {
+    return static_cast<std::uint64_t>(
+        std::count_if(offsets, offsets + count, [&](std::uint32_t offset) {
+          return map.target_of(origin + offset) != StridedMap::kOutside;
+        }));
+  }
+
+  DeviceBytes offsets;
+  cuda::StridedPatch::Part part;
+  WorkMemory work;
+  Result<cuda::StridedPatch> patch;
+};
+
+std::uint64_t gather_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
+                             std::uint64_t origin, const std::uint32_t* offsets,
+                             std::uint64_t count, void* values) {
+  const DeviceBytes data = place(target, map.target_end * unit_bytes, unit_bytes);
+  const DeviceBytes out = place(values, count * unit_bytes, unit_bytes);
+  const OneStrided one(map, data.data(), unit_bytes, origin, offsets, count, ValueCast::kNone);
+  must(one.patch->gather_strided(out.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(out.intact() && data.intact());
+  must(cudaMemcpy(values, out.data(), count * unit_bytes, cudaMemcpyDeviceToHost));
+  return OneStrided::inside(map, origin, offsets, count);
+}
+
+// By scatter, and by an exchange on another copy, which must do the same and give the old values.
+std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit_bytes,
+                              std::uint64_t origin, const std::uint32_t* offsets,
+                              std::uint64_t count, const void* values, ValueCast cast) {
+  const std::uint64_t bytes = map.target_end * unit_bytes;
+  const unsigned from = source_bytes(cast, unit_bytes);
+  const DeviceBytes data = place(target, bytes, unit_bytes);
+  const DeviceBytes other = place(target, bytes, unit_bytes);
+  const DeviceBytes given = place(values, count * from, from);
+  const DeviceBytes old(count * unit_bytes);
+  const std::uint32_t none = ~std::uint32_t{0};
+  const DeviceBytes differs(std::as_bytes(std::span(&none, 1)));
+  const OneStrided one(map, data.data(), unit_bytes, origin, offsets, count, cast);
+  const OneStrided two(map, other.data(), unit_bytes, origin, offsets, count, cast);
+  must(one.patch->scatter_strided(given.data(), false, nullptr));
+  must(two.patch->gather_strided(old.data(), nullptr));
+  must(two.patch->exchange_strided(given.data(), old.data(),
+                                   reinterpret_cast<std::uint32_t*>(differs.data()), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(data.intact() && other.intact() && old.intact() && differs.intact());
+  const std::vector<std::byte> before(static_cast<std::byte*>(target),
+                                      static_cast<std::byte*>(target) + bytes);
+  must(cudaMemcpy(target, data.data(), bytes, cudaMemcpyDeviceToHost));
+  std::vector<std::byte> exchanged(bytes), taken_back(bytes);
+  must(cudaMemcpy(exchanged.data(), other.data(), bytes, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(std::memcmp(exchanged.data(), target, bytes), 0);
+  must(two.patch->scatter_strided(old.data(), true, nullptr));
+  must(cudaMemcpy(taken_back.data(), other.data(), bytes, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(taken_back, before);
+  return OneStrided::inside(map, origin, offsets, count);
+}
+
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
-  HostKernels kernels{"cuda",           diff,   gather,        scatter,
-                      masked_overwrite, digest, digest_change, scatter_digested};
+  HostKernels kernels{"cuda", diff,          gather,           scatter,        masked_overwrite,
+                      digest, digest_change, scatter_digested, gather_strided, scatter_strided};
   return {kernels};
 }
 

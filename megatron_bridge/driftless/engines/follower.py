@@ -8,7 +8,8 @@ it was given: a reply with another nonce belongs to another call.
      "ways": {way: how many tensors}, "timings": {name: ms}}
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
-can be taken back), failed (the last staging, see error; the weights are those of `version`).
+can be taken back), failed (the last staging or commit; the weights are those of `version`). An error
+is told by every reply until the next call that succeeds; `version` is always what the weights are, -1 where they are none.
 
 Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
 else touches the receiver.
@@ -27,13 +28,17 @@ import driftless
 
 Reply = dict[str, Any]
 
+# The `version` of a rank whose weights are half of one and half of another.
+NO_VERSION = -1
 # How long open() waits for the run's announcement. The engine stands still meanwhile: open() can be
 # called again.
 OPEN_TIMEOUT_S = 10.0
 
 
 class Follower:
-    """`make_target` makes the target on the first open(), on the thread that calls it."""
+    """`make_target` makes the target on the first open(), on the thread that calls it: a target of a
+    receiver, or an object with one in `native` and a function `written()` that is called when it has
+    changed."""
 
     def __init__(self, rank: int, make_target: Callable[[], Any]) -> None:
         self.rank = rank
@@ -51,6 +56,7 @@ class Follower:
         self._digest = ""
         self._run = ""
         self._timings: dict[str, float] = {}
+        self._holds_none = False  # the weights are those of no version
         # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
         self.on_staged: Callable[[Reply], None] | None = None
 
@@ -76,7 +82,7 @@ class Follower:
 
     def commit(self, version: int | None = None, nonce: str = "") -> Reply:
         """Writes what is staged; refused where that is not `version`."""
-        return self._answer(nonce, lambda: self._commit(version))
+        return self._answer(nonce, lambda: self._remember(lambda: self._commit(version)))
 
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
@@ -100,8 +106,7 @@ class Follower:
             work()
         except Exception as problem:  # noqa: BLE001  a reply, whatever it was
             error = text_of(problem)
-        # A staging that failed is told by every later reply until the next begins.
-        return self._reply(nonce, error or (self._error if self._state == "failed" else None))
+        return self._reply(nonce, error or self._error)
 
     def _reply(self, nonce: str, error: str | None) -> Reply:
         return {
@@ -181,21 +186,48 @@ class Follower:
         try:
             with no_grad():
                 report = receiver.commit()
-        except BaseException:
-            self._state = "idle"
-            raise
+                self._written(receiver)
         finally:
+            # A commit that holds may fail afterwards: the version tells.
             self._staged = None
             self._look(receiver)
-        self._state, self._before, self._error = "committed", before, None
+            held = self._version != before
+            self._state, self._before = ("committed", before) if held else ("failed", None)
+        self._error = None
         for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
             self._timings[name] = getattr(report, name)
+
+    def _written(self, receiver: driftless.Receiver | None) -> None:
+        """For targets that are not the engine's own memory: the engine takes what they hold. What
+        it does not take is rolled back in the target, and the engine gets the old weights again."""
+        written = getattr(self._target, "written", None)
+        if written is None:
+            return
+        self._holds_none = True  # until one load has gone through
+        try:
+            written()
+        except Exception:
+            if receiver is None:
+                raise
+            receiver.rollback()
+            written()
+            self._holds_none = False
+            raise
+        self._holds_none = False
+
+    def _remember(self, work: Callable[[], None]) -> None:
+        """For calls whose reply may be lost: status() tells what went wrong."""
+        try:
+            work()
+        except Exception as problem:
+            self._error = text_of(problem)
+            raise
 
     def _rollback(self, version: int) -> None:
         receiver = self._ready()
         if self._staged is not None and version == self._version:
             receiver.rollback()
-            self._state, self._staged = "idle", None
+            self._state, self._staged, self._error = "idle", None, None
             return
         if version == self._version:
             self._error = None
@@ -209,9 +241,10 @@ class Follower:
         try:
             with no_grad():
                 receiver.rollback()
+                self._written(None)
         finally:
             self._look(receiver)
-        self._state, self._before = "idle", None
+        self._state, self._before, self._error = "idle", None, None
 
     def _ready(self) -> driftless.Receiver:
         if self._receiver is None:
@@ -225,7 +258,8 @@ class Follower:
 
     def _look(self, receiver: driftless.Receiver) -> None:
         with contextlib.suppress(driftless.Error):
-            self._version, self._digest = receiver.version, receiver.digest
+            self._version = NO_VERSION if self._holds_none else receiver.version
+            self._digest = receiver.digest
             self._run = receiver.run
 
     def _close(self) -> None:

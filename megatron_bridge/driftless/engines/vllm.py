@@ -99,16 +99,25 @@ class WorkerExtension:
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> Follower:
-    def make_target() -> Any:
-        from . import ModuleTarget
-
-        given = settings_of(vllm_config)
-        base = given.get("base") or base_of(vllm_config.model_config)
-        return ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0))
-
-    follower = Follower(rank, make_target)
+    follower = Follower(rank, lambda: make_target(vllm_config, model))
     follower.settings = settings_of(vllm_config)  # type: ignore[attr-defined]
     return follower
+
+
+def make_target(vllm_config: Any, model: Any) -> Any:
+    """In place where that is possible for all weights; else, where the engine was not told otherwise
+    ({"reload": false}), by vLLM's own reload."""
+    from . import ModuleTarget, vllm_reload
+
+    given = settings_of(vllm_config)
+    base = given.get("base") or base_of(vllm_config.model_config)
+    target = ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0))
+    why = vllm_reload.why_not_in_place(model, target)
+    if why is None:
+        return target
+    if not given.get("reload", True):
+        raise errors.UnsupportedError(f"{why}; allow a reload, or keep the load layout")
+    return vllm_reload.ReloadTarget(model, vllm_config, base, why)
 
 
 def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce: str) -> Reply:
@@ -124,7 +133,7 @@ def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce
 
 
 def settings_of(vllm_config: Any) -> dict[str, Any]:
-    """{"config", "sets", "base", "run", "version"}, as far as somebody gave them."""
+    """{"config", "sets", "base", "run", "version", "reload"}, as far as somebody gave them."""
     given = getattr(vllm_config, "additional_config", None)
     found = given.get(BACKEND) if isinstance(given, dict) else None
     return dict(found) if isinstance(found, dict) else {}

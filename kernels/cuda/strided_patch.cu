@@ -1,0 +1,117 @@
+#include "kernels/cuda/strided_patch.cuh"
+
+#include <algorithm>
+
+namespace driftless::cuda {
+namespace {
+
+std::uint64_t chunks_of(const StridedPatch::Part& part) {
+  return (part.count + kStridedChunk - 1) / kStridedChunk;
+}
+
+std::uint64_t chunks_of(std::span<const StridedPatch::Part> parts) {
+  std::uint64_t chunks = 0;
+  for (const StridedPatch::Part& part : parts) chunks += chunks_of(part);
+  return chunks;
+}
+
+template <unsigned W>
+__global__ void __launch_bounds__(kStridedWarps * 32)
+    exchange(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
+             std::uint32_t end, const std::byte* values_dev, std::byte* old_dev,
+             std::uint32_t* differs_dev) {
+  each_strided(
+      tables, offsets_dev, begin, end,
+      [&](const StridedPatch::Part& part, std::uint32_t number, const StridedChanges& changes) {
+        auto* const units = reinterpret_cast<Unit<W>*>(part.data_dev);
+        auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
+        Unit<W> there[kStridedTogether];
+#pragma unroll
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
+        }
+        bool differs = false;
+#pragma unroll
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] == StridedMap::kOutside) continue;
+          units[changes.at[j]] =
+              load_converted<W>(values_dev + part.value_begin, changes.number[j], part.cast);
+          if (old[changes.number[j]] == there[j]) continue;
+          old[changes.number[j]] = there[j];
+          differs = true;
+        }
+        if (differs) atomicMin(differs_dev, number);
+      });
+}
+
+}  // namespace
+
+StridedTables carve_strided(std::byte* memory, std::uint32_t parts, std::uint32_t chunks,
+                            std::uint64_t* used) {
+  Carver carver(memory);
+  StridedTables tables;
+  tables.parts = carver.take<StridedPart>(parts);
+  tables.chunk_part = carver.take<std::uint32_t>(chunks);
+  if (used != nullptr) *used = carver.used();
+  return tables;
+}
+
+WorkspaceSize StridedPatch::workspace_size(std::span<const Part> parts) {
+  WorkspaceSize size;
+  static_cast<void>(carve_strided(nullptr, static_cast<std::uint32_t>(parts.size()),
+                                  static_cast<std::uint32_t>(chunks_of(parts)), &size.dev_bytes));
+  size.host_bytes = size.dev_bytes;
+  return size;
+}
+
+Result<StridedPatch> StridedPatch::make(std::span<const Part> parts, unsigned unit_bytes,
+                                        const std::uint32_t* offsets_dev,
+                                        const Workspace& workspace, Stream stream) {
+  constexpr std::uint64_t kMost = 0xffffffffU;
+  const std::uint64_t chunks = chunks_of(parts);
+  if (!valid_width(unit_bytes) || chunks >= kMost || parts.size() >= kMost) {
+    return error(StatusCode::kInvalidArgument, "a strided patch of ", parts.size(), " parts in ",
+                 chunks, " chunks, units of ", unit_bytes, " bytes, cannot be made");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_workspace(workspace, workspace_size(parts), "a strided patch on the device"));
+  StridedPatch patch;
+  patch.unit_bytes_ = unit_bytes;
+  patch.parts_ = static_cast<std::uint32_t>(parts.size());
+  patch.chunks_ = static_cast<std::uint32_t>(chunks);
+  patch.offsets_dev_ = offsets_dev;
+  patch.dev_ = workspace.dev;
+  const StridedTables host = carve_strided(workspace.host, patch.parts_, patch.chunks_, nullptr);
+  std::uint32_t chunk = 0;
+  for (std::uint32_t i = 0; i < patch.parts_; ++i) {
+    host.parts[i] = {parts[i], chunk};
+    const auto own = static_cast<std::uint32_t>(chunks_of(parts[i]));
+    std::fill_n(host.chunk_part + chunk, own, i);
+    chunk += own;
+  }
+  const WorkspaceSize size = workspace_size(parts);
+  DRIFTLESS_RETURN_IF_ERROR(check(cudaMemcpyAsync(workspace.dev, workspace.host, size.dev_bytes,
+                                                  cudaMemcpyHostToDevice, native(stream)),
+                                  "placing a strided patch"));
+  return patch;
+}
+
+Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
+                                      std::uint32_t* differs_dev, Stream stream) const {
+  const StridedTables tables = carve_strided(dev_, parts_, chunks_, nullptr);
+  const auto go = [&](auto kernel) {
+    return launch_strided(
+        chunks_, chunks_, "exchange_strided", [&](auto begin, auto end, unsigned blocks) {
+          kernel<<<blocks, kStridedWarps * 32, 0, native(stream)>>>(
+              tables, offsets_dev_, begin, end, values_dev, old_values_dev, differs_dev);
+        });
+  };
+  switch (unit_bytes_) {
+    case 1: return go(exchange<1>);
+    case 2: return go(exchange<2>);
+    case 4: return go(exchange<4>);
+    default: return go(exchange<8>);
+  }
+}
+
+}  // namespace driftless::cuda

@@ -1,0 +1,59 @@
+"""vLLM where weights cannot be written in place: the rank keeps the checkpoint's tensors in host
+memory, and every commit goes through vLLM's own reload (its loader, then its post-load processing).
+
+That is for layouts that vLLM has packed: stock CPU linears, shuffled experts. It costs the model's size
+in host memory per rank, and a reload in every pause. `vllm.make_target` takes it where a tensor could
+not be written otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import driftless
+
+from .ways import Way
+
+
+class ReloadTarget:
+    """A receiver writes into `native`; then written() loads the engine from it."""
+
+    def __init__(self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str) -> None:
+        self.native = driftless.OwnedTarget(base)
+        self._model, self._vllm_config = model, vllm_config
+        layout = self.native.layout
+        assert layout is not None  # it has a base
+        self._names = [tensor.name for tensor in layout.tensors]
+        self.ways = {name: Way("whole", f"vLLM's own reload: {why}", "") for name in self._names}
+
+    def written(self) -> None:
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader import reload
+
+        weights = ((name, self.native.ref(name).torch()) for name in self._names)
+        with set_current_vllm_config(self._vllm_config):
+            reload.initialize_layerwise_reload(self._model)
+            try:
+                self._model.load_weights(weights)
+            finally:  # also what was half loaded can be loaded again after this
+                reload.finalize_layerwise_reload(self._model, self._vllm_config.model_config)
+
+
+def packed_copies(model: Any) -> list[str]:
+    """Layers that compute with a packed copy beside their parameter: the copy would stay stale."""
+    found = []
+    for name, layer in model.named_modules():
+        gemm = getattr(layer, "cpu_linear", None)
+        if gemm is not None and getattr(getattr(gemm, "__code__", None), "co_freevars", ()):
+            found.append(name)
+    return found
+
+
+def why_not_in_place(model: Any, target: Any) -> str | None:
+    """Why this model's weights cannot be written where they are; None: they can."""
+    refused = [f"{name} ({way.reason})" for name, way in target.ways.items() if way.way == "refused"]
+    packed = packed_copies(model)
+    if packed:
+        return f"{len(packed)} layers compute with packed copies, the first is {packed[0]}"
+    return f"{len(refused)} tensors cannot be written, the first is {refused[0]}" if refused else None

@@ -1,0 +1,88 @@
+"""The reference engine, obeying like vllm_host.py. Run by an engine's environment: it has transformers."""
+
+import vllm_host
+
+
+class Host:
+    def __init__(self, options):
+        import driftless
+        import torch
+        from driftless.engines import transformers as engines
+
+        torch.set_num_threads(1)
+        self.engines = engines
+        self.engine = engines.Engine(engines.load_model(options["model"]))
+        config = driftless.Config.parse(options["config"])
+        self.job = driftless.Job(config, "rollout", launched=False)
+        self.target = engines.make_target(self.engine.model, options["model"])
+        self.receiver = driftless.Receiver(self.job, self.target)
+
+    def ways(self):
+        return sorted({way.way for way in self.target.ways.values()})
+
+    def start(self, prompts, tokens):
+        self.engine.start(prompts, tokens)
+
+    def steps(self):
+        return self.engine.steps
+
+    def stage(self, timeout_s=30):
+        return self.receiver.stage(timeout_s)
+
+    def commit(self):
+        return self.engines.update(self.engine, self.receiver).version
+
+    def fail(self):
+        """The next commit finds that somebody else has written into the weights."""
+        import torch
+
+        parameter = next(self.engine.model.parameters())
+        kept = parameter.detach().clone()
+        self.engine.pause()
+        try:
+            with torch.no_grad():
+                parameter += 1
+            self.receiver.commit()
+        finally:
+            with torch.no_grad():
+                parameter.copy_(kept)
+            self.engine.resume()
+
+    def checksums(self):
+        import worker_probe
+
+        return worker_probe.checksums(self.engine.model)
+
+    def fresh_checksums(self, path):
+        import worker_probe
+
+        return worker_probe.checksums(self.engines.load_model(path))
+
+    def stop(self):
+        done = self.engine.stop()
+        return [
+            {"prompt": made.prompt, "spans": [[span.version, span.tokens] for span in made.spans]}
+            for made in done
+        ]
+
+    def replay(self, generations, paths):
+        """What fresh models of the versions would have generated in the same places; a span's
+        version chooses the model."""
+        import torch
+
+        models = {int(v): self.engines.load_model(path).eval() for v, path in paths.items()}
+        found = []
+        for made in generations:
+            seen, again = list(made["prompt"]), []
+            for version, tokens in made["spans"]:
+                for _ in tokens:
+                    with torch.no_grad():
+                        logits = models[version](torch.tensor([seen])).logits
+                    seen.append(int(logits[0, -1].argmax()))
+                    again.append(seen[-1])
+            found.append(again)
+        return found
+
+
+if __name__ == "__main__":
+    vllm_host.main(Host)
