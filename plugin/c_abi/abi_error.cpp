@@ -50,11 +50,6 @@ driftless_code give_exception(driftless_error** error) noexcept {
   }
 }
 
-Status check_not_null(const void* pointer, const char* name) {
-  if (pointer != nullptr) return {};
-  return error(StatusCode::kInvalidArgument, name, " is NULL");
-}
-
 Status give_text(const std::string& text, char** out) {
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) return error(StatusCode::kNoSpace, "no memory for a text");

@@ -32,7 +32,11 @@ driftless_code fenced(driftless_error** error, const Work& work) noexcept {
 }
 
 // kInvalidArgument where it is null.
-[[nodiscard]] Status check_not_null(const void* pointer, const char* name);
+template <typename Pointer>
+[[nodiscard]] Status check_not_null(Pointer pointer, const char* name) {
+  if (pointer != nullptr) return {};
+  return error(StatusCode::kInvalidArgument, name, " is NULL");
+}
 // A copy of the text that driftless_free() frees.
 [[nodiscard]] Status give_text(const std::string& text, char** out);
 

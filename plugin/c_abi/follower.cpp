@@ -139,7 +139,7 @@ Status Follower::make_road(const Deadline& deadline) {
 Status Follower::join(const Deadline& deadline) {
   if (road_ != nullptr) return {};
   starter_ = std::this_thread::get_id();
-  const Status made = make_road(deadline);
+  Status made = make_road(deadline);
   if (made.ok()) return {};
   if (collective()) {
     phase_ = Phase::kBroken;
@@ -178,7 +178,7 @@ Status Follower::start(const std::optional<VersionId>& holds, std::optional<Wait
   DRIFTLESS_RETURN_IF_ERROR(tensors_.check());
   const Deadline deadline = Deadline::after(wait.value_or(config_.connect_deadline));
   DRIFTLESS_RETURN_IF_ERROR(join(deadline));
-  const Status opened = open_receiver(holds, deadline);
+  Status opened = open_receiver(holds, deadline);
   if (!opened.ok()) {
     target_.reset();
     return opened;
@@ -191,7 +191,7 @@ Status Follower::start(const std::optional<VersionId>& holds, std::optional<Wait
 Status Follower::pause() {
   paused_ = false;
   DRIFTLESS_RETURN_IF_ERROR(run_callback(callbacks_.pause, callbacks_.user, "pause"));
-  const Status waited = tensors_.wait_for_streams();
+  Status waited = tensors_.wait_for_streams();
   paused_ = waited.ok();
   if (paused_) return {};
   const Status resumed = resume();
@@ -292,7 +292,7 @@ Status Follower::rollback() {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
   DRIFTLESS_RETURN_IF_ERROR(check_started());
   const DeviceKeeper keeper(tensors_.device());
-  const Status done = receiver_->rollback();
+  Status done = receiver_->rollback();
   if (done.ok()) ++metrics_.rollbacks;
   if (done.ok()) staged_ = false;
   metrics_.version = target_->state().id.version;
@@ -333,9 +333,10 @@ Status Follower::close(std::optional<Wait> wait, bool& closed) {
   closed = false;
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
   const DeviceKeeper keeper(tensors_.device());
-  const bool orderly = phase_ == Phase::kStarted && wait != Wait(0);
+  const bool waits = wait != Wait(0);
   Status left;
-  if (receiver_ != nullptr) left = receiver_->leave();
+  if (receiver_ != nullptr && (waits || !collective())) left = receiver_->leave();
+  const bool orderly = waits && phase_ != Phase::kBroken;
   std::unique_ptr<JobProcess> process = std::move(process_);
   drop();
   phase_ = Phase::kClosed;
@@ -354,7 +355,8 @@ void Follower::drop() {
   process_.reset();
 }
 
-void Follower::show() {
+// Without memory for the last report's notes the rest is shown, and the report before.
+void Follower::show() noexcept {
   const std::scoped_lock lock(view_mutex_);
   view_.started = phase_ == Phase::kStarted;
   view_.staged = staged_;
@@ -362,7 +364,11 @@ void Follower::show() {
   if (receiver_ != nullptr) view_.run = receiver_->run();
   if (process_ != nullptr) view_.rank = process_->rank();
   view_.metrics = metrics_;
-  view_.last = last_;
+  try {
+    view_.last = last_;
+  } catch (...) {
+    return;
+  }
 }
 
 FollowerView Follower::look() const {

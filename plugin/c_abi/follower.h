@@ -92,7 +92,7 @@ class Follower {
   void give_sign_of_life();
   void count(UpdateReport& report);
   void count_failure(const TargetState& before);
-  void show();
+  void show() noexcept;
   void drop();
 
   Config config_;

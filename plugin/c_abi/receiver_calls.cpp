@@ -199,7 +199,7 @@ driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms
     DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(*receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const auto wait, wait_or_configured(timeout_ms));
     bool closed = false;
-    const Status status = follower->close(wait, closed);
+    Status status = follower->close(wait, closed);
     if (!closed) return status;
     take_back(*receiver);
     *receiver = nullptr;

@@ -113,6 +113,9 @@ Status TensorSet::check_place(const driftless_tensor& tensor) {
     DRIFTLESS_ASSIGN_OR_RETURN(const DeviceTable* const device, device_table());
     const DeviceKeeper keeper(device);
     DRIFTLESS_RETURN_IF_ERROR(device->check(number));
+    if (tensor.data != nullptr) {
+      DRIFTLESS_RETURN_IF_ERROR(device->check_memory(tensor.data, number));
+    }
     device_ = device;
     if (std::find(streams_.begin(), streams_.end(), tensor.stream) == streams_.end()) {
       streams_.push_back(tensor.stream);

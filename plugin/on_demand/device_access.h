@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "core/version.h"
 #include "plugin/device/device_target.h"
+#include "plugin/device/tensor_kernels.h"
 
 namespace driftless {
 
@@ -26,11 +27,20 @@ struct DeviceTable {
   Result<std::unique_ptr<DeviceTarget>> (*make_target)(
       const WeightLayout& layout, std::vector<std::byte*> data_dev,
       std::optional<VersionId> initial, const DeviceTargetOptions& options) = nullptr;
+  // check_device_memory().
+  Status (*check_memory)(const void* data, int device) = nullptr;
   // Until all that was queued on these streams (cudaStream_t; null: the default one) is done.
   Status (*wait)(std::span<void* const> streams) = nullptr;
   // The calling thread's device; -1 where there is none.
   int (*current)() = nullptr;
   void (*choose)(int device) = nullptr;
+  // plugin/device/tensor_kernels.h.
+  decltype(&allocate_on_device) allocate = nullptr;
+  decltype(&gather_on_device) gather = nullptr;
+  decltype(&scatter_on_device) scatter = nullptr;
+  decltype(&masked_overwrite_on_device) masked_overwrite = nullptr;
+  decltype(&diff_on_device) diff = nullptr;
+  decltype(&digest_on_device) digest = nullptr;
 };
 
 // Loads the library. kUnsupported, with the reason.

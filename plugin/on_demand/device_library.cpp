@@ -30,8 +30,19 @@ void choose_device(int device) { static_cast<void>(cudaSetDevice(device)); }
 
 extern "C" __attribute__((visibility("default"))) const driftless::DeviceTable*
 driftless_device_table() {
-  static const driftless::DeviceTable table{
-      driftless::build_text(),      &driftless::check_device,   &driftless::make_device_target,
-      &driftless::wait_for_streams, &driftless::current_device, &driftless::choose_device};
+  using namespace driftless;  // NOLINT(google-build-using-namespace)
+  static const DeviceTable table{build_text(),
+                                 &check_device,
+                                 &make_device_target,
+                                 &check_device_memory,
+                                 &wait_for_streams,
+                                 &current_device,
+                                 &choose_device,
+                                 &allocate_on_device,
+                                 &gather_on_device,
+                                 &scatter_on_device,
+                                 &masked_overwrite_on_device,
+                                 &diff_on_device,
+                                 &digest_on_device};
   return &table;
 }
