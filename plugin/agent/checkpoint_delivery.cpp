@@ -117,7 +117,7 @@ class CheckpointDelivery final : public Delivery {
     DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, changed_root_));
     if (report.anchor) return {};
     DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, changed_root_));
-    const std::string directory = join_path(changed_root_, "v" + version_string(report.version));
+    const std::string directory = join_path(changed_root_, concat("v", version_string(report.version)));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const bool written,
         write_changed_tensors(fs, versions_.checkpoint, watched_.changed(), directory));
