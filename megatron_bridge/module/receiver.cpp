@@ -40,6 +40,7 @@ class HeldReceiver final : public JobMember {
     options_.id = id.value_or(receiver_id(job_->config(), process, process.rank()));
     options_.pause = callback(pause, "pause");
     options_.resume = callback(resume, "resume");
+    if (target_->device() != nullptr) options_.pause = pause_and_wait(options_.pause);
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
       open(process, wait);
@@ -68,6 +69,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Deadline deadline = Deadline::after(wait);
+    const DeviceKeeper keeper(target_->device());
     for (;;) {
       const bool news = native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
       target_->refresh();  // an interrupted commit may have been ended
@@ -80,6 +82,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
+    const DeviceKeeper keeper(target_->device());
     UpdateReport report = native_call(failure_, [&] { return made.commit(); });
     if (metrics_) {
       const Status written = metrics_->write(metrics_of(report, job_->process().rank()));
@@ -92,6 +95,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
+    const DeviceKeeper keeper(target_->device());
     failure_.forget();
     Status done;
     {
@@ -140,6 +144,17 @@ class HeldReceiver final : public JobMember {
       } catch (...) {
         return failure_.capture(name);
       }
+    };
+  }
+
+  // After the pause, what the engine has queued on the weights must be done.
+  [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause) {
+    return [this, pause = std::move(pause)]() -> Status {
+      if (pause) DRIFTLESS_RETURN_IF_ERROR(pause());
+      const Status waited = target_->wait_for_stream();
+      if (waited.ok() || !options_.resume) return waited;
+      const Status resumed = options_.resume();
+      return waited;
     };
   }
 
