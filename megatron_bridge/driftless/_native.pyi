@@ -294,7 +294,9 @@ class Target:
 
 class MemoryTarget(Target):
     """Tensors of the caller, written in place. `version` None: they hold no version yet; 0: the
-    base. `dtypes` names types that the arrays' library has not: {"w": "BF16"} for uint16."""
+    base. `dtypes` names types that the arrays' library has not: {"w": "BF16"} for uint16. All in
+    host memory, or all on one GPU; then `stream` (as in driftless.kernels) is waited for before they
+    are read, and after `pause` before they are written."""
 
     def __init__(
         self,
@@ -303,6 +305,7 @@ class MemoryTarget(Target):
         version: int | None = None,
         dtypes: Mapping[str, str] = ...,
         threads: int = 0,
+        stream: int | None = None,
     ) -> None: ...
 
 class OwnedTarget(Target):
@@ -490,17 +493,27 @@ class Receiver:
         /,
     ) -> None: ...
 
-def digest(tensors: Iterable[tuple[str, _Tensor]], threads: int = 0) -> str:
+def digest(
+    tensors: Iterable[tuple[str, _Tensor]], threads: int = 0, stream: int | None = None
+) -> str:
     """The digest of these weights, as publishers and receivers have it."""
 
-def diff(old: _Tensor, new: _Tensor, threads: int = 0) -> tuple[TensorRef, TensorRef]:
-    """(positions as I64, new values) of the units whose bits differ."""
+def diff(
+    old: _Tensor, new: _Tensor, threads: int = 0, stream: int | None = None
+) -> tuple[TensorRef, TensorRef]:
+    """(positions as I64, new values) of the units whose bits differ. `stream`: driftless.kernels."""
 
-def gather(tensor: _Tensor, positions: _Tensor) -> TensorRef: ...
-def scatter(tensor: _Tensor, positions: _Tensor, values: _Tensor) -> None:
+def gather(tensor: _Tensor, positions: _Tensor, stream: int | None = None) -> TensorRef: ...
+def scatter(
+    tensor: _Tensor, positions: _Tensor, values: _Tensor, stream: int | None = None
+) -> None:
     """Writes the values; positions ascend."""
 
-def masked_overwrite(target: _Tensor, source: _Tensor, sentinel: int) -> int:
+def masked_overwrite(
+    target: _Tensor, source: _Tensor, sentinel: int, stream: int | None = None
+) -> int:
     """Writes source wherever its bits are not the sentinel; how many units were written."""
 
-def digest_tensor(name: str, tensor: _Tensor, threads: int = 0) -> str: ...
+def digest_tensor(
+    name: str, tensor: _Tensor, threads: int = 0, stream: int | None = None
+) -> str: ...

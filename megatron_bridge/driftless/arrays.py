@@ -38,6 +38,14 @@ def to_numpy(ref: TensorRef) -> Any:
     return numpy.asarray(memoryview(ref))
 
 
+def _bytes_of(ref: TensorRef) -> TensorRef:
+    """The same memory without a type: DLPack names not all of them everywhere."""
+    from ._native import TensorRef
+
+    size = [ref.size_bytes]
+    return TensorRef.from_pointer(ref.data_address, "U8", size, device=ref.device, owner=ref)
+
+
 def to_torch(ref: TensorRef) -> Any:
     """A view, of torch's own type. torch knows no read-only tensors: what is read-only here must
     not be written through it."""
@@ -52,7 +60,10 @@ def to_torch(ref: TensorRef) -> Any:
 
         raise UnsupportedError(f"torch has no type for {ref.dtype}")
     if ref.size_bytes == 0:
-        return torch.empty(ref.shape, dtype=dtype)
+        return torch.empty(ref.shape, dtype=dtype, device=ref.device)
+    if ref.device != "cpu":
+        flat = torch.from_dlpack(_bytes_of(ref))
+        return flat.view(dtype).reshape(ref.shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         flat = torch.frombuffer(memoryview(ref).cast("B"), dtype=torch.uint8)

@@ -1,4 +1,5 @@
-// The work on elements: diff, gather, scatter, masked overwrite, digest. On host memory.
+// The work on elements: diff, gather, scatter, masked overwrite, digest. On host memory here; CUDA
+// tensors are passed on to device_kernels.h.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,6 +11,7 @@
 #include "kernels/host_kernels.h"
 #include "kernels/tensor_ops.h"
 #include "module/bindings.h"
+#include "module/device_kernels.h"
 #include "module/errors.h"
 #include "module/tensor_ref.h"
 
@@ -23,6 +25,8 @@ TensorRef host_tensor(const py::object& object, std::string_view name) {
   check(check_on_host(ref, name));
   return ref;
 }
+
+bool on_device(const TensorRef& ref) { return ref.device == DeviceKind::kCuda; }
 
 std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }
 
@@ -63,8 +67,11 @@ Result<Found> find_changes(const TensorPair& pair, unsigned threads) {
 }
 
 // (positions as I64, new values), of units.
-py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsigned threads) {
-  const TensorRef before = host_tensor(old_tensor, "old");
+py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsigned threads,
+               const StreamNumber& stream) {
+  const TensorRef before = tensor_ref(old_tensor, "old");
+  if (on_device(before)) return diff_on_device(before, new_tensor, stream);
+  check(check_on_host(before, "old"));
   const TensorRef after = host_tensor(new_tensor, "new");
   check_alike(before, after, "new");
   const TensorPair pair{0, unit_bytes(before.dtype), units_of(before), before.data, after.data};
@@ -126,8 +133,11 @@ void by_stretches(std::span<const std::int64_t> positions, const Use& use) {
   }
 }
 
-TensorRef gather(const py::object& tensor, const py::object& positions) {
-  const TensorRef from = host_tensor(tensor, "tensor");
+TensorRef gather(const py::object& tensor, const py::object& positions,
+                 const StreamNumber& stream) {
+  const TensorRef from = tensor_ref(tensor, "tensor");
+  if (on_device(from)) return gather_on_device(from, positions, stream);
+  check(check_on_host(from, "tensor"));
   const TensorRef where = host_tensor(positions, "positions");
   const unsigned unit = unit_bytes(from.dtype);
   const DType dtype = info(from.dtype).bits < 8 ? DType::kU8 : from.dtype;
@@ -141,8 +151,11 @@ TensorRef gather(const py::object& tensor, const py::object& positions) {
   return values;
 }
 
-void scatter(const py::object& tensor, const py::object& positions, const py::object& values) {
-  const TensorRef to = host_tensor(tensor, "tensor");
+void scatter(const py::object& tensor, const py::object& positions, const py::object& values,
+             const StreamNumber& stream) {
+  const TensorRef to = tensor_ref(tensor, "tensor");
+  if (on_device(to)) return scatter_on_device(to, positions, values, stream);
+  check(check_on_host(to, "tensor"));
   const TensorRef where = host_tensor(positions, "positions");
   const TensorRef what = host_tensor(values, "values");
   check(check_writable(to, "tensor"));
@@ -161,8 +174,10 @@ void scatter(const py::object& tensor, const py::object& positions, const py::ob
 }
 
 std::uint64_t masked_overwrite(const py::object& target, const py::object& source,
-                               std::uint64_t sentinel) {
-  const TensorRef to = host_tensor(target, "target");
+                               std::uint64_t sentinel, const StreamNumber& stream) {
+  const TensorRef to = tensor_ref(target, "target");
+  if (on_device(to)) return masked_overwrite_on_device(to, source, sentinel, stream);
+  check(check_on_host(to, "target"));
   const TensorRef from = host_tensor(source, "source");
   check(check_writable(to, "target"));
   check_alike(to, from, "source");
@@ -171,20 +186,23 @@ std::uint64_t masked_overwrite(const py::object& target, const py::object& sourc
                                          sentinel);
 }
 
-Digest digest_of(const std::string& name, const py::object& tensor, unsigned threads) {
-  const TensorRef ref = host_tensor(tensor, name);
+Digest digest_of(const std::string& name, const py::object& tensor, unsigned threads,
+                 const StreamNumber& stream) {
+  const TensorRef ref = tensor_ref(tensor, name);
   check(check_tensor_name(name));
+  if (on_device(ref)) return digest_on_device(name, ref, stream);
+  check(check_on_host(ref, name));
   const py::gil_scoped_release released;
   return digest_tensor(host_kernels(), digest_tensor_key(name), {ref.data, ref.size_bytes},
                        threads_or_default(threads));
 }
 
-std::string digest_all(const py::iterable& tensors, unsigned threads) {
+std::string digest_all(const py::iterable& tensors, unsigned threads, const StreamNumber& stream) {
   Digest sum;
   for (const py::handle entry : tensors) {
     const auto pair = entry.cast<py::tuple>();
     if (pair.size() != 2) throw py::value_error("digest() takes pairs of (name, tensor)");
-    sum += digest_of(pair[0].cast<std::string>(), pair[1], threads);
+    sum += digest_of(pair[0].cast<std::string>(), pair[1], threads, stream);
   }
   return to_hex(sum);
 }
@@ -193,18 +211,19 @@ std::string digest_all(const py::iterable& tensors, unsigned threads) {
 
 // driftless/kernels.py gives them their names there.
 void bind_kernels(py::module_& module) {
-  module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0);
-  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0);
-  module.def("gather", &gather, py::arg("tensor"), py::arg("positions"));
-  module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"));
+  const auto stream = py::arg("stream") = py::none();
+  module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0, stream);
+  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0, stream);
+  module.def("gather", &gather, py::arg("tensor"), py::arg("positions"), stream);
+  module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"),
+             stream);
   module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
-             py::arg("sentinel"));
+             py::arg("sentinel"), stream);
   module.def(
       "digest_tensor",
-      [](const std::string& name, const py::object& tensor, unsigned threads) {
-        return to_hex(digest_of(name, tensor, threads));
-      },
-      py::arg("name"), py::arg("tensor"), py::arg("threads") = 0);
+      [](const std::string& name, const py::object& tensor, unsigned threads,
+         const StreamNumber& on) { return to_hex(digest_of(name, tensor, threads, on)); },
+      py::arg("name"), py::arg("tensor"), py::arg("threads") = 0, stream);
 }
 
 }  // namespace driftless::python

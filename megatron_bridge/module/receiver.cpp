@@ -41,6 +41,7 @@ class HeldReceiver final : public JobMember {
     options_.pause = callback(pause, "pause");
     options_.resume = callback(resume, "resume");
     options_.before_read = version_callback(before_read, "before_read");
+    if (target_->device() != nullptr) options_.pause = pause_and_wait(options_.pause);
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
       open(process, wait);
@@ -69,6 +70,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Deadline deadline = Deadline::after(wait);
+    const DeviceKeeper keeper(target_->device());
     for (;;) {
       const bool news = native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
       target_->refresh();  // an interrupted commit may have been ended
@@ -81,6 +83,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
+    const DeviceKeeper keeper(target_->device());
     UpdateReport report = native_call(failure_, [&] { return made.commit(); });
     if (metrics_) {
       const Status written = metrics_->write(metrics_of(report, job_->process().rank()));
@@ -93,6 +96,7 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
+    const DeviceKeeper keeper(target_->device());
     failure_.forget();
     Status done;
     {
@@ -163,6 +167,17 @@ class HeldReceiver final : public JobMember {
       } catch (...) {
         return failure_.capture(name);
       }
+    };
+  }
+
+  // After the pause, what the engine has queued on the weights must be done.
+  [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause) {
+    return [this, pause = std::move(pause)]() -> Status {
+      if (pause) DRIFTLESS_RETURN_IF_ERROR(pause());
+      const Status waited = target_->wait_for_stream();
+      if (waited.ok() || !options_.resume) return waited;
+      const Status resumed = options_.resume();
+      return waited;
     };
   }
 
@@ -251,8 +266,8 @@ void bind_receiver(py::module_& module) {
                        const py::object& before_read) {
              const milliseconds wait =
                  milliseconds_or(timeout_s, job->config().connect_deadline, "timeout_s");
-             auto made = std::make_shared<HeldReceiver>(job, target, id, pause, resume,
-                                                        before_read, wait);
+             auto made =
+                 std::make_shared<HeldReceiver>(job, target, id, pause, resume, before_read, wait);
              job->enter(made);
              return made;
            }),

@@ -3,16 +3,39 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <span>
 
 #include "core/file_system.h"
 #include "module/bindings.h"
+#include "module/device_kernels.h"
 #include "module/errors.h"
 
 namespace driftless::python {
 namespace {
 
-struct MemoryHolder final : HeldTarget {
-  using HeldTarget::HeldTarget;
+// Tensors of the caller's, in host memory or all on one GPU.
+struct Place {
+  const DeviceTable* table = nullptr;  // null: in host memory
+  int device = 0;
+  void* stream = nullptr;
+
+  [[nodiscard]] Status wait() const {
+    if (table == nullptr) return {};
+    DRIFTLESS_RETURN_IF_ERROR(table->check(device));
+    return table->wait(std::span(&stream, 1));
+  }
+};
+
+class MemoryHolder final : public HeldTarget {
+ public:
+  MemoryHolder(std::shared_ptr<WeightTarget> target, std::vector<TensorRef> tensors,
+               const Place& place)
+      : HeldTarget(std::move(target), std::move(tensors)), place_(place) {}
+  [[nodiscard]] const DeviceTable* device() const override { return place_.table; }
+  [[nodiscard]] Status wait_for_stream() const override { return place_.wait(); }
+
+ private:
+  Place place_;
 };
 struct CheckpointHolder final : HeldTarget {
   using HeldTarget::HeldTarget;
@@ -68,15 +91,59 @@ TensorSpec spec_of(const TensorRef& ref, const std::string& name,
   const auto named = dtypes.find(name);
   const DType dtype = named == dtypes.end() ? ref.dtype : take(parse_dtype(named->second));
   TensorSpec spec = take(TensorSpec::make(name, dtype, ref.shape));
-  check(check_tensor(ref, spec));
+  check(check_tensor_anywhere(ref, spec));
   return spec;
+}
+
+// Where the tensors lie, all of them: it is one target.
+Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber& stream) {
+  if (refs.empty() || refs.begin()->second.on_host()) {
+    for (const auto& [name, ref] : refs) check(check_on_host(ref, name));
+    return {};
+  }
+  const auto& [first_name, first] = *refs.begin();
+  const std::string device = first.device_name;
+  const auto where = [&device](const std::string& name) {
+    return concat("tensor '", name, "' is on ", device);
+  };
+  const Result<const DeviceTable*> table = device_table();
+  check(table.status().with_context(where(first_name)));
+  const DeviceKeeper keeper(*table);
+  check((*table)->check(first.device_number).with_context(where(first_name)));
+  for (const auto& [name, ref] : refs) {
+    if (ref.device_name != device) {
+      throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' is on ",
+                              ref.device_name, ", but '", first_name, "' is on ", device,
+                              ": a target lies in one place"));
+    }
+    if (ref.size_bytes == 0) continue;
+    check((*table)->check_memory(ref.data, ref.device_number).with_context(where(name)));
+  }
+  return {*table, first.device_number, stream_of(stream)};
+}
+
+Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
+                                                  std::vector<std::byte*> data,
+                                                  const std::optional<VersionId>& initial,
+                                                  unsigned threads, const Place& place) {
+  if (place.table == nullptr) {
+    return make_memory_target(layout, std::move(data), initial, threads);
+  }
+  const DeviceKeeper keeper(place.table);
+  DRIFTLESS_RETURN_IF_ERROR(place.wait());
+  DeviceTargetOptions options;
+  options.device = place.device;
+  options.threads = threads;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceTarget> target,
+                             place.table->make_target(layout, std::move(data), initial, options));
+  return std::unique_ptr<WeightTarget>(std::move(target));
 }
 
 std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
                                           const std::optional<std::string>& run,
                                           std::optional<std::uint64_t> version,
                                           const std::map<std::string, std::string>& dtypes,
-                                          unsigned threads) {
+                                          unsigned threads, const StreamNumber& stream) {
   const py::dict tensors(mapping);
   std::map<std::string, TensorRef> refs;
   std::vector<TensorSpec> specs;
@@ -94,6 +161,7 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
     }
   }
   const WeightLayout layout = take(WeightLayout::make(std::move(specs)));
+  const Place place = place_of(refs, stream);
   std::vector<std::byte*> data;
   std::vector<TensorRef> held;
   for (auto& [name, ref] : refs) {  // in the order of names, as the layout
@@ -103,9 +171,9 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
   const std::optional<VersionId> initial = initial_of(run, version);
   Result<std::unique_ptr<WeightTarget>> made = [&] {
     const py::gil_scoped_release released;
-    return make_memory_target(layout, std::move(data), initial, threads);
+    return make_target(layout, std::move(data), initial, threads, place);
   }();
-  return std::make_shared<MemoryHolder>(take(std::move(made)), std::move(held));
+  return std::make_shared<MemoryHolder>(take(std::move(made)), std::move(held), place);
 }
 
 std::shared_ptr<OwnedHolder> make_owned(const py::object& base, unsigned threads) {
@@ -151,7 +219,8 @@ void bind_targets(py::module_& module) {
   py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(module, "MemoryTarget")
       .def(py::init(&make_memory), py::arg("tensors"), py::arg("run") = py::none(),
            py::arg("version") = py::none(),
-           py::arg("dtypes") = std::map<std::string, std::string>(), py::arg("threads") = 0);
+           py::arg("dtypes") = std::map<std::string, std::string>(), py::arg("threads") = 0,
+           py::arg("stream") = py::none());
   py::class_<OwnedHolder, HeldTarget, std::shared_ptr<OwnedHolder>>(module, "OwnedTarget")
       .def(py::init(&make_owned), py::arg("base") = py::none(), py::arg("threads") = 0)
       .def("ref", &OwnedHolder::tensor, py::arg("name"))

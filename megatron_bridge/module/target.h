@@ -9,6 +9,7 @@
 
 #include "module/job.h"
 #include "module/tensor_ref.h"
+#include "plugin/on_demand/device_access.h"
 #include "plugin/weight_target.h"
 
 namespace driftless::python {
@@ -34,6 +35,10 @@ class HeldTarget {
     state_ = target_->state();
     layout_ = target_->layout();
   }
+  // Where the weights lie on a GPU: its library, and a wait for what the engine has queued on them.
+  // Else null, and nothing.
+  [[nodiscard]] virtual const DeviceTable* device() const { return nullptr; }
+  [[nodiscard]] virtual Status wait_for_stream() const { return {}; }
   // Held by the receiver that uses it.
   [[nodiscard]] InUse& in_use() { return in_use_; }
 

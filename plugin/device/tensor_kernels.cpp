@@ -151,6 +151,7 @@ Result<std::uint64_t> masked_overwrite_on_device(const DeviceUnits& to, const st
 Result<DeviceChanges> diff_on_device(const DeviceUnits& before, const std::byte* after_dev,
                                      void* stream) {
   constexpr std::uint64_t kLeastRoom = 1 << 16;
+  if (before.units == 0) return DeviceChanges();
   std::uint64_t room = std::min(before.units, std::max(before.units / 16, kLeastRoom));
   DRIFTLESS_ASSIGN_OR_RETURN(Attempt attempt, try_diff(before, after_dev, room, stream));
   if (attempt.changed <= room) return std::move(attempt.found);

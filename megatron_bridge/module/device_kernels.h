@@ -1,0 +1,37 @@
+// The work on elements of CUDA tensors, on a stream of the caller's: what kernels.cpp does with
+// tensors that do not lie in host memory. Loads CUDA (plugin/on_demand/device_access.h); raises
+// UnsupportedError, with the reason, where that cannot be.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/digest.h"
+#include "module/tensor_ref.h"
+
+namespace driftless::python {
+
+// A cudaStream_t as a number, as torch has it; None: the default stream.
+using StreamNumber = std::optional<std::uintptr_t>;
+[[nodiscard]] inline void* stream_of(const StreamNumber& number) {
+  return reinterpret_cast<void*>(number.value_or(0));  // NOLINT(performance-no-int-to-ptr)
+}
+
+// Of the same device as the first tensor. What they return lies there, too, and is done.
+[[nodiscard]] py::tuple diff_on_device(const TensorRef& before, const py::object& after,
+                                       const StreamNumber& stream);
+[[nodiscard]] TensorRef gather_on_device(const TensorRef& from, const py::object& positions,
+                                         const StreamNumber& stream);
+void scatter_on_device(const TensorRef& to, const py::object& positions, const py::object& values,
+                       const StreamNumber& stream);
+[[nodiscard]] std::uint64_t masked_overwrite_on_device(const TensorRef& to,
+                                                       const py::object& source,
+                                                       std::uint64_t sentinel,
+                                                       const StreamNumber& stream);
+[[nodiscard]] Digest digest_on_device(const std::string& name, const TensorRef& tensor,
+                                      const StreamNumber& stream);
+
+}  // namespace driftless::python
