@@ -383,8 +383,8 @@ class _Writer(Protocol):
 
 class MappedTarget(Target):
     """Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor,
-    address of the memory's first unit, its dtype, map, the parameter's name). driftless.engines
-    makes them from a module."""
+    address of the memory's first unit, its dtype, map, the parameter's name); all lead to host
+    memory, or to that of one GPU, `device`. driftless.engines makes them from a module."""
 
     def __init__(
         self,
@@ -398,6 +398,7 @@ class MappedTarget(Target):
         version: int | None = None,
         digest: str | None = None,
         threads: int = 0,
+        device: int | None = None,
     ) -> None: ...
     @property
     def proven(self) -> bool:

@@ -15,6 +15,7 @@
 #include "module/errors.h"
 #include "module/target.h"
 #include "plugin/masked_write.h"
+#include "plugin/roads.h"
 
 namespace driftless::python {
 namespace {
@@ -181,7 +182,7 @@ std::shared_ptr<ModuleHolder> make_module(
     const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
     const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
     std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
-    unsigned threads) {
+    unsigned threads, std::optional<int> device) {
   ModuleParts parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
@@ -191,6 +192,7 @@ std::shared_ptr<ModuleHolder> make_module(
     parts.writer =
         std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
   }
+  if (device) parts.memory = take(open_module_memory(*device));
   ModuleOptions options;
   if (version) {
     options.initial.emplace();
@@ -273,7 +275,7 @@ void bind_module_target(py::module_& module) {
            py::arg("refused") = std::map<std::string, std::string>(),
            py::arg("writer") = py::none(), py::arg("owners") = py::none(),
            py::arg("run") = py::none(), py::arg("version") = py::none(),
-           py::arg("digest") = py::none(), py::arg("threads") = 0)
+           py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none())
       .def_property_readonly("proven", &ModuleHolder::proven);
 }
 

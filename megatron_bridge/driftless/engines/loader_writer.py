@@ -43,6 +43,8 @@ class LoaderWriter:
         chunk_bytes: int,
     ) -> None:
         self._bound, self._load = bound, load_weights
+        devices = {storage.device for storage in bound.storages.values()}
+        self._devices = [device for device in devices if device.type == "cuda"]
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
@@ -107,7 +109,10 @@ class LoaderWriter:
     # --- for the native target -------------------------------------------------------------------
 
     def check(self) -> None:
+        """The parameters are where they were, and what the engine has queued to read them is done."""
         self._bound.check()
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
 
     def stage(self, news: Any) -> None:
         self._news = news
