@@ -354,6 +354,11 @@ class TensorNews:
     def write(self, name: str, tensor: _Tensor, only: int | None = None) -> None:
         """Into a tensor of the same size on the host; with `only`, the values of these bits."""
 
+    def overwrite(
+        self, name: str, map: StridedMap, target: int, dtype: str, threads: int = 0
+    ) -> MaskedWrite:
+        """The changes that the map has into memory, by its address."""
+
 class MaskedWrite:
     """A copy by addresses through a map, of the source's units that are not the sentinel. Done when
     it is made."""

@@ -60,6 +60,21 @@ class HeldNews {
     news_->write(tensor, ref.data, only);
   }
 
+  // The changes of the tensor that the map has, into memory.
+  [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
+                                      std::uint64_t target, const std::string& dtype,
+                                      unsigned threads) const {
+    const std::uint32_t tensor = index(name);
+    const DType to = take(parse_dtype(dtype));
+    const std::optional<ValueCast> cast = value_cast((*layout_)[tensor].dtype, to);
+    if (!cast) throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' to ", dtype));
+    const MaskedTarget into{reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(target)),
+                            unit_bytes(to), *cast};
+    const py::gil_scoped_release released;
+    return take(MaskedWrite::make(map, news_->pieces(tensor), into,
+                                  threads == 0 ? default_threads() : threads));
+  }
+
  private:
   [[nodiscard]] std::uint32_t index(const std::string& name) const {
     const std::optional<std::uint32_t> found = layout_->find(name);
@@ -268,7 +283,9 @@ void bind_module_target(py::module_& module) {
       .def("changed", &HeldNews::changed, py::arg("name"))
       .def("absent", &HeldNews::absent, py::arg("name"))
       .def("write", &HeldNews::write, py::arg("name"), py::arg("tensor"),
-           py::arg("only") = py::none());
+           py::arg("only") = py::none())
+      .def("overwrite", &HeldNews::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
+           py::arg("dtype"), py::arg("threads") = 0);
   py::class_<ModuleHolder, HeldTarget, std::shared_ptr<ModuleHolder>>(module, "MappedTarget")
       .def(py::init(&make_module), py::arg("layout"), py::arg("maps"),
            py::arg("external") = std::vector<std::string>(),

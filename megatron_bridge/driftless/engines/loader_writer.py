@@ -26,6 +26,7 @@ class _Pass:
     name: str
     sentinel: int
     only: int | None
+    complete: bool  # none of them looks like the sentinel
 
 
 class LoaderWriter:
@@ -193,7 +194,8 @@ class LoaderWriter:
             spec = self._specs[each.name]
             tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
             self._news.write(each.name, tensor, each.only)
-            made.append(MaskedTensor(each.name, tensor, each.sentinel))
+            news = self._news if each.complete else None
+            made.append(MaskedTensor(each.name, tensor, each.sentinel, news))
         return made
 
 
@@ -201,8 +203,8 @@ def _passes(name: str, absent: int | None) -> list[_Pass]:
     """One, or two where the new values have every pattern of bits that there is: then those that
     look like the first sentinel come with another one."""
     if absent is not None:
-        return [_Pass(name, absent, None)]
-    return [_Pass(name, 0, None), _Pass(name, 1, 0)]
+        return [_Pass(name, absent, None, True)]
+    return [_Pass(name, 0, None, False), _Pass(name, 1, 0, False)]
 
 
 def _first_line(error: BaseException) -> str:
