@@ -1,5 +1,5 @@
-"""Real engines for the tests. Starting one takes most of a minute: each is shared by the tests that can,
-and the next in line starts while the tests of one run."""
+"""Real engines for the tests. Starting one takes most of a minute: each is shared by all tests that
+want it, and the next in line is started beside it."""
 
 import json
 import shutil
@@ -95,15 +95,16 @@ def run_of(place, models):
         run.close()
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that share an engine run together."""
-    items.sort(key=lambda item: str(item.path))  # stable: as written within a file
-
-
 def spec_of(item):
     """Tests name their engine by the parameter `spec`, or their module by SPEC."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     return parameters.get("spec") or getattr(item.module, "SPEC", None)
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that share an engine run one after the other, so that each is started once."""
+    line = list(dict.fromkeys(map(spec_of, items)))
+    items.sort(key=lambda item: line.index(spec_of(item)))  # stable
 
 
 @pytest.fixture(scope="session")

@@ -102,6 +102,11 @@ class Offline(Host):
 
     reference_tokens = staticmethod(tokens_of_transformers)
 
+    def to_base(self, path):
+        """The base's weights again, and workers that follow nothing."""
+        self.rpc("probe_base", path=path)
+        self.do("clear")
+
     def follow(self, config, *sets):
         return self.do("follow", config=config, sets=sets)["version"]
 
@@ -170,6 +175,12 @@ class VllmServer(Server):
     def fresh_checksums(self, path):
         return self.rpc("probe_fresh", path=path)
 
+    def to_base(self, path):
+        """The base's weights again, and workers that follow nothing."""
+        self.rpc("probe_base", path=path)
+        self.call("/reset_prefix_cache")
+        self.call("/update_weight_version", {"new_version": "base"})
+
     def ask(self, prompt, tokens):
         options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
         body = {"token_ids": prompt, "sampling_params": options}
@@ -199,7 +210,7 @@ def start_sglang(pool, spec):
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
     )
     engine = SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
-    engine.exact = spec.exact
+    engine.exact, engine.base = spec.exact, pool.models[spec.kind].checkpoint(0)
     return engine
 
 
@@ -207,7 +218,7 @@ class SglangServer(Server):
     def follow(self, config, *sets):
         from driftless.engines import sglang
 
-        self.driver = sglang.follow(self.url, config, sets)
+        self.driver = sglang.follow(self.url, config, sets, base=self.base)
         return self.driver.version
 
     def update(self, timeout_s=60, started=False):
@@ -219,6 +230,17 @@ class SglangServer(Server):
 
     def weight_version(self):
         return self.call("/model_info", method="GET")["weight_version"]
+
+    def to_base(self, path):
+        """The base's weights again, and workers that follow nothing."""
+        from driftless.engines import sglang
+
+        self.driver = None
+        self.asked = sglang.Server(self.url, path)
+        self.probe("base", path=path)
+        self.call("/flush_cache")
+        named = {"new_version": "base", "abort_all_requests": False}
+        self.call("/update_weight_version", named)
 
     def reference_tokens(self, model, version):
         """Where they are not transformers': those after SGLang's own full load of the version. Its
@@ -234,7 +256,8 @@ class SglangServer(Server):
         """Asks sglang_probe.load on every rank."""
         import sglang_probe
 
-        return sglang_probe.ask(self.driver.engine, {"what": what, **arguments})
+        server = self.driver.engine if self.driver else self.asked
+        return sglang_probe.ask(server, {"what": what, **arguments})
 
     def checksums(self):
         return self.probe("checksums")

@@ -1,4 +1,4 @@
-"""Where the engines' environments are: given by a variable, or made once from pinned requirements."""
+"""The engines' environments: given by a variable, or made once from pinned requirements."""
 
 import functools
 import os
@@ -22,7 +22,8 @@ def find_python(name):
     variable = f"DRIFTLESS_{name.upper()}_PYTHON"
     given = os.environ.get(variable)
     if given:
-        return (given, "") if os.access(given, os.X_OK) else (None, f"{variable}={given}: not there")
+        there = os.access(given, os.X_OK)
+        return (given, "") if there else (None, f"{variable}={given}: not there")
     made = subprocess.run(
         [REPOSITORY / "scripts/python_env.sh", name], capture_output=True, text=True
     )

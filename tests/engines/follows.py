@@ -15,7 +15,8 @@ def assert_weights(engine, model, version, tokens=True):
     found, fresh = engine.checksums(), engine.fresh_checksums(model.checkpoint(version))
     assert all(len(rank) > 10 for rank in found), found
     for rank, (has, wanted) in enumerate(zip(found, fresh, strict=True)):
-        other = sorted(name for name in has.keys() | wanted.keys() if has.get(name) != wanted.get(name))
+        names = sorted(has.keys() | wanted.keys())
+        other = [name for name in names if has.get(name) != wanted.get(name)]
         assert not other, f"rank {rank} of version {version}: {other}"
     if tokens:
         made = engine.generate(model.prompts, len(model.tokens[0][0]))
@@ -24,6 +25,7 @@ def assert_weights(engine, model, version, tokens=True):
 
 def follow_versions(engine, run, versions):
     """Each version is published, taken and looked at."""
+    engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
     for version in range(1, versions + 1):
         run.publish()

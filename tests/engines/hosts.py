@@ -50,7 +50,8 @@ class Host(Process):
     def __init__(self, python, script, options, env, log):
         read, write = os.pipe()
         # The shell gives the pipe the number that the script expects.
-        line = ["bash", "-c", f'exec "$0" "$@" 3>&{write}', python, HERE / script, json.dumps(options)]
+        line = ["bash", "-c", f'exec "$0" "$@" 3>&{write}', python, HERE / script]
+        line += [json.dumps(options)]
         super().__init__(line, log, env=env, stdin=subprocess.PIPE, pass_fds=[write])
         os.close(write)
         self.answers, self.rest = read, b""
@@ -114,7 +115,7 @@ class Server(Process):
         asked = urllib.request.Request(self.url + path, data, headers, method=method)
         with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
             text = answer.read()
-        return json.loads(text) if text.strip() else None
+        return json.loads(text) if text.strip()[:1] in (b"{", b"[") else text.decode()
 
 
 def free_port():

@@ -35,7 +35,8 @@ def obey(model, command):
     if command["what"] == "fresh":
         return worker_probe.checksums(fresh(model, command["path"]))
     if command["what"] == "base":
-        return worker_probe.back_to_base(model, model.__dict__["_driftless_follower"], command["path"])
+        follower = model.__dict__.pop("_driftless_follower", None)
+        return worker_probe.back_to_base(model, follower, command["path"])
     if command["what"] == "fault":
         from sglang.srt.distributed import parallel_state
 
@@ -53,5 +54,5 @@ def fresh(model, path):
     from sglang.srt.model_loader import get_model
 
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    config = ModelConfig(path, dtype=dtype)
-    return get_model(model_config=config, load_config=LoadConfig(), device_config=DeviceConfig("cpu"))
+    config, device = ModelConfig(path, dtype=dtype), DeviceConfig("cpu")
+    return get_model(model_config=config, load_config=LoadConfig(), device_config=device)

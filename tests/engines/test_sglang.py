@@ -23,7 +23,7 @@ def again(started, run_of):
 
     def make(spec):
         engine, run = started.get(spec), run_of(spec.kind)
-        engine.probe("base", path=run.model.checkpoint(0))
+        engine.to_base(run.model.checkpoint(0))
         assert engine.follow(run.config) == 0
         return engine, run
 

@@ -22,8 +22,8 @@ STOCK = Spec("vllm", "qwen3", 1, load_layout=False)
 
 @pytest.mark.parametrize("spec", [STOCK], ids=str)
 def test_packed_weights_are_not_written_in_place(started, run_of, spec):
-    """vLLM's stock CPU layout: packed linears, emptied parameters, a packed copy of lm_head. The engine
-    follows by vLLM's own reload."""
+    """vLLM's stock CPU layout: packed linears, emptied parameters, a packed copy of lm_head. The
+    engine follows by vLLM's own reload."""
     engine, run = started.get(spec), run_of(spec.kind)
     empty = [name for name, sum_ in engine.checksums()[0].items() if sum_.startswith("0 ")]
     assert empty, "this engine packs its weights"

@@ -1,5 +1,5 @@
-"""Two ranks of real vLLM, and what can go wrong between them. Each ends with both ranks at one version,
-and the next version succeeds."""
+"""Two ranks of real vLLM, and what can go wrong between them. Each ends with both ranks at one
+version, and the next version succeeds."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def pair(started, run_of):
     if not hasattr(engine, "pids"):  # asked for before the reply queue slips
         engine.pids = engine.rpc("probe_pid")
     run = run_of("qwen3")
-    engine.rpc("probe_base", path=run.model.checkpoint(0))
+    engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
     return engine, run
 

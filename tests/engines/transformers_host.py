@@ -1,4 +1,5 @@
-"""The reference engine, obeying like vllm_host.py. Run by an engine's environment: it has transformers."""
+"""The reference engine, obeying like vllm_host.py. Run by an engine's environment: transformers is
+there."""
 
 import vllm_host
 

@@ -35,6 +35,9 @@ class Host:
         return None if done is None else {"version": done.version, "replies": done.replies,
                                           "timings": done.timings}
 
+    def clear(self):
+        self.llm.reset_prefix_cache()
+
     def weight_version(self):
         return self.llm.get_weight_version()
 
@@ -44,7 +47,8 @@ class Host:
     def generate(self, prompts, tokens):
         from vllm import SamplingParams
 
-        options = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        fixed = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        options = SamplingParams(max_tokens=tokens, **fixed)
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         done = self.llm.generate(asked, options, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in done]

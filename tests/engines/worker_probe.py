@@ -62,12 +62,14 @@ def back_to_base(model, follower, path):
     """The weights of `path` again, and a follower that knows of nothing."""
     from safetensors.torch import load_file
 
-    follower.close()
+    if follower is not None:
+        closed = follower.close()
+        assert closed["ok"], closed["error"]
+        settings = getattr(follower, "settings", {})
+        follower.__init__(follower.rank, follower._make_target)
+        follower.settings = settings
     with torch.no_grad():
         model.load_weights(load_file(f"{path}/model.safetensors").items())
-    kept = {name: follower.__dict__.get(name) for name in ("answers", "settings", "on_staged")}
-    follower.__init__(follower.rank, follower._make_target)
-    follower.__dict__.update(kept)
     return {}
 
 

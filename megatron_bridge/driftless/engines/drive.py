@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from .. import errors
 from .follower import Reply, text_of
 
-# How often a question is asked again whose answers belong to other questions: an engine's reply queue
-# that has slipped answers each call with the answer to the one before.
+# How often a question is asked again whose answers belong to other questions: an engine's reply
+# queue that has slipped answers each call with the answer to the one before.
 ASK_ATTEMPTS = 4
 # How often ranks that found different versions are sent to look again.
 STAGE_ATTEMPTS = 5
@@ -43,7 +43,8 @@ class Engine(Protocol):
 
 
 class EngineError(errors.IncompleteError):
-    """An update that did not come about. `replies`: what each rank said; `versions`: where it is."""
+    """An update that did not come about. `replies`: what each rank said; `versions`: where they
+    are."""
 
     def __init__(self, message: str, replies: Sequence[Reply] = ()) -> None:
         super().__init__(message)
@@ -92,11 +93,12 @@ class Driver:
                 return found.pop()
             # The publisher was faster than some of them.
             self.start_staging(max(1.0, deadline - time.monotonic()))
-        raise EngineError(f"the ranks never found the same version: {sorted(map(str, found))}", replies)
+        raise EngineError(f"the ranks never found the same version: {found}", replies)
 
     def update(self, timeout_s: float = 60.0, started: bool = False) -> Update | None:
-        """Stages, where start_staging() has not, and commits. None: nothing newer came. EngineError:
-        the engine serves what it served before, or, where the error says so, is left paused."""
+        """Stages, where start_staging() has not, and commits. None: nothing newer came.
+        EngineError: the engine serves what it served before, or, where the error says so, is left
+        paused."""
         began = time.monotonic()
         if not started:
             self.start_staging(timeout_s)
@@ -119,9 +121,9 @@ class Driver:
                 replies,
             )
         self.version = version
-        ends = {"staged_ms": staged - began, "pause_ms": paused - staged, "commit_ms": written - paused,
-                "resume_ms": time.monotonic() - written}
-        return Update(before, version, replies, {name: s * 1e3 for name, s in ends.items()})
+        spent = {"staged_ms": staged - began, "pause_ms": paused - staged}
+        spent |= {"commit_ms": written - paused, "resume_ms": time.monotonic() - written}
+        return Update(before, version, replies, {name: s * 1e3 for name, s in spent.items()})
 
     def _commit(self, before: int, version: int) -> list[Reply]:
         """Ends with all ranks at one of the two, or raises with the engine paused."""
@@ -150,8 +152,8 @@ class Driver:
             return found.pop()
         at = ", ".join(f"rank {r['rank']} at {r['version']}" for r in replies)
         raise EngineError(
-            f"the ranks hold different versions ({at}) and could not be brought back; the engine is "
-            f"left paused, restart it: {errors_of(replies)}",
+            f"the ranks hold different versions ({at}) and could not be brought back; the engine "
+            f"is left paused, restart it: {errors_of(replies)}",
             replies,
         )
 
@@ -181,8 +183,8 @@ class Driver:
                 return [got[number] for number in range(len(replies))]
             method, arguments = "driftless_status", {}
         raise EngineError(
-            f"the engine answers with other calls' answers ({len(got)} of {len(replies)} ranks answered "
-            "this one): its reply queue has slipped; restart it"
+            f"the engine answers with other calls' answers ({len(got)} of {len(replies)} ranks "
+            "answered this one): its reply queue has slipped; restart it"
         )
 
 

@@ -8,8 +8,9 @@ it was given: a reply with another nonce belongs to another call.
      "ways": {way: how many tensors}, "timings": {name: ms}}
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
-can be taken back), failed (the last staging or commit; the weights are those of `version`). An error
-is told by every reply until the next call that succeeds; `version` is always what the weights are, -1 where they are none.
+can be taken back), failed (the last staging or commit; the weights are those of `version`). An
+error is told by every reply until the next call that succeeds; `version` is always what the weights
+are, -1 where they are none.
 
 Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
 else touches the receiver.
@@ -36,9 +37,9 @@ OPEN_TIMEOUT_S = 10.0
 
 
 class Follower:
-    """`make_target` makes the target on the first open(), on the thread that calls it: a target of a
-    receiver, or an object with one in `native` and a function `written()` that is called when it has
-    changed."""
+    """`make_target` makes the target on the first open(), on the thread that calls it: a target of
+    a receiver, or an object with one in `native` and a function `written()` that is called when it
+    has changed."""
 
     def __init__(self, rank: int, make_target: Callable[[], Any]) -> None:
         self.rank = rank

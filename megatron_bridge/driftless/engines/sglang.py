@@ -243,10 +243,9 @@ class Server:
             if all(one is not None and nonce in (None, one["nonce"]) for one in found):
                 return [one for one in found if one is not None]
             if time.monotonic() > deadline:
-                silent = [rank for rank, one in enumerate(found) if one is None or one["nonce"] != nonce]
                 raise errors.DeadlineExceededError(
-                    f"ranks {silent} of {self.url} did not answer: was the server started with "
-                    f"--custom-weight-loader {LOADER}, on this host?"
+                    f"not all of {self.ranks} ranks of {self.url} answered: was the server started "
+                    f"with --custom-weight-loader {LOADER}, on this host?"
                 )
             time.sleep(0.005)
 
@@ -268,8 +267,9 @@ def read_answer(directory: Path, rank: int) -> Reply | None:
 
 
 def pickled_command(command: dict[str, Any]) -> bytes:
-    """What SGLang's unpickler takes for [(TENSOR_NAME, a uint8 tensor)], without torch. Tensors that
-    torch pickles for another process are names of shared memory, which ends with the sender."""
+    """What SGLang's unpickler takes for [(TENSOR_NAME, a uint8 tensor)], without torch. Tensors
+    that torch pickles for another process are names of shared memory, which ends with the
+    sender."""
     data = json.dumps(command).encode()
     name = TENSOR_NAME.encode()
     values = b"".join(b"K" + bytes([value]) for value in data)

@@ -1,7 +1,8 @@
 """SGLang without our receiver inside: versions by files.
 
-`DiskFollower` keeps the weights in host memory and hands the engine a directory with only the tensors
-that a version changed: /update_weights_from_disk takes such a directory, and changes exactly those.
+`DiskFollower` keeps the weights in host memory and hands the engine a directory with only the
+tensors that a version changed: /update_weights_from_disk takes such a directory, and changes
+exactly those.
 `pull` is for builds that apply the interchange format themselves (/pull_weights).
 """
 
@@ -22,8 +23,9 @@ from .http_calls import request
 
 
 class DiskFollower:
-    """One server, which was started with the checkpoint `base`. Its host sees `directory`, where the
-    changed tensors of one version at a time lie. Needs torch and safetensors. Close it, or use it with `with`."""
+    """One server, which was started with the checkpoint `base`. Its host sees `directory`, where
+    the changed tensors of one version at a time lie. Needs torch and safetensors. Close it, or use
+    it with `with`."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class DiskFollower:
             shutil.rmtree(path, ignore_errors=True)
         served = request(self.url + "/model_info", None, "GET", self.timeout_s)["weight_version"]
         if served != str(version):
-            raise errors.IoError(f"{self.url} says that it serves {served!r}, not version {version}")
+            raise errors.IoError(f"{self.url} serves {served!r}, not version {version}")
 
     def _write(self, path: Path, names: list[str]) -> None:
         """A tensor of a wrong shape would end the server. These have the run's layout, which is the

@@ -3,7 +3,8 @@
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
 methods stage and tell; the weight transfer backend `driftless` (vllm_backend.py) commits inside
 vLLM's own start/update/finish. Neither ever raises: a rank that raises where another does not makes
-the reply queue slip by one, and half of the engine would serve other weights (follower.py, drive.py).
+the reply queue slip by one, and half of the engine would serve other weights (follower.py,
+drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
     follower = follow(llm, "job.yaml")
@@ -105,8 +106,8 @@ def make_follower(vllm_config: Any, model: Any, rank: int) -> Follower:
 
 
 def make_target(vllm_config: Any, model: Any) -> Any:
-    """In place where that is possible for all weights; else, where the engine was not told otherwise
-    ({"reload": false}), by vLLM's own reload."""
+    """In place where that is possible for all weights; else, where the engine was not told
+    otherwise ({"reload": false}), by vLLM's own reload."""
     from . import ModuleTarget, vllm_reload
 
     given = settings_of(vllm_config)

@@ -1,8 +1,8 @@
 """For vLLM on a CPU: keeps parameters as they were loaded, so that they can be written in place.
 
 vLLM's CPU kernels want other layouts: linears are packed and their parameter emptied, experts are
-packed in place. Here linears run by torch, and experts are packed on every call. That is slow: it is
-for tests and small models. On a GPU unquantized layers keep their layout by themselves.
+packed in place. Here linears run by torch, and experts are packed on every call. That is slow: it
+is for tests and small models. On a GPU unquantized layers keep their layout by themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def keep_experts() -> None:
     def keeps(self: Any, layer: Any) -> None:
         wanted = self._padded_intermediate_size(self.moe_config)
         if wanted != self.moe_config.intermediate_size_per_partition:
-            raise RuntimeError("experts whose intermediate size needs padding cannot keep their layout")
+            raise RuntimeError("experts that need padding cannot keep their layout")
 
     experts.apply, experts.process_weights_after_loading = packed_apply, keeps
     experts._driftless_keeps = True

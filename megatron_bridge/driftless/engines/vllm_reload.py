@@ -1,9 +1,9 @@
 """vLLM where weights cannot be written in place: the rank keeps the checkpoint's tensors in host
 memory, and every commit goes through vLLM's own reload (its loader, then its post-load processing).
 
-That is for layouts that vLLM has packed: stock CPU linears, shuffled experts. It costs the model's size
-in host memory per rank, and a reload in every pause. `vllm.make_target` takes it where a tensor could
-not be written otherwise.
+That is for layouts that vLLM has packed: stock CPU linears, shuffled experts. It costs the model's
+size in host memory per rank, and a reload in every pause. `vllm.make_target` takes it where a
+tensor could not be written otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .ways import Way
 class ReloadTarget:
     """A receiver writes into `native`; then written() loads the engine from it."""
 
-    def __init__(self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str) -> None:
+    def __init__(
+        self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str
+    ) -> None:
         self.native = driftless.OwnedTarget(base)
         self._model, self._vllm_config = model, vllm_config
         layout = self.native.layout
@@ -52,8 +54,11 @@ def packed_copies(model: Any) -> list[str]:
 
 def why_not_in_place(model: Any, target: Any) -> str | None:
     """Why this model's weights cannot be written where they are; None: they can."""
-    refused = [f"{name} ({way.reason})" for name, way in target.ways.items() if way.way == "refused"]
     packed = packed_copies(model)
     if packed:
         return f"{len(packed)} layers compute with packed copies, the first is {packed[0]}"
-    return f"{len(refused)} tensors cannot be written, the first is {refused[0]}" if refused else None
+    refused = [(name, way.reason) for name, way in target.ways.items() if way.way == "refused"]
+    if refused:
+        first, reason = refused[0]
+        return f"{len(refused)} tensors cannot be written, the first is {first} ({reason})"
+    return None

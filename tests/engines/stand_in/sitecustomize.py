@@ -1,4 +1,4 @@
-"""torchvision's build for some machines has operators that its torch has not, and dies of them while
+"""torchvision's build for some machines has operators that its torch has not, and dies of them when
 it is imported. SGLang imports it without using it."""
 
 import sys

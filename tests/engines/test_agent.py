@@ -1,0 +1,69 @@
+"""Real engines driven by `driftless agent`: through shared memory, and by a checkpoint on disk."""
+
+import shutil
+
+import pytest
+from agents import Agent, wait_for_version
+from engines import Spec
+from follows import assert_weights
+
+VERSIONS = 10
+SERVED = [
+    Spec("vllm_server", "qwen3", 2),
+    Spec("vllm_server", "qwen3_moe", 1),
+    Spec("sglang", "qwen3", 2, "float32"),
+]
+
+
+@pytest.fixture
+def driven(started, run_of):
+    """An engine at the base of a run, and an agent that drives it."""
+    agents = []
+
+    def make(spec, **options):
+        engine, run = started.get(spec), run_of(spec.kind)
+        engine.to_base(run.model.checkpoint(0))
+        kind = "sglang" if spec.engine == "sglang" else "vllm"
+        agents.append(Agent(run, [(kind, engine.url)], run.directory.parent, **options))
+        return engine, run, agents[-1]
+
+    yield make
+    for agent in agents:
+        agent.stop()
+
+
+@pytest.mark.parametrize("spec", SERVED, ids=str)
+def test_ten_versions_by_shared_memory(driven, spec):
+    engine, run, agent = driven(spec)
+    for version in range(1, VERSIONS + 1):
+        run.publish()
+        wait_for_version(engine, agent, version)
+        assert_weights(engine, run.model, version)
+
+
+@pytest.mark.parametrize("spec", SERVED[-1:], ids=str)
+def test_ten_versions_by_a_checkpoint(driven, spec, place):
+    """For an engine that knows nothing of us: it loads the patched directory again."""
+    checkpoint = place / "patched"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    engine, run, agent = driven(spec, checkpoint=checkpoint)
+    for version in range(1, VERSIONS + 1):
+        run.publish()
+        wait_for_version(engine, agent, version)
+        assert_weights(engine, run.model, version)
+
+
+@pytest.mark.parametrize("spec", SERVED[:1], ids=str)
+def test_a_second_agent_is_refused(driven, spec):
+    """It has the name of the first: the engine goes on with that one."""
+    engine, run, agent = driven(spec)
+    run.publish()
+    wait_for_version(engine, agent, 1)
+    second = Agent(run, [("vllm", engine.url)], run.directory.parent, name="agent")
+    try:
+        assert second.popen.wait(60) != 0
+    finally:
+        second.stop()
+    run.publish()
+    wait_for_version(engine, agent, 2)
+    assert_weights(engine, run.model, 2)
