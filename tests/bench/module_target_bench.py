@@ -153,7 +153,8 @@ def compare(a, model, weights, receiver, publisher, generator):
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, expected[name]), name
         rows.append((theirs, ours, stage))
-        print(f"  vLLM {theirs:8.1f} ms   pause {ours:8.2f} ms   staged in {stage:.1f} ms", flush=True)
+        line = f"  vLLM {theirs:8.1f} ms   pause {ours:8.2f} ms   staged in {stage:.1f} ms"
+        print(line, flush=True)
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 

@@ -112,7 +112,7 @@ class LoaderWriter:
     # --- for the native target -------------------------------------------------------------------
 
     def check(self) -> None:
-        """The parameters are where they were, and what the engine has queued to read them is done."""
+        """The parameters are where they were, and what the engine has queued on them is done."""
         self._bound.check()
         for device in self._devices:
             torch.cuda.current_stream(device).synchronize()

@@ -121,7 +121,8 @@ def _by_names(bound: BoundTensors, layout: Any) -> Trace:
         if binding is None:
             trace.problem([spec.name], "the module has no such tensor, and no load_weights")
         elif tuple(binding.data.shape) != tuple(spec.shape):
-            why = f"the module's has shape {tuple(binding.data.shape)}, and there is no load_weights"
+            shape = tuple(binding.data.shape)
+            why = f"the module's has shape {shape}, and there is no load_weights"
             trace.problem([spec.name], why, binding.name)
         else:
             storage = bound.find(binding.data)

@@ -49,7 +49,7 @@ class WholeLoad(Watching):
         )
         if storage is None or current is None or not same:
             raise UnsupportedError(
-                f"the loader puts a tensor of another shape or type in the place of '{binding.name}'"
+                f"the loader puts a tensor of another shape or type in place of '{binding.name}'"
             )
         self.save(storage)
         values = current.detach()

@@ -82,19 +82,22 @@ class Group:
             print("rank", rank, "differs in", different)
         return not different
 
+    def addresses(self, rank):
+        return [parameter.data_ptr() for parameter in self.engines[rank].parameters()]
+
     def ways(self, *names):
         return {self.targets[0].ways[name].way for name in names}
 
 
 def follow(versions, **options):
     with Group(**options) as group:
-        addresses = [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        addresses = [group.addresses(rank) for rank in range(group.tp)]
         for version in range(1, versions + 1):
             report = group.step(share=0.3 if version % 10 == 0 else 0.02)
             for update in group.take():
                 assert (update.version, update.digest) == (version, report.digest)
             assert group.holds(group.weights), version
-        assert addresses == [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        assert addresses == [group.addresses(rank) for rank in range(group.tp)]
         return group.targets[0]
 
 
@@ -200,7 +203,7 @@ def rollback():
         group.step()
         group.take()
         committed = group.weights
-        group.step()
+        group.step_changing("odd.broadcast")
         group.take()
         for receiver in group.receivers:
             receiver.rollback()

@@ -10,7 +10,7 @@ DEVICE = os.environ.get("DRIFTLESS_TOY_DEVICE", "cpu")
 
 HIDDEN, HEADS, FFN, EXPERTS, VOCAB, LAYERS = 32, 64, 48, 4, 96, 2
 
-# One odd parameter per means of writing it. True: the values may have changed type or been computed.
+# One odd parameter per means of writing it.
 ODD = (
     "setitem",  # p[a:b] = t: a copy after all
     "index_put",
@@ -174,7 +174,8 @@ class ToyEngine(torch.nn.Module):
         into.data.copy_(tensor.clone())
 
     def load_rebind(self, into, tensor):
-        self.odd["rebind"] = torch.nn.Parameter(tensor.to(into.device, copy=True), requires_grad=False)
+        other = tensor.to(into.device, copy=True)
+        self.odd["rebind"] = torch.nn.Parameter(other, requires_grad=False)
 
     def load_new_data(self, into, tensor):
         into.data = tensor.to(into.device, copy=True)
