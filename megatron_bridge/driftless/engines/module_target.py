@@ -25,7 +25,8 @@ DEFAULT_CHUNK_BYTES = 512 << 20
 
 class ModuleTarget(_native.MappedTarget):
     """The parameters and buffers of `module`, which holds the checkpoint at `base` as it was loaded
-    from there. `version` is what that checkpoint is of its run; `load_weights`, by default the
+    from there. `version` is what that checkpoint is of its run (None: of no run yet, a full
+    version comes first); `load_weights`, by default the
     module's own, takes (name, tensor) pairs in the checkpoint's names. `base_digest` is the
     checkpoint's where it is known; else the files are read once. `allow` leaves ways out.
 
@@ -38,7 +39,7 @@ class ModuleTarget(_native.MappedTarget):
         module: torch.nn.Module,
         base: str | PathLike[str],
         run: str | None = None,
-        version: int = 0,
+        version: int | None = 0,
         load_weights: LoadWeights | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         threads: int = 0,
