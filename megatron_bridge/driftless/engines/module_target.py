@@ -92,9 +92,13 @@ class ModuleTarget(_native.MappedTarget):
         """How many tensors go which way, and those that do not go by maps, with the reason."""
         counts = Counter(way.way for way in self.ways.values())
         lines = [", ".join(f"{count} {way}" for way, count in sorted(counts.items()))]
+        alike: dict[tuple[str, str], list[str]] = {}
         for name, way in self.ways.items():
             if way.way not in ("direct", "plan") or way.reason:
-                lines.append(f"  {way.way:8} {name}: {way.reason or '-'}")
+                alike.setdefault((way.way, way.reason), []).append(name)
+        for (kind, reason), names in alike.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  {kind:8} {names[0]}{more}: {reason or '-'}")
         return "\n".join(lines)
 
 
