@@ -1,4 +1,4 @@
-"""The tensors of a module: parameters and buffers, by their memory. And views, by their geometry."""
+"""The tensors of a module: parameters and buffers, by their memory. Views, by their geometry."""
 
 from __future__ import annotations
 

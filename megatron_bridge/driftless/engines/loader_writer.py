@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,7 +72,7 @@ class LoaderWriter:
             else:
                 plan.demote(name, f"{plan.masked[name]}; {why}")
         for name, reason in plan.whole.items():
-            why = self._try_whole(name)
+            why = self._try_whole(name, trace.hooks)
             if why is None:
                 self._shadows[name] = self._base(name).clone()
             else:
@@ -82,20 +82,22 @@ class LoaderWriter:
     def _try_masked(self, name: str, storages: set[int]) -> str | None:
         if self._load is None:
             return "there is no load_weights"
+        load = MaskedLoad(self._bound, storages)
         try:
-            tensor = MaskedTensor(name, self._base(name), None)
-            MaskedLoad(self._bound, storages).load(self._load, [tensor])
+            load.load(self._load, [MaskedTensor(name, self._base(name), None)])
             return None
         except Exception as error:
             return _first_line(error)
+        finally:
+            load.undo()  # what its hooks wrote
 
-    def _try_whole(self, name: str) -> str | None:
+    def _try_whole(self, name: str, hooks: Container[int]) -> str | None:
         if self._load is None:
             return "there is no load_weights"
         load = WholeLoad(self._bound)
         try:
             load.load(self._load, name, self._base(name).clone())
-            other = load.changed()
+            other = load.changed(but=hooks)
         except Exception as error:
             return f"loading it again fails ({_first_line(error)})"
         finally:
@@ -110,7 +112,7 @@ class LoaderWriter:
     # --- for the native target -------------------------------------------------------------------
 
     def check(self) -> None:
-        """The parameters are where they were, and what the engine has queued to read them is done."""
+        """The parameters are where they were, and what the engine has queued on them is done."""
         self._bound.check()
         for device in self._devices:
             torch.cuda.current_stream(device).synchronize()

@@ -88,7 +88,8 @@ class MaskedLoad(Watching):
             with torch.no_grad(), self:
                 load_weights(offered())
             for binding in self.bound.rebound():
-                raise UnsupportedError(f"the loader puts another tensor in place of '{binding.name}'")
+                why = f"the loader puts another tensor in the place of '{binding.name}'"
+                raise UnsupportedError(why)
         except BaseException:
             self.undo()
             raise

@@ -25,7 +25,8 @@ DEFAULT_CHUNK_BYTES = 512 << 20
 
 class ModuleTarget(_native.MappedTarget):
     """The parameters and buffers of `module`, which holds the checkpoint at `base` as it was loaded
-    from there. `version` is what that checkpoint is of its run; `load_weights`, by default the
+    from there. `version` is what that checkpoint is of its run (None: of no run yet, a full
+    version comes first); `load_weights`, by default the
     module's own, takes (name, tensor) pairs in the checkpoint's names. `base_digest` is the
     checkpoint's where it is known; else the files are read once. `allow` leaves ways out.
 
@@ -38,7 +39,7 @@ class ModuleTarget(_native.MappedTarget):
         module: torch.nn.Module,
         base: str | PathLike[str],
         run: str | None = None,
-        version: int = 0,
+        version: int | None = 0,
         load_weights: LoadWeights | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         threads: int = 0,
@@ -91,9 +92,13 @@ class ModuleTarget(_native.MappedTarget):
         """How many tensors go which way, and those that do not go by maps, with the reason."""
         counts = Counter(way.way for way in self.ways.values())
         lines = [", ".join(f"{count} {way}" for way, count in sorted(counts.items()))]
+        alike: dict[tuple[str, str], list[str]] = {}
         for name, way in self.ways.items():
             if way.way not in ("direct", "plan") or way.reason:
-                lines.append(f"  {way.way:8} {name}: {way.reason or '-'}")
+                alike.setdefault((way.way, way.reason), []).append(name)
+        for (kind, reason), names in alike.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  {kind:8} {names[0]}{more}: {reason or '-'}")
         return "\n".join(lines)
 
 
@@ -121,7 +126,8 @@ def _by_names(bound: BoundTensors, layout: Any) -> Trace:
         if binding is None:
             trace.problem([spec.name], "the module has no such tensor, and no load_weights")
         elif tuple(binding.data.shape) != tuple(spec.shape):
-            why = f"the module's has shape {tuple(binding.data.shape)}, and there is no load_weights"
+            shape = tuple(binding.data.shape)
+            why = f"the module's has shape {shape}, and there is no load_weights"
             trace.problem([spec.name], why, binding.name)
         else:
             storage = bound.find(binding.data)

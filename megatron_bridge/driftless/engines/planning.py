@@ -115,6 +115,12 @@ def _settle_overlaps(plan: Plan, trace: Trace) -> None:
                     _settle_pair(plan, first, second)
     for fill in trace.fills:
         _settle_fill(plan, fill, by_storage.get(fill.storage, []))
+    for storage, by in trace.hooks.items():
+        for each in by_storage.get(storage, ()):
+            why = f"the loader also writes into '{each.copy.parameter}' by {by}"
+            plan.whole.setdefault(each.copy.name, why)
+    for name in plan.whole:
+        plan.masked.pop(name, None)
     for name in (*plan.masked, *plan.whole):
         plan.maps.pop(name, None)
 

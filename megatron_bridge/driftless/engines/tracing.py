@@ -52,6 +52,8 @@ class Trace:
     fills: list[Fill] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)  # why copies are not all there is
     parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    # Storages that are written from nothing of the checkpoint, and by what: hooks of the loader.
+    hooks: dict[int, str] = field(default_factory=dict)
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
@@ -126,9 +128,11 @@ class _Tracer(Watching):
             return COPY(target, source)
         origin = self.origins.get(storage_key(source))
         if origin is None:
-            how = self.derived.get(storage_key(source), (None, "something else"))[1]
+            how = self.derived.get(storage_key(source), (None, "a copy"))[1]
+            if not names:
+                self.trace.hooks.setdefault(storage.key, how)
             why = f"the loader computes what it copies into '{storage.name}' (by {how})"
-            self.trace.problem(names or self.blamed(storage.key), why, storage.name)
+            self.trace.problem(names, why, storage.name)
             return target
         dtype = target.dtype
         if source.dtype != origin.dtype:  # the bits as another type
@@ -170,12 +174,14 @@ class _Tracer(Watching):
                 fill = Fill(storage.key, View.of(target), target.dtype, self.trace.operations)
                 self.trace.fills.append(fill)
                 continue
+            if not names:
+                self.trace.hooks.setdefault(storage.key, op_name(func))
             why = f"the loader writes into '{storage.name}' by {op_name(func)}"
-            self.trace.problem(names or self.blamed(storage.key), why, storage.name)
+            self.trace.problem(names, why, storage.name)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     def blamed(self, storage: int) -> set[str]:
-        """Who else is meant by a write without a tensor of the checkpoint in it."""
+        """Whose fault it is where nothing else tells."""
         names = self.filled.get(storage, set())
         return names | ({self.current} if self.current else set())
 

@@ -3,12 +3,13 @@ putting other tensors in the parameters' places. What it writes can be taken bac
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
 
 from ..errors import UnsupportedError
-from .bound import Binding, BoundTensors, Storage, bits
+from .bound import Binding, BoundTensors, Storage
 from .tracing import LoadWeights
 from .watching import Watching, written
 
@@ -48,7 +49,7 @@ class WholeLoad(Watching):
         )
         if storage is None or current is None or not same:
             raise UnsupportedError(
-                f"the loader puts a tensor of another shape or type in the place of '{binding.name}'"
+                f"the loader puts a tensor of another shape or type in place of '{binding.name}'"
             )
         self.save(storage)
         values = current.detach()
@@ -63,10 +64,11 @@ class WholeLoad(Watching):
                 storage.flat(torch.uint8).copy_(old)
         self.before.clear()
 
-    def changed(self) -> str | None:
-        """The name of a parameter that has other bits than before, if one has."""
-        for storage, old in self.before.values():
-            if not torch.equal(bits(storage.flat(torch.uint8)), old):
+    def changed(self, but: Container[int]) -> str | None:
+        """The name of a parameter that has other bits than before, if one has; not of those
+        storages."""
+        for key, (storage, old) in self.before.items():
+            if key not in but and not torch.equal(storage.flat(torch.uint8), old):
                 return storage.name
         return None
 

@@ -82,19 +82,22 @@ class Group:
             print("rank", rank, "differs in", different)
         return not different
 
+    def addresses(self, rank):
+        return [parameter.data_ptr() for parameter in self.engines[rank].parameters()]
+
     def ways(self, *names):
         return {self.targets[0].ways[name].way for name in names}
 
 
 def follow(versions, **options):
     with Group(**options) as group:
-        addresses = [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        addresses = [group.addresses(rank) for rank in range(group.tp)]
         for version in range(1, versions + 1):
             report = group.step(share=0.3 if version % 10 == 0 else 0.02)
             for update in group.take():
                 assert (update.version, update.digest) == (version, report.digest)
             assert group.holds(group.weights), version
-        assert addresses == [[p.data_ptr() for p in engine.parameters()] for engine in group.engines]
+        assert addresses == [group.addresses(rank) for rank in range(group.tp)]
         return group.targets[0]
 
 
@@ -200,7 +203,7 @@ def rollback():
         group.step()
         group.take()
         committed = group.weights
-        group.step()
+        group.step_changing("odd.broadcast")
         group.take()
         for receiver in group.receivers:
             receiver.rollback()
@@ -258,6 +261,45 @@ def loader_changes_its_mind():
         with raises(driftless.errors.UnsupportedError, "odd.broadcast", "add_"):
             group.receivers[0].commit()
         assert state_bits(engine) == held
+
+
+class Hooked(toy_engine.ToyEngine):
+    """Counts its loads, and keeps something that is computed from a parameter."""
+
+    def __init__(self):
+        super().__init__(odd=("broadcast",))
+        self.register_buffer("loads", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("doubled", torch.zeros(toy_engine.HIDDEN))
+
+    def load_weights(self, weights):
+        super().load_weights(weights)
+        self.loads.add_(1)
+        self.doubled.copy_(self.norm * 2)
+
+
+def hooks_keep_their_behaviour():
+    generator = torch.Generator().manual_seed(5)
+    weights = toy_run.make_weights(generator, ("broadcast",))
+    with toy_run.Run(weights) as run:
+        engine = Hooked().to(toy_engine.DEVICE)
+        engine.load_weights(weights.items())
+        target = ModuleTarget(engine, run.base)
+        assert engine.loads.item() == 1, "making a target changes nothing"
+        ways = target.ways
+        assert ways["odd.broadcast"].way == "masked" and ways["layers.0.q.weight"].way == "plan"
+        assert ways["norm.weight"].way == "whole" and "'doubled'" in ways["norm.weight"].reason
+        new = {name: tensor.clone() for name, tensor in weights.items()}
+        for name in ("odd.broadcast", "norm.weight"):
+            new[name].view(-1)[3:9] += 1
+        receiver = run.receiver(target)
+        run.publish(new)
+        assert receiver.stage(10)
+        receiver.commit()
+        assert engine.loads.item() == 3, "one masked, one whole"
+        assert torch.equal(engine.doubled.cpu(), new["norm.weight"].float() * 2)
+        receiver.rollback()
+        assert engine.loads.item() == 1
+        assert torch.equal(engine.doubled.cpu(), weights["norm.weight"].float() * 2)
 
 
 def writes_of_others_are_found():
