@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
@@ -51,14 +52,46 @@ Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, const MaskedSource&
         kernels.diff(room.sentinels.data(), source.data + block.origin * unit, units, unit,
                      room.offsets.data(), room.values.data(), nullptr);
     block.offsets.assign(room.offsets.begin(), room.offsets.begin() + count);
-    block.old_values.resize(std::size_t{count} * target.unit_bytes);
-    kernels.gather_strided(map, target.data, target.unit_bytes, block.origin, block.offsets.data(),
-                           count, block.old_values.data());
-    kernels.scatter_strided(map, target.data, target.unit_bytes, block.origin, block.offsets.data(),
-                            count, room.values.data(), target.cast);
+    write.exchange(block, room.values.data());
     return Status();
   }));
   return write;
+}
+
+Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, std::span<const DeltaPiece> pieces,
+                                      const MaskedTarget& target, unsigned threads) {
+  const unsigned unit = source_bytes(target.cast, target.unit_bytes);
+  MaskedWrite write;
+  write.map_ = map;
+  write.target_ = target;
+  write.blocks_.resize(pieces.size());
+  threads =
+      static_cast<unsigned>(std::clamp<std::uint64_t>(pieces.size() / 4, 1, std::max(1U, threads)));
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) {
+    const DeltaPiece& piece = pieces[i];
+    const std::uint32_t* const end = piece.offsets + piece.count;
+    const auto at = [&](std::uint64_t unit_number) {
+      const std::uint64_t offset = unit_number > piece.origin ? unit_number - piece.origin : 0;
+      return std::lower_bound(piece.offsets, end, offset);
+    };
+    const std::uint32_t* const first = at(map.source_offset);
+    const std::uint32_t* const last = std::max(first, at(map.source_end));
+    Block& block = write.blocks_[i];
+    block.origin = piece.origin;
+    block.offsets.assign(first, last);
+    write.exchange(block, piece.values + static_cast<std::size_t>(first - piece.offsets) * unit);
+    return Status();
+  }));
+  return write;
+}
+
+void MaskedWrite::exchange(Block& block, const std::byte* values) const {
+  const HostKernels& kernels = host_kernels();
+  block.old_values.resize(block.offsets.size() * target_.unit_bytes);
+  kernels.gather_strided(map_, target_.data, target_.unit_bytes, block.origin, block.offsets.data(),
+                         block.offsets.size(), block.old_values.data());
+  kernels.scatter_strided(map_, target_.data, target_.unit_bytes, block.origin,
+                          block.offsets.data(), block.offsets.size(), values, target_.cast);
 }
 
 std::uint64_t MaskedWrite::units() const {

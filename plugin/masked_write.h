@@ -4,12 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <span>
 #include <vector>
 
 #include "core/status.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
+#include "plugin/delta_pieces.h"
 
 namespace driftless {
 
@@ -29,6 +30,11 @@ class MaskedWrite {
  public:
   [[nodiscard]] static Result<MaskedWrite> make(const StridedMap& map, const MaskedSource& source,
                                                 const MaskedTarget& target, unsigned threads);
+  // The same where it is known which units of the source are new: O(changed), and the source is not
+  // read. `pieces` are of the tensor that the map is of.
+  [[nodiscard]] static Result<MaskedWrite> make(const StridedMap& map,
+                                                std::span<const DeltaPiece> pieces,
+                                                const MaskedTarget& target, unsigned threads);
   [[nodiscard]] std::uint64_t units() const;
   // Puts back what was there.
   void undo();
@@ -39,6 +45,9 @@ class MaskedWrite {
     std::vector<std::uint32_t> offsets;
     std::vector<std::byte> old_values;
   };
+  // Of a block's offsets: keeps what is there, and writes.
+  void exchange(Block& block, const std::byte* values) const;
+
   StridedMap map_;
   MaskedTarget target_;
   std::vector<Block> blocks_;

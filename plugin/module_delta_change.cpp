@@ -44,14 +44,14 @@ class FoldedDeltas final : public TensorNews {
     return {};
   }
 
-  [[nodiscard]] std::span<const DeltaPiece> pieces() const { return fold_.pieces(); }
+  [[nodiscard]] std::span<const DeltaPiece> all_pieces() const { return fold_.pieces(); }
   [[nodiscard]] std::uint64_t units() const { return fold_.units(); }
 
   [[nodiscard]] std::span<const std::uint32_t> tensors() const override { return external_; }
   [[nodiscard]] bool whole() const override { return false; }
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const override {
     std::uint64_t units = 0;
-    for (const DeltaPiece& piece : pieces_of(tensor)) units += piece.count;
+    for (const DeltaPiece& piece : pieces(tensor)) units += piece.count;
     return units;
   }
 
@@ -59,7 +59,7 @@ class FoldedDeltas final : public TensorNews {
     // Of the low 16 bits (8 of a byte), one pattern that is free makes all above it free, too.
     const unsigned width = unit_bytes(weights_->layout[tensor].dtype);
     std::vector<bool> taken(width == 1 ? 256 : 65536);
-    for (const DeltaPiece& piece : pieces_of(tensor)) {
+    for (const DeltaPiece& piece : pieces(tensor)) {
       for (std::uint32_t k = 0; k < piece.count; ++k) taken[low_bits(piece, k, width)] = true;
     }
     const auto free = std::find(taken.rbegin(), taken.rend(), false);
@@ -70,7 +70,7 @@ class FoldedDeltas final : public TensorNews {
   void write(std::uint32_t tensor, std::byte* data,
              std::optional<std::uint64_t> only) const override {
     const unsigned width = unit_bytes(weights_->layout[tensor].dtype);
-    for (const DeltaPiece& piece : pieces_of(tensor)) {
+    for (const DeltaPiece& piece : pieces(tensor)) {
       std::byte* const units = data + piece.origin * width;
       if (!only) {
         host_kernels().scatter(units, width, piece.offsets, piece.count, piece.values);
@@ -82,6 +82,16 @@ class FoldedDeltas final : public TensorNews {
         std::memcpy(units + std::size_t{piece.offsets[k]} * width, value, width);
       }
     }
+  }
+
+  [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t tensor) const override {
+    const std::span<const DeltaPiece> all = fold_.pieces();  // ascending by tensor
+    const auto below = [](const DeltaPiece& piece, std::uint32_t index) {
+      return piece.tensor < index;
+    };
+    const auto first = std::lower_bound(all.begin(), all.end(), tensor, below);
+    const auto last = std::lower_bound(first, all.end(), tensor + 1, below);
+    return {first, last};
   }
 
  private:
@@ -97,16 +107,6 @@ class FoldedDeltas final : public TensorNews {
     std::memcpy(&bits, piece.values + std::size_t{k} * width, std::min(width, 2U));
     return bits;
   }
-  [[nodiscard]] std::span<const DeltaPiece> pieces_of(std::uint32_t tensor) const {
-    const std::span<const DeltaPiece> all = fold_.pieces();  // ascending by tensor
-    const auto below = [](const DeltaPiece& piece, std::uint32_t index) {
-      return piece.tensor < index;
-    };
-    const auto first = std::lower_bound(all.begin(), all.end(), tensor, below);
-    const auto last = std::lower_bound(first, all.end(), tensor + 1, below);
-    return {first, last};
-  }
-
   std::shared_ptr<const ModuleWeights> weights_;
   std::vector<VersionSource> sources_;
   DeltaFold fold_;
@@ -177,7 +177,7 @@ class ModuleDeltaChange final : public StagedChange {
   void cut() {
     std::uint64_t bytes = 0;
     std::vector<std::uint64_t> room;  // per part: its place in old_values_, or none
-    for (const DeltaPiece& piece : news_->pieces()) {
+    for (const DeltaPiece& piece : news_->all_pieces()) {
       const ModuleWeights::Tensor& tensor = weights_->tensors[piece.tensor];
       for (std::uint32_t m = tensor.first_map; m < tensor.first_map + tensor.maps; ++m) {
         ModulePart part = part_of(piece, weights_->maps[m]);
@@ -215,7 +215,7 @@ class ModuleDeltaChange final : public StagedChange {
   // Every unit is held, as it is: the old values are all there.
   Status prove() const {
     const HostKernels& kernels = host_kernels();
-    const std::span<const DeltaPiece> pieces = news_->pieces();
+    const std::span<const DeltaPiece> pieces = news_->all_pieces();
     std::vector<Digest> changes(threads());
     DRIFTLESS_RETURN_IF_ERROR(
         parallel_for(pieces.size(), threads(), [&](std::size_t i, unsigned worker) -> Status {

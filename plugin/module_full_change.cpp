@@ -48,6 +48,7 @@ class WholeTensors final : public TensorNews {
   [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t) const override {
     return std::nullopt;
   }
+  [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t) const override { return {}; }
   void write(std::uint32_t tensor, std::byte* data, std::optional<std::uint64_t>) const override {
     const TensorChange* const change = source_.find(tensor);
     if (change == nullptr) return;  // a tensor without units

@@ -48,8 +48,8 @@ class ModuleMemory {
   // Reads the parts' old values. What they point to outlives the result.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedParts>> place(
       std::span<const ModulePart> parts, unsigned threads) = 0;
-  // Every unit from `origin` on, `count` of them, where the maps have it; the others' values are
-  // left as they are. Values are in the tensor's width. read() is for maps that convert nothing.
+  // Every unit from `origin` on, `count` of them; values are in the tensor's width. read() is for
+  // maps that convert nothing and together have all of them, write() writes what each has.
   [[nodiscard]] virtual Status read(std::span<const ModuleMap* const> maps, std::uint64_t origin,
                                     std::uint64_t count, std::byte* values) = 0;
   [[nodiscard]] virtual Status write(std::span<const ModuleMap* const> maps, std::uint64_t origin,

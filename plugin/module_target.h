@@ -43,6 +43,8 @@ class TensorNews {
   [[nodiscard]] virtual bool whole() const = 0;
   // Bits that none of the tensor's new values has; nothing where each has been taken.
   [[nodiscard]] virtual std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const = 0;
+  // The changes, as they are folded; none where it is whole().
+  [[nodiscard]] virtual std::span<const DeltaPiece> pieces(std::uint32_t tensor) const = 0;
   // Writes the new values into `data`, which has room for all of the tensor. With `only`, those
   // values that have these bits.
   virtual void write(std::uint32_t tensor, std::byte* data,

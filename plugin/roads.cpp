@@ -22,6 +22,7 @@
 #endif
 
 #if DRIFTLESS_HAS_CUDA
+#include "plugin/device/device_module_memory.h"
 #include "plugin/device/device_side.h"
 #endif
 
@@ -323,6 +324,15 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
   static_cast<void>(config);
   static_cast<void>(base);
   return check_backend("cuda", "receiver.target: device");
+#endif
+}
+
+Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device) {
+#if DRIFTLESS_HAS_CUDA
+  return make_device_module_memory(device);
+#else
+  static_cast<void>(device);
+  return check_backend("cuda", "parameters on a GPU");
 #endif
 }
 

@@ -16,6 +16,7 @@
 #include "core/status.h"
 #include "plugin/config.h"
 #include "plugin/device/device_target.h"
+#include "plugin/module_memory.h"
 #include "plugin/watchdog.h"
 
 namespace driftless {
@@ -36,6 +37,9 @@ struct Backend {
 // A rollout's weights on its GPU (make_owned_device_target()).
 [[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
     const Config& config, const std::optional<std::string>& base);
+
+// Where a module on a GPU keeps its parameters (make_device_module_memory()).
+[[nodiscard]] Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device);
 
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.

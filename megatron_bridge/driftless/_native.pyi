@@ -354,6 +354,11 @@ class TensorNews:
     def write(self, name: str, tensor: _Tensor, only: int | None = None) -> None:
         """Into a tensor of the same size on the host; with `only`, the values of these bits."""
 
+    def overwrite(
+        self, name: str, map: StridedMap, target: int, dtype: str, threads: int = 0
+    ) -> MaskedWrite:
+        """The changes that the map has into memory, by its address."""
+
 class MaskedWrite:
     """A copy by addresses through a map, of the source's units that are not the sentinel. Done when
     it is made."""
@@ -383,8 +388,8 @@ class _Writer(Protocol):
 
 class MappedTarget(Target):
     """Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor,
-    address of the memory's first unit, its dtype, map, the parameter's name). driftless.engines
-    makes them from a module."""
+    address of the memory's first unit, its dtype, map, the parameter's name); all lead to host
+    memory, or to that of one GPU, `device`. driftless.engines makes them from a module."""
 
     def __init__(
         self,
@@ -398,6 +403,7 @@ class MappedTarget(Target):
         version: int | None = None,
         digest: str | None = None,
         threads: int = 0,
+        device: int | None = None,
     ) -> None: ...
     @property
     def proven(self) -> bool:

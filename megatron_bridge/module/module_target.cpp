@@ -15,6 +15,7 @@
 #include "module/errors.h"
 #include "module/target.h"
 #include "plugin/masked_write.h"
+#include "plugin/roads.h"
 
 namespace driftless::python {
 namespace {
@@ -57,6 +58,21 @@ class HeldNews {
     }
     const py::gil_scoped_release released;
     news_->write(tensor, ref.data, only);
+  }
+
+  // The changes of the tensor that the map has, into memory.
+  [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
+                                      std::uint64_t target, const std::string& dtype,
+                                      unsigned threads) const {
+    const std::uint32_t tensor = index(name);
+    const DType to = take(parse_dtype(dtype));
+    const std::optional<ValueCast> cast = value_cast((*layout_)[tensor].dtype, to);
+    if (!cast) throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' to ", dtype));
+    const MaskedTarget into{reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(target)),
+                            unit_bytes(to), *cast};
+    const py::gil_scoped_release released;
+    return take(MaskedWrite::make(map, news_->pieces(tensor), into,
+                                  threads == 0 ? default_threads() : threads));
   }
 
  private:
@@ -181,7 +197,7 @@ std::shared_ptr<ModuleHolder> make_module(
     const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
     const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
     std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
-    unsigned threads) {
+    unsigned threads, std::optional<int> device) {
   ModuleParts parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
@@ -191,6 +207,7 @@ std::shared_ptr<ModuleHolder> make_module(
     parts.writer =
         std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
   }
+  if (device) parts.memory = take(open_module_memory(*device));
   ModuleOptions options;
   if (version) {
     options.initial.emplace();
@@ -266,14 +283,16 @@ void bind_module_target(py::module_& module) {
       .def("changed", &HeldNews::changed, py::arg("name"))
       .def("absent", &HeldNews::absent, py::arg("name"))
       .def("write", &HeldNews::write, py::arg("name"), py::arg("tensor"),
-           py::arg("only") = py::none());
+           py::arg("only") = py::none())
+      .def("overwrite", &HeldNews::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
+           py::arg("dtype"), py::arg("threads") = 0);
   py::class_<ModuleHolder, HeldTarget, std::shared_ptr<ModuleHolder>>(module, "MappedTarget")
       .def(py::init(&make_module), py::arg("layout"), py::arg("maps"),
            py::arg("external") = std::vector<std::string>(),
            py::arg("refused") = std::map<std::string, std::string>(),
            py::arg("writer") = py::none(), py::arg("owners") = py::none(),
            py::arg("run") = py::none(), py::arg("version") = py::none(),
-           py::arg("digest") = py::none(), py::arg("threads") = 0)
+           py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none())
       .def_property_readonly("proven", &ModuleHolder::proven);
 }
 

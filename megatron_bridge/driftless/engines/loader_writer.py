@@ -26,6 +26,7 @@ class _Pass:
     name: str
     sentinel: int
     only: int | None
+    complete: bool  # none of them looks like the sentinel
 
 
 class LoaderWriter:
@@ -43,6 +44,8 @@ class LoaderWriter:
         chunk_bytes: int,
     ) -> None:
         self._bound, self._load = bound, load_weights
+        devices = {storage.device for storage in bound.storages.values()}
+        self._devices = [device for device in devices if device.type == "cuda"]
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
@@ -107,7 +110,10 @@ class LoaderWriter:
     # --- for the native target -------------------------------------------------------------------
 
     def check(self) -> None:
+        """The parameters are where they were, and what the engine has queued to read them is done."""
         self._bound.check()
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
 
     def stage(self, news: Any) -> None:
         self._news = news
@@ -188,7 +194,8 @@ class LoaderWriter:
             spec = self._specs[each.name]
             tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
             self._news.write(each.name, tensor, each.only)
-            made.append(MaskedTensor(each.name, tensor, each.sentinel))
+            news = self._news if each.complete else None
+            made.append(MaskedTensor(each.name, tensor, each.sentinel, news))
         return made
 
 
@@ -196,8 +203,8 @@ def _passes(name: str, absent: int | None) -> list[_Pass]:
     """One, or two where the new values have every pattern of bits that there is: then those that
     look like the first sentinel come with another one."""
     if absent is not None:
-        return [_Pass(name, absent, None)]
-    return [_Pass(name, 0, None), _Pass(name, 1, 0)]
+        return [_Pass(name, absent, None, True)]
+    return [_Pass(name, 0, None, False), _Pass(name, 1, 0, False)]
 
 
 def _first_line(error: BaseException) -> str:

@@ -29,11 +29,13 @@ class Undo(Protocol):
 @dataclass
 class MaskedTensor:
     """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
-    tensor is compared with what is there, and nothing is written."""
+    tensor is compared with what is there, and nothing is written. `news`, a TensorNews, knows
+    which elements are not the sentinel, where all of its changes are in the tensor."""
 
     name: str
     tensor: torch.Tensor
     sentinel: int | None
+    news: Any = None
 
 
 @dataclass
@@ -109,6 +111,10 @@ class MaskedLoad(Watching):
         targets = written(func, args, kwargs)
         storages = [storage for each in targets if (storage := self.bound.find(each))]
         names = self.names_of(tensors_in(args, kwargs))
+        for each in targets:
+            if storage_key(each) in self.tensors:
+                name = self.tensors[storage_key(each)].name
+                raise UnsupportedError(f"the loader changes tensor '{name}' by {op_name(func)}")
         if storages:
             if func is COPY and storage_key(args[1]) in self.tensors:
                 self.copy(storages[0], args[0], args[1])
@@ -171,6 +177,9 @@ class MaskedLoad(Watching):
             )
         except InvalidArgumentError:
             return False
+        if masked.news is not None:
+            self.log.append(masked.news.overwrite(masked.name, native, storage.address, to_name))
+            return True
         base = masked.tensor.untyped_storage().data_ptr()
         assert masked.sentinel is not None
         self.log.append(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _native
+from ..errors import UnsupportedError
 from .bound import BoundTensors, dtype_name
 from .loader_writer import LoaderWriter
 from .planning import Plan, guard, make_plan
@@ -57,6 +58,7 @@ class ModuleTarget(_native.MappedTarget):
         guard(plan, base_tensor)
         writer = LoaderWriter(bound, load, layout, base_tensor, chunk_bytes)
         plan.restrict(allow)
+        device = plan.device()
         refused = writer.prove(plan, trace)
         self.ways: dict[str, Way] = _ways(plan, trace, layout, refused)
         self._bound = bound
@@ -82,6 +84,7 @@ class ModuleTarget(_native.MappedTarget):
             version=version,
             digest=base_digest or _digest_of(source, threads),
             threads=threads,
+            device=_gpu_number(device),
         )
 
     def describe(self) -> str:
@@ -92,6 +95,14 @@ class ModuleTarget(_native.MappedTarget):
             if way.way not in ("direct", "plan") or way.reason:
                 lines.append(f"  {way.way:8} {name}: {way.reason or '-'}")
         return "\n".join(lines)
+
+
+def _gpu_number(device: torch.device | None) -> int | None:
+    if device is None or device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        raise UnsupportedError(f"parameters on {device}: only cpu and cuda are supported")
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def _digest_of(source: Any, threads: int) -> str:

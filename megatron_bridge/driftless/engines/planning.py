@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,22 @@ class Plan:
                 self.masked[name] = "maps are not allowed"
         for name in list(self.masked) if "masked" not in allow else ():
             self.demote(name, f"{self.masked[name]}; masked overwrite is not allowed")
+
+
+    def device(self) -> torch.device | None:
+        """The one that most of the mapped memory is on. What is on another goes by the loader."""
+        sizes: Counter[torch.device] = Counter()
+        for maps in self.maps.values():
+            for each in maps:
+                sizes[each.storage.device] += each.native.units * each.copy.dtype.itemsize
+        if not sizes:
+            return None
+        device = sizes.most_common(1)[0][0]
+        for name, maps in list(self.maps.items()):
+            if any(each.storage.device != device for each in maps):
+                self.maps.pop(name)
+                self.masked[name] = f"most parameters are on {device}, this one is not"
+        return device
 
 
 def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:

@@ -1,7 +1,12 @@
 """A toy engine that keeps its weights as real ones do: fused, sliced, transposed, stacked, tied,
 converted; and that writes some of them by every other means. Its loader is all there is to it."""
 
+import os
+
 import torch
+
+# Where engines keep their weights: cpu, or cuda.
+DEVICE = os.environ.get("DRIFTLESS_TOY_DEVICE", "cpu")
 
 HIDDEN, HEADS, FFN, EXPERTS, VOCAB, LAYERS = 32, 64, 48, 4, 96, 2
 
@@ -151,14 +156,14 @@ class ToyEngine(torch.nn.Module):
         into.data[10:] = tensor[10:]
 
     def load_index_put(self, into, tensor):
-        into.data[torch.arange(16)] = tensor
+        into.data[torch.arange(16)] = tensor.to(into.device)
 
     def load_index_copy(self, into, tensor):
-        into.data.index_copy_(0, torch.arange(16), tensor)
+        into.data.index_copy_(0, torch.arange(16, device=into.device), tensor.to(into.device))
 
     def load_add(self, into, tensor):
         into.data.zero_()
-        into.data.add_(tensor)
+        into.data.add_(tensor.to(into.device))
 
     def load_temporary(self, into, tensor):
         between = torch.empty_like(into.data)
@@ -169,10 +174,10 @@ class ToyEngine(torch.nn.Module):
         into.data.copy_(tensor.clone())
 
     def load_rebind(self, into, tensor):
-        self.odd["rebind"] = torch.nn.Parameter(tensor.clone(), requires_grad=False)
+        self.odd["rebind"] = torch.nn.Parameter(tensor.to(into.device, copy=True), requires_grad=False)
 
     def load_new_data(self, into, tensor):
-        into.data = tensor.clone()
+        into.data = tensor.to(into.device, copy=True)
 
     def load_fill_then_copy(self, into, tensor):
         into.data.fill_(1)
@@ -205,13 +210,13 @@ def state_bits(module):
     """Every parameter and buffer, by name, as bytes."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {
-        name: tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+        name: tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         for name, tensor in tensors.items()
     }
 
 
 def fresh(weights, rank=0, tp=1, odd=ODD):
-    engine = ToyEngine(rank, tp, odd)
+    engine = ToyEngine(rank, tp, odd).to(DEVICE)
     with torch.no_grad():
         engine.load_weights(weights.items())
     return engine

@@ -1,0 +1,307 @@
+#include "plugin/device/device_module_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include "kernels/cuda/operations.h"
+#include "plugin/device/device_change.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::array<unsigned, 4> kWidths{1, 2, 4, 8};
+constexpr std::uint32_t kNone = ~std::uint32_t{0};
+constexpr std::uint64_t kValueAlignment = 8;
+
+// What the memory and the parts placed in it share.
+struct Gpu {
+  int device = 0;
+  DeviceStream stream;
+  Uploader uploader;
+  DeviceRoom room;  // empty while placed parts have it
+};
+
+// Placed parts whose targets have one width. Offsets are into the room.
+struct Group {
+  unsigned width = 1;
+  std::vector<std::size_t> numbers;  // of the parts
+  std::vector<cuda::StridedPatch::Part> parts;
+  std::uint64_t old_units = 0;
+  std::uint64_t old_at = 0, work_at = 0, work_host_at = 0, differs_at = 0, differs_host_at = 0;
+  cuda::WorkspaceSize work;
+  std::optional<cuda::StridedPatch> patch;
+};
+
+class DeviceParts final : public PlacedParts {
+ public:
+  explicit DeviceParts(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {
+    std::swap(room_, gpu_->room);
+  }
+  DeviceParts(const DeviceParts&) = delete;
+  DeviceParts& operator=(const DeviceParts&) = delete;
+  ~DeviceParts() override {
+    // Where even waiting fails the device is lost, and with it what worked there.
+    static_cast<void>(check_device(gpu_->device).ok() && gpu_->stream.wait().ok());
+    if (room_.dev.size() >= gpu_->room.dev.size()) std::swap(room_, gpu_->room);
+  }
+
+  Status place(std::span<const ModulePart> parts) {
+    lay_out(parts);
+    DRIFTLESS_RETURN_IF_ERROR(
+        room_.dev.reserve(std::max<std::uint64_t>(1, dev_plan_.used()), MemoryKind::kDevice)
+            .with_context("staging a delta"));
+    DRIFTLESS_RETURN_IF_ERROR(
+        room_.host.reserve(std::max<std::uint64_t>(1, host_plan_.used()), MemoryKind::kHost)
+            .with_context("staging a delta"));
+    DRIFTLESS_RETURN_IF_ERROR(upload());
+    for (Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(make_patch(group));
+    for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(fetch_old(group, parts));
+    pieces_.clear();
+    return gpu_->stream.wait();
+  }
+
+  Result<std::optional<std::size_t>> write() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(queue_exchange(group));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    for (const Group& group : groups_) {
+      std::uint32_t differs = kNone;
+      std::memcpy(&differs, room_.host.data() + group.differs_host_at, sizeof(differs));
+      if (differs == kNone) continue;
+      DRIFTLESS_RETURN_IF_ERROR(take_back());
+      return std::optional<std::size_t>(group.numbers[differs]);
+    }
+    return std::optional<std::size_t>();
+  }
+
+  Status take_back() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    for (const Group& group : groups_) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          group.patch->scatter_strided(dev(group.old_at), true, gpu_->stream.get()));
+    }
+    return gpu_->stream.wait();
+  }
+
+ private:
+  struct Piece {
+    const DeltaPiece* piece = nullptr;
+    unsigned value_bytes = 1;
+    std::uint64_t offset_begin = 0;  // entries
+    std::uint64_t value_begin = 0;   // bytes
+  };
+
+  [[nodiscard]] std::byte* dev(std::uint64_t at) const { return room_.dev.data() + at; }
+
+  // What lies where in the room. Pieces that go through several maps are there once.
+  void lay_out(std::span<const ModulePart> parts) {
+    std::map<const DeltaPiece*, std::size_t> known;
+    std::array<Group, kWidths.size()> groups;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const ModulePart& part = parts[i];
+      const unsigned value_bytes = source_bytes(part.map->cast, part.map->unit_bytes);
+      const auto [found, fresh] = known.try_emplace(part.piece, pieces_.size());
+      if (fresh) add_piece(*part.piece, value_bytes);
+      const Piece& piece = pieces_[found->second];
+      Group& group = groups[static_cast<std::size_t>(
+          std::find(kWidths.begin(), kWidths.end(), part.map->unit_bytes) - kWidths.begin())];
+      group.width = part.map->unit_bytes;
+      cuda::StridedPatch::Part placed;
+      placed.map = part.map->map;
+      placed.data_dev = part.map->data;
+      placed.cast = part.map->cast;
+      placed.origin = part.piece->origin;
+      placed.count = part.count;
+      placed.offset_begin = piece.offset_begin + part.begin;
+      placed.value_begin = piece.value_begin + std::uint64_t{part.begin} * value_bytes;
+      placed.old_begin = group.old_units;
+      group.old_units += part.count;
+      group.parts.push_back(placed);
+      group.numbers.push_back(i);
+    }
+    offsets_at_ = dev_plan_.take(offset_entries_ * sizeof(std::uint32_t));
+    values_at_ = dev_plan_.take(value_bytes_);
+    for (Group& group : groups) {
+      if (group.parts.empty()) continue;
+      group.old_at = dev_plan_.take(group.old_units * group.width);
+      group.work = cuda::StridedPatch::workspace_size(group.parts);
+      group.work_at = dev_plan_.take(group.work.dev_bytes);
+      group.work_host_at = host_plan_.take(group.work.host_bytes);
+      group.differs_at = dev_plan_.take(sizeof(std::uint32_t));
+      group.differs_host_at = host_plan_.take(sizeof(std::uint32_t));
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  void add_piece(const DeltaPiece& piece, unsigned value_bytes) {
+    pieces_.push_back({&piece, value_bytes, offset_entries_, value_bytes_});
+    offset_entries_ += piece.count;
+    const std::uint64_t bytes = std::uint64_t{piece.count} * value_bytes;
+    value_bytes_ += (bytes + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
+  }
+
+  // Pieces are small: they are put together first, and travel in large copies.
+  Status upload() {
+    std::vector<std::byte> together(offset_entries_ * sizeof(std::uint32_t));
+    for (const Piece& each : pieces_) {
+      std::memcpy(together.data() + each.offset_begin * sizeof(std::uint32_t), each.piece->offsets,
+                  std::size_t{each.piece->count} * sizeof(std::uint32_t));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.copy(dev(offsets_at_), together, gpu_->stream));
+    together.assign(value_bytes_, std::byte{0});
+    for (const Piece& each : pieces_) {
+      std::memcpy(together.data() + each.value_begin, each.piece->values,
+                  std::size_t{each.piece->count} * each.value_bytes);
+    }
+    return gpu_->uploader.copy(dev(values_at_), together, gpu_->stream);
+  }
+
+  Status make_patch(Group& group) {
+    const cuda::Workspace workspace{dev(group.work_at), group.work.dev_bytes,
+                                    room_.host.data() + group.work_host_at, group.work.host_bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        group.patch,
+        cuda::StridedPatch::make(group.parts, group.width,
+                                 reinterpret_cast<const std::uint32_t*>(dev(offsets_at_)),
+                                 workspace, gpu_->stream.get()));
+    return group.patch->gather_strided(dev(group.old_at), gpu_->stream.get());
+  }
+
+  // To the host, where digests are proven. Maps of one piece share its room there: only what a map
+  // has may be written.
+  Status fetch_old(const Group& group, std::span<const ModulePart> parts) {
+    std::vector<std::byte> old(group.old_units * group.width);
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.read(old, dev(group.old_at), gpu_->stream));
+    for (std::size_t i = 0; i < group.parts.size(); ++i) {
+      const ModulePart& part = parts[group.numbers[i]];
+      const std::byte* const from = old.data() + group.parts[i].old_begin * group.width;
+      if (part.map->map.solid()) {
+        std::memcpy(part.old_values, from, std::size_t{part.count} * group.width);
+        continue;
+      }
+      for (std::uint32_t k = 0; k < part.count; ++k) {
+        const std::uint64_t unit = part.piece->origin + part.offsets()[k];
+        if (part.map->map.target_of(unit) == StridedMap::kOutside) continue;
+        std::memcpy(part.old_values + std::size_t{k} * group.width,
+                    from + std::size_t{k} * group.width, group.width);
+      }
+    }
+    return {};
+  }
+
+  Status queue_exchange(const Group& group) {
+    std::byte* const host = room_.host.data() + group.differs_host_at;
+    std::memcpy(host, &kNone, sizeof(kNone));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.copy(dev(group.differs_at), host, sizeof(kNone)));
+    DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(
+        dev(values_at_), dev(group.old_at), reinterpret_cast<std::uint32_t*>(dev(group.differs_at)),
+        gpu_->stream.get()));
+    return gpu_->stream.copy(host, dev(group.differs_at), sizeof(kNone));
+  }
+
+  std::shared_ptr<Gpu> gpu_;
+  DeviceRoom room_;
+  PlacePlan dev_plan_, host_plan_;
+  std::vector<Piece> pieces_;
+  std::vector<Group> groups_;
+  std::uint64_t offset_entries_ = 0, value_bytes_ = 0, offsets_at_ = 0, values_at_ = 0;
+};
+
+class DeviceModuleMemory final : public ModuleMemory {
+ public:
+  explicit DeviceModuleMemory(std::shared_ptr<Gpu> gpu) : gpu_(std::move(gpu)) {}
+
+  [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kDevice; }
+
+  Result<std::unique_ptr<PlacedParts>> place(std::span<const ModulePart> parts,
+                                             unsigned /*threads*/) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    auto placed = std::make_unique<DeviceParts>(gpu_);
+    DRIFTLESS_RETURN_IF_ERROR(placed->place(parts));
+    return std::unique_ptr<PlacedParts>(std::move(placed));
+  }
+
+  Status read(std::span<const ModuleMap* const> maps, std::uint64_t origin, std::uint64_t count,
+              std::byte* values) override {
+    if (maps.empty() || count == 0) return {};
+    const unsigned width = maps.front()->unit_bytes;
+    DRIFTLESS_RETURN_IF_ERROR(reserve(count));
+    for (const ModuleMap* map : maps) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
+      DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(room_.dev.data(), gpu_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    }
+    return gpu_->uploader.read({values, count * width}, room_.dev.data(), gpu_->stream);
+  }
+
+  Status write(std::span<const ModuleMap* const> maps, std::uint64_t origin, std::uint64_t count,
+               const std::byte* values) override {
+    if (maps.empty() || count == 0) return {};
+    const unsigned width = source_bytes(maps.front()->cast, maps.front()->unit_bytes);
+    DRIFTLESS_RETURN_IF_ERROR(reserve(count));
+    DRIFTLESS_RETURN_IF_ERROR(
+        gpu_->uploader.copy(room_.dev.data(), {values, count * width}, gpu_->stream));
+    for (const ModuleMap* map : maps) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
+      DRIFTLESS_RETURN_IF_ERROR(patch.scatter_strided(room_.dev.data(), false, gpu_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // the table is used again
+    }
+    return {};
+  }
+
+  Status settle() override { return gpu_->stream.wait(); }
+  [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
+
+ private:
+  static constexpr std::uint64_t kUnitBytes = 8;  // the widest
+
+  [[nodiscard]] static std::uint64_t aligned(std::uint64_t bytes) {
+    return (bytes + 255) / 256 * 256;
+  }
+  [[nodiscard]] static cuda::WorkspaceSize table(std::uint64_t count) {
+    cuda::StridedPatch::Part part;
+    part.count = count;
+    return cuda::StridedPatch::workspace_size(std::span(&part, 1));
+  }
+  Status reserve(std::uint64_t count) {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    const cuda::WorkspaceSize work = table(count);
+    DRIFTLESS_RETURN_IF_ERROR(
+        room_.dev.reserve(aligned(count * kUnitBytes) + work.dev_bytes, MemoryKind::kDevice));
+    return room_.host.reserve(work.host_bytes, MemoryKind::kHost);
+  }
+  // Every unit of [origin, origin + count) that the map has; its values are at the room's begin.
+  Result<cuda::StridedPatch> dense(const ModuleMap& map, std::uint64_t origin,
+                                   std::uint64_t count) {
+    cuda::StridedPatch::Part part;
+    part.map = map.map;
+    part.data_dev = map.data;
+    part.cast = map.cast;
+    part.origin = origin;
+    part.count = count;
+    const cuda::WorkspaceSize work = table(count);
+    const cuda::Workspace workspace{room_.dev.data() + aligned(count * kUnitBytes), work.dev_bytes,
+                                    room_.host.data(), work.host_bytes};
+    return cuda::StridedPatch::make(std::span(&part, 1), map.unit_bytes, nullptr, workspace,
+                                    gpu_->stream.get());
+  }
+
+  std::shared_ptr<Gpu> gpu_;
+  DeviceRoom room_;  // for read() and write()
+};
+
+}  // namespace
+
+Result<std::shared_ptr<ModuleMemory>> make_device_module_memory(int device) {
+  DRIFTLESS_RETURN_IF_ERROR(check_device(device));
+  auto gpu = std::make_shared<Gpu>();
+  gpu->device = device;
+  DRIFTLESS_ASSIGN_OR_RETURN(gpu->stream, DeviceStream::make());
+  DRIFTLESS_ASSIGN_OR_RETURN(gpu->uploader, Uploader::make());
+  return std::shared_ptr<ModuleMemory>(std::make_shared<DeviceModuleMemory>(std::move(gpu)));
+}
+
+}  // namespace driftless

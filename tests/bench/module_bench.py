@@ -1,0 +1,303 @@
+"""The pause of an engine's module while a version is committed, and what it is made of.
+
+  python tests/bench/module_bench.py --device cuda            # 1 G elements of a Qwen3, 1 % changed
+  python tests/bench/module_bench.py --device cpu --layers 2 --vocab 8192
+
+A module with fused q/k/v and gate/up, rows and columns of a tensor-parallel rank of two, follows a
+publisher over a directory in memory. Beside it, in the same run, the usual way in torch: full-shape
+tensors with NaN where nothing changed, through load_weights, with a copy that leaves NaNs out.
+Needs torch, safetensors and the built package (PYTHONPATH=build/python).
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import driftless
+from driftless.engines import ModuleTarget
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--ffn", type=int, default=6144)
+    parser.add_argument("--vocab", type=int, default=151936)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--tp", type=int, default=2)
+    parser.add_argument("--percent", type=float, default=1.0)
+    parser.add_argument("--versions", type=int, default=5)
+    parser.add_argument("--work", default="/dev/shm")
+    parser.add_argument("--masked", action="store_true", help="all by masked overwrite instead")
+    return parser.parse_args()
+
+
+class Block(torch.nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        head = a.hidden // a.heads
+
+        def parameter(*shape):
+            made = torch.empty(shape, dtype=torch.bfloat16, device=a.device)
+            return torch.nn.Parameter(made, requires_grad=False)
+
+        self.qkv = parameter((a.heads + 2 * a.kv_heads) * head // a.tp, a.hidden)
+        self.o = parameter(a.hidden, a.hidden // a.tp)
+        self.gate_up = parameter(2 * a.ffn // a.tp, a.hidden)
+        self.down = parameter(a.hidden, a.ffn // a.tp)
+        self.norms = parameter(2, a.hidden)
+
+
+class Model(torch.nn.Module):
+    """Rank 0 of a tensor-parallel group."""
+
+    def __init__(self, a):
+        super().__init__()
+        self.a = a
+        self.embed = torch.nn.Parameter(
+            torch.empty(a.vocab // a.tp, a.hidden, dtype=torch.bfloat16, device=a.device),
+            requires_grad=False,
+        )
+        self.blocks = torch.nn.ModuleList(Block(a) for _ in range(a.layers))
+
+    def shapes(self):
+        a, head = self.a, self.a.hidden // self.a.heads
+        yield "embed.weight", (a.vocab, a.hidden)
+        for i in range(a.layers):
+            for name, rows, columns in (
+                ("q", a.hidden, a.hidden),
+                ("k", a.kv_heads * head, a.hidden),
+                ("v", a.kv_heads * head, a.hidden),
+                ("o", a.hidden, a.hidden),
+                ("gate", a.ffn, a.hidden),
+                ("up", a.ffn, a.hidden),
+                ("down", a.hidden, a.ffn),
+            ):
+                yield f"layers.{i}.{name}", (rows, columns)
+            yield f"layers.{i}.norm0", (a.hidden,)
+            yield f"layers.{i}.norm1", (a.hidden,)
+
+    def load_weights(self, weights):
+        tp = self.a.tp
+        for name, tensor in weights:
+            if name == "embed.weight":
+                self.embed.data.copy_(tensor.narrow(0, 0, tensor.shape[0] // tp))
+                continue
+            _, number, what = name.split(".")
+            block = self.blocks[int(number)]
+            if what in ("o", "down"):
+                getattr(block, what).data.copy_(tensor.narrow(1, 0, tensor.shape[1] // tp))
+            elif what.startswith("norm"):
+                block.norms.data[int(what[4:])].copy_(tensor)
+            else:
+                rows = tensor.shape[0] // tp
+                q = block.qkv.shape[0]
+                kv = self.a.kv_heads * (self.a.hidden // self.a.heads) // tp
+                at = {"q": 0, "k": q - 2 * kv, "v": q - kv, "gate": 0, "up": rows}[what]
+                into = block.gate_up if what in ("gate", "up") else block.qkv
+                into.data.narrow(0, at, rows).copy_(tensor.narrow(0, 0, rows))
+
+
+def nan_masked(model, patches):
+    """The usual way: dense tensors of NaN, then a copy that keeps what is there under a NaN."""
+    plain = torch.Tensor.copy_
+
+    def keeping(target, source, non_blocking=False):
+        source = source.to(dtype=target.dtype, device=target.device)
+        return torch.where(source.isnan(), target, source, out=target)
+
+    def tensors():
+        for name, shape, at, values in patches:
+            count = 1
+            for size in shape:
+                count *= size
+            full = torch.full((count,), float("nan"), dtype=values.dtype, device=values.device)
+            full.index_copy_(0, at, values)
+            yield name, full.view(shape)
+
+    torch.Tensor.copy_ = keeping
+    try:
+        with torch.no_grad():
+            model.load_weights(tensors())
+    finally:
+        torch.Tensor.copy_ = plain
+
+
+class Source:
+    def __init__(self, weights):
+        self.weights = weights
+
+    def tensors(self):
+        return [driftless.TensorSpec(n, "BF16", t.shape) for n, t in self.weights.items()]
+
+    def visit(self):
+        for number, tensor in enumerate(self.weights.values()):
+            yield [(number, tensor)]
+
+
+class Probe(threading.Thread):
+    """How long a tiny piece of work on the GPU waits while something else goes on there."""
+
+    def __init__(self, device):
+        super().__init__(daemon=True)
+        self.device, self.ending, self.longest_ms = device, False, 0.0
+
+    def run(self):
+        little = torch.zeros(32, device=self.device)
+        stream = torch.cuda.Stream(device=self.device, priority=-1)
+        with torch.cuda.stream(stream):
+            while not self.ending:
+                before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                before.record()
+                little.add_(1)
+                after.record()
+                after.synchronize()
+                self.longest_ms = max(self.longest_ms, before.elapsed_time(after))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending = True
+        self.join()
+
+
+class NoProbe:
+    longest_ms = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def synchronize(a):
+    if a.device != "cpu":
+        torch.cuda.synchronize()
+
+
+def timed(a, work):
+    synchronize(a)
+    begin = time.perf_counter()
+    result = work()
+    synchronize(a)
+    return (time.perf_counter() - begin) * 1e3, result
+
+
+def free_bytes(a):
+    return torch.cuda.mem_get_info()[0] if a.device != "cpu" else 0
+
+
+def step(a, weights, generator):
+    """Changes `percent` of every tensor; the changes as (name, shape, positions, new, old)."""
+    changes = []
+    for name, tensor in weights.items():
+        flat = tensor.view(-1)
+        count = max(1, int(len(flat) * a.percent / 100))
+        at = torch.unique(torch.randint(len(flat), (count,), generator=generator))
+        old = flat[at].clone()
+        flat[at] = (old.float() * 1.01 + 1e-3).to(tensor.dtype)
+        changes.append((name, tuple(tensor.shape), at, flat[at].clone(), old))
+    return changes
+
+
+def follow(a, model, weights, target, receiver, publisher):
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    for _ in range(a.versions):
+        changes = step(a, weights, generator)
+        publisher.publish(Source(weights))
+        new = [(n, s, at.to(a.device), v.to(a.device)) for n, s, at, v, _ in changes]
+        old = [(n, s, at.to(a.device), v.to(a.device)) for n, s, at, _, v in changes]
+        usual_ms, _ = timed(a, lambda new=new: nan_masked(model, new))
+        expected = {n: p.clone() for n, p in model.named_parameters()}
+        nan_masked(model, old)
+        del new, old
+        synchronize(a)
+        if a.device != "cpu":
+            torch.cuda.empty_cache()
+        room = free_bytes(a)
+        with Probe(a.device) if a.device != "cpu" else NoProbe() as probe:
+            stage_ms, staged = timed(a, lambda: receiver.stage(120))
+        assert staged
+        extra = room - free_bytes(a)
+        pause_ms, update = timed(a, receiver.commit)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, expected[name]), name
+        undo_ms, _ = timed(a, receiver.rollback)
+        assert receiver.stage(120)
+        receiver.commit()
+        rows.append(
+            {
+                "usual_ms": usual_ms,
+                "pause_ms": pause_ms,
+                "apply_ms": update.apply_ms,
+                "undo_ms": undo_ms,
+                "stage_ms": stage_ms,
+                "longest_hold_ms": probe.longest_ms,
+                "extra_device_mib": extra / 2**20,
+                "changed": update.changed_units,
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main():
+    a = arguments()
+    work = Path(tempfile.mkdtemp(prefix="driftless-bench-", dir=a.work))
+    try:
+        with torch.no_grad():
+            model = Model(a)
+            weights = {n: torch.empty(s, dtype=torch.bfloat16) for n, s in model.shapes()}
+            for tensor in weights.values():
+                tensor.normal_()
+            model.load_weights(weights.items())
+        base = work / "base"
+        base.mkdir()
+        save_file(weights, base / "model.safetensors")
+        config = driftless.Config.parse(f"road:\n  kind: shared_fs\n  dir: {work}/road\n")
+        trainer = driftless.Job(config, "trainer", launched=False)
+        rollout = driftless.Job(config, "rollout", launched=False)
+        publisher = driftless.Publisher(trainer, Source(weights))
+        allow = ("masked", "whole") if a.masked else ("direct", "plan")
+        open_ms, target = timed(a, lambda: ModuleTarget(model, base, allow=allow))
+        receiver = driftless.Receiver(rollout, target)
+        print(target.describe().splitlines()[0], f"(made in {open_ms:.0f} ms)")
+        rows = follow(a, model, weights, target, receiver, publisher)
+        middle = {
+            key: statistics.median(row[key] for row in rows)
+            for key in rows[0]
+            if rows[0][key] is not None
+        }
+        elements = sum(p.numel() for p in model.parameters())
+        print(
+            json.dumps(
+                {
+                    "device": a.device,
+                    "elements": elements,
+                    **{key: round(value, 3) for key, value in middle.items()},
+                    "times_faster": round(middle["usual_ms"] / middle["pause_ms"], 1),
+                }
+            )
+        )
+        rollout.leave()
+        trainer.leave()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
