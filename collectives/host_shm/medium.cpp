@@ -53,7 +53,7 @@ std::string base_name(const HostShmOptions& options) {
 }
 
 Status space_status(int errno_value, std::string_view what) {
-  const Status status = errno_status(errno_value, what);
+  Status status = errno_status(errno_value, what);
   if (status.code() != StatusCode::kNoSpace) return status;
   return error(StatusCode::kNoSpace, status.message(),
                ": shared memory is full; enlarge that file system (a container's --shm-size), or "

@@ -94,6 +94,7 @@ Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
 Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
+  Status failure;  // the last one that time might have mended
   for (;;) {
     Result<RelayReport> report = attempt(id, deadline);
     if (report.ok()) {
@@ -102,15 +103,19 @@ Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
       return std::optional<RelayReport>(std::move(*report));
     }
     const Status ignored = down_->abort();
-    if (!may_pass(report.status().code())) return report.status().with_context(to_string(id));
-    if (report.status().code() == StatusCode::kNotFound) {
+    const StatusCode code = report.status().code();
+    // That the time is over says nothing; what was waited for does.
+    const bool late = code == StatusCode::kDeadlineExceeded && !failure.ok();
+    if (!late && !may_pass(code)) return report.status().with_context(to_string(id));
+    if (!late) failure = report.status();
+    if (code == StatusCode::kNotFound) {
       const auto listed = up_->list(deadline);
       if (listed.ok() && std::ranges::find(*listed, id) == listed->end()) {
         return std::optional<RelayReport>();
       }
     }
-    if (!backoff.sleep(deadline)) {
-      return report.status().with_context(
+    if (late || !backoff.sleep(deadline)) {
+      return failure.with_context(
           concat(to_string(id), ": gave up after ", options_.fetch_deadline.count(), " ms"));
     }
   }

@@ -12,6 +12,7 @@ import config_table  # noqa: E402
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 EXPECTED = {
+    "agent_host.yaml",
     "hpc_rma.yaml",
     "nccl_cluster.yaml",
     "parallel_hdf5.yaml",

@@ -53,7 +53,8 @@ class VllmStandIn {
   std::uint64_t published = 1;                                           // what staging finds
   std::function<std::optional<HttpResponse>(const std::string&)> on;     // by call, before it acts
   std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
-  int slips = 0;  // so many RPCs are answered with the answer to the one before
+  int slips = 0;       // so many RPCs are answered with the answer to the one before
+  bool stuck = false;  // all of them with the same old one
 
  private:
   HttpResponse answer(const HttpRequest& request) {
@@ -138,6 +139,7 @@ class VllmStandIn {
            {"digest", ""}});
     }
     const nlohmann::json reply = {{"results", results}};
+    if (stuck) return ok(last_);
     if (slips > 0 && !last_.is_null()) {
       --slips;
       return ok(std::exchange(last_, reply));

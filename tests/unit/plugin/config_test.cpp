@@ -121,7 +121,7 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
 TEST(Config, WhatATableRowPrintsItReads) {
   for (const ConfigKey& key : config_keys()) {
     Config config;
-    config.engines.emplace_back();
+    for (const std::string_view list : config_lists()) add_list_item(config, list);
     const std::string value = key.default_value();
     if (key.name == "engines[].url") continue;
     EXPECT_TRUE(key.apply(config, 0, value).ok()) << key.name << ": " << value;
@@ -131,6 +131,27 @@ TEST(Config, WhatATableRowPrintsItReads) {
     EXPECT_FALSE(key.help.empty()) << key.name;
     EXPECT_FALSE(key.expected.empty()) << key.name;
   }
+}
+
+TEST(Config, TheAgentHasAListOfItsOwn) {
+  const auto config = parse(
+      "road: { host_shm: { name: a.b-c_1, size: 1MiB, versions: 3 } }\n"
+      "agent:\n  hand_over: checkpoint\n  checkpoint_dir: /m\n  engines:\n"
+      "    - { url: http://a:1, kind: sglang }\n    - { url: http://b:2 }\n",
+      {"agent.engines[1].token_file=/t", "agent.engines[2].url=http://c"});
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  ASSERT_EQ(config->agent.engines.size(), 3U);
+  EXPECT_TRUE(config->engines.empty());
+  EXPECT_EQ(config->agent.engines[0].kind, EngineKind::kSglang);
+  EXPECT_EQ(config->agent.engines[1].token_file, "/t");
+  EXPECT_EQ(config->host_shm.name, "a.b-c_1");
+  EXPECT_EQ(config->host_shm.versions, 3U);
+  EXPECT_SAYS(refusal("agent: { engines: 5 }\n"), "expected a list");
+  EXPECT_SAYS(refusal("agent: { engines: [{ url: nowhere }] }\n"), "agent.engines[0].url");
+  EXPECT_SAYS(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
+  EXPECT_SAYS(refusal("agent: { checkpoint_dir: /m }\n"), "has no use");
+  EXPECT_SAYS(refusal("road: { host_shm: { name: ../up } }\n"), "road.host_shm.name");
+  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines.url=x"}), "say which item");
 }
 
 TEST(Config, NamesOfKeysAreUnique) {
