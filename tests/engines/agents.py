@@ -22,23 +22,27 @@ class Agent(Process):
         lines += ["  retry_wait: 100ms", "  engines:"]
         for kind, url in engines:
             lines += [f"    - {{ url: '{url}', kind: {kind} }}"]
+        self.metrics = directory / f"{name}.metrics"
+        lines += [f"metrics: {{ file: {self.metrics} }}"]
         config = directory / f"{name}.yaml"
         config.write_text("\n".join(lines) + "\n")
-        line = [COMMAND, "agent", "--config", config, "--json", "--verbose"]
+        line = [COMMAND, "agent", "--config", config, "--json"]
         if checkpoint:
             line += ["--base", run.model.checkpoint(0)]
         super().__init__(line, directory / f"{name}.log")
 
 
-def wait_for_version(engine, agent, version, timeout_s=120):
-    """Until the engine says that it serves the version."""
-    deadline = time.monotonic() + timeout_s
-    while engine.weight_version() != str(version):
-        assert agent.popen.poll() is None, f"the agent ended:\n{agent.tail()}"
-        assert time.monotonic() < deadline, f"not there yet:\n{agent.tail()}\n{engine.tail()}"
-        time.sleep(0.05)
+    def taken(self, url):
+        """The versions that it has brought the engine to, up to the last call of each update. The
+        engine itself says a version earlier, while it is still paused."""
+        text = self.metrics.read_text() if self.metrics.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return [line["version"] for line in lines if line.get("engine") == url]
 
-
-def said(agent):
-    lines = agent.log.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    def wait_for(self, engine, version, timeout_s=120):
+        deadline = time.monotonic() + timeout_s
+        while version not in self.taken(engine.url):
+            assert self.popen.poll() is None, f"the agent ended:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"not there:\n{self.tail()}\n{engine.tail()}"
+            time.sleep(0.05)
+        assert engine.weight_version() == str(version)

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from agents import Agent, wait_for_version
+from agents import Agent
 from engines import Spec
 from follows import assert_weights
 
@@ -37,7 +37,7 @@ def test_ten_versions_by_shared_memory(driven, spec):
     engine, run, agent = driven(spec)
     for version in range(1, VERSIONS + 1):
         run.publish()
-        wait_for_version(engine, agent, version)
+        agent.wait_for(engine, version)
         assert_weights(engine, run.model, version)
 
 
@@ -49,7 +49,7 @@ def test_ten_versions_by_a_checkpoint(driven, spec, place):
     engine, run, agent = driven(spec, checkpoint=checkpoint)
     for version in range(1, VERSIONS + 1):
         run.publish()
-        wait_for_version(engine, agent, version)
+        agent.wait_for(engine, version)
         assert_weights(engine, run.model, version)
 
 
@@ -58,12 +58,12 @@ def test_a_second_agent_is_refused(driven, spec):
     """It has the name of the first: the engine goes on with that one."""
     engine, run, agent = driven(spec)
     run.publish()
-    wait_for_version(engine, agent, 1)
+    agent.wait_for(engine, 1)
     second = Agent(run, [("vllm", engine.url)], run.directory.parent, name="agent")
     try:
         assert second.popen.wait(60) != 0
     finally:
         second.stop()
     run.publish()
-    wait_for_version(engine, agent, 2)
+    agent.wait_for(engine, 2)
     assert_weights(engine, run.model, 2)

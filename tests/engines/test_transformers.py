@@ -1,10 +1,11 @@
-"""The reference engine generates on a thread while it follows a run."""
+"""The reference engine generates on a thread while it follows a run. And what needs no more than its
+model: vLLM's backend under older releases' interface."""
 
 import json
 import subprocess
 
 import pytest
-from environments import environment, find_python
+from environments import HERE, environment, find_python
 from hosts import Host, HostError
 
 VERSIONS = 10
@@ -83,3 +84,13 @@ def test_the_command(python, place, run_of):
     assert done.returncode == 0, done.stderr
     said = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
     assert said[-1]["version"] == 3 and said[-1]["tokens"] > 0
+
+
+def test_the_interface_of_older_vllm(python, run_of):
+    run = run_of("qwen3")
+    run.publish()
+    line = [python, HERE / "older_vllm.py", run.config, run.model.checkpoint(0), "1"]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found, wanted = json.loads(done.stdout.splitlines()[-1])
+    assert found == wanted

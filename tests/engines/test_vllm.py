@@ -1,5 +1,7 @@
 """Real vLLM follows a run: offline and served, one rank and two."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from engines import Spec
 from follows import assert_at, follow_versions
@@ -15,6 +17,26 @@ SERVED = [Spec("vllm_server", "qwen3_moe", 1), Spec("vllm_server", "qwen3", 2)]
 def test_ten_versions(started, run_of, spec):
     engine = started.get(spec)
     follow_versions(engine, run_of(spec.kind), VERSIONS)
+
+
+@pytest.mark.parametrize("spec", SERVED, ids=str)
+def test_requests_in_flight_go_on(started, run_of, spec):
+    """They are paused, not ended, and say which version made which of their tokens; what comes after
+    is made by the new weights alone, whatever the prefix cache had."""
+    engine, run = started.get(spec), run_of(spec.kind)
+    engine.to_base(run.model.checkpoint(0))
+    engine.follow(run.config)
+    prompt, wanted = run.model.prompts[0], run.model.tokens
+    with ThreadPoolExecutor() as pool:
+        for version in (1, 2):
+            long = [pool.submit(engine.ask, prompt, 110) for _ in range(2)]
+            run.publish()
+            engine.update()
+            answers = [future.result(120) for future in long]
+            assert all(len(answer["token_ids"]) == 110 for answer in answers)
+            assert all(answer["weight_versions"] for answer in answers)
+            assert engine.generate([prompt], len(wanted[0][0])) == [wanted[version][0]]
+    assert_at(engine, run.model, 2)
 
 
 STOCK = Spec("vllm", "qwen3", 1, load_layout=False)

@@ -96,6 +96,8 @@ class WorkerExtension:
             model = self.model_runner.get_model()  # type: ignore[attr-defined]
             made = make_follower(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
             self.__dict__["_driftless_made"] = made
+            if hasattr(backend, "follower"):  # an older release: it commits what is staged here
+                backend.follower = made
         return made
 
 

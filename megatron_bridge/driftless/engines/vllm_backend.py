@@ -6,7 +6,6 @@ driftless_status: an exception on one rank only would put the ranks out of step 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from .vllm import make_follower, open_with
+from .vllm import EXTENSION, make_follower, open_with
 
 
 @dataclass
@@ -41,12 +40,9 @@ class DriftlessTransferEngine(WeightTransferEngine):
     def __init__(self, config: Any, *rest: Any, **named: Any) -> None:
         """(config, vllm_config, device, model); older releases: (config, parallel_config)."""
         super().__init__(config, *rest, **named)
-        vllm_config = getattr(self, "vllm_config", None) or current_vllm_config()
-        self._vllm_config = vllm_config
-        self.follower: Any = None  # made with the model: the worker extension looks for it
-        model = getattr(self, "model", None)
-        if model is not None and vllm_config is not None:
-            self._follow(model)
+        self.follower: Any = None  # older releases have no model here: the extension makes it
+        if getattr(self, "model", None) is not None:
+            self.follower = make_follower(self.vllm_config, self.model, rank_of(self))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.follower is not None:
@@ -64,12 +60,12 @@ class DriftlessTransferEngine(WeightTransferEngine):
     def receive_weights(
         self, update_info: UpdateInfo, load_weights: Callable[..., Any] | None = None
     ) -> None:
-        """Older releases hand over `load_weights`, and there the model is found by it."""
-        if self.follower is None:
-            model = getattr(load_weights, "__self__", None)
-            if not isinstance(model, torch.nn.Module):
-                return  # the extension's follower has nothing staged either, and says so
-            self._follow(model)
+        """Older releases hand over `load_weights`; the worker extension has the model."""
+        if self.follower is None:  # on all ranks alike, so it may be raised
+            raise RuntimeError(
+                "nothing follows a run here: start vLLM with --worker-extension-cls "
+                f"{EXTENSION} and call driftless_open and driftless_stage first"
+            )
         self.follower.commit(update_info.version, update_info.nonce)
 
     def finish_weight_update(self) -> None: ...
@@ -83,18 +79,8 @@ class DriftlessTransferEngine(WeightTransferEngine):
         """Older releases ask for it. Trainers publish by driftless.Publisher or its hooks."""
         raise NotImplementedError("weights are published by driftless.Publisher, not by vLLM")
 
-    def _follow(self, model: torch.nn.Module) -> None:
-        rank = getattr(getattr(self, "parallel_config", None), "rank", 0)
-        with contextlib.suppress(Exception):
-            if torch.distributed.is_initialized():
-                rank = torch.distributed.get_rank()
-        self.follower = make_follower(self._vllm_config, model, rank)
 
-
-def current_vllm_config() -> Any:
-    """Older releases do not hand it over, but have it set while workers are made."""
-    with contextlib.suppress(Exception):
-        from vllm.config import get_current_vllm_config
-
-        return get_current_vllm_config()
-    return None
+def rank_of(engine: Any) -> int:
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return getattr(engine.parallel_config, "rank", 0)
