@@ -4,16 +4,14 @@
 #include <string>
 
 namespace driftless::c_abi {
-namespace {
 
-// 32 digits and NUL.
-template <std::size_t room>
-void put_hex(const std::string& digits, char (&out)[room]) {
-  static_assert(room == 33);
-  std::memcpy(out, digits.c_str(), room);
-}
+// Of all these buffers.
+constexpr std::size_t kHexRoom = sizeof(driftless_report::digest);
+static_assert(kHexRoom == 33 && sizeof(driftless_end::digest) == kHexRoom &&
+              sizeof(driftless_state::digest) == kHexRoom &&
+              sizeof(driftless_state::run) == kHexRoom);
 
-}  // namespace
+void put_hex(const std::string& digits, char* out) { std::memcpy(out, digits.c_str(), kHexRoom); }
 
 driftless_report report_of(const UpdateReport& report) {
   driftless_report made{};

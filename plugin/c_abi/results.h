@@ -2,12 +2,15 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "plugin/c_abi/driftless.h"
 #include "plugin/c_abi/follower.h"
 
 namespace driftless::c_abi {
 
+// 32 digits and NUL.
+void put_hex(const std::string& digits, char* out);
 [[nodiscard]] driftless_report report_of(const UpdateReport& report);
 // `reached` by who holds `state`.
 [[nodiscard]] driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& state);

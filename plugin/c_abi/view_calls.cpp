@@ -1,5 +1,4 @@
 // The functions of driftless.h that may be called any time.
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "plugin/c_abi/abi_error.h"
@@ -89,7 +88,7 @@ driftless_code driftless_weights_digest(driftless_receiver* receiver, char* dige
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(digest, "digest"));
     DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_version(receiver));
-    std::strcpy(digest, to_hex(view.state.digest).c_str());
+    put_hex(to_hex(view.state.digest), digest);
     return {};
   });
 }
@@ -98,7 +97,7 @@ driftless_code driftless_run_id(driftless_receiver* receiver, char* run, driftle
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(run, "run"));
     DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_started(receiver));
-    std::strcpy(run, to_hex(view.run).c_str());
+    put_hex(to_hex(view.run), run);
     return {};
   });
 }
