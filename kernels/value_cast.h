@@ -1,8 +1,8 @@
 // Conversions between floating-point types, by their bits: what torch's copy_() does between
-// tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of 16
-// bits with 5 of exponent becomes quiet, as processors make it). Narrowing rounds to nearest, ties
-// to even; a NaN becomes the type's quiet NaN of the same sign, or without sign for bfloat16, since
-// torch itself does not always give a NaN the same payload.
+// tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of
+// float16 becomes quiet, as processors make it). Narrowing rounds to nearest, ties to even; a NaN
+// becomes the type's quiet NaN, of the same sign in float16. Of NaNs other than from bfloat16 to
+// float32 torch itself gives different bits, by processor and by the tensor's strides.
 #pragma once
 
 #include <bit>

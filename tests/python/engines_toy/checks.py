@@ -386,6 +386,41 @@ def anchors():
         assert group.holds(group.weights)
 
 
+def conversions_are_torchs():
+    """Every value of 16 bits, and many of 32. From bf16 to fp32 NaNs, too; else only that they are
+    NaNs: torch gives them other bits from one element to the next."""
+    native = driftless._native
+    half = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    generator = torch.Generator().manual_seed(8)
+    word = torch.randint(-(2**31), 2**31, (1 << 18,), generator=generator).to(torch.int32)
+    near = (half.view(torch.float16).float().view(torch.int32)[:, None] + torch.arange(-2, 3)).int()
+    ties = half.view(torch.bfloat16).float().view(torch.int32)[:, None] + (
+        torch.tensor([0x7FFF, 0x8000, 0x8001])
+    )
+    words = torch.cat([word, near.reshape(-1), ties.int().reshape(-1)]).contiguous()
+    names = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+    for source in names:
+        values = (words if source == torch.float32 else half).view(source)
+        for target in names:
+            if target == source:
+                continue
+            count = len(values)
+            view = (0, [count], [1])
+            found = torch.zeros(count, dtype=target)
+            # Nothing is left out: the sentinel's bits are written by themselves.
+            for sentinel in (0x1234, 0x4321):
+                native.MaskedWrite(
+                    native.StridedMap(view, count, view, count),
+                    values.data_ptr(), names[source], sentinel, found.data_ptr(), names[target],
+                )  # fmt: skip
+            expected = values.to(target)
+            exact = (source, target) == (torch.bfloat16, torch.float32)
+            same = toy_run.bits(found) == toy_run.bits(expected)
+            nan = torch.zeros_like(same) if exact else expected.isnan() & found.isnan()
+            wrong = ~(same | nan)
+            assert not wrong.any(), (source, target, values[wrong][:5], found[wrong][:5])
+
+
 def module_without_a_loader():
     weights = {"w": torch.randn(40, 30).to(torch.bfloat16), "other": torch.randn(9)}
     with toy_run.Run(weights) as run:
