@@ -110,7 +110,8 @@ class Watcher:
 
     def look(self):
         while not self.over.is_set():
-            version = int(self.engine.weight_version() or 0)
+            said = self.engine.weight_version()  # "default" before the first update
+            version = int(said) if said.isdigit() else 0
             if version and version not in self.seen:
                 self.seen.append(version)
                 for each in range(1, version + 1):
