@@ -202,9 +202,10 @@ TEST_F(AgentEnginesTest, VllmReloadsACheckpoint) {
   versions.version = 7;
   const auto session = make_vllm_disk_session(link(engine.url()), versions);
   EXPECT_EQ(*session->update(7, times_), 7U);
-  EXPECT_EQ(engine.calls(), (std::vector<std::string>{
-                                "/pause", "rpc:reload_weights", "/reset_prefix_cache", "/resume",
-                                "/weight_info", "/update_weight_version", "/weight_info"}));
+  EXPECT_EQ(engine.calls(),
+            (std::vector<std::string>{"/reset_prefix_cache", "/resume", "/pause",
+                                      "rpc:reload_weights", "/reset_prefix_cache", "/resume",
+                                      "/weight_info", "/update_weight_version", "/weight_info"}));
   EXPECT_EQ(engine.weight_version(), "7");
   EXPECT_FALSE(engine.paused());
 }
