@@ -63,8 +63,10 @@ class CheckpointDelivery final : public Delivery {
       if (!staged_) return std::optional<DeliveryReport>();
     }
     // Who reads the checkpoint is waited for: nobody shall find half of two versions.
-    const std::unique_lock writing(versions_.lock, config_.agent.call_timeout);
+    versions_.writer_waits = true;
+    const std::unique_lock writing(versions_.lock, kLook);
     if (!writing.owns_lock()) return std::optional<DeliveryReport>();
+    versions_.writer_waits = false;
     staged_ = false;
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
     Stopwatch watch;

@@ -1,6 +1,7 @@
 #include "plugin/agent/engine_fleet.h"
 
 #include <algorithm>
+#include <system_error>
 
 namespace driftless {
 namespace {
@@ -24,7 +25,12 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     Engine& engine = *engines_[i];
     engine.session = std::move(sessions[i]);
-    engine.thread = std::thread([this, &engine] { run(engine); });
+    try {
+      engine.thread = std::thread([this, &engine] { run(engine); });
+    } catch (const std::system_error& failed) {
+      const std::scoped_lock lock(mutex_);
+      engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 // brought back to one, are left paused, because they would answer with half of each.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -40,15 +41,20 @@ class WorkerEngine;
     std::unique_ptr<WorkerEngine> engine, std::string config, std::chrono::milliseconds stage);
 
 // What engines that read files are given. The checkpoint is patched by whoever holds `lock`
-// exclusively; who reads it holds it shared.
+// exclusively; who reads it holds it shared, by reading().
 struct DiskVersions {
   std::shared_timed_mutex lock;
+  std::atomic<bool> writer_waits{false};  // nobody begins to read
   std::string checkpoint;
   std::uint64_t version = 0;
   // The tensors that changed between `changed_from` and `version`, whole, as a directory; empty:
   // only the checkpoint has them.
   std::string changed;
   std::uint64_t changed_from = 0;
+
+  // Lets a writer go first, so that an engine that is tried again and again does not keep the next
+  // version from the others. kIncomplete where the link's stop comes before.
+  [[nodiscard]] Result<std::shared_lock<std::shared_timed_mutex>> reading(const EngineLink& link);
 };
 // vLLM as it comes: its workers load the checkpoint again. `versions` outlives it.
 [[nodiscard]] std::unique_ptr<EngineSession> make_vllm_disk_session(EngineLink link,

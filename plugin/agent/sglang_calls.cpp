@@ -1,5 +1,7 @@
 #include "plugin/agent/sglang_calls.h"
 
+#include <utility>
+
 #include "core/deadline.h"
 
 namespace driftless {
@@ -27,6 +29,7 @@ Status SglangCalls::post(std::string_view path, const Json& body) const {
 
 Status SglangCalls::pause() {
   paused_ = true;
+  first_ = false;
   const Status paused = post("/pause_generation", {{"mode", "retract"}});
   if (paused.ok()) return {};
   const Status resumed = settle();
@@ -37,6 +40,8 @@ Status SglangCalls::pause() {
 
 Status SglangCalls::settle() {
   Status cleared, resumed;
+  // With requests running it cannot be done, and then nothing is stale.
+  if (std::exchange(first_, false)) const Status ignored = post("/flush_cache");
   Backoff backoff(50ms, 1'000ms);
   const Deadline deadline = Deadline::after(std::chrono::minutes(10));
   for (int i = 0; i < kTries && (dirty_ || paused_); ++i) {

@@ -25,11 +25,14 @@ class SglangCalls {
   [[nodiscard]] Result<std::string> weight_version() const;
   // The server says that it serves this version; it is told where it says another.
   [[nodiscard]] Status confirm(std::uint64_t version) const;
-  [[nodiscard]] bool paused() const { return paused_; }
+  // By us.
+  [[nodiscard]] bool paused() const { return paused_ && !first_; }
 
  private:
   const EngineLink* link_;
-  bool paused_ = false, dirty_ = false;
+  // Before the first call nobody knows: an agent that was killed may have left it paused.
+  bool paused_ = true, first_ = true;
+  bool dirty_ = false;
 };
 
 // Text under a key, or nothing.

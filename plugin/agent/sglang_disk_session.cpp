@@ -1,6 +1,4 @@
 // SGLang as it comes: changed tensors from disk.
-#include <mutex>
-
 #include "plugin/agent/engine_session.h"
 #include "plugin/agent/sglang_calls.h"
 #include "plugin/stopwatch.h"
@@ -19,7 +17,7 @@ class SglangDiskSession final : public EngineSession {
     DRIFTLESS_RETURN_IF_ERROR(calls_.settle());
     DRIFTLESS_ASSIGN_OR_RETURN(const Json info, link_.get("/model_info"));
     DRIFTLESS_RETURN_IF_ERROR(check_model(info));
-    const std::shared_lock reading(versions_.lock);
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto reading, versions_.reading(link_));
     const std::uint64_t version = versions_.version;
     const std::string holds = json_text(info, "weight_version");
     if (holds == std::to_string(version)) return version;

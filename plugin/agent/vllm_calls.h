@@ -30,8 +30,9 @@ class VllmCalls {
 
  private:
   const EngineLink* link_;
-  bool paused_ = false;
-  bool dirty_ = false;
+  // Before the first call nobody knows: an agent that was killed may have left it so.
+  bool paused_ = true;
+  bool dirty_ = true;
 };
 
 }  // namespace driftless

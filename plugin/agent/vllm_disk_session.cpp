@@ -1,6 +1,4 @@
 // vLLM as it comes: its workers load the checkpoint again.
-#include <mutex>
-
 #include "plugin/agent/engine_session.h"
 #include "plugin/agent/vllm_calls.h"
 #include "plugin/stopwatch.h"
@@ -16,7 +14,7 @@ class VllmDiskSession final : public EngineSession {
   Result<std::uint64_t> update(std::uint64_t, EngineTimes& times) override {
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(calls_.settle());
-    const std::shared_lock reading(versions_.lock);
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto reading, versions_.reading(link_));
     const std::uint64_t version = versions_.version;
     times.stage_ms = watch.lap_ms();
     DRIFTLESS_RETURN_IF_ERROR(calls_.pause());

@@ -22,8 +22,12 @@ class WorkerSession final : public EngineSession {
 
   Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) override {
     Stopwatch watch;
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t before, where());
-    DRIFTLESS_RETURN_IF_ERROR(engine_->settle());
+    const Result<std::uint64_t> found = where();
+    if (torn_) return found;
+    const Status left = engine_->settle();  // by whoever drove it before
+    if (!found.ok()) return found;
+    DRIFTLESS_RETURN_IF_ERROR(left);
+    const std::uint64_t before = *found;
     if (before >= goal) {
       DRIFTLESS_RETURN_IF_ERROR(engine_->confirm(before));
       return before;
@@ -57,9 +61,20 @@ class WorkerSession final : public EngineSession {
       DRIFTLESS_ASSIGN_OR_RETURN(replies, engine_->ask("open", arguments, false));
       DRIFTLESS_RETURN_IF_ERROR(check_ranks(replies, "the engine's workers do not follow the run"));
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t version, one_version(replies));
-    torn_ = false;  // or it was started anew
+    Result<std::uint64_t> version = one_version(replies);
+    if (!version.ok()) version = bring_together(replies);
+    torn_ = !version.ok();
     return version;
+  }
+
+  // Ranks at two versions, as a driver that was killed in the middle leaves them: all back to the
+  // older one.
+  [[nodiscard]] Result<std::uint64_t> bring_together(const std::vector<RankReply>& replies) {
+    const std::uint64_t oldest = std::ranges::min(replies, {}, &RankReply::version).version;
+    DRIFTLESS_RETURN_IF_ERROR(engine_->pause());
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankReply> now,
+                               engine_->ask("rollback", {{"version", oldest}}, true));
+    return one_version(now);
   }
 
   [[nodiscard]] Status start_staging() {

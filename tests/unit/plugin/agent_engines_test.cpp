@@ -48,11 +48,12 @@ TEST_F(AgentEnginesTest, AnUpdateOfVllmInItsOrder) {
   EXPECT_EQ(*reached, 1U);
   expect_all_at(engine, 1);
   EXPECT_EQ(engine.weight_version(), "1");
-  EXPECT_EQ(engine.calls(), (std::vector<std::string>{
-                                "rpc:driftless_status", "rpc:driftless_open", "rpc:driftless_stage",
-                                "rpc:driftless_status", "/pause", "/start_weight_update",
-                                "/update_weights", "rpc:driftless_status", "/finish_weight_update",
-                                "/reset_prefix_cache", "/resume", "/weight_info"}));
+  EXPECT_EQ(engine.calls(),
+            (std::vector<std::string>{
+                "rpc:driftless_status", "rpc:driftless_open", "/reset_prefix_cache", "/resume",
+                "rpc:driftless_stage", "rpc:driftless_status", "/pause", "/start_weight_update",
+                "/update_weights", "rpc:driftless_status", "/finish_weight_update",
+                "/reset_prefix_cache", "/resume", "/weight_info"}));
   engine.published = 4;
   EXPECT_EQ(*session->update(3, times_), 4U) << "the newest that the ranks found";
   EXPECT_EQ(engine.count("rpc:driftless_open"), 1U) << "once";
@@ -81,7 +82,7 @@ TEST_F(AgentEnginesTest, ARankThatDoesNotCommitTakesTheOthersBack) {
   EXPECT_NE(reached.status().message().find("commit refused"), std::string::npos);
   EXPECT_EQ(engine.count("rpc:driftless_rollback"), 1U);
   EXPECT_EQ(engine.weight_version(), "0") << "the version that it serves";
-  EXPECT_EQ(engine.count("/reset_prefix_cache"), 1U);
+  EXPECT_EQ(engine.count("/reset_prefix_cache"), 2U) << "at first, and after the write";
   expect_all_at(engine, 0);
   engine.fails = nullptr;
   ASSERT_TRUE(session->update(1, times_).ok()) << "the next one succeeds";
@@ -100,6 +101,26 @@ TEST_F(AgentEnginesTest, RanksThatCannotBeBroughtBackDoNotServe) {
   EXPECT_TRUE(engine.paused());
   EXPECT_TRUE(session->close().ok());
   EXPECT_TRUE(engine.paused()) << "half of each version is never served";
+}
+
+TEST_F(AgentEnginesTest, WhatAKilledAgentLeftIsPutRight) {
+  VllmStandIn engine(2);
+  engine.fails = [](std::size_t rank, const std::string& what) {
+    return rank == 1 && (what == "commit" || what == "rollback");
+  };
+  engine.on = [&](const std::string& call) -> std::optional<HttpResponse> {
+    if (call != "rpc:driftless_rollback") return std::nullopt;
+    return HttpResponse{500, "gone", {}, ""};
+  };
+  EXPECT_FALSE(vllm(engine)->update(1, times_).ok());
+  ASSERT_TRUE(engine.paused());
+  ASSERT_NE(engine.ranks()[0].version, engine.ranks()[1].version);
+  engine.fails = nullptr;
+  engine.on = nullptr;
+  const auto next = vllm(engine);
+  const auto reached = next->update(1, times_);
+  ASSERT_TRUE(reached.ok()) << reached.status().to_string();
+  expect_all_at(engine, 1);
 }
 
 TEST_F(AgentEnginesTest, ASlippedReplyQueueIsNotBelieved) {
@@ -181,9 +202,10 @@ TEST_F(AgentEnginesTest, VllmReloadsACheckpoint) {
   versions.version = 7;
   const auto session = make_vllm_disk_session(link(engine.url()), versions);
   EXPECT_EQ(*session->update(7, times_), 7U);
-  EXPECT_EQ(engine.calls(), (std::vector<std::string>{
-                                "/pause", "rpc:reload_weights", "/reset_prefix_cache", "/resume",
-                                "/weight_info", "/update_weight_version", "/weight_info"}));
+  EXPECT_EQ(engine.calls(),
+            (std::vector<std::string>{"/reset_prefix_cache", "/resume", "/pause",
+                                      "rpc:reload_weights", "/reset_prefix_cache", "/resume",
+                                      "/weight_info", "/update_weight_version", "/weight_info"}));
   EXPECT_EQ(engine.weight_version(), "7");
   EXPECT_FALSE(engine.paused());
 }
@@ -264,7 +286,8 @@ TEST_F(AgentEnginesTest, SglangIsNotWrittenToWithAnotherShape) {
       link(engine.url()), versions,
       [](const std::string&) { return error(StatusCode::kWrongLayout, "another shape"); });
   EXPECT_EQ(session->update(1, times_).status().code(), StatusCode::kWrongLayout);
-  EXPECT_EQ(engine.calls, std::vector<std::string>{"/model_info"});
+  EXPECT_EQ(engine.calls,
+            (std::vector<std::string>{"/flush_cache", "/continue_generation", "/model_info"}));
 }
 
 std::string unbase64(const std::string& text) {
