@@ -90,10 +90,9 @@ def test_a_killed_worker(pair, started):
     engine, run = pair
     run.publish()
     os.kill(engine.pids[1], signal.SIGKILL)
-    with pytest.raises((HostError, AssertionError), match="(?i)dead|died|ended") as refused:
+    with pytest.raises(HostError, match="the engine does not answer .* start it again"):
         for _ in range(3):  # vLLM may need a moment to notice
             engine.update(timeout_s=10)
-    print(refused.value)
     started.drop(SPEC)
     following = started.get(SPEC)  # a new engine catches up
     assert following.follow(run.config) == 0

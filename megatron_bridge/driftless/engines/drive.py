@@ -175,7 +175,13 @@ class Driver:
         for _ in range(ASK_ATTEMPTS):
             nonce = new_nonce()
             nonces.add(nonce)
-            replies = self.engine.call(method, nonce=nonce, **arguments)
+            try:
+                replies = self.engine.call(method, nonce=nonce, **arguments)
+            except Exception as problem:  # a dead worker looks different in every engine
+                raise EngineError(
+                    f"the engine does not answer {method}: {text_of(problem)}; where it is dead, "
+                    "start it again: it catches up"
+                ) from problem
             for number, reply in enumerate(replies):
                 if isinstance(reply, dict) and reply.get("nonce") in nonces:
                     got[number] = reply
