@@ -41,7 +41,7 @@ def test_ten_versions_by_shared_memory(driven, spec):
         assert_weights(engine, run.model, version)
 
 
-@pytest.mark.parametrize("spec", SERVED[-1:], ids=str)
+@pytest.mark.parametrize("spec", [SERVED[0], SERVED[-1]], ids=str)
 def test_ten_versions_by_a_checkpoint(driven, spec, place):
     """For an engine that knows nothing of us: it loads the patched directory again."""
     checkpoint = place / "patched"

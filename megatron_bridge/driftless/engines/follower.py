@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import driftless
+from driftless import units
 
 Reply = dict[str, Any]
 
@@ -37,11 +38,11 @@ OPEN_TIMEOUT_S = 10.0
 
 
 class Follower:
-    """`make_target` makes the target on the first open(), on the thread that calls it: a target of
+    """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it: of
     a receiver, or an object with one in `native` and a function `written()` that is called when it
     has changed."""
 
-    def __init__(self, rank: int, make_target: Callable[[], Any]) -> None:
+    def __init__(self, rank: int, make_target: Callable[[int], Any]) -> None:
         self.rank = rank
         self._make_target = make_target
         self._target: Any = None
@@ -130,7 +131,8 @@ class Follower:
         self._close()
         settings = load_config(config, sets)
         if self._target is None:
-            self._target = self._make_target()
+            chunk = units.bytes_of(settings.settings()["receiver.chunk_size"])
+            self._target = self._make_target(chunk)
         job = driftless.Job(settings, "rollout", launched=False)
         try:
             native = getattr(self._target, "native", self._target)

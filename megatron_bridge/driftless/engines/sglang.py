@@ -79,11 +79,12 @@ class Ranks:
         made = model.__dict__.get("_driftless_follower")
         if made is None:
 
-            def make_target() -> Any:
+            def make_target(chunk_bytes: int) -> Any:
                 from . import ModuleTarget
 
                 base, version = command["base"], command.get("version", 0)
-                return ModuleTarget(model, base=base, run=command.get("run"), version=version)
+                return ModuleTarget(model, base=base, run=command.get("run"), version=version,
+                                    chunk_bytes=chunk_bytes)  # fmt: skip
 
             made = model.__dict__["_driftless_follower"] = Follower(self.rank, make_target)
         if command["phase"] == "open":

@@ -102,19 +102,20 @@ class WorkerExtension:
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> Follower:
-    follower = Follower(rank, lambda: make_target(vllm_config, model))
+    follower = Follower(rank, lambda chunk_bytes: make_target(vllm_config, model, chunk_bytes))
     follower.settings = settings_of(vllm_config)  # type: ignore[attr-defined]
     return follower
 
 
-def make_target(vllm_config: Any, model: Any) -> Any:
+def make_target(vllm_config: Any, model: Any, chunk_bytes: int) -> Any:
     """In place where that is possible for all weights; else, where the engine was not told
     otherwise ({"reload": false}), by vLLM's own reload."""
     from . import ModuleTarget, vllm_reload
 
     given = settings_of(vllm_config)
     base = given.get("base") or base_of(vllm_config.model_config)
-    target = ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0))
+    target = ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0),
+                          chunk_bytes=chunk_bytes)  # fmt: skip
     why = vllm_reload.why_not_in_place(model, target)
     if why is None:
         return target

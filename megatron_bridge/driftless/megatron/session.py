@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import driftless
+from driftless.units import bytes_of, seconds_of
 
 from . import base as base_checkpoint
 from . import binding, topology
@@ -82,9 +83,9 @@ class Session:
         )
         self.stage, self._stages = stages[facts.pp], stages
         deadlines = (self.settings["deadlines.publish"], self.settings["deadlines.connect"])
-        timeout_s = 2 * max(map(_seconds, deadlines))
+        timeout_s = 2 * max(map(seconds_of, deadlines))
         # As much of the shards is gathered at a time as fills one of the publisher's buckets.
-        self._bucket_bytes = _size(self.settings["buffer_size"])
+        self._bucket_bytes = bytes_of(self.settings["buffer_size"])
         self.groups = topology.Groups(stages, timeout_s)
         self.leads = self.rank == stages[0].source
         self.publishes = self.rank == self.stage.source
@@ -245,7 +246,7 @@ class Session:
 
     def _wait_for_rollouts(self) -> None:
         """[leader] Until those of this job have the last version, or do not get on any more."""
-        patience = _seconds(self.settings["deadlines.connect"])
+        patience = seconds_of(self.settings["deadlines.connect"])
         seen: list[tuple[str, int]] = []
         until = time.monotonic() + patience
         while time.monotonic() < until:
@@ -327,20 +328,6 @@ class Session:
             self.close()
         except Exception as failure:
             self.report.failure(failure)
-
-
-def _seconds(text: str) -> float:
-    for unit, factor in (("ms", 0.001), ("min", 60.0), ("h", 3600.0), ("s", 1.0)):
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text)
-
-
-def _size(text: str) -> int:
-    for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)):
-        if text.endswith(unit):
-            return int(text.removesuffix(unit)) * factor
-    return int(text)
 
 
 def torch_environment() -> None:
