@@ -41,7 +41,7 @@ Result<const void*> load_table(const std::string& name, const char* symbol,
     const char* const why = dlerror();  // NOLINT(concurrency-mt-unsafe)
     return error(StatusCode::kUnsupported, needed,
                  " is needed and cannot be loaded: ", why == nullptr ? path.c_str() : why,
-                 "; install the ", needed, " that driftless was built with");
+                 "; install the libraries that driftless was built with");
   }
   const auto table = reinterpret_cast<TableFunction>(dlsym(library, symbol));
   const char* const build = table == nullptr ? nullptr : *static_cast<const char* const*>(table());
