@@ -407,6 +407,8 @@ def test_the_gil_is_free_while_waiting(work, first):
 
 
 WAITING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background job
 import sys, numpy, driftless
 config = driftless.Config.parse("road: {{kind: shared_fs, dir: {road}}}")
 job = driftless.Job(config, "rollout", launched=False)
