@@ -41,7 +41,7 @@ case "$name" in
       xgrammar==0.2.7)
     ;;
 esac
-# As above: torch without CUDA comes from PyPI on this machine only.
+# As above: torch without CUDA comes from PyPI on aarch64 only.
 case "$name" in vllm | sglang)
   [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_ENGINES:-}" ] ||
     cannot "on $(uname -m) set DRIFTLESS_${name^^}_PYTHON to a Python that has it, or DRIFTLESS_ENGINES=1"

@@ -72,7 +72,7 @@ class CheckpointDelivery final : public Delivery {
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(offer_changed(report));
     note(report.version, report.digest);
-    DeliveryReport delivered = describe(report);
+    DeliveryReport delivered{report, 0, report.stage_ms};
     delivered.process_ms += watch.lap_ms();
     return std::optional<DeliveryReport>(delivered);
   }
@@ -119,30 +119,14 @@ class CheckpointDelivery final : public Delivery {
     DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, changed_root_));
     if (report.anchor) return {};
     DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, changed_root_));
-    const std::string directory = join_path(changed_root_, concat("v", version_string(report.version)));
+    const std::string directory =
+        join_path(changed_root_, concat("v", version_string(report.version)));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const bool written,
         write_changed_tensors(fs, versions_.checkpoint, watched_.changed(), directory));
     if (written) versions_.changed = directory;
     versions_.changed_from = report.from_version;
     return {};
-  }
-
-  static DeliveryReport describe(const UpdateReport& report) {
-    DeliveryReport delivered;
-    delivered.version = report.version;
-    delivered.from_version = report.from_version;
-    delivered.versions = report.versions;
-    delivered.anchor = report.anchor;
-    delivered.digest = report.digest;
-    delivered.changed_units = report.changed_units;
-    delivered.full_bytes = report.full_bytes;
-    delivered.delta_bytes = report.delta_bytes;
-    delivered.wire_bytes = report.wire_bytes;
-    delivered.fetch_ms = report.fetch_ms;
-    delivered.process_ms = report.stage_ms;
-    delivered.apply_ms = report.apply_ms;
-    return delivered;
   }
 
   const Config config_;

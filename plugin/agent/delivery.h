@@ -16,19 +16,16 @@
 #include "core/hash128.h"
 #include "plugin/agent/engine_session.h"
 #include "plugin/config.h"
+#include "plugin/receiver.h"
 #include "plugin/weight_target.h"
 
 namespace driftless {
 
 // One publication, handed over.
 struct DeliveryReport {
-  std::uint64_t version = 0, from_version = 0;
-  std::uint64_t versions = 1;  // folded into one
-  bool anchor = false;
-  Digest digest;
-  std::uint64_t changed_units = 0;
-  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0, plain_bytes = 0;
-  double fetch_ms = 0, process_ms = 0, apply_ms = 0;
+  UpdateReport update;            // as a receiver's; its pause is the engines' business
+  std::uint64_t plain_bytes = 0;  // handed over, inflated
+  double process_ms = 0;          // decoding, and writing into shared memory
 };
 
 // A receiver on the host.

@@ -40,19 +40,19 @@ class ShmDelivery final : public Delivery {
       DRIFTLESS_ASSIGN_OR_RETURN(report, relay_->follow(deadline));
     }
     if (!report) return std::optional<DeliveryReport>();
-    DeliveryReport delivered;
-    delivered.version = report->id.version;
-    delivered.from_version = report->base_version;
-    delivered.anchor = report->id.kind == PublicationKind::kAnchor;
-    delivered.digest = report->digest;
-    delivered.changed_units = report->changed_units;
-    delivered.full_bytes = report->full_bytes;
-    delivered.delta_bytes = report->delta_bytes;
-    delivered.wire_bytes = report->wire_bytes;
-    delivered.plain_bytes = report->plain_bytes;
-    delivered.fetch_ms = report->fetch_ms;
-    delivered.process_ms = report->process_ms;
-    return std::optional<DeliveryReport>(delivered);
+    UpdateReport update;
+    update.version = report->id.version;
+    update.from_version = report->base_version;
+    update.versions = 1;
+    update.anchor = report->id.kind == PublicationKind::kAnchor;
+    update.digest = report->digest;
+    update.changed_units = report->changed_units;
+    update.full_bytes = report->full_bytes;
+    update.delta_bytes = report->delta_bytes;
+    update.wire_bytes = report->wire_bytes;
+    update.fetch_ms = report->fetch_ms;
+    return std::optional<DeliveryReport>(
+        DeliveryReport{std::move(update), report->plain_bytes, report->process_ms});
   }
 
   [[nodiscard]] std::uint64_t version() const override { return relay_->version(); }

@@ -22,35 +22,24 @@ void AgentBoard::write(const MetricsLine& line) {
   if (verbose_ && json_) std::cout << metrics_json(line) << "\n" << std::flush;
 }
 
-void AgentBoard::delivered(const DeliveryReport& report) {
+void AgentBoard::delivered(const DeliveryReport& delivery) {
+  const UpdateReport& report = delivery.update;
   versions_ += report.anchor ? 0 : report.versions;
   anchors_ += report.anchor ? 1 : 0;
   wire_bytes_ += report.wire_bytes;
-  plain_bytes_ += report.plain_bytes;
-  stage_ms_ = report.process_ms;
+  plain_bytes_ += delivery.plain_bytes;
+  stage_ms_ = delivery.process_ms;
   commit_ms_ = report.apply_ms;
-  MetricsLine line;
+  MetricsLine line = metrics_of(report, rank_);
   line.role = "agent";
-  line.rank = rank_;
-  line.monotonic_ms = monotonic_ms();
-  line.version = report.version;
-  line.base_version = report.from_version;
-  line.versions = report.versions;
-  line.anchor = report.anchor;
-  line.digest = to_hex(report.digest);
-  line.changed_units = report.changed_units;
-  line.full_bytes = report.full_bytes;
-  line.delta_bytes = report.delta_bytes;
-  line.wire_bytes = report.wire_bytes;
-  line.fetch_ms = report.fetch_ms;
-  line.process_ms = report.process_ms;
-  line.apply_ms = report.apply_ms;
-  line.plain_bytes = report.plain_bytes;
+  line.stage_ms = line.pause_ms = line.resume_ms = std::nullopt;  // an engine's
+  line.process_ms = delivery.process_ms;
+  line.plain_bytes = delivery.plain_bytes;
   write(line);
   if (!verbose_ || json_) return;
   std::cout << concat(id_, ": version ", report.version, report.anchor ? " (anchor)" : "", ", ",
                       human_bytes(report.wire_bytes), " fetched in ", fixed(report.fetch_ms, 1),
-                      " ms, handed over in ", fixed(report.process_ms + report.apply_ms, 1),
+                      " ms, handed over in ", fixed(delivery.process_ms + report.apply_ms, 1),
                       " ms\n")
             << std::flush;
 }

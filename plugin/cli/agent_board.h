@@ -19,7 +19,7 @@ class AgentBoard {
       : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
 
   [[nodiscard]] Status write_metrics(const std::string& path);
-  void delivered(const DeliveryReport& report);
+  void delivered(const DeliveryReport& delivery);
   // A failure goes to stderr.
   void updated(const EngineUpdate& update);
   void ended(std::uint64_t version, const std::optional<Digest>& digest,
