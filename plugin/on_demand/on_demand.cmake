@@ -1,7 +1,7 @@
 # What the Python module and libdriftless.so load when it is needed, and how they reach it
 # (loaded_library.h). Included by plugin/CMakeLists.txt.
 set(on_demand ${CMAKE_CURRENT_SOURCE_DIR}/on_demand)
-set(DRIFTLESS_LOADED_DIRECTORY ${CMAKE_BINARY_DIR}/lib/driftless)  # megatron_bridge links to it
+set(DRIFTLESS_LOADED_DIRECTORY ${CMAKE_BINARY_DIR}/lib/driftless)
 set(build_text "driftless ${PROJECT_VERSION}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(APPEND build_text ", ${CMAKE_BUILD_TYPE}")
 
@@ -15,9 +15,6 @@ function(driftless_plain_road_list name)
   endforeach()
   driftless_road_list(${name})
   set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
-  if(DRIFTLESS_HAS_CUDA AND TARGET driftless_device)
-    target_link_libraries(${name} PRIVATE driftless_device)
-  endif()
 endfunction()
 driftless_plain_road_list(driftless_plain_roads MPI HDF5 NCCL)
 driftless_plain_road_list(driftless_c_roads MPI HDF5 NCCL CUDA)
@@ -28,6 +25,7 @@ add_library(driftless_roads_access STATIC
 target_link_libraries(driftless_roads_access PUBLIC driftless_plugin ${CMAKE_DL_LIBS}
                       PRIVATE driftless_compile_options)
 target_compile_definitions(driftless_roads_access PRIVATE
+  DRIFTLESS_HAS_NCCL=$<BOOL:${DRIFTLESS_HAS_NCCL}>
   "DRIFTLESS_BUILD_TEXT=\"${build_text}\"" "DRIFTLESS_WHY_NOT_CUDA=\"${DRIFTLESS_WHY_NOT_CUDA}\"")
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
@@ -43,9 +41,16 @@ function(driftless_loaded_library name output source)
   install(TARGETS ${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/driftless)
 endfunction()
 
+# NCCL is in a library of its own: a job over MPI runs where there is no NCCL.
 if(DRIFTLESS_HAS_MPI OR DRIFTLESS_HAS_NCCL)
   target_sources(driftless_roads_access PRIVATE ${on_demand}/roads_on_demand.cpp)
-  driftless_loaded_library(driftless_road_library driftless_roads road_library.cpp driftless_roads)
+  driftless_plain_road_list(driftless_mpi_roads NCCL)
+  driftless_loaded_library(driftless_road_library driftless_roads road_library.cpp
+                           driftless_mpi_roads)
+  if(DRIFTLESS_HAS_NCCL)
+    driftless_loaded_library(driftless_nccl_road_library driftless_nccl_roads road_library.cpp
+                             driftless_roads)
+  endif()
 else()
   target_sources(driftless_roads_access PRIVATE ${on_demand}/roads_linked.cpp)
 endif()

@@ -1,8 +1,9 @@
 // Where a library that others load gets its roads from: plugin/roads.h, without linking what the
 // roads need (loaded_library.h).
 //
-// Roads that need MPI, HDF5 or NCCL are in a library of their own (road_library.cpp), loaded when
-// a job asks for one, or was started by mpirun. A build that has none of them has no such library.
+// Roads that need MPI or HDF5 are in a library of their own (road_library.cpp), loaded when a job
+// asks for one, or was started by mpirun; a second one has NCCL's as well, loaded when a job asks
+// for that. A build that has none of them has no such library.
 #pragma once
 
 #include <memory>
@@ -17,9 +18,10 @@
 namespace driftless {
 
 inline constexpr const char* kRoadLibraryName = "libdriftless_roads.so";
+inline constexpr const char* kNcclRoadLibraryName = "libdriftless_nccl_roads.so";
 inline constexpr const char* kRoadLibrarySymbol = "driftless_road_table";
 
-// What the library offers: the functions of plugin/roads.h, as built there.
+// What either offers: the functions of plugin/roads.h, as built there.
 struct RoadTable {
   const char* build = nullptr;
   std::span<const Backend> (*backends)() = nullptr;
@@ -41,7 +43,7 @@ struct BackendState {
   bool built = false;
   std::string why_not;
 };
-// Loads the library to know.
+// Loads the libraries to know.
 [[nodiscard]] std::vector<BackendState> backend_states();
 
 }  // namespace driftless

@@ -1,15 +1,19 @@
-// roads_access.h where MPI or NCCL is in the build: in a library that is loaded when it is needed.
+// roads_access.h where MPI or NCCL is in the build: in libraries that are loaded when needed.
 #include "plugin/on_demand/loaded_library.h"
 #include "plugin/on_demand/roads_access.h"
 
 namespace driftless {
 namespace {
 
-Result<const RoadTable*> load() {
+Result<const RoadTable*> load(bool nccl) {
   DRIFTLESS_ASSIGN_OR_RETURN(const void* const table,
-                             load_table(kRoadLibraryName, kRoadLibrarySymbol, "MPI"));
+                             load_table(nccl ? kNcclRoadLibraryName : kRoadLibraryName,
+                                        kRoadLibrarySymbol, nccl ? "NCCL" : "MPI"));
   return static_cast<const RoadTable*>(table);
 }
+
+// Where NCCL was not built there is no library of it, and the other one says why.
+bool in_nccl_library(RoadKind road) { return DRIFTLESS_HAS_NCCL != 0 && road == RoadKind::kNccl; }
 
 bool needs_library(const Config& config, bool launched) {
   const bool hdf5 =
@@ -18,7 +22,7 @@ bool needs_library(const Config& config, bool launched) {
 }
 
 Result<const RoadTable*> load_for(const Config& config, bool launched) {
-  Result<const RoadTable*> table = load();
+  Result<const RoadTable*> table = load(in_nccl_library(config.road));
   if (table.ok()) return table;
   return table.status().with_context(
       launched ? std::string("this process was started by an MPI launcher")
@@ -41,13 +45,19 @@ Status check_available(const Config& config, bool launched) {
 }
 
 std::vector<BackendState> backend_states() {
-  const Result<const RoadTable*> table = load();
+  const Result<const RoadTable*> mpi = load(false);
+  const Result<const RoadTable*> nccl = load(in_nccl_library(RoadKind::kNccl));
+  const auto list = [](const Result<const RoadTable*>& table) {
+    return table.ok() ? (*table)->backends() : backends();
+  };
   std::vector<BackendState> states;
-  for (const Backend& backend : table.ok() ? (*table)->backends() : backends()) {
+  for (std::size_t i = 0; i < backends().size(); ++i) {  // all lists have the same order
+    const bool is_nccl = backends()[i].name == "nccl";
+    const Result<const RoadTable*>& table = is_nccl ? nccl : mpi;
+    const Backend& backend = list(table)[i];
     BackendState state{std::string(backend.name), std::string(backend.help), backend.built,
                        std::string(backend.why_not)};
-    const bool in_library =
-        state.name == "mpi_rma" || state.name == "shared_fs/hdf5" || state.name == "nccl";
+    const bool in_library = is_nccl || state.name == "mpi_rma" || state.name == "shared_fs/hdf5";
     if (!table.ok() && in_library) state.why_not = table.status().message();
     states.push_back(std::move(state));
   }

@@ -56,14 +56,39 @@ print(found, "libmpi" in maps, "libhdf5" in maps, "libcuda" in maps)
     assert result.stdout.strip() == "[] False False False", result.stderr
 
 
-def test_without_mpi_files_work_and_mpi_is_refused(tmp_path):
-    jobs.need("mpi_rma")
-    library = PACKAGE / "libdriftless_roads.so"
-    needed = subprocess.run(["ldd", library], capture_output=True, text=True).stdout
-    names = [line.split()[0] for line in needed.splitlines() if "libmpi" in line]
+def hide(library, part, folder):
+    """Puts what is no library in the place of what `library` links under a name with `part`."""
+    needed = subprocess.run(["ldd", PACKAGE / library], capture_output=True, text=True).stdout
+    names = [line.split()[0] for line in needed.splitlines() if part in line]
     assert names, needed
     for name in names:
-        (tmp_path / name).write_text("not a library")
+        (folder / name).write_text("not a library")
+    return names
+
+
+def test_without_nccl_mpi_works_and_nccl_is_refused(tmp_path):
+    jobs.need("mpi_rma")
+    jobs.need("nccl")
+    names = hide("libdriftless_nccl_roads.so", "libnccl", tmp_path)
+    code = """
+import driftless
+from driftless import Config, Job
+print({b.name: b.built or b.why_not for b in driftless.backends() if b.name in ("mpi_rma", "nccl")})
+try:
+    Job(Config.parse("road: {kind: nccl}"), "rollout", launched=False)
+except driftless.errors.UnsupportedError as refused:
+    print(refused)
+"""
+    result = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    backends, refused = result.stdout.splitlines()
+    assert "'mpi_rma': True" in backends and "'nccl': 'NCCL is needed and cannot be" in backends
+    assert refused.startswith("road.kind: nccl: NCCL is needed") and names[0] in refused
+
+
+def test_without_mpi_files_work_and_mpi_is_refused(tmp_path):
+    jobs.need("mpi_rma")
+    names = hide("libdriftless_roads.so", "libmpi", tmp_path)
     code = f"""
 import driftless
 from driftless import Config, Job
