@@ -34,7 +34,7 @@ struct DiffPiece {
 
 struct DiffOptions {
   unsigned threads = 1;
-  std::uint64_t piece_bytes = std::uint64_t{1} << 20;  // of one side; bounds the memory per thread
+  std::uint64_t piece_bytes = std::uint64_t{2} << 20;  // of one side; bounds the memory per thread
   bool old_values = false;                             // pieces carry them, too
 };
 

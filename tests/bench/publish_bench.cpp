@@ -313,7 +313,7 @@ int main(int argc, char** argv) {
   const double gigabytes = argc > 1 ? std::atof(argv[1]) : 1.0;
   const auto bytes = static_cast<std::uint64_t>(gigabytes * 1e9);
   const unsigned threads = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 2;
-  const unsigned repeats = argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 5;
+  const unsigned repeats = argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 25;
   const std::string only = argc > 4 ? argv[4] : "";
   const auto wanted = [&only](const char* part) { return only.empty() || only == part; };
   if (wanted("loopback")) driftless::bench_loopback(bytes, threads, repeats);
