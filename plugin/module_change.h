@@ -6,11 +6,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/digest.h"
 #include "core/layout.h"
 #include "core/status.h"
+#include "plugin/delta_pieces.h"
+#include "plugin/module_memory.h"
 #include "plugin/module_target.h"
 #include "plugin/version_source.h"
 
@@ -47,10 +50,29 @@ struct ModuleWeights {
   }
 };
 
+// What a change brings: pieces that go through the maps, and what the external writer gets.
+class ModuleNews : public TensorNews {
+ public:
+  // No two touch the same unit. In the order of the tensors.
+  [[nodiscard]] virtual std::span<const DeltaPiece> all_pieces() const = 0;
+  [[nodiscard]] virtual std::uint64_t units() const = 0;  // of them
+};
+
+// The piece's changes that may lie in the map.
+[[nodiscard]] ModulePart part_of(const DeltaPiece& piece, const ModuleMap& map);
+
+// Makes `news` ready to be committed and taken back: the old values are read, and the writer has
+// its part. With `prove`, the digest that the parameters then have is compared with after.digest.
+// O(units). `source` is for messages.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> place_module_news(
+    std::shared_ptr<ModuleWeights> weights, std::string source, const TargetState& after,
+    std::shared_ptr<ModuleNews> news, bool prove);
+
 // Adjoining deltas in positional encodings.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_module_deltas(
     std::shared_ptr<ModuleWeights> weights, std::vector<VersionSource> chain);
-// One full version.
+// One full version. Where the module holds one, only what differs from it is written, and can be
+// taken back.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_module_full(
     std::shared_ptr<ModuleWeights> weights, VersionSource source);
 

@@ -1,11 +1,13 @@
-// stage_module_full(): a whole version, proven, then written through the maps. And the digest of a
-// module's parameters, read through them.
+// stage_module_full(): a whole version, proven; then what differs, or, where that is much or the
+// module holds no version, all of it is written through the maps. And the digest of a module's
+// parameters, read through them.
 #include <algorithm>
 #include <cstring>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
 #include "plugin/module_change.h"
+#include "plugin/module_difference.h"
 #include "plugin/stopwatch.h"
 
 namespace driftless {
@@ -30,7 +32,7 @@ void add_stretches(std::uint32_t tensor, const DensePiece& piece, std::vector<St
   }
 }
 
-class WholeTensors final : public TensorNews {
+class WholeTensors final : public ModuleNews {
  public:
   WholeTensors(std::shared_ptr<const ModuleWeights> weights, VersionSource source)
       : weights_(std::move(weights)), source_(std::move(source)) {
@@ -39,7 +41,12 @@ class WholeTensors final : public TensorNews {
     }
   }
   [[nodiscard]] const VersionSource& source() const { return source_; }
+  void only(ModuleDifference difference) { difference_ = std::move(difference); }
 
+  [[nodiscard]] std::span<const DeltaPiece> all_pieces() const override {
+    return difference_.pieces();
+  }
+  [[nodiscard]] std::uint64_t units() const override { return difference_.units(); }
   [[nodiscard]] std::span<const std::uint32_t> tensors() const override { return external_; }
   [[nodiscard]] bool whole() const override { return true; }
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const override {
@@ -61,7 +68,10 @@ class WholeTensors final : public TensorNews {
   std::shared_ptr<const ModuleWeights> weights_;
   VersionSource source_;
   std::vector<std::uint32_t> external_;
+  ModuleDifference difference_;  // for the maps
 };
+
+// All of it is written. It cannot be taken back.
 
 class ModuleFullChange final : public StagedChange {
  public:
@@ -97,7 +107,28 @@ class ModuleFullChange final : public StagedChange {
                    ", the manifest says ", to_hex(manifest().digest),
                    ". Nothing was changed; publish another full version");
     }
-    return external_.stage(news_);
+    return {};
+  }
+
+  Status stage_external() { return external_.stage(news_); }
+
+  // What differs from the module, where that is little: it can be taken back.
+  Result<bool> find_difference() {
+    std::vector<DenseUnits> units;
+    for (const Stretch& stretch : stretches_) {
+      const unsigned width = unit_bytes(weights_->layout[stretch.tensor].dtype);
+      units.push_back({stretch.tensor, stretch.byte_offset / width, stretch.bytes.size() / width,
+                       stretch.bytes.data()});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<ModuleDifference> found,
+                               ModuleDifference::find(*weights_, units));
+    if (!found) return false;
+    news_->only(std::move(*found));
+    return true;
+  }
+  [[nodiscard]] std::shared_ptr<ModuleNews> news() const { return news_; }
+  [[nodiscard]] TargetState after() const {
+    return {manifest().id, manifest().digest, true, before_.partial};
   }
 
   Result<CommitReport> commit() override {
@@ -116,7 +147,7 @@ class ModuleFullChange final : public StagedChange {
                                      stretch.bytes.data());
     }));
     DRIFTLESS_RETURN_IF_ERROR(weights_->memory->settle());
-    weights_->state = {manifest().id, manifest().digest, true, before_.partial};
+    weights_->state = after();
     committed_ = true;
     return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
                         watch.lap_ms()};
@@ -124,7 +155,8 @@ class ModuleFullChange final : public StagedChange {
 
   Status undo() override {
     return error(StatusCode::kUnsupported, path(),
-                 ": a full version in a module cannot be taken back; the weights stay at it");
+                 ": a full version that changed most of a module cannot be taken back; the weights "
+                 "stay at it");
   }
 
  private:
@@ -150,8 +182,15 @@ class ModuleFullChange final : public StagedChange {
 Result<std::unique_ptr<StagedChange>> stage_module_full(std::shared_ptr<ModuleWeights> weights,
                                                         VersionSource source) {
   const std::string path = source.version().path;
-  auto change = std::make_unique<ModuleFullChange>(std::move(weights), std::move(source));
+  auto change = std::make_unique<ModuleFullChange>(weights, std::move(source));
   DRIFTLESS_RETURN_IF_ERROR(change->prepare().with_context(path));
+  if (weights->state.valid) {
+    Result<bool> found = change->find_difference();
+    if (!found.ok()) return found.status().with_context(path);
+    // Proven already: what it ends with was compared unit by unit, whatever was there.
+    if (*found) return place_module_news(weights, path, change->after(), change->news(), false);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(change->stage_external().with_context(path));
   return std::unique_ptr<StagedChange>(std::move(change));
 }
 

@@ -16,18 +16,8 @@ namespace {
 constexpr std::uint64_t kUnitsPerThread = 32768;
 // As in a memory target: units are compared and then written in steps whose pages are still known.
 constexpr std::uint32_t kStepUnits = 256;
-constexpr std::uint32_t kBlockUnits = 16384;  // that go through a map at a time
+constexpr std::uint32_t kBlockUnits = kMaxPieceUnits;  // that go through a map at a time
 constexpr std::size_t kNone = ~std::size_t{0};
-
-// 0, 1, 2, ...: every unit of a block.
-std::span<const std::uint32_t> all_offsets() {
-  static const std::vector<std::uint32_t> offsets = [] {
-    std::vector<std::uint32_t> made(kBlockUnits);
-    std::iota(made.begin(), made.end(), 0U);
-    return made;
-  }();
-  return offsets;
-}
 
 class HostParts final : public PlacedParts {
  public:
@@ -161,6 +151,15 @@ class HostMemory final : public ModuleMemory {
 };
 
 }  // namespace
+
+std::span<const std::uint32_t> all_offsets() {
+  static const std::vector<std::uint32_t> offsets = [] {
+    std::vector<std::uint32_t> made(kMaxPieceUnits);
+    std::iota(made.begin(), made.end(), 0U);
+    return made;
+  }();
+  return offsets;
+}
 
 std::shared_ptr<ModuleMemory> make_host_module_memory() { return std::make_shared<HostMemory>(); }
 

@@ -62,4 +62,7 @@ class ModuleMemory {
 
 [[nodiscard]] std::shared_ptr<ModuleMemory> make_host_module_memory();
 
+// 0, 1, 2, ... below kMaxPieceUnits: the offsets of a piece that has every unit.
+[[nodiscard]] std::span<const std::uint32_t> all_offsets();
+
 }  // namespace driftless

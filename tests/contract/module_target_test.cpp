@@ -106,6 +106,14 @@ class ModuleTest : public ::testing::Test {
     return true;
   }
 
+  void leave_up_to_the_writer() {
+    writer_ = std::make_shared<NotingWriter>();
+    external_ = {"model.layers.0.up.weight"};
+    std::erase_if(maps_, [](const ModuleMap& map) {
+      return map.parameter == "left" || map.parameter == "right";
+    });
+  }
+
   std::unique_ptr<ModuleTarget> open(ModuleOptions options = {}) {
     ModuleParts parts;
     parts.layout = run_.layout;
@@ -200,12 +208,69 @@ TEST_F(ModuleTest, AFullVersionGoesThroughTheMaps) {
   EXPECT_EQ(target->state().digest, digest_of(run_.weights[1]));
 }
 
+TEST_F(ModuleTest, AnAnchorWritesWhatDiffersAndGoesBack) {
+  static_cast<void>(run_.step(1));
+  static_cast<void>(run_.step(2));
+  const auto target = open_base();
+  auto staged = target->stage(chain({run_.anchor(2)}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  EXPECT_TRUE(holds(run_.weights[0])) << "staging touched the parameters";
+  const auto report = (*staged)->commit();
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_TRUE(holds(run_.weights[2]));
+  EXPECT_EQ(target->state().digest, digest_of(run_.weights[2]));
+  EXPECT_GT(report->changed_units, 0U);
+  EXPECT_LT(report->changed_units, 48U * 256U / 8);
+  ASSERT_TRUE((*staged)->undo().ok());
+  EXPECT_TRUE(holds(run_.weights[0]));
+  EXPECT_EQ(target->state().id.version, 0U);
+  EXPECT_EQ(target->state().digest, digest_of(run_.weights[0]));
+}
+
+TEST_F(ModuleTest, AnAnchorHealsWhatSomebodyElseWrote) {
+  static_cast<void>(run_.step(1));
+  for (const ModuleMap& map : maps_) {
+    load(run_.weights[0]);
+    const auto target = open_base();
+    const Parameter& parameter = parameters_.at(map.parameter);
+    std::vector<std::byte> other = memory_->read(parameter.data, parameter.bytes);
+    other[map.map.target_offset * map.unit_bytes] ^= std::byte{1};
+    memory_->write(parameter.data, other);
+    auto staged = target->stage(chain({run_.anchor(1)}));
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_TRUE(holds(run_.weights[1])) << map.parameter;
+  }
+}
+
+TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereIsWrittenAsItIs) {
+  static_cast<void>(run_.step(1));
+  const auto target = open_base();
+  load(random_weights(99));
+  auto staged = target->stage(chain({run_.anchor(1)}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(run_.weights[1]));
+  EXPECT_EQ((*staged)->undo().code(), StatusCode::kUnsupported);
+}
+
+TEST_F(ModuleTest, TheWriterIsUndoneWithAnAnchorToo) {
+  leave_up_to_the_writer();
+  static_cast<void>(run_.step(1));
+  const auto target = open_base();
+  auto staged = target->stage(chain({run_.anchor(1)}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  EXPECT_TRUE(writer_->news->whole());
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(run_.weights[1]));
+  ASSERT_TRUE((*staged)->undo().ok());
+  EXPECT_TRUE(holds(run_.weights[0]));
+  staged->reset();
+  EXPECT_EQ(writer_->said, "stage commit undo drop ");
+}
+
 TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
-  writer_ = std::make_shared<NotingWriter>();
-  external_ = {"model.layers.0.up.weight"};
-  std::erase_if(maps_, [](const ModuleMap& map) {
-    return map.parameter == "left" || map.parameter == "right";
-  });
+  leave_up_to_the_writer();
   const auto target = open_base();
   EXPECT_FALSE(target->proven());
   const Publication first = run_.step(1);
