@@ -3,6 +3,8 @@
 // parameters, read through them.
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
@@ -71,7 +73,60 @@ class WholeTensors final : public ModuleNews {
   ModuleDifference difference_;  // for the maps
 };
 
-// All of it is written. It cannot be taken back.
+// What all maps lead to, as it lies there: a copy in host memory, as large as the parameters.
+class ParameterCopy {
+ public:
+  // Reads them.
+  Status take(const ModuleWeights& weights) {
+    for (const ModuleMap& map : weights.maps) {
+      if (map.map.units() == 0) continue;
+      Extent& extent = extents_[{map.data, map.unit_bytes}];
+      extent.begin = std::min(extent.begin, map.map.target_offset);
+      extent.end = std::max(extent.end, map.map.target_end);
+    }
+    for (auto& [place, extent] : extents_) {
+      const std::uint64_t units = extent.end - extent.begin;
+      const StridedView all{0, {units}, {1}};
+      DRIFTLESS_ASSIGN_OR_RETURN(extent.map.map, StridedMap::make(all, units, all, units));
+      extent.map.unit_bytes = place.second;
+      extent.map.data = place.first + extent.begin * place.second;
+      extent.bytes.resize(units * place.second);
+    }
+    return each_block(
+        [&](const ModuleMap* map, std::uint64_t at, std::uint64_t count, std::byte* bytes) {
+          return weights.memory->read(std::span(&map, 1), at, count, bytes);
+        });
+  }
+  Status put_back(const ModuleWeights& weights) {
+    DRIFTLESS_RETURN_IF_ERROR(each_block(
+        [&](const ModuleMap* map, std::uint64_t at, std::uint64_t count, const std::byte* bytes) {
+          return weights.memory->write(std::span(&map, 1), at, count, bytes);
+        }));
+    return weights.memory->settle();
+  }
+
+ private:
+  struct Extent {
+    std::uint64_t begin = ~std::uint64_t{0}, end = 0;
+    ModuleMap map;  // of itself
+    std::vector<std::byte> bytes;
+  };
+  template <typename Use>
+  Status each_block(const Use& use) {
+    for (auto& [place, extent] : extents_) {
+      const std::uint64_t units = extent.end - extent.begin;
+      for (std::uint64_t at = 0; at < units; at += kBlockUnits) {
+        DRIFTLESS_RETURN_IF_ERROR(use(&extent.map, at,
+                                      std::min<std::uint64_t>(kBlockUnits, units - at),
+                                      extent.bytes.data() + at * place.second));
+      }
+    }
+    return {};
+  }
+  std::map<std::pair<std::byte*, unsigned>, Extent> extents_;
+};
+
+// All of it is written. Where the module held a version, that is kept to go back to.
 
 class ModuleFullChange final : public StagedChange {
  public:
@@ -110,7 +165,11 @@ class ModuleFullChange final : public StagedChange {
     return {};
   }
 
-  Status stage_external() { return external_.stage(news_); }
+  // To be written whole.
+  Status keep_what_is_there() {
+    if (before_.valid) DRIFTLESS_RETURN_IF_ERROR(kept_.take(*weights_));
+    return external_.stage(news_);
+  }
 
   // What differs from the module, where that is little: it can be taken back.
   Result<bool> find_difference() {
@@ -139,14 +198,11 @@ class ModuleFullChange final : public StagedChange {
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(path()));
     weights_->state.valid = false;  // until all of it is there
-    const unsigned threads = weights_->memory->threads(weights_->threads);
-    DRIFTLESS_RETURN_IF_ERROR(each_stretch(threads, [&](const Stretch& stretch, unsigned) {
-      const unsigned unit = unit_bytes(weights_->layout[stretch.tensor].dtype);
-      return weights_->memory->write(weights_->maps_of(stretch.tensor, false),
-                                     stretch.byte_offset / unit, stretch.bytes.size() / unit,
-                                     stretch.bytes.data());
-    }));
-    DRIFTLESS_RETURN_IF_ERROR(weights_->memory->settle());
+    if (const Status status = write(); !status.ok()) {
+      if (!before_.valid) return status;
+      DRIFTLESS_RETURN_IF_ERROR(go_back());
+      return status.with_context("all was undone");
+    }
     weights_->state = after();
     committed_ = true;
     return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
@@ -154,14 +210,43 @@ class ModuleFullChange final : public StagedChange {
   }
 
   Status undo() override {
-    return error(StatusCode::kUnsupported, path(),
-                 ": a full version that changed most of a module cannot be taken back; the weights "
-                 "stay at it");
+    if (!committed_ || weights_->state != after()) {
+      return error(StatusCode::kInvalidArgument, path(),
+                   ": only the last committed change can be taken back, and only once");
+    }
+    if (!before_.valid) {
+      return error(StatusCode::kUnsupported, path(),
+                   ": the module held no version before it; the weights stay at it");
+    }
+    weights_->state.valid = false;
+    return go_back();
   }
 
  private:
   [[nodiscard]] const Manifest& manifest() const { return *news_->source().version().manifest; }
   [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
+
+  Status write() {
+    const unsigned threads = weights_->memory->threads(weights_->threads);
+    DRIFTLESS_RETURN_IF_ERROR(each_stretch(threads, [&](const Stretch& stretch, unsigned) {
+      const unsigned unit = unit_bytes(weights_->layout[stretch.tensor].dtype);
+      return weights_->memory->write(weights_->maps_of(stretch.tensor, false),
+                                     stretch.byte_offset / unit, stretch.bytes.size() / unit,
+                                     stretch.bytes.data());
+    }));
+    return weights_->memory->settle();
+  }
+  // The state is not valid until all is back.
+  Status go_back() {
+    Status status = kept_.put_back(*weights_);
+    if (status.ok()) status = external_.undo();
+    if (!status.ok()) {
+      return status.with_context(
+          concat(path(), ": could not be taken back, the module holds no version; reload it"));
+    }
+    weights_->state = before_;
+    return {};
+  }
 
   template <typename Use>
   Status each_stretch(unsigned threads, const Use& use) const {
@@ -174,6 +259,7 @@ class ModuleFullChange final : public StagedChange {
   TargetState before_;
   ExternalCommit external_;
   std::vector<Stretch> stretches_;
+  ParameterCopy kept_;
   bool committed_ = false;
 };
 
@@ -190,7 +276,7 @@ Result<std::unique_ptr<StagedChange>> stage_module_full(std::shared_ptr<ModuleWe
     // Proven already: what it ends with was compared unit by unit, whatever was there.
     if (*found) return place_module_news(weights, path, change->after(), change->news(), false);
   }
-  DRIFTLESS_RETURN_IF_ERROR(change->stage_external().with_context(path));
+  DRIFTLESS_RETURN_IF_ERROR(change->keep_what_is_there().with_context(path));
   return std::unique_ptr<StagedChange>(std::move(change));
 }
 

@@ -5,8 +5,9 @@
 // stage() decodes and folds as a memory target does, and reads the old values through the maps:
 // O(changed), nothing dense. commit() lets the external writer go first, since it can fail; then it
 // compares every unit that it is about to change with what it was, and writes. Where somebody else
-// wrote into the parameters meanwhile, all is taken back. A full version is written through the
-// maps as it is streamed, and cannot be taken back.
+// wrote into the parameters meanwhile, all is taken back. Of a full version only what differs is
+// written, where that is at most one unit in eight; else, and where the module holds no version,
+// all of it, through the maps. Only what was no version before cannot be gone back to.
 //
 // The digest. Where the maps hold every unit of every tensor, as it is, it is proven as for a
 // memory target: from the parameters' own bits. Where they do not (a slice of a tensor-parallel

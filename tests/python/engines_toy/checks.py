@@ -222,6 +222,24 @@ def rollback():
         assert group.holds(group.weights)
 
 
+def full_versions_go_back():
+    """Of one that differs little only that is written; of one that differs much, all."""
+    for share in (0.02, 0.9):
+        with Group(tp=2, overrides=("mode=full",)) as group:
+            group.step()
+            group.take()
+            committed = group.weights
+            group.step(share=share)
+            assert all(update.version == 2 for update in group.take())
+            assert group.holds(group.weights)
+            for receiver in group.receivers:
+                receiver.rollback()
+                assert receiver.version == 1
+            assert group.holds(committed)
+            group.take()  # and again
+            assert group.holds(group.weights)
+
+
 class Injected(RuntimeError):
     pass
 
