@@ -13,17 +13,23 @@ SPEC = Spec("vllm", "qwen3", 2)
 
 
 @pytest.fixture
-def pair(started, run_of):
+def mode():
+    return "delta"
+
+
+@pytest.fixture
+def pair(started, run_of, mode):
     """The engine back at the base's weights, following a run of this test."""
     engine = started.get(SPEC)
     if not hasattr(engine, "pids"):  # asked for before the reply queue slips
         engine.pids = engine.rpc("probe_pid")
-    run = run_of("qwen3")
+    run = run_of("qwen3", f"mode={mode}")
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
     return engine, run
 
 
+@pytest.mark.parametrize("mode", ("delta", "full"))
 @pytest.mark.parametrize("rank", (0, 1))
 @pytest.mark.parametrize("point", ("before", "during"))
 def test_a_rank_that_fails_its_commit(pair, rank, point):
