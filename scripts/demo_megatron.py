@@ -178,7 +178,8 @@ def judge_engine(work, versions, wanted):
     first, last, pauses = told["versions"][0], told["versions"][-1], told["pauses_ms"]
     print(
         f"versions {first} to {last} in {len(told['versions'])} updates; "
-        f"{told['tokens']} tokens meanwhile, in {told['texts']} texts, {told['mixed']} of them by more than one version\n"
+        f"{told['tokens']} tokens meanwhile, "
+        f"in {told['texts']} texts, {told['mixed']} of them by more than one version\n"
         f"staging: {statistics.median(told['staging_ms']):.1f} ms (median); generation "
         f"{'went on' if busy else 'stood still'}: {busy} tokens were in the making during it\n"
         f"pause: {statistics.median(pauses):.1f} ms (median), with the wait for a token's end\n"

@@ -15,6 +15,6 @@ skip() {
 }
 ls build/python/driftless/_native* > /dev/null 2>&1 || skip "the Python module is not built (pybind11-dev?)"
 command -v mpirun > /dev/null || skip "there is no mpirun"
-echo "Python environment with torch, megatron-core and transformers (made once, a minute or two) ..."
+echo "Python environment: torch, megatron-core, transformers (made once, a minute or two) ..."
 venv=$(scripts/python_env.sh megatron 2>&1) || skip "${venv##*$'\n'}"
 exec "${venv##*$'\n'}/bin/python" scripts/demo_megatron.py "${1:-4}"
