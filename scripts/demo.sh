@@ -5,7 +5,8 @@
 #
 # 2 trainer ranks and 2 rollouts under mpirun follow the same run over mpi_rma, shared_fs with both
 # layouts, and hdf5; every rollout's saved weights are compared with the trainer's, bit for bit. Last,
-# real megatron-core trains a small model, where it can be installed.
+# real megatron-core trains a small model, where it can be installed, and a transformers model that
+# generates meanwhile follows it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 params=${1:-20000000}

@@ -43,6 +43,7 @@ def environment(work):
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "USE_LIBUV": "0",
+        "HF_HUB_OFFLINE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "MASTER_PORT": str(20000 + os.getpid() % 20000),
@@ -52,10 +53,11 @@ def environment(work):
     return found
 
 
-def run(work, steps):
-    """Trains; returns the milliseconds of each step, updates included."""
+def run(work, steps, pp, *followers):
+    """Trains with TP 2 x PP `pp`, followed by (how many, command ...); the job, the milliseconds of
+    each step, updates included, and what was said of each version."""
     for name in ("shards", "acks", "rollouts"):
-        (work / name).mkdir()
+        (work / name).mkdir(parents=True)
     (work / "config.yaml").write_text(
         "anchors: { first: true }\nroad: { kind: mpi_rma, ring_size: 256MiB }\n"
     )
@@ -69,7 +71,7 @@ def run(work, steps):
     ]
     job = {
         "tp": 2,
-        "pp": 2,
+        "pp": pp,
         "ep": 1,
         "steps": steps,
         "work": str(work),
@@ -79,38 +81,22 @@ def run(work, steps):
     }
     (work / "job.json").write_text(json.dumps(job))
     (work / "rollout.json").write_text(json.dumps({"work": str(work), "flags": flags}))
-    python = sys.executable
-    line = [
-        "mpirun",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-n",
-        "4",
-        python,
-        TESTS / "train.py",
-        work / "job.json",
-        ":",
-        "-n",
-        "2",
-        python,
-        TESTS / "rollout.py",
-        work / "rollout.json",
-        "rollout",
-    ]
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    for count, *command in [(2 * pp, TESTS / "train.py", work / "job.json"), *followers]:
+        line += [":", "-n", str(count), sys.executable, *command]
+    line.remove(":")
     result = subprocess.run(
         line, env=environment(work), capture_output=True, text=True, timeout=900
     )
     if result.returncode != 0:
         sys.exit(f"the Megatron job failed:\n{result.stderr[-3000:]}")
-    return [
-        float(ms)
-        for ms in re.findall(r"^step \d+ successful True ms ([\d.]+)", result.stdout, re.M)
-    ], job
+    took = re.findall(r"^step \d+ successful True ms ([\d.]+)", result.stdout, re.M)
+    versions = [json.loads(line) for line in (work / "versions.jsonl").read_text().splitlines()]
+    return job, [float(ms) for ms in took], versions
 
 
-def same(work, job, versions):
-    """Whether both rollouts hold what an obvious export makes of the last step's shards."""
+def exported(work, job, versions):
+    """What an obvious export makes of the last step's shards: the bytes of each tensor."""
     ranks = []
     for file in sorted((work / "shards").glob(f"{versions[-1]['label']}_*.pickle")):
         rank = pickle.loads(file.read_bytes())
@@ -118,31 +104,19 @@ def same(work, job, versions):
             for name, (size, shape, data) in chunk.items():
                 chunk[name] = np.frombuffer(data, dtype=f"<u{size}").reshape(shape)
         ranks.append(rank)
-    wanted = export(ranks, hf_config(job))
+    tensors = export(ranks, hf_config(job))
+    return {name: np.ascontiguousarray(tensor).tobytes() for name, tensor in tensors.items()}
+
+
+def same(work, versions, wanted):
+    """Whether both rollouts hold it."""
     rollouts = sorted((work / "rollouts").glob(f"*_{versions[-1]['version']:06d}.pickle"))
-    for file in rollouts:
-        found = pickle.loads(file.read_bytes())["tensors"]
-        if set(found) != set(wanted) or any(
-            data != np.ascontiguousarray(wanted[name]).tobytes()
-            for name, (_, _, data) in found.items()
-        ):
-            return False
-    return len(rollouts) == 2
+    found = [pickle.loads(file.read_bytes())["tensors"] for file in rollouts]
+    held = [{name: data for name, (_, _, data) in tensors.items()} for tensors in found]
+    return held == [wanted, wanted]
 
 
-def main():
-    steps = int(sys.argv[1])
-    work = Path(tempfile.mkdtemp(prefix="driftless-demo-"))
-    try:
-        print(
-            f"megatron-core trains a Qwen3-shaped model on the CPU, TP 2 x PP 2, {steps} steps ...",
-            flush=True,
-        )
-        took, job = run(work, steps)
-        versions = [json.loads(line) for line in (work / "versions.jsonl").read_text().splitlines()]
-        equal = same(work, job, versions)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def show(versions, took, equal):
     print(
         f"\n{'version':>7} {'changed':>8} {'wire':>10} {'of':>10}   ms added to the step: "
         + " ".join(f"{part:>8}" for part in PARTS)
@@ -162,6 +136,80 @@ def main():
         f"median: {added:.1f} ms added to {alone:.1f} ms of training; rollouts bit-identical: "
         f"{'yes' if equal else 'NO'}"
     )
+
+
+def two_rollouts(work, steps):
+    """Whether both end with the trainer's weights; prints what a version added to its step."""
+    print(
+        f"megatron-core trains a Qwen3-shaped model on the CPU, TP 2 x PP 2, {steps} steps ...",
+        flush=True,
+    )
+    job, took, versions = run(
+        work, steps, 2, (2, TESTS / "rollout.py", work / "rollout.json", "rollout")
+    )
+    equal = same(work, versions, exported(work, job, versions))
+    show(versions, took, equal)
+    return equal
+
+
+def make_base(work):
+    """A random model for the engine to begin with; None, and why, without transformers."""
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError as problem:
+        return None, f"{problem}".splitlines()[0]
+    logging.disable_progress_bar()
+    config = AutoConfig.for_model(**hf_config({"sizes": SIZES}))
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(work / "base")
+    return work / "base", ""
+
+
+def judge_engine(work, versions, wanted):
+    """Prints what the engine did; whether its model's weights are the trainer's."""
+    told = json.loads((work / "engine.json").read_text())
+    found = pickle.loads((work / "engine.pickle").read_bytes())
+    unlike = sorted(
+        name for name in wanted.keys() | found.keys() if found.get(name) != wanted.get(name)
+    )
+    busy = told["tokens_while_staging"]
+    first, last, pauses = told["versions"][0], told["versions"][-1], told["pauses_ms"]
+    print(
+        f"versions {first} to {last} in {len(told['versions'])} updates; "
+        f"{told['tokens']} tokens meanwhile, "
+        f"in {told['texts']} texts, {told['mixed']} of them by more than one version\n"
+        f"staging: {statistics.median(told['staging_ms']):.1f} ms (median); generation "
+        f"{'went on' if busy else 'stood still'}: {busy} tokens were in the making during it\n"
+        f"pause: {statistics.median(pauses):.1f} ms (median), with the wait for a token's end\n"
+        f"its {len(found)} tensors are the trainer's last export, bit for bit: "
+        + (f"NO: {', '.join(unlike[:3])}" if unlike else "yes")
+    )
+    return not unlike and told["versions"][-1] == versions[-1]["version"]
+
+
+def engine(work, steps):
+    """Whether a transformers model that generates meanwhile ends with the trainer's weights."""
+    base, why = make_base(work)
+    if base is None:
+        print(f"The engine of transformers is left out: {why}")
+        return True
+    print(f"An engine of transformers generates and follows, TP 2, {steps} steps ...", flush=True)
+    follower = (1, ROOT / "scripts/demo_engine.py", work / "rollout.json", base)
+    job, _, versions = run(work, steps, 1, follower)
+    return judge_engine(work, versions, exported(work, job, versions))
+
+
+def main():
+    steps = int(sys.argv[1])
+    work = Path(tempfile.mkdtemp(prefix="driftless-demo-"))
+    try:
+        equal = two_rollouts(work / "rollouts", steps)
+        print()
+        equal = engine(work / "engine", steps) and equal
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     return 0 if equal else 1
 
 
