@@ -94,7 +94,7 @@ class VersionSource {
   Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                       const std::string& spool_directory);
   Status open_frames(std::vector<MappedFile> parts, unsigned threads, const FrontReader& front);
-  Result<Frame> open_frame(const MappedFile& part, const FrontReader& front) const;
+  [[nodiscard]] Result<Frame> open_frame(const MappedFile& part, const FrontReader& front) const;
   Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
   Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                   MemoryKind memory);

@@ -8,10 +8,14 @@ from engines import Spec
 from follows import assert_weights
 
 VERSIONS = 10
+SGLANG = [
+    Spec("sglang", "qwen3", tp, dtype) for tp in (1, 2) for dtype in ("bfloat16", "float32")
+]
 SERVED = [
     Spec("vllm_server", "qwen3", 2),
     Spec("vllm_server", "qwen3_moe", 1),
-    Spec("sglang", "qwen3", 2, "float32"),
+    Spec("vllm_server", "qwen3_tied", 1),
+    *SGLANG,
 ]
 
 

@@ -10,7 +10,11 @@ from hosts import HostError
 VERSIONS = 10
 # The last one is the engine of test_vllm_faults.py, too.
 OFFLINE = [Spec("vllm", kind, tp) for tp in (1, 2) for kind in ("qwen3_tied", "qwen3_moe", "qwen3")]
-SERVED = [Spec("vllm_server", "qwen3_moe", 1), Spec("vllm_server", "qwen3", 2)]
+SERVED = [
+    Spec("vllm_server", "qwen3_tied", 1),
+    Spec("vllm_server", "qwen3_moe", 1),
+    Spec("vllm_server", "qwen3", 2),
+]
 
 
 @pytest.mark.parametrize("spec", SERVED + OFFLINE, ids=str)
