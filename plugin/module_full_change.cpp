@@ -69,6 +69,7 @@ class ModuleFullChange final : public StagedChange {
       : weights_(weights),
         news_(std::make_shared<WholeTensors>(weights, std::move(source))),
         before_(weights->state),
+        after_{manifest().id, manifest().digest, true, before_.partial},
         external_(weights->writer) {}
 
   Status prepare() {
@@ -83,17 +84,10 @@ class ModuleFullChange final : public StagedChange {
         add_stretches(change.tensor, piece, stretches_);
       }
     }
-    std::vector<Digest> sums(std::max(1U, weights_->threads));
-    DRIFTLESS_RETURN_IF_ERROR(
-        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
-          sums[worker] += host_kernels().digest(weights_->tensors[stretch.tensor].key,
-                                                stretch.byte_offset, stretch.bytes);
-          return Status();
-        }));
-    Digest all;
-    for (const Digest& sum : sums) all += sum;
-    if (all != manifest().digest) {
-      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(all),
+    DRIFTLESS_ASSIGN_OR_RETURN(const Sums sums, sum());
+    if (weights_->summed) after_.digest = sums.held;
+    if (sums.all != manifest().digest) {
+      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(sums.all),
                    ", the manifest says ", to_hex(manifest().digest),
                    ". Nothing was changed; publish another full version");
     }
@@ -116,10 +110,9 @@ class ModuleFullChange final : public StagedChange {
                                      stretch.bytes.data());
     }));
     DRIFTLESS_RETURN_IF_ERROR(weights_->memory->settle());
-    weights_->state = {manifest().id, manifest().digest, true, before_.partial};
+    weights_->state = after_;
     committed_ = true;
-    return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
-                        watch.lap_ms()};
+    return CommitReport{after_.id.version, after_.digest, manifest().changed_units, watch.lap_ms()};
   }
 
   Status undo() override {
@@ -131,6 +124,26 @@ class ModuleFullChange final : public StagedChange {
   [[nodiscard]] const Manifest& manifest() const { return *news_->source().version().manifest; }
   [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
 
+  struct Sums {
+    Digest all, held;
+  };
+  [[nodiscard]] Result<Sums> sum() const {
+    std::vector<Sums> sums(std::max(1U, weights_->threads));
+    DRIFTLESS_RETURN_IF_ERROR(
+        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
+          const ModuleWeights::Tensor& tensor = weights_->tensors[stretch.tensor];
+          const Digest part = host_kernels().digest(tensor.key, stretch.byte_offset, stretch.bytes);
+          sums[worker].all += part;
+          if (tensor.complete) sums[worker].held += part;
+          return Status();
+        }));
+    for (std::size_t i = 1; i < sums.size(); ++i) {
+      sums[0].all += sums[i].all;
+      sums[0].held += sums[i].held;
+    }
+    return sums[0];
+  }
+
   template <typename Use>
   Status each_stretch(unsigned threads, const Use& use) const {
     return parallel_for(stretches_.size(), threads,
@@ -139,7 +152,7 @@ class ModuleFullChange final : public StagedChange {
 
   std::shared_ptr<ModuleWeights> weights_;
   std::shared_ptr<WholeTensors> news_;
-  TargetState before_;
+  TargetState before_, after_;
   ExternalCommit external_;
   std::vector<Stretch> stretches_;
   bool committed_ = false;
@@ -162,6 +175,7 @@ Result<Digest> digest_of(const ModuleWeights& weights) {
   };
   std::vector<Block> blocks;
   for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
+    if (!weights.tensors[tensor].complete) continue;
     const std::uint64_t units = weights.layout[tensor].units();
     for (std::uint64_t at = 0; at < units; at += kBlockUnits) blocks.push_back({tensor, at});
   }
