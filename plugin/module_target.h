@@ -73,10 +73,10 @@ struct ModuleOptions {
   std::optional<VersionId> initial;
   // Of the whole version that the module holds (its part of), where the caller knows it.
   std::optional<Digest> initial_digest;
+  unsigned threads = 0;  // 0: default_threads()
   // The state's digest is of the tensors that are held, as a memory target's, and the state partial
   // where that is not all. kInvalidArgument where one is held in part, converted or by a writer.
   bool digest_of_held = false;
-  unsigned threads = 0;  // 0: default_threads()
 };
 
 struct ModuleParts {
