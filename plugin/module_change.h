@@ -36,6 +36,7 @@ struct ModuleWeights {
   std::shared_ptr<ModuleMemory> memory;
   TargetState state;
   bool proven = false;
+  bool summed = false;  // the state's digest is of the complete tensors' own bits
   unsigned threads = 1;
 
   // All, or those that hold its own units.
@@ -76,7 +77,7 @@ class ModuleNews : public TensorNews {
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_module_full(
     std::shared_ptr<ModuleWeights> weights, VersionSource source);
 
-// The digest of what the counted maps hold, as it is. O(parameters).
+// The digest of the complete tensors, as they are. O(parameters).
 [[nodiscard]] Result<Digest> digest_of(const ModuleWeights& weights);
 
 // The writer's part of a commit: forgotten, where it was not taken back, with this.

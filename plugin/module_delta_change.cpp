@@ -116,8 +116,8 @@ Result<std::unique_ptr<StagedChange>> stage_module_deltas(std::shared_ptr<Module
     if (source.positional()) continue;
     return error(StatusCode::kUnsupported, source.version().path, ": is in '",
                  info(source.version().encoding).name,
-                 "', which a module's parameters do not take; publish indices, deltas or "
-                 "deltas_zstd");
+                 "', which is for contiguous tensors only, not for strided ones or a module's "
+                 "parameters; publish indices, deltas or deltas_zstd");
   }
   const VersionDirectory& last = chain.back().version();
   const std::string source =
@@ -125,7 +125,7 @@ Result<std::unique_ptr<StagedChange>> stage_module_deltas(std::shared_ptr<Module
   const TargetState after{last.manifest->id, last.manifest->digest, true, weights->state.partial};
   auto news = std::make_shared<FoldedDeltas>(weights, std::move(chain));
   DRIFTLESS_RETURN_IF_ERROR(news->fold().with_context(source));
-  const bool prove = weights->proven;
+  const bool prove = weights->summed;
   return place_module_news(std::move(weights), source, after, std::move(news), prove);
 }
 

@@ -84,23 +84,22 @@ class ParameterCopy {
       extent.begin = std::min(extent.begin, map.map.target_offset);
       extent.end = std::max(extent.end, map.map.target_end);
     }
-    for (auto& [place, extent] : extents_) {
-      const std::uint64_t units = extent.end - extent.begin;
-      const StridedView all{0, {units}, {1}};
-      DRIFTLESS_ASSIGN_OR_RETURN(extent.map.map, StridedMap::make(all, units, all, units));
-      extent.map.unit_bytes = place.second;
-      extent.map.data = place.first + extent.begin * place.second;
-      extent.bytes.resize(units * place.second);
+    for (const ModuleMap& map : weights.maps) {
+      if (map.map.units() == 0) continue;
+      Extent& extent = extents_[{map.data, map.unit_bytes}];
+      DRIFTLESS_ASSIGN_OR_RETURN(ModuleMap own, onto_itself(map, extent.begin, extent.end));
+      extent.maps.push_back(std::move(own));
+      extent.bytes.resize((extent.end - extent.begin) * map.unit_bytes);
     }
-    return each_block(
-        [&](const ModuleMap* map, std::uint64_t at, std::uint64_t count, std::byte* bytes) {
-          return weights.memory->read(std::span(&map, 1), at, count, bytes);
-        });
+    return each_block(weights,
+                      [&](auto maps, std::uint64_t at, std::uint64_t count, std::byte* bytes) {
+                        return weights.memory->read(maps, at, count, bytes);
+                      });
   }
   Status put_back(const ModuleWeights& weights) {
     DRIFTLESS_RETURN_IF_ERROR(each_block(
-        [&](const ModuleMap* map, std::uint64_t at, std::uint64_t count, const std::byte* bytes) {
-          return weights.memory->write(std::span(&map, 1), at, count, bytes);
+        weights, [&](auto maps, std::uint64_t at, std::uint64_t count, const std::byte* bytes) {
+          return weights.memory->write(maps, at, count, bytes);
         }));
     return weights.memory->settle();
   }
@@ -108,18 +107,37 @@ class ParameterCopy {
  private:
   struct Extent {
     std::uint64_t begin = ~std::uint64_t{0}, end = 0;
-    ModuleMap map;  // of itself
-    std::vector<std::byte> bytes;
+    std::vector<ModuleMap> maps;   // onto themselves: what lies between them is not touched
+    std::vector<std::byte> bytes;  // [begin, end)
   };
+  // From places in an extent to the same in the parameter.
+  static Result<ModuleMap> onto_itself(const ModuleMap& map, std::uint64_t begin,
+                                       std::uint64_t end) {
+    StridedView view{map.map.target_offset - begin, {}, {}};
+    for (std::uint32_t d = 0; d < map.map.dims; ++d) {
+      view.shape.push_back(map.map.dim[d].size);
+      view.strides.push_back(map.map.dim[d].target_stride);
+    }
+    ModuleMap own = map;
+    own.cast = ValueCast::kNone;
+    own.data = map.data + begin * map.unit_bytes;
+    DRIFTLESS_ASSIGN_OR_RETURN(own.map, StridedMap::make(view, end - begin, view, end - begin));
+    return own;
+  }
   template <typename Use>
-  Status each_block(const Use& use) {
+  Status each_block(const ModuleWeights& weights, const Use& use) {
     for (auto& [place, extent] : extents_) {
+      std::vector<const ModuleMap*> maps;
+      for (const ModuleMap& map : extent.maps) maps.push_back(&map);
       const std::uint64_t units = extent.end - extent.begin;
-      for (std::uint64_t at = 0; at < units; at += kBlockUnits) {
-        DRIFTLESS_RETURN_IF_ERROR(use(&extent.map, at,
-                                      std::min<std::uint64_t>(kBlockUnits, units - at),
-                                      extent.bytes.data() + at * place.second));
-      }
+      const std::uint64_t blocks = (units + kBlockUnits - 1) / kBlockUnits;
+      DRIFTLESS_RETURN_IF_ERROR(parallel_for(
+          blocks, weights.memory->threads(weights.threads), [&](std::size_t i, unsigned) {
+            const std::uint64_t at = i * kBlockUnits;
+            return use(std::span<const ModuleMap* const>(maps), at,
+                       std::min<std::uint64_t>(kBlockUnits, units - at),
+                       extent.bytes.data() + at * place.second);
+          }));
     }
     return {};
   }
@@ -134,6 +152,7 @@ class ModuleFullChange final : public StagedChange {
       : weights_(weights),
         news_(std::make_shared<WholeTensors>(weights, std::move(source))),
         before_(weights->state),
+        after_{manifest().id, manifest().digest, true, before_.partial},
         external_(weights->writer) {}
 
   Status prepare() {
@@ -148,17 +167,10 @@ class ModuleFullChange final : public StagedChange {
         add_stretches(change.tensor, piece, stretches_);
       }
     }
-    std::vector<Digest> sums(std::max(1U, weights_->threads));
-    DRIFTLESS_RETURN_IF_ERROR(
-        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
-          sums[worker] += host_kernels().digest(weights_->tensors[stretch.tensor].key,
-                                                stretch.byte_offset, stretch.bytes);
-          return Status();
-        }));
-    Digest all;
-    for (const Digest& sum : sums) all += sum;
-    if (all != manifest().digest) {
-      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(all),
+    DRIFTLESS_ASSIGN_OR_RETURN(const Sums sums, sum());
+    if (weights_->summed) after_.digest = sums.held;
+    if (sums.all != manifest().digest) {
+      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(sums.all),
                    ", the manifest says ", to_hex(manifest().digest),
                    ". Nothing was changed; publish another full version");
     }
@@ -186,9 +198,7 @@ class ModuleFullChange final : public StagedChange {
     return true;
   }
   [[nodiscard]] std::shared_ptr<ModuleNews> news() const { return news_; }
-  [[nodiscard]] TargetState after() const {
-    return {manifest().id, manifest().digest, true, before_.partial};
-  }
+  [[nodiscard]] const TargetState& after() const { return after_; }
 
   Result<CommitReport> commit() override {
     if (committed_ || weights_->state != before_) {
@@ -203,14 +213,13 @@ class ModuleFullChange final : public StagedChange {
       DRIFTLESS_RETURN_IF_ERROR(go_back());
       return status.with_context("all was undone");
     }
-    weights_->state = after();
+    weights_->state = after_;
     committed_ = true;
-    return CommitReport{manifest().id.version, manifest().digest, manifest().changed_units,
-                        watch.lap_ms()};
+    return CommitReport{after_.id.version, after_.digest, manifest().changed_units, watch.lap_ms()};
   }
 
   Status undo() override {
-    if (!committed_ || weights_->state != after()) {
+    if (!committed_ || weights_->state != after_) {
       return error(StatusCode::kInvalidArgument, path(),
                    ": only the last committed change can be taken back, and only once");
     }
@@ -225,6 +234,26 @@ class ModuleFullChange final : public StagedChange {
  private:
   [[nodiscard]] const Manifest& manifest() const { return *news_->source().version().manifest; }
   [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
+
+  struct Sums {
+    Digest all, held;
+  };
+  [[nodiscard]] Result<Sums> sum() const {
+    std::vector<Sums> sums(std::max(1U, weights_->threads));
+    DRIFTLESS_RETURN_IF_ERROR(
+        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
+          const ModuleWeights::Tensor& tensor = weights_->tensors[stretch.tensor];
+          const Digest part = host_kernels().digest(tensor.key, stretch.byte_offset, stretch.bytes);
+          sums[worker].all += part;
+          if (tensor.complete) sums[worker].held += part;
+          return Status();
+        }));
+    for (std::size_t i = 1; i < sums.size(); ++i) {
+      sums[0].all += sums[i].all;
+      sums[0].held += sums[i].held;
+    }
+    return sums[0];
+  }
 
   Status write() {
     const unsigned threads = weights_->memory->threads(weights_->threads);
@@ -256,7 +285,7 @@ class ModuleFullChange final : public StagedChange {
 
   std::shared_ptr<ModuleWeights> weights_;
   std::shared_ptr<WholeTensors> news_;
-  TargetState before_;
+  TargetState before_, after_;
   ExternalCommit external_;
   std::vector<Stretch> stretches_;
   ParameterCopy kept_;
@@ -287,6 +316,7 @@ Result<Digest> digest_of(const ModuleWeights& weights) {
   };
   std::vector<Block> blocks;
   for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
+    if (!weights.tensors[tensor].complete) continue;
     const std::uint64_t units = weights.layout[tensor].units();
     for (std::uint64_t at = 0; at < units; at += kBlockUnits) blocks.push_back({tensor, at});
   }

@@ -135,6 +135,18 @@ Status fill(ModuleWeights& weights, ModuleParts parts) {
   return {};
 }
 
+// Every tensor that is held can be summed.
+Status check_summed(const ModuleWeights& weights) {
+  for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
+    const ModuleWeights::Tensor& own = weights.tensors[tensor];
+    const bool whole = own.complete || own.maps == 0;
+    if (whole && !own.external && own.why_refused.empty()) continue;
+    return error(StatusCode::kInvalidArgument, "tensor '", weights.layout[tensor].name,
+                 "' is not held as it is, or not all of it: there is no digest of what is held");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ModuleTarget>> make_module_target(ModuleParts parts,
@@ -142,11 +154,16 @@ Result<std::unique_ptr<ModuleTarget>> make_module_target(ModuleParts parts,
   auto weights = std::make_shared<ModuleWeights>();
   weights->threads = options.threads == 0 ? default_threads() : options.threads;
   DRIFTLESS_RETURN_IF_ERROR(fill(*weights, std::move(parts)));
+  weights->summed = weights->proven || options.digest_of_held;
   weights->state.partial = !weights->proven && (options.initial && !options.initial_digest);
+  if (options.digest_of_held) {
+    DRIFTLESS_RETURN_IF_ERROR(check_summed(*weights));
+    weights->state.partial = !weights->proven;
+  }
   if (options.initial) {
     weights->state.id = *options.initial;
     weights->state.digest = options.initial_digest.value_or(Digest());
-    if (weights->proven) {
+    if (weights->summed) {
       DRIFTLESS_ASSIGN_OR_RETURN(weights->state.digest, digest_of(*weights));
     }
     if (options.initial_digest && weights->state.digest != *options.initial_digest) {

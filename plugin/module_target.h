@@ -12,7 +12,8 @@
 // The digest. Where the maps hold every unit of every tensor, as it is, it is proven as for a
 // memory target: from the parameters' own bits. Where they do not (a slice of a tensor-parallel
 // group, a conversion, an external writer), it is the one that the version's manifest says, on top
-// of the base's that the caller vouches for; without that the state is partial.
+// of the base's that the caller vouches for; without that the state is partial. Or, where the
+// caller asks for it, that of the tensors that are held (digest_of_held).
 #pragma once
 
 #include <cstddef>
@@ -74,6 +75,9 @@ struct ModuleOptions {
   // Of the whole version that the module holds (its part of), where the caller knows it.
   std::optional<Digest> initial_digest;
   unsigned threads = 0;  // 0: default_threads()
+  // The state's digest is of the tensors that are held, as a memory target's, and the state partial
+  // where that is not all. kInvalidArgument where one is held in part, converted or by a writer.
+  bool digest_of_held = false;
 };
 
 struct ModuleParts {

@@ -194,7 +194,8 @@ typedef struct driftless_tensor {
   uint32_t dims;          /* 0: a scalar */
   int32_t place;          /* DRIFTLESS_HOST, ... */
   const int64_t* shape;   /* `dims` numbers of elements */
-  const int64_t* strides; /* `dims` numbers of elements from one to the next; NULL: contiguous */
+  const int64_t* strides; /* `dims` numbers of elements from one to the next; NULL: contiguous.
+                             See driftless_register() */
   void* data;     /* at a multiple of the element's size; may be NULL where it has no bytes */
   int32_t device; /* of DRIFTLESS_CUDA */
   int32_t reserved;
@@ -203,10 +204,20 @@ typedef struct driftless_tensor {
 } driftless_tensor;
 
 /* Before start(), once for every tensor of the run, in any order. DRIFTLESS_UNSUPPORTED, by the
- * tensor's name, for one that is not contiguous in the order of its dimensions, for a GPU in a
- * build without CUDA, and where tensors lie on host and GPU, or on two GPUs: then open a receiver
- * for each place, with the other's tensors DRIFTLESS_ABSENT. DRIFTLESS_ALREADY_EXISTS for a name
- * twice. */
+ * tensor's name, for a GPU in a build without CUDA, and where tensors lie on host and GPU, or on
+ * two GPUs: then open a receiver for each place, with the other's tensors DRIFTLESS_ABSENT.
+ * DRIFTLESS_ALREADY_EXISTS for a name twice.
+ *
+ * Strides. On the host a tensor may be any slice or transpose of memory: a transposed view, columns
+ * of a wider matrix, padded rows. What lies between its elements is never written, and may be other
+ * tensors. Each stride leaps over all that the smaller ones reach: else, and where it is 0,
+ * elements share memory, and it is DRIFTLESS_INVALID_ARGUMENT. DRIFTLESS_UNSUPPORTED: negative
+ * strides; strides that stay more than 6 dimensions after joining; on a GPU, and for types smaller
+ * than a byte, any but contiguous memory. Strides of a dimension of one element, of an empty tensor
+ * and of an absent one say nothing. start() looks whether tensors share memory with one another.
+ * Where at least one tensor is strided, a version in the encodings xor or overwrite cannot be
+ * taken: stage() is DRIFTLESS_UNSUPPORTED and says so; indices, deltas and deltas_zstd can, and
+ * full versions. */
 DRIFTLESS_EXPORT driftless_code driftless_register(driftless_receiver* receiver,
                                                    const driftless_tensor* tensor,
                                                    driftless_error** error);

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "plugin/c_abi/abi_error.h"
+#include "plugin/c_abi/element_places.h"
+#include "plugin/module_target.h"
 
 namespace driftless::c_abi {
 namespace {
@@ -34,28 +36,12 @@ Result<std::vector<std::uint64_t>> shape_of(const driftless_tensor& tensor) {
   return shape;
 }
 
-// The stride of a dimension of one element says nothing.
-Status check_contiguous(const driftless_tensor& tensor, const TensorSpec& spec) {
-  if (tensor.strides == nullptr || spec.size_bytes == 0) return {};
-  std::uint64_t expected = 1;
-  for (std::uint32_t dim = tensor.dims; dim-- > 0;) {
-    const std::int64_t stride = tensor.strides[dim];
-    if (spec.shape[dim] != 1 && (stride < 0 || static_cast<std::uint64_t>(stride) != expected)) {
-      return error(StatusCode::kUnsupported, "strides[", dim, "] is ", stride, ", expected ",
-                   expected, ": it is not contiguous; register memory that is");
-    }
-    expected *= spec.shape[dim];
-  }
-  return {};
-}
-
 Result<TensorSpec> spec_of(const driftless_tensor& tensor) {
   DRIFTLESS_RETURN_IF_ERROR(check_not_null(tensor.dtype, "dtype"));
   DRIFTLESS_ASSIGN_OR_RETURN(const DType dtype, dtype_of(tensor.dtype));
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, shape_of(tensor));
   Result<TensorSpec> spec = TensorSpec::make(tensor.name, dtype, std::move(shape));
   if (!spec.ok()) return error(StatusCode::kInvalidArgument, spec.status().message());
-  DRIFTLESS_RETURN_IF_ERROR(check_contiguous(tensor, *spec));
   return spec;
 }
 
@@ -79,19 +65,20 @@ const char* place_name(int32_t place) { return place == DRIFTLESS_CUDA ? "GPU " 
 
 Status TensorSet::add(const driftless_tensor& tensor) {
   DRIFTLESS_RETURN_IF_ERROR(check_not_null(tensor.name, "name"));
-  const auto checked = [&]() -> Result<TensorSpec> {
+  const auto checked = [&]() -> Result<Held> {
     DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec, spec_of(tensor));
+    DRIFTLESS_ASSIGN_OR_RETURN(const StridedMap map, map_elements(tensor, spec));
     DRIFTLESS_RETURN_IF_ERROR(check_data(tensor, spec));
     if (tensors_.contains(spec.name)) {
       return error(StatusCode::kAlreadyExists, "it is registered already");
     }
     DRIFTLESS_RETURN_IF_ERROR(check_place(tensor));
-    return spec;
+    return Held{std::move(spec), static_cast<std::byte*>(tensor.data), map};
   };
-  Result<TensorSpec> spec = checked();
-  if (!spec.ok()) return spec.status().with_context(concat("tensor '", tensor.name, "'"));
-  std::string name = spec->name;
-  tensors_.emplace(std::move(name), Held{std::move(*spec), static_cast<std::byte*>(tensor.data)});
+  Result<Held> held = checked();
+  if (!held.ok()) return held.status().with_context(concat("tensor '", tensor.name, "'"));
+  std::string name = held->spec.name;
+  tensors_.emplace(std::move(name), std::move(*held));
   return {};
 }
 
@@ -130,19 +117,39 @@ Status TensorSet::check_place(const driftless_tensor& tensor) {
 // Where two share memory, writing one would change the other: no version could be proven.
 Status TensorSet::check() const {
   if (tensors_.empty()) return error(StatusCode::kInvalidArgument, "no tensor is registered");
-  std::vector<std::pair<std::uintptr_t, const Held*>> places;
+  std::vector<PlacedTensor> placed;
   for (const auto& [name, held] : tensors_) {
     if (held.data == nullptr || held.spec.size_bytes == 0) continue;
-    places.emplace_back(reinterpret_cast<std::uintptr_t>(held.data), &held);
+    placed.push_back({name, reinterpret_cast<std::uintptr_t>(held.data),
+                      unit_bytes(held.spec.dtype), &held.map});
   }
-  std::sort(places.begin(), places.end());
-  for (std::size_t i = 1; i < places.size(); ++i) {
-    const Held& before = *places[i - 1].second;
-    if (places[i - 1].first + before.spec.size_bytes <= places[i].first) continue;
-    return error(StatusCode::kInvalidArgument, "tensors '", before.spec.name, "' and '",
-                 places[i].second->spec.name, "' share memory: register each with its own");
+  return check_apart(placed);
+}
+
+bool TensorSet::strided() const {
+  return std::any_of(tensors_.begin(), tensors_.end(),
+                     [](const auto& each) { return !each.second.map.plain(); });
+}
+
+// Each tensor is one map, or none where it is not held; the digest is of those that are.
+Result<std::unique_ptr<WeightTarget>> TensorSet::make_strided_target(
+    const WeightLayout& layout, std::optional<VersionId> initial, unsigned threads) const {
+  ModuleParts parts;
+  parts.layout = layout;
+  std::uint32_t index = 0;
+  for (const auto& [name, held] : tensors_) {
+    const std::uint32_t tensor = index++;
+    if (held.data == nullptr) continue;
+    parts.maps.push_back(
+        {tensor, held.data, unit_bytes(held.spec.dtype), held.map, ValueCast::kNone, name});
   }
-  return {};
+  ModuleOptions options;
+  options.initial = initial;
+  options.digest_of_held = true;
+  options.threads = threads;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ModuleTarget> target,
+                             make_module_target(std::move(parts), options));
+  return std::unique_ptr<WeightTarget>(std::move(target));
 }
 
 Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<VersionId> initial,
@@ -155,6 +162,7 @@ Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<Versi
     data.push_back(held.data);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(specs)));
+  if (strided()) return make_strided_target(layout, initial, threads);
   if (place_ == DRIFTLESS_HOST) {
     return make_memory_target(layout, std::move(data), initial, threads);
   }

@@ -11,6 +11,7 @@
 #include "core/layout.h"
 #include "core/status.h"
 #include "core/version.h"
+#include "kernels/strided_map.h"
 #include "plugin/c_abi/driftless.h"
 #include "plugin/on_demand/device_access.h"
 #include "plugin/weight_target.h"
@@ -36,8 +37,13 @@ class TensorSet {
   struct Held {
     TensorSpec spec;
     std::byte* data = nullptr;
+    StridedMap map;  // plain where it is contiguous, or not held
   };
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
+  // Whether a tensor is not contiguous: they are on the host.
+  [[nodiscard]] bool strided() const;
+  [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_strided_target(
+      const WeightLayout& layout, std::optional<VersionId> initial, unsigned threads) const;
 
   std::map<std::string, Held, std::less<>> tensors_;  // in the order of a layout
   std::optional<std::string> first_;                  // that is held: the others lie where it does

@@ -197,6 +197,33 @@ TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNothingChanges) {
   }
 }
 
+TEST_F(ModuleTest, TheDigestMayBeOfWhatIsHeld) {
+  ModuleOptions options;
+  options.initial = VersionId{};
+  options.digest_of_held = true;
+  const std::uint32_t up = *run_.layout.find("model.layers.0.up.weight");
+  std::erase_if(maps_, [&](const ModuleMap& map) { return map.tensor == up; });
+  const auto target = open(options);
+  ASSERT_TRUE(target && target->state().partial);
+  const Publication first = run_.step(1);
+  auto staged = target->stage(chain({first}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  Weights present = run_.weights[1];
+  present.erase("model.layers.0.up.weight");
+  EXPECT_EQ(target->state().digest, digest_of(present));
+}
+
+TEST_F(ModuleTest, OfATensorThatIsHeldInPartThereIsNoDigest) {
+  std::erase_if(maps_, [](const ModuleMap& map) { return map.parameter == "right"; });
+  ModuleOptions options;
+  options.digest_of_held = true;
+  const auto made =
+      make_module_target({run_.layout, maps_, {}, {}, {}, memory_->memory()}, options);
+  ASSERT_EQ(made.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(made.status().message().find("up.weight"), std::string_view::npos);
+}
+
 TEST_F(ModuleTest, AFullVersionGoesThroughTheMaps) {
   static_cast<void>(run_.step(1));
   const auto target = open();  // holds nothing yet
@@ -254,7 +281,17 @@ TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
   const auto report = (*staged)->commit();
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_TRUE(holds(run_.weights[1]));
+  // Between the rows of this one lies what is not ours.
+  const Parameter& fused = parameters_.at("fused");
+  std::vector<std::byte> bytes = memory_->read(fused.data, fused.bytes);
+  ASSERT_EQ(bytes[7 + 31], std::byte{0});
+  bytes[7 + 31] = std::byte{77};
+  memory_->write(fused.data, bytes);
   ASSERT_TRUE((*staged)->undo().ok());
+  bytes = memory_->read(fused.data, fused.bytes);
+  EXPECT_EQ(bytes[7 + 31], std::byte{77});
+  bytes[7 + 31] = std::byte{0};
+  memory_->write(fused.data, bytes);
   EXPECT_TRUE(holds(other));
   EXPECT_EQ(target->state().id.version, 0U);
   EXPECT_EQ((*staged)->undo().code(), StatusCode::kInvalidArgument);

@@ -65,6 +65,10 @@ class Trainer {
     options_.threads = 1;
     options_.resume = ResumeMode::kNever;
   }
+  void publish_as(DirectoryLayout layout, Encoding encoding) {
+    options_.layout = layout;
+    options_.encoding = encoding;
+  }
   void open(bool anchor = false) {
     options_.first_anchor = anchor;
     MemorySource base(weights);
