@@ -66,7 +66,7 @@ class ModuleNews : public TensorNews {
 // its part. With `prove`, the digest that the parameters then have is compared with after.digest.
 // O(units). `source` is for messages.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> place_module_news(
-    std::shared_ptr<ModuleWeights> weights, std::string source, const TargetState& after,
+    std::shared_ptr<ModuleWeights> weights, const std::string& source, const TargetState& after,
     std::shared_ptr<ModuleNews> news, bool prove);
 
 // Adjoining deltas in positional encodings.
@@ -75,7 +75,7 @@ class ModuleNews : public TensorNews {
 // One full version. Where the module holds one, only what differs from it is written, and can be
 // taken back.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_module_full(
-    std::shared_ptr<ModuleWeights> weights, VersionSource source);
+    const std::shared_ptr<ModuleWeights>& weights, VersionSource source);
 
 // The digest of the complete tensors, as they are. O(parameters).
 [[nodiscard]] Result<Digest> digest_of(const ModuleWeights& weights);

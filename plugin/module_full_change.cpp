@@ -294,8 +294,8 @@ class ModuleFullChange final : public StagedChange {
 
 }  // namespace
 
-Result<std::unique_ptr<StagedChange>> stage_module_full(std::shared_ptr<ModuleWeights> weights,
-                                                        VersionSource source) {
+Result<std::unique_ptr<StagedChange>> stage_module_full(
+    const std::shared_ptr<ModuleWeights>& weights, VersionSource source) {
   const std::string path = source.version().path;
   auto change = std::make_unique<ModuleFullChange>(weights, std::move(source));
   DRIFTLESS_RETURN_IF_ERROR(change->prepare().with_context(path));

@@ -163,7 +163,7 @@ ModulePart part_of(const DeltaPiece& piece, const ModuleMap& map) {
 }
 
 Result<std::unique_ptr<StagedChange>> place_module_news(std::shared_ptr<ModuleWeights> weights,
-                                                        std::string source,
+                                                        const std::string& source,
                                                         const TargetState& after,
                                                         std::shared_ptr<ModuleNews> news,
                                                         bool prove) {

@@ -48,7 +48,7 @@ Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) 
   if (began_ && group_is_broken_) probe_members(lock, deadline);
   began_ = true;
   renew_group();
-  pending_.emplace();
+  pending_ = Pending{};
   pending_->number = ++attempts_;
   pending_->id = id;
   pending_->members = group_;

@@ -28,9 +28,9 @@ Result<std::unique_ptr<Follower>> Follower::start(const NcclOptions& options,
   return follower;
 }
 
-Follower::Follower(const NcclOptions& options, std::shared_ptr<Fabric> fabric,
+Follower::Follower(NcclOptions options, std::shared_ptr<Fabric> fabric,
                    std::unique_ptr<Connector> connector)
-    : options_(options), fabric_(std::move(fabric)), connector_(std::move(connector)) {}
+    : options_(std::move(options)), fabric_(std::move(fabric)), connector_(std::move(connector)) {}
 
 Follower::~Follower() {
   stop_ = true;

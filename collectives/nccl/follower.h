@@ -63,7 +63,7 @@ class Follower {
     bool started = false;
   };
 
-  Follower(const NcclOptions& options, std::shared_ptr<Fabric> fabric,
+  Follower(NcclOptions options, std::shared_ptr<Fabric> fabric,
            std::unique_ptr<Connector> connector);
 
   // All below on the thread.

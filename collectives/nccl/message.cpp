@@ -63,8 +63,11 @@ class Reader {
     PublicationId value;
     value.version = number<std::uint64_t>();
     const auto kind = number<std::uint8_t>();
-    if (kind > static_cast<std::uint8_t>(PublicationKind::kAnchor)) good_ = false;
-    value.kind = static_cast<PublicationKind>(kind);
+    if (kind > static_cast<std::uint8_t>(PublicationKind::kAnchor)) {
+      good_ = false;
+    } else {
+      value.kind = static_cast<PublicationKind>(kind);
+    }
     return value;
   }
   // Of things of at least `each` bytes: never more than the bytes that are there can hold.
@@ -132,8 +135,10 @@ Result<Message> parse_message(std::string_view bytes) {
   const auto code = in.number<std::uint8_t>();
   const bool known = kind <= static_cast<std::uint8_t>(MessageKind::kLast) &&
                      code <= static_cast<std::uint8_t>(StatusCode::kInternal);
-  message.kind = static_cast<MessageKind>(kind);
-  message.code = static_cast<StatusCode>(code);
+  if (known) {
+    message.kind = static_cast<MessageKind>(kind);
+    message.code = static_cast<StatusCode>(code);
+  }
   message.rank = in.number<std::uint32_t>();
   message.index = in.number<std::uint32_t>();
   message.count = in.number<std::uint32_t>();
