@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 import driftless
 from driftless.engines import ModuleTarget
+from made_steps import Source, step
 
 
 def arguments():
@@ -133,18 +134,6 @@ def nan_masked(model, patches):
         torch.Tensor.copy_ = plain
 
 
-class Source:
-    def __init__(self, weights):
-        self.weights = weights
-
-    def tensors(self):
-        return [driftless.TensorSpec(n, "BF16", t.shape) for n, t in self.weights.items()]
-
-    def visit(self):
-        for number, tensor in enumerate(self.weights.values()):
-            yield [(number, tensor)]
-
-
 class Probe(threading.Thread):
     """How long a tiny piece of work on the GPU waits while something else goes on there."""
 
@@ -200,24 +189,11 @@ def free_bytes(a):
     return torch.cuda.mem_get_info()[0] if a.device != "cpu" else 0
 
 
-def step(a, weights, generator):
-    """Changes `percent` of every tensor; the changes as (name, shape, positions, new, old)."""
-    changes = []
-    for name, tensor in weights.items():
-        flat = tensor.view(-1)
-        count = max(1, int(len(flat) * a.percent / 100))
-        at = torch.unique(torch.randint(len(flat), (count,), generator=generator))
-        old = flat[at].clone()
-        flat[at] = (old.float() * 1.01 + 1e-3).to(tensor.dtype)
-        changes.append((name, tuple(tensor.shape), at, flat[at].clone(), old))
-    return changes
-
-
 def follow(a, model, weights, target, receiver, publisher):
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(a.device).manual_seed(1)
     rows = []
     for _ in range(a.versions):
-        changes = step(a, weights, generator)
+        changes = step(weights, a.percent, generator)
         publisher.publish(Source(weights))
         new = [(n, s, at.to(a.device), v.to(a.device)) for n, s, at, v, _ in changes]
         old = [(n, s, at.to(a.device), v.to(a.device)) for n, s, at, _, v in changes]
@@ -261,9 +237,10 @@ def main():
     try:
         with torch.no_grad():
             model = Model(a)
-            weights = {n: torch.empty(s, dtype=torch.bfloat16) for n, s in model.shapes()}
-            for tensor in weights.values():
-                tensor.normal_()
+            weights = {
+                name: torch.randn(shape, dtype=torch.bfloat16, device=a.device).cpu()
+                for name, shape in model.shapes()
+            }
             model.load_weights(weights.items())
         base = work / "base"
         base.mkdir()
@@ -283,16 +260,14 @@ def main():
             if rows[0][key] is not None
         }
         elements = sum(p.numel() for p in model.parameters())
-        print(
-            json.dumps(
-                {
-                    "device": a.device,
-                    "elements": elements,
-                    **{key: round(value, 3) for key, value in middle.items()},
-                    "times_faster": round(middle["usual_ms"] / middle["pause_ms"], 1),
-                }
-            )
-        )
+        found = {
+            "device": a.device,
+            "elements": elements,
+            "way": "masked overwrite" if a.masked else "maps",
+            **{key: round(value, 3) for key, value in middle.items()},
+            "times_faster": round(middle["usual_ms"] / middle["pause_ms"], 1),
+        }
+        print(json.dumps({"module": found}))
         rollout.leave()
         trainer.leave()
     finally:

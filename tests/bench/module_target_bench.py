@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 import driftless
 from driftless.engines import ModuleTarget
+from made_steps import Source, step
 
 
 def arguments():
@@ -103,30 +104,6 @@ def open_model(path):
     return engine, found[0]
 
 
-class Source:
-    def __init__(self, weights):
-        self.weights = weights
-
-    def tensors(self):
-        return [driftless.TensorSpec(n, "F16", t.shape) for n, t in self.weights.items()]
-
-    def visit(self):
-        for number, tensor in enumerate(self.weights.values()):
-            yield [(number, tensor)]
-
-
-def step(a, weights, generator):
-    changes = []
-    for name, tensor in weights.items():
-        flat = tensor.view(-1)
-        count = max(1, int(len(flat) * a.percent / 100))
-        at = torch.unique(torch.randint(len(flat), (count,), generator=generator))
-        old = flat[at].clone()
-        flat[at] = (old.float() * 1.01 + 1e-3).to(tensor.dtype)
-        changes.append((name, tuple(tensor.shape), at, flat[at].clone(), old))
-    return changes
-
-
 def compare(a, model, weights, receiver, publisher, generator):
     from vllm.model_executor.model_loader.checkpoint_weight_patch import (
         CheckpointWeightPatch,
@@ -135,7 +112,7 @@ def compare(a, model, weights, receiver, publisher, generator):
 
     rows = []
     for _ in range(a.versions):
-        changes = step(a, weights, generator)
+        changes = step(weights, a.percent, generator)
         publisher.publish(Source(weights))
         new = [CheckpointWeightPatch(n, s, v.dtype, v, at) for n, s, at, v, _ in changes]
         old = [CheckpointWeightPatch(n, s, v.dtype, v, at) for n, s, at, _, v in changes]

@@ -71,25 +71,37 @@ if wanted tests; then
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done
 fi
-# sanitize TOOL SUITE. Every short length many thousand times over is for the plain run.
+# sanitize TOOL SUITE SHARD. Every short length many thousand times over is for the plain run.
+shards=5
 sanitize() {
-  compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2" \
+  GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$3 \
+    compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2-$3" \
     "$build/bin/$2" --gtest_brief=1 --gtest_filter='-HugeTensor.*:*EveryShortLength*'
+}
+# sanitized TOOL SUITE: waits for its shards; the worst of their verdicts.
+sanitized() {
+  local worst=0 shard
+  for ((shard = 0; shard < shards; ++shard)); do
+    wait "$(cat "$results/$1-$2-$shard.pid")" || worst=1
+    tail -n 2 "$results/$1-$2-$shard.out"
+    tail -n 1 "$results/$1-$2-$shard"
+  done
+  return $worst
 }
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
-    # All at once: they wait for the GPU's answers most of the time.
+    # In shards, all at once: each test waits for the GPU's answers most of the time.
     for tool in memcheck racecheck; do
-      for suite in gpu_contract gpu_kernels; do
-        sanitize $tool $suite >"$results/$tool-$suite.out" 2>&1 &
-        echo $! >"$results/$tool-$suite.pid"
+      for suite in gpu_contract gpu_kernels gpu_module; do
+        for ((shard = 0; shard < shards; ++shard)); do
+          sanitize $tool $suite $shard >"$results/$tool-$suite-$shard.out" 2>&1 &
+          echo $! >"$results/$tool-$suite-$shard.pid"
+        done
       done
     done
     for tool in memcheck racecheck; do
-      for suite in gpu_contract gpu_kernels; do
-        step "$tool, $suite" wait "$(cat "$results/$tool-$suite.pid")"
-        tail -n 2 "$results/$tool-$suite.out"
-        tail -n 1 "$results/$tool-$suite"
+      for suite in gpu_contract gpu_kernels gpu_module; do
+        step "$tool, $suite" sanitized $tool $suite
       done
     done
   else
@@ -104,6 +116,13 @@ megatron_step() {
     -n 1 $python tests/bench/megatron_bench.py rollout "$1" >"$results/megatron" 2>&1 &&
     grep -h '^{"megatron_overhead"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
+}
+# module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
+module_pause() {
+  PYTHONPATH=$PWD/$build/python:${PYTHONPATH:-} timeout 200 \
+    python3 tests/bench/module_bench.py --device cuda --versions 3 "$@" >"$results/module" 2>&1 &&
+    grep -h '^{"module"' "$results/module" >>"$results/figures" ||
+    { tail -n 40 "$results/module"; return 1; }
 }
 if wanted bench; then
   step "benchmarks" bash -c "'$build/bin/gpu_bench' >'$results/figures'"
@@ -123,6 +142,13 @@ if wanted bench; then
     done
   else
     echo "torch, megatron-core or the Python module is not here: the share of a step is left out"
+  fi
+  if python3 -c 'import torch, safetensors' 2>/dev/null && ls "$build"/python/driftless/_native* >/dev/null 2>&1; then
+    for way in "" --masked; do
+      step "an engine's pause ${way#--}" module_pause $way
+    done
+  else
+    echo "torch, safetensors or the Python module is not here: an engine's pause is left out"
   fi
   python3 tests/bench/gpu_table.py "$results/figures"
 fi
