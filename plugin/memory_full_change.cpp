@@ -1,60 +1,25 @@
 // stage_full(): a whole version, proven, then copied over the weights.
-#include <algorithm>
 #include <cstring>
 
 #include "core/parallel.h"
-#include "kernels/host_kernels.h"
+#include "plugin/dense_stretches.h"
 #include "plugin/memory_change.h"
 #include "plugin/stopwatch.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // one task's
-
-struct Stretch {
-  std::uint32_t tensor = 0;
-  std::uint64_t byte_offset = 0;
-  std::span<const std::byte> bytes;
-};
-
-void add_stretches(std::uint32_t tensor, std::uint64_t byte_offset,
-                   std::span<const std::byte> bytes, std::vector<Stretch>& out) {
-  while (!bytes.empty()) {
-    const std::uint64_t size = std::min<std::uint64_t>(kStretchBytes, bytes.size());
-    out.push_back({tensor, byte_offset, bytes.first(size)});
-    bytes = bytes.subspan(size);
-    byte_offset += size;
-  }
-}
-
-struct Sums {
-  Digest all, held;
-};
-
-Sums sum(const MemoryWeights& weights, const std::vector<Stretch>& stretches) {
-  std::vector<Sums> sums(std::max(1U, weights.threads));
-  // Cannot fail: nothing in it returns an error or throws.
-  const Status ignored = parallel_for(
-      stretches.size(), weights.threads, [&](std::size_t i, unsigned worker) -> Status {
-        const Stretch& stretch = stretches[i];
-        const Digest part =
-            host_kernels().digest(weights.keys[stretch.tensor], stretch.byte_offset, stretch.bytes);
-        sums[worker].all += part;
-        if (weights.holds(stretch.tensor)) sums[worker].held += part;
-        return {};
-      });
-  for (std::size_t i = 1; i < sums.size(); ++i) {
-    sums[0].all += sums[i].all;
-    sums[0].held += sums[i].held;
-  }
-  return sums[0];
+DenseSums sum(const MemoryWeights& weights, std::span<const DenseStretch> stretches) {
+  return sum_stretches(
+      stretches, weights.threads,
+      [&](std::uint32_t tensor) -> const DigestTensorKey& { return weights.keys[tensor]; },
+      [&](std::uint32_t tensor) { return weights.holds(tensor); });
 }
 
 class FullChange final : public StagedChange {
  public:
   FullChange(std::shared_ptr<MemoryWeights> weights, VersionSource source,
-             std::vector<Stretch> stretches, const TargetState& after)
+             std::vector<DenseStretch> stretches, const TargetState& after)
       : weights_(std::move(weights)),
         source_(std::move(source)),
         stretches_(std::move(stretches)),
@@ -70,7 +35,7 @@ class FullChange final : public StagedChange {
     weights_->state.valid = false;  // until all of it is there
     DRIFTLESS_RETURN_IF_ERROR(
         parallel_for(stretches_.size(), weights_->threads, [&](std::size_t i, unsigned) -> Status {
-          const Stretch& stretch = stretches_[i];
+          const DenseStretch& stretch = stretches_[i];
           if (!weights_->holds(stretch.tensor)) return {};
           std::memcpy(weights_->data[stretch.tensor] + stretch.byte_offset, stretch.bytes.data(),
                       stretch.bytes.size());
@@ -90,7 +55,7 @@ class FullChange final : public StagedChange {
  private:
   std::shared_ptr<MemoryWeights> weights_;
   VersionSource source_;
-  std::vector<Stretch> stretches_;
+  std::vector<DenseStretch> stretches_;
   TargetState before_, after_;
   bool committed_ = false;
 };
@@ -99,26 +64,17 @@ class FullChange final : public StagedChange {
 
 Result<std::unique_ptr<StagedChange>> stage_full(std::shared_ptr<MemoryWeights> weights,
                                                  VersionSource source) {
-  std::vector<Stretch> stretches;
-  for (const TensorChange& change : source.changes()) {
-    for (const DensePiece& piece : source.dense(change)) {
-      add_stretches(change.tensor, piece.byte_offset, piece.bytes, stretches);
-    }
-  }
-  const Sums sums = sum(*weights, stretches);
+  std::vector<DenseStretch> stretches = stretches_of(source);
+  const DenseSums sums = sum(*weights, stretches);
   const Manifest& manifest = *source.version().manifest;
-  if (sums.all != manifest.digest) {
-    return error(StatusCode::kMismatch, source.version().path, ": its weights have digest ",
-                 to_hex(sums.all), ", the manifest says ", to_hex(manifest.digest),
-                 ". Nothing was changed; publish another full version");
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_digest(sums, manifest).with_context(source.version().path));
   TargetState after{manifest.id, sums.held, true, weights->state.partial};
   return std::unique_ptr<StagedChange>(std::make_unique<FullChange>(
       std::move(weights), std::move(source), std::move(stretches), after));
 }
 
 Digest digest_of(const MemoryWeights& weights) {
-  std::vector<Stretch> stretches;
+  std::vector<DenseStretch> stretches;
   for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
     if (!weights.holds(tensor)) continue;
     add_stretches(tensor, 0, {weights.data[tensor], weights.layout[tensor].size_bytes}, stretches);

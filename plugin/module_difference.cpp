@@ -39,21 +39,22 @@ class DifferenceFinder {
     }
   }
 
-  Result<std::optional<ModuleDifference>> find(std::span<const DenseUnits> units) {
+  Result<std::optional<ModuleDifference>> find(std::span<const DenseStretch> stretches) {
     const StridedView all{0, {kMaxPieceUnits}, {1}};
     DRIFTLESS_ASSIGN_OR_RETURN(same_, StridedMap::make(all, kMaxPieceUnits, all, kMaxPieceUnits));
     std::uint64_t waiting = 0;
-    for (const DenseUnits& each : units) {
+    for (const DenseStretch& each : stretches) {
       if (weights_.tensors[each.tensor].maps == 0) continue;
       const unsigned width = unit_bytes(weights_.layout[each.tensor].dtype);
-      for (std::uint64_t done = 0; done < each.count; done += kMaxPieceUnits) {
+      const std::uint64_t units = each.bytes.size() / width;
+      for (std::uint64_t done = 0; done < units; done += kMaxPieceUnits) {
         DeltaPiece block;
         block.tensor = each.tensor;
         block.count =
-            static_cast<std::uint32_t>(std::min<std::uint64_t>(kMaxPieceUnits, each.count - done));
-        block.origin = each.origin + done;
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(kMaxPieceUnits, units - done));
+        block.origin = each.byte_offset / width + done;
         block.offsets = all_offsets().data();
-        block.values = each.values + done * width;
+        block.values = each.bytes.data() + done * width;
         blocks_.push_back(block);
         waiting += block.count;
         if (waiting < kBatchUnits) continue;
@@ -167,9 +168,9 @@ class DifferenceFinder {
   ModuleDifference found_;
 };
 
-Result<std::optional<ModuleDifference>> ModuleDifference::find(const ModuleWeights& weights,
-                                                               std::span<const DenseUnits> units) {
-  return DifferenceFinder(weights).find(units);
+Result<std::optional<ModuleDifference>> ModuleDifference::find(
+    const ModuleWeights& weights, std::span<const DenseStretch> stretches) {
+  return DifferenceFinder(weights).find(stretches);
 }
 
 }  // namespace driftless

@@ -10,16 +10,10 @@
 
 #include "core/status.h"
 #include "plugin/delta_pieces.h"
+#include "plugin/dense_stretches.h"
 #include "plugin/module_change.h"
 
 namespace driftless {
-
-// Units of a tensor as a full version has them: whole units, in the tensor's width.
-struct DenseUnits {
-  std::uint32_t tensor = 0;
-  std::uint64_t origin = 0, count = 0;
-  const std::byte* values = nullptr;
-};
 
 class ModuleDifference {
  public:
@@ -27,10 +21,11 @@ class ModuleDifference {
   // version itself has.
   static constexpr std::uint64_t kDenseShare = 8;  // one in
 
-  // `units` ascend by tensor and origin. Nothing where the module differs in more than its share.
-  // Memory: about 40 MB, and for each unit that differs 4 bytes and twice its width.
+  // Of all stretches of a full version, in their order. Nothing where the module differs in more
+  // than its share. Memory: about 40 MB, and for each unit that differs 4 bytes and twice its
+  // width.
   [[nodiscard]] static Result<std::optional<ModuleDifference>> find(
-      const ModuleWeights& weights, std::span<const DenseUnits> units);
+      const ModuleWeights& weights, std::span<const DenseStretch> stretches);
 
   // In the order of the tensors; as long as this lives.
   [[nodiscard]] std::span<const DeltaPiece> pieces() const { return pieces_; }

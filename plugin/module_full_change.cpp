@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
+#include "plugin/dense_stretches.h"
 #include "plugin/module_change.h"
 #include "plugin/module_difference.h"
 #include "plugin/stopwatch.h"
@@ -15,24 +16,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // one task's
-constexpr std::uint32_t kBlockUnits = 1U << 20;                  // summed at a time
-
-struct Stretch {
-  std::uint32_t tensor = 0;
-  std::uint64_t byte_offset = 0;
-  std::span<const std::byte> bytes;
-};
-
-void add_stretches(std::uint32_t tensor, const DensePiece& piece, std::vector<Stretch>& out) {
-  std::uint64_t offset = piece.byte_offset;
-  for (std::span<const std::byte> bytes = piece.bytes; !bytes.empty();) {
-    const std::uint64_t size = std::min<std::uint64_t>(kStretchBytes, bytes.size());
-    out.push_back({tensor, offset, bytes.first(size)});
-    bytes = bytes.subspan(size);
-    offset += size;
-  }
-}
+constexpr std::uint32_t kBlockUnits = 1U << 20;  // summed at a time
 
 class WholeTensors final : public ModuleNews {
  public:
@@ -145,7 +129,6 @@ class ParameterCopy {
 };
 
 // All of it is written. Where the module held a version, that is kept to go back to.
-
 class ModuleFullChange final : public StagedChange {
  public:
   ModuleFullChange(std::shared_ptr<ModuleWeights> weights, VersionSource source)
@@ -163,18 +146,16 @@ class ModuleFullChange final : public StagedChange {
                      "' cannot be written into this module: ", why,
                      ". Nothing was changed; reload the engine");
       }
-      for (const DensePiece& piece : news_->source().dense(change)) {
-        add_stretches(change.tensor, piece, stretches_);
-      }
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(const Sums sums, sum());
+    stretches_ = stretches_of(news_->source());
+    const DenseSums sums = sum_stretches(
+        stretches_, weights_->threads,
+        [&](std::uint32_t tensor) -> const DigestTensorKey& {
+          return weights_->tensors[tensor].key;
+        },
+        [&](std::uint32_t tensor) { return weights_->tensors[tensor].complete; });
     if (weights_->summed) after_.digest = sums.held;
-    if (sums.all != manifest().digest) {
-      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(sums.all),
-                   ", the manifest says ", to_hex(manifest().digest),
-                   ". Nothing was changed; publish another full version");
-    }
-    return {};
+    return check_digest(sums, manifest());
   }
 
   // To be written whole.
@@ -185,14 +166,8 @@ class ModuleFullChange final : public StagedChange {
 
   // What differs from the module, where that is little: it can be taken back.
   Result<bool> find_difference() {
-    std::vector<DenseUnits> units;
-    for (const Stretch& stretch : stretches_) {
-      const unsigned width = unit_bytes(weights_->layout[stretch.tensor].dtype);
-      units.push_back({stretch.tensor, stretch.byte_offset / width, stretch.bytes.size() / width,
-                       stretch.bytes.data()});
-    }
     DRIFTLESS_ASSIGN_OR_RETURN(std::optional<ModuleDifference> found,
-                               ModuleDifference::find(*weights_, units));
+                               ModuleDifference::find(*weights_, stretches_));
     if (!found) return false;
     news_->only(std::move(*found));
     return true;
@@ -235,29 +210,9 @@ class ModuleFullChange final : public StagedChange {
   [[nodiscard]] const Manifest& manifest() const { return *news_->source().version().manifest; }
   [[nodiscard]] const std::string& path() const { return news_->source().version().path; }
 
-  struct Sums {
-    Digest all, held;
-  };
-  [[nodiscard]] Result<Sums> sum() const {
-    std::vector<Sums> sums(std::max(1U, weights_->threads));
-    DRIFTLESS_RETURN_IF_ERROR(
-        each_stretch(weights_->threads, [&](const Stretch& stretch, unsigned worker) {
-          const ModuleWeights::Tensor& tensor = weights_->tensors[stretch.tensor];
-          const Digest part = host_kernels().digest(tensor.key, stretch.byte_offset, stretch.bytes);
-          sums[worker].all += part;
-          if (tensor.complete) sums[worker].held += part;
-          return Status();
-        }));
-    for (std::size_t i = 1; i < sums.size(); ++i) {
-      sums[0].all += sums[i].all;
-      sums[0].held += sums[i].held;
-    }
-    return sums[0];
-  }
-
   Status write() {
     const unsigned threads = weights_->memory->threads(weights_->threads);
-    DRIFTLESS_RETURN_IF_ERROR(each_stretch(threads, [&](const Stretch& stretch, unsigned) {
+    DRIFTLESS_RETURN_IF_ERROR(each_stretch(threads, [&](const DenseStretch& stretch, unsigned) {
       const unsigned unit = unit_bytes(weights_->layout[stretch.tensor].dtype);
       return weights_->memory->write(weights_->maps_of(stretch.tensor, false),
                                      stretch.byte_offset / unit, stretch.bytes.size() / unit,
@@ -287,7 +242,7 @@ class ModuleFullChange final : public StagedChange {
   std::shared_ptr<WholeTensors> news_;
   TargetState before_, after_;
   ExternalCommit external_;
-  std::vector<Stretch> stretches_;
+  std::vector<DenseStretch> stretches_;
   ParameterCopy kept_;
   bool committed_ = false;
 };

@@ -115,3 +115,16 @@ def started(place, models, request):
     pool = engines.Pool(place, models, entry_points, line)
     yield pool
     pool.stop()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """What the engines said last, beside what failed: their logs go with the tests."""
+    outcome = yield
+    report, pool = outcome.get_result(), getattr(item, "funcargs", {}).get("started")
+    if not report.failed or pool is None:
+        return
+    for spec, engine in pool.running.items():
+        ended = engine.popen.poll()
+        state = "running" if ended is None else f"ended with {ended}"
+        report.sections.append((f"end of the log of {spec} ({state})", engine.tail(60)))
