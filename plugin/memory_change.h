@@ -32,9 +32,16 @@ struct MemoryWeights {
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_deltas(
     std::shared_ptr<MemoryWeights> weights, std::vector<VersionSource> chain);
 
-// One full version. Its digest is proven here; commit() copies, and cannot be undone.
+// One full version. Its digest is proven here. Where the weights are a version already and little
+// differs, it becomes what differs, as a delta's. Else commit() copies, and cannot be undone.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_full(
     std::shared_ptr<MemoryWeights> weights, VersionSource source);
+
+// A full version, `held` the digest of its tensors that are held here, as what it changes. Null
+// where that is more than an eighth of the weights' bytes, and where the weights are not what their
+// state says.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_difference(
+    std::shared_ptr<MemoryWeights> weights, const VersionSource& source, const Digest& held);
 
 // The digest of the held tensors, as they are.
 [[nodiscard]] Digest digest_of(const MemoryWeights& weights);

@@ -37,8 +37,9 @@ class DeltaChange final : public StagedChange {
   std::vector<Frame> frames;
   DeltaFold fold;
 
-  // Keeps the old values and proves the digest; the weights are read.
-  Status prepare() {
+  // Keeps the old values and proves the digest; the weights are read. `known`: it is, of the
+  // tensors that are held, too.
+  Status prepare(bool known) {
     const HostKernels& kernels = host_kernels();
     std::vector<Digest> changes(threads());
     DRIFTLESS_RETURN_IF_ERROR(each_piece([&](const DeltaPiece& piece, unsigned worker) {
@@ -50,7 +51,7 @@ class DeltaChange final : public StagedChange {
     }));
     Digest reached = before_.digest;
     for (const Digest& change : changes) reached += change;
-    if (before_.partial) after_.digest = reached;  // nobody knows it beforehand
+    if (!known) after_.digest = reached;
     written_.assign(fold.pieces().size(), 0);
     scratch_.resize(threads());
     if (reached == after_.digest) return {};
@@ -178,8 +179,10 @@ Status fold_versions(const MemoryWeights& weights, DeltaChange& change) {
   return {};
 }
 
-// Other encodings: their effect on the weights as they are.
-Status fold_effect(const MemoryWeights& weights, DeltaChange& change) {
+// Other encodings: their effect on the weights as they are. False where that takes more than `most`
+// bytes: then nothing is folded.
+Result<bool> fold_effect(const MemoryWeights& weights, std::span<const VersionSource> sources,
+                         std::uint64_t most, DeltaChange& change) {
   WeightView view;
   view.name = "memory";
   view.layout = &weights.layout;
@@ -187,17 +190,21 @@ Status fold_effect(const MemoryWeights& weights, DeltaChange& change) {
   StageOptions options;
   options.threads = weights.threads;
   std::mutex mutex;
-  DRIFTLESS_RETURN_IF_ERROR(
-      stage_version(view, change.sources, options, [&](std::span<const std::byte> frame) {
-        const std::scoped_lock lock(mutex);
-        change.frame_bytes.emplace_back(frame.begin(), frame.end());
-        return Status();
-      }).status());
-  change.sources.clear();
+  std::uint64_t bytes = 0;
+  const auto keep = [&](std::span<const std::byte> frame) -> Status {
+    const std::scoped_lock lock(mutex);
+    bytes += frame.size();
+    if (bytes > most) return error(StatusCode::kUnsupported, "too much");
+    change.frame_bytes.emplace_back(frame.begin(), frame.end());
+    return {};
+  };
+  const Status staged = stage_version(view, sources, options, keep).status();
+  if (bytes > most) return false;  // stopped on purpose
+  DRIFTLESS_RETURN_IF_ERROR(staged);
   std::map<std::uint32_t, std::vector<BucketPiece>> by_tensor;
   change.frames.reserve(change.frame_bytes.size());  // the buckets point into the frames
-  for (const std::vector<std::byte>& bytes : change.frame_bytes) {
-    DRIFTLESS_ASSIGN_OR_RETURN(Frame frame, Frame::decode(bytes, weights.layout, kMaxFrameBytes));
+  for (const std::vector<std::byte>& each : change.frame_bytes) {
+    DRIFTLESS_ASSIGN_OR_RETURN(Frame frame, Frame::decode(each, weights.layout, kMaxFrameBytes));
     change.frames.push_back(std::move(frame));
     const BucketView bucket = change.frames.back().bucket();
     for (const BucketEntry& entry : bucket.entries) {
@@ -208,7 +215,7 @@ Status fold_effect(const MemoryWeights& weights, DeltaChange& change) {
   for (const auto& [tensor, pieces] : by_tensor) tensors.push_back({tensor, {pieces}});
   DRIFTLESS_ASSIGN_OR_RETURN(change.fold,
                              DeltaFold::make(weights.layout, tensors, weights.threads));
-  return {};
+  return true;
 }
 
 }  // namespace
@@ -220,14 +227,33 @@ Result<std::unique_ptr<StagedChange>> stage_deltas(std::shared_ptr<MemoryWeights
       chain.size() == 1 ? last.path : concat(chain.front().version().path, " to ", last.version);
   const TargetState after{last.manifest->id, last.manifest->digest, true, weights->state.partial};
   auto change = std::make_unique<DeltaChange>(weights, source, after);
-  change->sources = std::move(chain);
-  const bool positional = std::all_of(change->sources.begin(), change->sources.end(),
+  const bool positional = std::all_of(chain.begin(), chain.end(),
                                       [](const VersionSource& each) { return each.positional(); });
-  DRIFTLESS_RETURN_IF_ERROR(
-      (positional ? fold_versions(*weights, *change) : fold_effect(*weights, *change))
-          .with_context(source));
-  DRIFTLESS_RETURN_IF_ERROR(change->prepare());
+  if (positional) {
+    change->sources = std::move(chain);
+    DRIFTLESS_RETURN_IF_ERROR(fold_versions(*weights, *change).with_context(source));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(
+        fold_effect(*weights, chain, ~std::uint64_t{0}, *change).status().with_context(source));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(change->prepare(!weights->state.partial));
   return std::unique_ptr<StagedChange>(std::move(change));
+}
+
+Result<std::unique_ptr<StagedChange>> stage_difference(std::shared_ptr<MemoryWeights> weights,
+                                                       const VersionSource& source,
+                                                       const Digest& held) {
+  const VersionDirectory& version = source.version();
+  const TargetState after{version.manifest->id, held, true, weights->state.partial};
+  auto change = std::make_unique<DeltaChange>(weights, version.path, after);
+  const std::uint64_t most = std::max<std::uint64_t>(weights->layout.total_bytes() / 8, 1 << 20);
+  const Result<bool> little = fold_effect(*weights, std::span(&source, 1), most, *change);
+  if (!little.ok()) return little.status().with_context(version.path);
+  if (!*little) return std::unique_ptr<StagedChange>();
+  const Status status = change->prepare(true);
+  if (status.ok()) return std::unique_ptr<StagedChange>(std::move(change));
+  if (status.code() != StatusCode::kMismatch) return status;
+  return std::unique_ptr<StagedChange>();  // copying heals what somebody else wrote
 }
 
 }  // namespace driftless

@@ -49,7 +49,8 @@ class FullChange final : public StagedChange {
 
   Status undo() override {
     return error(StatusCode::kUnsupported, source_.version().path,
-                 ": a full version in memory cannot be taken back; the weights stay at it");
+                 ": a full version that was copied over the weights cannot be taken back; they "
+                 "stay at it");
   }
 
  private:
@@ -68,7 +69,12 @@ Result<std::unique_ptr<StagedChange>> stage_full(std::shared_ptr<MemoryWeights> 
   const DenseSums sums = sum(*weights, stretches);
   const Manifest& manifest = *source.version().manifest;
   DRIFTLESS_RETURN_IF_ERROR(check_digest(sums, manifest).with_context(source.version().path));
-  TargetState after{manifest.id, sums.held, true, weights->state.partial};
+  if (weights->state.valid) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<StagedChange> change,
+                               stage_difference(weights, source, sums.held));
+    if (change) return change;
+  }
+  const TargetState after{manifest.id, sums.held, true, weights->state.partial};
   return std::unique_ptr<StagedChange>(std::make_unique<FullChange>(
       std::move(weights), std::move(source), std::move(stretches), after));
 }

@@ -171,6 +171,36 @@ class FullKindTest : public ::testing::TestWithParam<Kind> {
   PublishedRun run_{random_weights(1, 200)};
 };
 
+TEST_P(FullKindTest, OnAVersionWritesWhatDiffersAndGoesBack) {
+  Weights held = run_.weights[0];
+  const auto target = Memory::make(run_, held, VersionId{}, 2);
+  auto staged = target->stage(chain(run_.anchor(2, GetParam().layout)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  EXPECT_TRUE(same(held, run_.weights[0])) << "staging touched the weights";
+  const auto report = (*staged)->commit();
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_TRUE(same(held, run_.weights[2]));
+  EXPECT_EQ(target->state().digest, digest_of(run_.weights[2]));
+  ASSERT_TRUE((*staged)->undo().ok());
+  EXPECT_TRUE(same(held, run_.weights[0]));
+  EXPECT_EQ(target->state().digest, digest_of(run_.weights[0]));
+  EXPECT_EQ(target->state().id.version, 0U);
+}
+
+TEST_P(FullKindTest, HealsWhatSomebodyElseWrote) {
+  Weights held = run_.weights[0];
+  const auto target = Memory::make(run_, held, VersionId{}, 2);
+  for (auto& [name, tensor] : held) {
+    if (!tensor.bytes.empty()) tensor.bytes.back() ^= std::byte{1};
+  }
+  auto staged = target->stage(chain(run_.anchor(2, GetParam().layout)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(same(held, run_.weights[2]));
+  EXPECT_EQ(target->state().digest, digest_of(run_.weights[2]));
+  EXPECT_EQ((*staged)->undo().code(), StatusCode::kUnsupported) << "there was no version";
+}
+
 TEST_P(FullKindTest, ReplacesWhateverIsThere) {
   Weights held = changed_weights(run_.weights[0], 99, 0.5, "none");
   const auto target = Memory::make(run_, held, std::nullopt, 2);
