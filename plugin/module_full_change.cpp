@@ -108,18 +108,26 @@ class ParameterCopy {
     DRIFTLESS_ASSIGN_OR_RETURN(own.map, StridedMap::make(view, end - begin, view, end - begin));
     return own;
   }
+  // A stack of experts has many, of which a block meets few.
+  static std::vector<const ModuleMap*> maps_in(const Extent& extent, std::uint64_t begin,
+                                               std::uint64_t end) {
+    std::vector<const ModuleMap*> found;
+    for (const ModuleMap& map : extent.maps) {
+      if (map.map.source_offset < end && begin < map.map.source_end) found.push_back(&map);
+    }
+    return found;
+  }
   template <typename Use>
   Status each_block(const ModuleWeights& weights, const Use& use) {
     for (auto& [place, extent] : extents_) {
-      std::vector<const ModuleMap*> maps;
-      for (const ModuleMap& map : extent.maps) maps.push_back(&map);
       const std::uint64_t units = extent.end - extent.begin;
       const std::uint64_t blocks = (units + kBlockUnits - 1) / kBlockUnits;
       DRIFTLESS_RETURN_IF_ERROR(parallel_for(
           blocks, weights.memory->threads(weights.threads), [&](std::size_t i, unsigned) {
             const std::uint64_t at = i * kBlockUnits;
-            return use(std::span<const ModuleMap* const>(maps), at,
-                       std::min<std::uint64_t>(kBlockUnits, units - at),
+            const std::uint64_t count = std::min<std::uint64_t>(kBlockUnits, units - at);
+            const std::vector<const ModuleMap*> maps = maps_in(extent, at, at + count);
+            return use(std::span<const ModuleMap* const>(maps), at, count,
                        extent.bytes.data() + at * place.second);
           }));
     }
