@@ -54,8 +54,11 @@ def test_ten_versions_while_it_generates(follows, kind):
     assert len(seen) > 2, "the engine generated with several versions"
     texts = [one for one in made if len(one["spans"]) > 1][:5] + made[-3:]
     paths = {version: run.model.checkpoint(version) for version in range(VERSIONS + 1)}
-    again = engine.do("replay", generations=texts, paths=paths)
-    assert [[t for _, tokens in one["spans"] for t in tokens] for one in texts] == again
+    # A cache sums up in another order, and logits of bfloat16 are 1/32 apart here.
+    below = engine.do("replay", generations=texts, paths=paths)
+    assert max(below) <= 3 / 32, below
+    below = engine.do("replay", generations=texts, paths=paths, later=1)
+    assert max(below) > 1, "another version would have made other tokens"
 
 
 def test_a_failed_commit_leaves_the_old_version_serving(follows):

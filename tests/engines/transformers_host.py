@@ -66,22 +66,22 @@ class Host:
             for made in done
         ]
 
-    def replay(self, generations, paths):
-        """What fresh models of the versions would have generated in the same places; a span's
-        version chooses the model."""
+    def replay(self, generations, paths, later=0):
+        """How far each token's logit lies below the best one, in a fresh model of the version that
+        made it (or of one `later`), after the same tokens."""
         import torch
 
         models = {int(v): self.engines.load_model(path).eval() for v, path in paths.items()}
         found = []
         for made in generations:
-            seen, again = list(made["prompt"]), []
+            seen = list(made["prompt"])
             for version, tokens in made["spans"]:
-                for _ in tokens:
+                for token in tokens:
                     with torch.no_grad():
-                        logits = models[version](torch.tensor([seen])).logits
-                    seen.append(int(logits[0, -1].argmax()))
-                    again.append(seen[-1])
-            found.append(again)
+                        model = models[(version + later) % len(models)]
+                        logits = model(torch.tensor([seen])).logits[0, -1].float()
+                    found.append(float(logits.max() - logits[token]))
+                    seen.append(token)
         return found
 
 
