@@ -55,7 +55,7 @@ test: build-tests
 	if [ -d tests/python ]; then $(PYTHON) -m pytest -q tests/python || status=1; fi; \
 	exit $$status
 
-# Some minutes. DRIFTLESS_VLLM_PYTHON and DRIFTLESS_SGLANG_PYTHON name environments that are there.
+# About 20 minutes. DRIFTLESS_VLLM_PYTHON and DRIFTLESS_SGLANG_PYTHON name environments that are there.
 test-engines: build-tests
 	@$(PYTHON) -m pytest -q -rs tests/engines
 

@@ -114,6 +114,16 @@ class ModuleTest : public ::testing::Test {
     });
   }
 
+  // From weights 0 to 1 and back, the writer with it.
+  void commits_and_goes_back(std::unique_ptr<StagedChange>& staged) {
+    ASSERT_TRUE(staged->commit().ok());
+    EXPECT_TRUE(holds(run_.weights[1]));
+    ASSERT_TRUE(staged->undo().ok());
+    EXPECT_TRUE(holds(run_.weights[0]));
+    staged.reset();
+    EXPECT_EQ(writer_->said, "stage commit undo drop ");
+  }
+
   std::unique_ptr<ModuleTarget> open(ModuleOptions options = {}) {
     ModuleParts parts;
     parts.layout = run_.layout;
@@ -304,12 +314,7 @@ TEST_F(ModuleTest, TheWriterIsUndoneWithAnAnchorToo) {
   auto staged = target->stage(chain({run_.anchor(1)}));
   ASSERT_TRUE(staged.ok()) << staged.status().to_string();
   EXPECT_TRUE(writer_->news->whole());
-  ASSERT_TRUE((*staged)->commit().ok());
-  EXPECT_TRUE(holds(run_.weights[1]));
-  ASSERT_TRUE((*staged)->undo().ok());
-  EXPECT_TRUE(holds(run_.weights[0]));
-  staged->reset();
-  EXPECT_EQ(writer_->said, "stage commit undo drop ");
+  commits_and_goes_back(*staged);
 }
 
 TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
@@ -333,12 +338,7 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   writer_->fail = false;
   writer_->said.clear();
   staged = target->stage(chain({first}));
-  ASSERT_TRUE((*staged)->commit().ok());
-  EXPECT_TRUE(holds(run_.weights[1]));
-  ASSERT_TRUE((*staged)->undo().ok());
-  EXPECT_TRUE(holds(run_.weights[0]));
-  staged->reset();
-  EXPECT_EQ(writer_->said, "stage commit undo drop ");
+  commits_and_goes_back(*staged);
 }
 
 TEST_F(ModuleTest, RefusesWhatItCannotWrite) {

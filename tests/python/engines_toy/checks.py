@@ -71,6 +71,16 @@ class Group:
     def take(self):
         return [receiver.commit() for receiver in self.receivers if receiver.stage(10)]
 
+    def take_and_go_back_to(self, weights, version):
+        """Takes what was published last, goes back, and takes it again."""
+        assert len(self.take()) == self.tp and self.holds(self.weights)
+        for receiver in self.receivers:
+            receiver.rollback()
+            assert receiver.version == version
+        assert self.holds(weights)
+        self.take()
+        assert self.holds(self.weights)
+
     def holds(self, weights):
         return all(self.rank_holds(rank, weights) for rank in range(self.tp))
 
@@ -204,13 +214,7 @@ def rollback():
         group.take()
         committed = group.weights
         group.step_changing("odd.broadcast")
-        group.take()
-        for receiver in group.receivers:
-            receiver.rollback()
-            assert receiver.version == 1
-        assert group.holds(committed)
-        group.take()  # and again
-        assert group.holds(group.weights)
+        group.take_and_go_back_to(committed, 1)
         # Dropped before it was committed.
         kept = group.weights
         group.step()
@@ -230,14 +234,7 @@ def full_versions_go_back():
             group.take()
             committed = group.weights
             group.step(share=share)
-            assert all(update.version == 2 for update in group.take())
-            assert group.holds(group.weights)
-            for receiver in group.receivers:
-                receiver.rollback()
-                assert receiver.version == 1
-            assert group.holds(committed)
-            group.take()  # and again
-            assert group.holds(group.weights)
+            group.take_and_go_back_to(committed, 1)
 
 
 class Injected(RuntimeError):
