@@ -105,6 +105,13 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
 
 }  // namespace
 
+Status check_staged_for(bool used, const TargetState& before, const TargetState& now,
+                        std::string_view source) {
+  if (!used && now == before) return {};
+  return error(StatusCode::kWrongBase, source,
+               ": the weights are not those that it was staged for; stage it again");
+}
+
 Status check_chain(const TargetState& state, const WeightLayout& layout,
                    std::span<const FetchedVersion> chain) {
   if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");

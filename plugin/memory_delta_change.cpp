@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
 #include "plugin/delta_pieces.h"
+#include "plugin/fetched_version.h"
 #include "plugin/memory_change.h"
 #include "plugin/stopwatch.h"
 #include "plugin/version_stager.h"
@@ -62,10 +63,7 @@ class DeltaChange final : public StagedChange {
   }
 
   Result<CommitReport> commit() override {
-    if (used_ || weights_->state != before_) {
-      return error(StatusCode::kWrongBase, source_,
-                   ": the weights are not those that it was staged for; stage it again");
-    }
+    DRIFTLESS_RETURN_IF_ERROR(check_staged_for(used_, before_, weights_->state, source_));
     used_ = true;
     Stopwatch watch;
     if (const Status status = write(); !status.ok()) {

@@ -3,6 +3,7 @@
 
 #include "core/parallel.h"
 #include "plugin/dense_stretches.h"
+#include "plugin/fetched_version.h"
 #include "plugin/memory_change.h"
 #include "plugin/stopwatch.h"
 
@@ -27,10 +28,8 @@ class FullChange final : public StagedChange {
         after_(after) {}
 
   Result<CommitReport> commit() override {
-    if (committed_ || weights_->state != before_) {
-      return error(StatusCode::kWrongBase, source_.version().path,
-                   ": the weights are not those that it was staged for; stage it again");
-    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_staged_for(committed_, before_, weights_->state, source_.version().path));
     Stopwatch watch;
     weights_->state.valid = false;  // until all of it is there
     DRIFTLESS_RETURN_IF_ERROR(

@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
 #include "plugin/dense_stretches.h"
+#include "plugin/fetched_version.h"
 #include "plugin/module_change.h"
 #include "plugin/module_difference.h"
 #include "plugin/stopwatch.h"
@@ -184,10 +185,7 @@ class ModuleFullChange final : public StagedChange {
   [[nodiscard]] const TargetState& after() const { return after_; }
 
   Result<CommitReport> commit() override {
-    if (committed_ || weights_->state != before_) {
-      return error(StatusCode::kWrongBase, path(),
-                   ": the weights are not those that it was staged for; stage it again");
-    }
+    DRIFTLESS_RETURN_IF_ERROR(check_staged_for(committed_, before_, weights_->state, path()));
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(path()));
     weights_->state.valid = false;  // until all of it is there

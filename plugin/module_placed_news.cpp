@@ -3,6 +3,7 @@
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
+#include "plugin/fetched_version.h"
 #include "plugin/module_change.h"
 #include "plugin/stopwatch.h"
 
@@ -31,10 +32,7 @@ class PlacedNews final : public StagedChange {
   }
 
   Result<CommitReport> commit() override {
-    if (used_ || weights_->state != before_) {
-      return error(StatusCode::kWrongBase, source_,
-                   ": the weights are not those that it was staged for; stage it again");
-    }
+    DRIFTLESS_RETURN_IF_ERROR(check_staged_for(used_, before_, weights_->state, source_));
     used_ = true;
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(source_));
