@@ -22,6 +22,7 @@
 #endif
 
 #if DRIFTLESS_HAS_CUDA
+#include "plugin/device/device_masked.h"
 #include "plugin/device/device_module_memory.h"
 #include "plugin/device/device_side.h"
 #endif
@@ -330,6 +331,15 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
 Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device) {
 #if DRIFTLESS_HAS_CUDA
   return make_device_module_memory(device);
+#else
+  static_cast<void>(device);
+  return check_backend("cuda", "parameters on a GPU");
+#endif
+}
+
+Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device) {
+#if DRIFTLESS_HAS_CUDA
+  return make_masked_device(device);
 #else
   static_cast<void>(device);
   return check_backend("cuda", "parameters on a GPU");

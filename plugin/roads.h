@@ -16,6 +16,7 @@
 #include "core/status.h"
 #include "plugin/config.h"
 #include "plugin/device/device_target.h"
+#include "plugin/masked_device.h"
 #include "plugin/module_memory.h"
 #include "plugin/watchdog.h"
 
@@ -40,6 +41,8 @@ struct Backend {
 
 // Where a module on a GPU keeps its parameters (make_device_module_memory()).
 [[nodiscard]] Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device);
+// What its loader's masked overwrites go through (make_masked_device()).
+[[nodiscard]] Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device);
 
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.

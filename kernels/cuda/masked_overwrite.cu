@@ -85,6 +85,26 @@ __global__ void __launch_bounds__(kThreads)
   add_up(count, written);
 }
 
+template <unsigned W>
+__global__ void __launch_bounds__(kThreads)
+    fill(Unit<W>* data, std::uint64_t units, Unit<W> pattern, std::uint64_t head,
+         std::uint64_t groups) {
+  constexpr unsigned kUnits = 16 / W;
+  union {
+    uint4 all;
+    Unit<W> units[kUnits];
+  } group;
+#pragma unroll
+  for (unsigned i = 0; i < kUnits; ++i) group.units[i] = pattern;
+  const std::uint64_t first = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kThreads;
+  auto* const aligned = reinterpret_cast<uint4*>(data + head);
+  for (std::uint64_t i = first; i < groups; i += stride) aligned[i] = group.all;
+  const std::uint64_t tail = head + groups * kUnits;
+  for (std::uint64_t i = first; i < head; i += stride) data[i] = pattern;
+  for (std::uint64_t i = tail + first; i < units; i += stride) data[i] = pattern;
+}
+
 unsigned blocks_for(std::uint64_t work) {
   constexpr std::uint64_t kMaxBlocks = 4096;
   return static_cast<unsigned>(std::clamp<std::uint64_t>(work / kThreads + 1, 1, kMaxBlocks));
@@ -110,7 +130,31 @@ void launch(std::byte* target, const std::byte* source, std::uint64_t units, std
       units - done, small, written);
 }
 
+template <unsigned W>
+void launch_fill(std::byte* data, std::uint64_t units, std::uint64_t pattern, cudaStream_t stream) {
+  const std::uint64_t past = reinterpret_cast<std::uintptr_t>(data) % 16;
+  const std::uint64_t head = std::min<std::uint64_t>(units, past == 0 ? 0 : (16 - past) / W);
+  const std::uint64_t groups = (units - head) * W / 16;
+  fill<W><<<blocks_for(groups + head), kThreads, 0, stream>>>(
+      reinterpret_cast<Unit<W>*>(data), units, static_cast<Unit<W>>(pattern), head, groups);
+}
+
 }  // namespace
+
+Status fill_units(std::byte* data_dev, std::uint64_t units, unsigned unit_bytes,
+                  std::uint64_t pattern, Stream stream) {
+  if (units == 0) return {};
+  switch (unit_bytes) {
+    case 1: launch_fill<1>(data_dev, units, pattern, native(stream)); break;
+    case 2: launch_fill<2>(data_dev, units, pattern, native(stream)); break;
+    case 4: launch_fill<4>(data_dev, units, pattern, native(stream)); break;
+    case 8: launch_fill<8>(data_dev, units, pattern, native(stream)); break;
+    default:
+      return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
+                   " bytes cannot be filled");
+  }
+  return check_launch("fill_units");
+}
 
 Status masked_overwrite(std::byte* target_dev, const std::byte* source_dev, std::uint64_t units,
                         unsigned unit_bytes, std::uint64_t sentinel, std::uint64_t* written_dev,

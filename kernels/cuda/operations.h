@@ -179,7 +179,8 @@ class StridedPatch {
   // New values, converted; or, where `old` says so, old ones.
   [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
   // In one launch: keeps what is there in the old values, and writes the new ones. `differs_dev`
-  // becomes the least number of a part that was not what its old values said, else stays.
+  // becomes the least number of a part that was not what its old values said, else stays; where it
+  // is null, they need not have said anything.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
 
@@ -199,6 +200,10 @@ class StridedPatch {
                                       std::uint64_t units, unsigned unit_bytes,
                                       std::uint64_t sentinel, std::uint64_t* written_dev,
                                       Stream stream);
+
+// data[i] = the low 8 * unit_bytes bits of `pattern`: a tensor for masked_overwrite() begins so.
+[[nodiscard]] Status fill_units(std::byte* data_dev, std::uint64_t units, unsigned unit_bytes,
+                                std::uint64_t pattern, Stream stream);
 
 // The digest of whole tensors, added up, or of stretches of them.
 struct DigestPiece {

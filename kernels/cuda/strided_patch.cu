@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
           if (changes.at[j] == StridedMap::kOutside) continue;
           units[changes.at[j]] =
               load_converted<W>(values_dev + part.value_begin, changes.number[j], part.cast);
-          if (old[changes.number[j]] == there[j]) continue;
+          if (differs_dev != nullptr && old[changes.number[j]] == there[j]) continue;
           old[changes.number[j]] = there[j];
-          differs = true;
+          differs = differs_dev != nullptr;
         }
         if (differs) atomicMin(differs_dev, number);
       });

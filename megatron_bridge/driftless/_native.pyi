@@ -380,6 +380,33 @@ class MaskedWrite:
     def units(self) -> int: ...
     def undo(self) -> None: ...
 
+class MaskedDevice:
+    """Masked overwrites in the memory of a GPU. Tensors have the numbers that their names have in
+    stage(); dense ones are (number, offset in bytes, sentinel). Streams are of torch's
+    cuda_stream; what takes one queues its work there."""
+
+    def __init__(self, device: int) -> None: ...
+    def stage(
+        self,
+        news: TensorNews,
+        names: Sequence[str],
+        dense_bytes: int,
+        first: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """The changes of these tensors, and full-shape ones of the first chunk; waits. What was
+        staged before is forgotten."""
+
+    def tensor(self, number: int, offset: int) -> TensorRef:
+        """The full-shape tensor there; it holds what was filled in last."""
+
+    def fill(self, dense: Sequence[tuple[int, int, int]], stream: int) -> None: ...
+    def overwrite(
+        self, number: int, map: StridedMap, target: int, dtype: str, stream: int
+    ) -> int:
+        """The changes that the map has into memory, by its address. A number for undo()."""
+
+    def undo(self, write: int, stream: int) -> None: ...
+
 class _Writer(Protocol):
     """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
 

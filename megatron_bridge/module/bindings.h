@@ -8,6 +8,7 @@ namespace driftless::python {
 void bind_publisher(pybind11::module_& module);
 void bind_targets(pybind11::module_& module);
 void bind_module_target(pybind11::module_& module);
+void bind_masked(pybind11::module_& module);
 void bind_receiver(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 

@@ -23,6 +23,7 @@ PYBIND11_MODULE(_native, module) {
   bind_publisher(module);
   bind_targets(module);
   bind_module_target(module);
+  bind_masked(module);
   bind_receiver(module);
   bind_kernels(module);
 }

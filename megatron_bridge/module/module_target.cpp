@@ -13,8 +13,8 @@
 #include "core/parallel.h"
 #include "module/bindings.h"
 #include "module/errors.h"
+#include "module/held_news.h"
 #include "module/target.h"
-#include "plugin/masked_write.h"
 #include "plugin/roads.h"
 
 namespace driftless::python {
@@ -25,65 +25,6 @@ using View = std::tuple<std::uint64_t, std::vector<std::uint64_t>, std::vector<s
 StridedView view_of(const View& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
-
-// TensorNews by names, and into tensors of Python.
-class HeldNews {
- public:
-  HeldNews(std::shared_ptr<const TensorNews> news, std::shared_ptr<const WeightLayout> layout)
-      : news_(std::move(news)), layout_(std::move(layout)) {}
-
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const std::uint32_t tensor : news_->tensors()) names.push_back((*layout_)[tensor].name);
-    return names;
-  }
-  [[nodiscard]] bool whole() const { return news_->whole(); }
-  [[nodiscard]] std::uint64_t changed(const std::string& name) const {
-    return news_->changed_units(index(name));
-  }
-  [[nodiscard]] std::optional<std::uint64_t> absent(const std::string& name) const {
-    const std::uint32_t tensor = index(name);
-    const py::gil_scoped_release released;
-    return news_->absent_bits(tensor);
-  }
-  void write(const std::string& name, const py::object& into,
-             std::optional<std::uint64_t> only) const {
-    const std::uint32_t tensor = index(name);
-    const TensorRef ref = tensor_ref(into, name);
-    check(check_on_host(ref, name));
-    check(check_writable(ref, name));
-    if (ref.size_bytes != (*layout_)[tensor].size_bytes) {
-      throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ",
-                              ref.size_bytes, " bytes, expected ", (*layout_)[tensor].size_bytes));
-    }
-    const py::gil_scoped_release released;
-    news_->write(tensor, ref.data, only);
-  }
-
-  // The changes of the tensor that the map has, into memory.
-  [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
-                                      std::uint64_t target, const std::string& dtype,
-                                      unsigned threads) const {
-    const std::uint32_t tensor = index(name);
-    const DType to = take(parse_dtype(dtype));
-    const std::optional<ValueCast> cast = value_cast((*layout_)[tensor].dtype, to);
-    if (!cast) throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' to ", dtype));
-    const MaskedTarget into{reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(target)),
-                            unit_bytes(to), *cast};
-    const py::gil_scoped_release released;
-    return take(MaskedWrite::make(map, news_->pieces(tensor), into,
-                                  threads == 0 ? default_threads() : threads));
-  }
-
- private:
-  [[nodiscard]] std::uint32_t index(const std::string& name) const {
-    const std::optional<std::uint32_t> found = layout_->find(name);
-    if (found) return *found;
-    throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
-  }
-  std::shared_ptr<const TensorNews> news_;
-  std::shared_ptr<const WeightLayout> layout_;
-};
 
 // A Python object with check, stage, commit, undo and drop. What it raises becomes a status that
 // says so; an exception of ours keeps its code.
@@ -245,47 +186,10 @@ void bind_map(py::module_& module) {
   });
 }
 
-// A copy from `source`, in which units are new values or the sentinel, into `address`.
-MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
-                         std::uint64_t sentinel, std::uint64_t target,
-                         const std::string& target_dtype, unsigned threads) {
-  const std::optional<ValueCast> cast =
-      value_cast(take(parse_dtype(dtype)), take(parse_dtype(target_dtype)));
-  if (!cast) {
-    throw StatusError(error(StatusCode::kUnsupported, "there is no conversion from ", dtype, " to ",
-                            target_dtype, " here"));
-  }
-  const auto memory = [](std::uint64_t address) {
-    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
-  };
-  const MaskedTarget into{memory(target), unit_bytes(take(parse_dtype(target_dtype))), *cast};
-  const py::gil_scoped_release released;
-  return take(MaskedWrite::make(map, {memory(source), sentinel}, into,
-                                threads == 0 ? default_threads() : threads));
-}
-
-void bind_masked(py::module_& module) {
-  py::class_<MaskedWrite>(module, "MaskedWrite")
-      .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
-           py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
-      .def_property_readonly("units", &MaskedWrite::units)
-      .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
-}
-
 }  // namespace
 
 void bind_module_target(py::module_& module) {
   bind_map(module);
-  bind_masked(module);
-  py::class_<HeldNews, std::shared_ptr<HeldNews>>(module, "TensorNews")
-      .def_property_readonly("names", &HeldNews::names)
-      .def_property_readonly("whole", &HeldNews::whole)
-      .def("changed", &HeldNews::changed, py::arg("name"))
-      .def("absent", &HeldNews::absent, py::arg("name"))
-      .def("write", &HeldNews::write, py::arg("name"), py::arg("tensor"),
-           py::arg("only") = py::none())
-      .def("overwrite", &HeldNews::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
-           py::arg("dtype"), py::arg("threads") = 0);
   py::class_<ModuleHolder, HeldTarget, std::shared_ptr<ModuleHolder>>(module, "MappedTarget")
       .def(py::init(&make_module), py::arg("layout"), py::arg("maps"),
            py::arg("external") = std::vector<std::string>(),

@@ -8,13 +8,13 @@
 
 #include "kernels/cuda/operations.h"
 #include "plugin/device/device_change.h"
+#include "plugin/device/piece_places.h"
 
 namespace driftless {
 namespace {
 
 constexpr std::array<unsigned, 4> kWidths{1, 2, 4, 8};
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
-constexpr std::uint64_t kValueAlignment = 8;
 
 // What the memory and the parts placed in it share.
 struct Gpu {
@@ -56,7 +56,8 @@ class DeviceParts final : public PlacedParts {
     DRIFTLESS_RETURN_IF_ERROR(
         room_.host.reserve(std::max<std::uint64_t>(1, host_plan_.used()), MemoryKind::kHost)
             .with_context("staging a delta"));
-    DRIFTLESS_RETURN_IF_ERROR(upload());
+    DRIFTLESS_RETURN_IF_ERROR(
+        pieces_.upload(dev(offsets_at_), dev(values_at_), gpu_->uploader, gpu_->stream));
     for (Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(make_patch(group));
     for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(fetch_old(group, parts));
     pieces_.clear();
@@ -87,13 +88,6 @@ class DeviceParts final : public PlacedParts {
   }
 
  private:
-  struct Piece {
-    const DeltaPiece* piece = nullptr;
-    unsigned value_bytes = 1;
-    std::uint64_t offset_begin = 0;  // entries
-    std::uint64_t value_begin = 0;   // bytes
-  };
-
   [[nodiscard]] std::byte* dev(std::uint64_t at) const { return room_.dev.data() + at; }
 
   // What lies where in the room. Pieces that go through several maps are there once.
@@ -103,27 +97,17 @@ class DeviceParts final : public PlacedParts {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const ModulePart& part = parts[i];
       const unsigned value_bytes = source_bytes(part.map->cast, part.map->unit_bytes);
-      const auto [found, fresh] = known.try_emplace(part.piece, pieces_.size());
-      if (fresh) add_piece(*part.piece, value_bytes);
-      const Piece& piece = pieces_[found->second];
+      const auto [found, fresh] = known.try_emplace(part.piece, 0);
+      if (fresh) found->second = pieces_.add(*part.piece, value_bytes);
       Group& group = groups[static_cast<std::size_t>(
           std::find(kWidths.begin(), kWidths.end(), part.map->unit_bytes) - kWidths.begin())];
       group.width = part.map->unit_bytes;
-      cuda::StridedPatch::Part placed;
-      placed.map = part.map->map;
-      placed.data_dev = part.map->data;
-      placed.cast = part.map->cast;
-      placed.origin = part.piece->origin;
-      placed.count = part.count;
-      placed.offset_begin = piece.offset_begin + part.begin;
-      placed.value_begin = piece.value_begin + std::uint64_t{part.begin} * value_bytes;
-      placed.old_begin = group.old_units;
+      group.parts.push_back(pieces_.part(found->second, part, group.old_units));
       group.old_units += part.count;
-      group.parts.push_back(placed);
       group.numbers.push_back(i);
     }
-    offsets_at_ = dev_plan_.take(offset_entries_ * sizeof(std::uint32_t));
-    values_at_ = dev_plan_.take(value_bytes_);
+    offsets_at_ = dev_plan_.take(pieces_.offset_bytes());
+    values_at_ = dev_plan_.take(pieces_.value_bytes());
     for (Group& group : groups) {
       if (group.parts.empty()) continue;
       group.old_at = dev_plan_.take(group.old_units * group.width);
@@ -134,29 +118,6 @@ class DeviceParts final : public PlacedParts {
       group.differs_host_at = host_plan_.take(sizeof(std::uint32_t));
       groups_.push_back(std::move(group));
     }
-  }
-
-  void add_piece(const DeltaPiece& piece, unsigned value_bytes) {
-    pieces_.push_back({&piece, value_bytes, offset_entries_, value_bytes_});
-    offset_entries_ += piece.count;
-    const std::uint64_t bytes = std::uint64_t{piece.count} * value_bytes;
-    value_bytes_ += (bytes + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
-  }
-
-  // Pieces are small: they are put together first, and travel in large copies.
-  Status upload() {
-    std::vector<std::byte> together(offset_entries_ * sizeof(std::uint32_t));
-    for (const Piece& each : pieces_) {
-      std::memcpy(together.data() + each.offset_begin * sizeof(std::uint32_t), each.piece->offsets,
-                  std::size_t{each.piece->count} * sizeof(std::uint32_t));
-    }
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.copy(dev(offsets_at_), together, gpu_->stream));
-    together.assign(value_bytes_, std::byte{0});
-    for (const Piece& each : pieces_) {
-      std::memcpy(together.data() + each.value_begin, each.piece->values,
-                  std::size_t{each.piece->count} * each.value_bytes);
-    }
-    return gpu_->uploader.copy(dev(values_at_), together, gpu_->stream);
   }
 
   Status make_patch(Group& group) {
@@ -205,9 +166,9 @@ class DeviceParts final : public PlacedParts {
   std::shared_ptr<Gpu> gpu_;
   DeviceRoom room_;
   PlacePlan dev_plan_, host_plan_;
-  std::vector<Piece> pieces_;
+  PiecePlaces pieces_;
   std::vector<Group> groups_;
-  std::uint64_t offset_entries_ = 0, value_bytes_ = 0, offsets_at_ = 0, values_at_ = 0;
+  std::uint64_t offsets_at_ = 0, values_at_ = 0;
 };
 
 class DeviceModuleMemory final : public ModuleMemory {

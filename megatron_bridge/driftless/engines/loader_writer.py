@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from .. import _native
 from .bound import TORCH_DTYPES, BoundTensors
-from .masked import MaskedLoad, MaskedTensor, filled_with
+from .masked import MaskedLoad, MaskedTensor, Maps, StagedNews, filled_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
@@ -29,6 +30,18 @@ class _Pass:
     complete: bool  # none of them looks like the sentinel
 
 
+@dataclass
+class _Chunk:
+    """Masked tensors that are loaded together."""
+
+    passes: list[_Pass] = field(default_factory=list)
+    size_bytes: int = 0
+    # On a GPU: its tensors, and what MaskedDevice fills them with. Else made when they are needed.
+    on_gpu: bool = False
+    tensors: list[MaskedTensor] = field(default_factory=list)
+    dense: list[tuple[int, int, int]] = field(default_factory=list)
+
+
 class LoaderWriter:
     """Called by the native target, one thread at a time.
 
@@ -46,14 +59,16 @@ class LoaderWriter:
         self._bound, self._load = bound, load_weights
         devices = {storage.device for storage in bound.storages.values()}
         self._devices = [device for device in devices if device.type == "cuda"]
+        self._maps: Maps = {}
+        self._gpu: Any = None  # a MaskedDevice, where all that is masked lies on one GPU
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
         self._shadows: dict[str, torch.Tensor] = {}
         self._news: Any = None
         self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
-        self._chunks: list[list[_Pass]] = []  # of masked tensors, staged
-        self._ready: list[MaskedTensor] = []  # the first of them, made
+        self._chunks: list[_Chunk] = []  # of masked tensors, staged
+        self._ready: list[MaskedTensor] = []  # of the first of them, made
         self._done: list[_Load] = []  # what undo() takes back
         self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
 
@@ -77,7 +92,15 @@ class LoaderWriter:
                 self._shadows[name] = self._base(name).clone()
             else:
                 refused[name] = f"{reason}; {why}"
+        self._gpu = self._open_gpu()
         return refused
+
+    def _open_gpu(self) -> Any:
+        used = {key for storages in self._masked.values() for key in storages}
+        devices = {self._bound.storages[key].device for key in used}
+        if len(devices) != 1 or next(iter(devices)).type != "cuda":
+            return None
+        return _native.MaskedDevice(next(iter(devices)).index or 0)
 
     def _try_masked(self, name: str, storages: set[int]) -> str | None:
         if self._load is None:
@@ -114,8 +137,7 @@ class LoaderWriter:
     def check(self) -> None:
         """The parameters are where they were, and what the engine has queued on them is done."""
         self._bound.check()
-        for device in self._devices:
-            torch.cuda.current_stream(device).synchronize()
+        self._wait()
 
     def stage(self, news: Any) -> None:
         self._news = news
@@ -127,6 +149,7 @@ class LoaderWriter:
                 self._whole[name] = self._shadows[name].clone()
                 news.write(name, self._whole[name])
         self._chunks = [] if news.whole else self._cut(news)
+        self._stage_gpu(news, [chunk for chunk in self._chunks if chunk.on_gpu])
         self._ready = self._make(self._chunks[0]) if self._chunks else []
 
     def commit(self) -> None:
@@ -139,6 +162,7 @@ class LoaderWriter:
                 load = WholeLoad(self._bound)
                 self._done.append(load)
                 load.load(self._load, name, tensor)
+            self._wait()
         except BaseException:
             self._undo_loads()
             raise
@@ -159,14 +183,19 @@ class LoaderWriter:
 
     # --- parts -----------------------------------------------------------------------------------
 
+    def _wait(self) -> None:
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
+
     def _undo_loads(self) -> None:
         while self._done:
             self._done.pop().undo()
+        self._wait()
 
     def _commit_chunk(self, chunk: list[MaskedTensor]) -> None:
         assert self._load is not None
         loading = set().union(*(self._masked[each.name] for each in chunk))
-        load = MaskedLoad(self._bound, loading)
+        load = MaskedLoad(self._bound, loading, self._maps)
         self._done.append(load)
         load.load(self._load, chunk)
 
@@ -174,31 +203,73 @@ class LoaderWriter:
         spec = self._specs[name]
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
 
-    def _cut(self, news: Any) -> list[list[_Pass]]:
+    def _cut(self, news: Any) -> list[_Chunk]:
         """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its."""
-        chunks: list[list[_Pass]] = []
-        size = 0
-        for name in news.names:
-            if name not in self._masked:
-                continue
+        masked = [name for name in news.names if name in self._masked]
+        room = self._chunk_bytes
+        if self._gpu is not None:  # what was there before is kept on the GPU, too
+            kept = sum(news.changed(name) * self._unit_bytes(name) for name in masked)
+            room = max(room - kept, room // 4)
+        chunks: list[_Chunk] = []
+        for name in masked:
+            size = _aligned(self._specs[name].size_bytes)
             for each in _passes(name, news.absent(name)):
-                bytes_each = self._specs[name].size_bytes
-                if not chunks or each.only is not None or size + bytes_each > self._chunk_bytes:
-                    chunks.append([])
-                    size = 0
-                chunks[-1].append(each)
-                size += bytes_each
+                on_gpu = self._gpu is not None and each.complete
+                last = chunks[-1] if chunks else None
+                if (
+                    last is None
+                    or each.only is not None
+                    or last.on_gpu != on_gpu
+                    or last.size_bytes + size > room
+                ):
+                    last = _Chunk(on_gpu=on_gpu)
+                    chunks.append(last)
+                last.passes.append(each)
+                last.size_bytes += size
         return chunks
 
-    def _make(self, chunk: list[_Pass]) -> list[MaskedTensor]:
+    def _unit_bytes(self, name: str) -> int:
+        return TORCH_DTYPES[self._specs[name].dtype].itemsize
+
+    def _stage_gpu(self, news: Any, chunks: list[_Chunk]) -> None:
+        """The changes to the GPU, and there the full-shape tensors of the first chunk; the others
+        take the same memory, one after the other."""
+        if not chunks:
+            return
+        names = [each.name for chunk in chunks for each in chunk.passes]
+        number = 0
+        for chunk in chunks:
+            at = 0
+            for each in chunk.passes:
+                chunk.dense.append((number, at, each.sentinel))
+                at += _aligned(self._specs[each.name].size_bytes)
+                number += 1
+        first = chunks[0].dense if chunks[0] is self._chunks[0] else []
+        self._gpu.stage(news, names, max(chunk.size_bytes for chunk in chunks), first)
+        for chunk in chunks:
+            for each, (number, at, _) in zip(chunk.passes, chunk.dense, strict=True):
+                tensor = self._gpu.tensor(number, at).torch()
+                staged = StagedNews(self._gpu, number, tensor.device)
+                chunk.tensors.append(MaskedTensor(each.name, tensor, each.sentinel, news, staged))
+
+    def _make(self, chunk: _Chunk) -> list[MaskedTensor]:
+        if chunk.on_gpu:
+            if chunk is not self._chunks[0]:  # that one is filled
+                device = chunk.tensors[0].tensor.device
+                self._gpu.fill(chunk.dense, torch.cuda.current_stream(device).cuda_stream)
+            return chunk.tensors
         made = []
-        for each in chunk:
+        for each in chunk.passes:
             spec = self._specs[each.name]
             tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
             self._news.write(each.name, tensor, each.only)
             news = self._news if each.complete else None
             made.append(MaskedTensor(each.name, tensor, each.sentinel, news))
         return made
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // 256) * 256
 
 
 def _passes(name: str, absent: int | None) -> list[_Pass]:

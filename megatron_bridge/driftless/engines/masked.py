@@ -9,17 +9,18 @@ was written is undone by undo().
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .. import _native
 from ..errors import InvalidArgumentError, MismatchError, UnsupportedError
 from .bound import BoundTensors, Storage, View, bits, dtype_name, storage_key
 from .tracing import LoadWeights
-from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
+from .watching import COPY, FILLS, TO_COPY, Watching, op_name, only_views, tensors_in, written
 
 
 class Undo(Protocol):
@@ -30,12 +31,37 @@ class Undo(Protocol):
 class MaskedTensor:
     """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
     tensor is compared with what is there, and nothing is written. `news`, a TensorNews, knows
-    which elements are not the sentinel, where all of its changes are in the tensor."""
+    which elements are not the sentinel, where all of its changes are in the tensor; `staged` has
+    them in the memory of a GPU, and the tensor is there, too."""
 
     name: str
     tensor: torch.Tensor
     sentinel: int | None
     news: Any = None
+    staged: StagedNews | None = None
+
+
+@dataclass(frozen=True)
+class StagedNews:
+    """The changes of one tensor in the memory of a GPU."""
+
+    masked: Any  # a MaskedDevice
+    number: int  # of the tensor
+    device: torch.device
+
+
+class _StagedWrite:
+    __slots__ = "masked", "number", "stream"
+
+    def __init__(self, masked: Any, number: int, stream: int) -> None:
+        self.masked, self.number, self.stream = masked, number, stream
+
+    def undo(self) -> None:
+        self.masked.undo(self.number, self.stream)
+
+
+# How a copy is made, by the two views and types -> (a native map or None, the target's type).
+Maps = dict[tuple[Any, ...], tuple[Any, str]]
 
 
 @dataclass
@@ -68,10 +94,13 @@ class _Memory:
 class MaskedLoad(Watching):
     """Used once: load(), and then undo() where it must be."""
 
-    def __init__(self, bound: BoundTensors, loading: set[int]) -> None:
-        """`loading`: storages of the parameters that the tensors go to, as they were traced."""
+    def __init__(self, bound: BoundTensors, loading: set[int], maps: Maps | None = None) -> None:
+        """`loading`: storages of the parameters that the tensors go to, as they were traced.
+        `maps` are kept there: a loader makes the same copies again and again."""
         super().__init__(bound)
         self.loading = loading
+        self.maps = maps if maps is not None else {}
+        self.streams: dict[torch.device, int] = {}
         self.log: list[Undo] = []
         self.saved: set[int] = set()
         self.tensors: dict[int, MaskedTensor] = {}
@@ -79,14 +108,14 @@ class MaskedLoad(Watching):
     def load(self, load_weights: LoadWeights, tensors: Iterable[MaskedTensor]) -> None:
         """All or nothing."""
 
-        def offered() -> Iterator[tuple[str, torch.Tensor]]:
-            for each in tensors:
-                self.tensors[storage_key(each.tensor)] = each
-                yield each.name, self.offer(each.name, each.tensor)
+        pairs = []
+        for each in tensors:
+            self.tensors[storage_key(each.tensor)] = each
+            pairs.append((each.name, self.offer(each.name, each.tensor)))
 
         try:
-            with torch.no_grad(), self:
-                load_weights(offered())
+            with torch.no_grad(), self, _FastLane(self):
+                load_weights(iter(pairs))
             for binding in self.bound.rebound():
                 why = f"the loader puts another tensor in the place of '{binding.name}'"
                 raise UnsupportedError(why)
@@ -109,6 +138,13 @@ class MaskedLoad(Watching):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if only_views(func):
+            view = func(*args, **kwargs)
+            if not isinstance(view, torch.Tensor) or storage_key(view) != storage_key(args[0]):
+                self.taint(tensors_in(view), self.names_of(tensors_in(args, kwargs)), op_name(func))
+            return view
+        if func is COPY and self.take_copy(args[0], args[1]):
+            return args[0]
         targets = written(func, args, kwargs)
         storages = [storage for each in targets if (storage := self.bound.find(each))]
         names = self.names_of(tensors_in(args, kwargs))
@@ -117,9 +153,6 @@ class MaskedLoad(Watching):
                 name = self.tensors[storage_key(each)].name
                 raise UnsupportedError(f"the loader changes tensor '{name}' by {op_name(func)}")
         if storages:
-            if func is COPY and storage_key(args[1]) in self.tensors:
-                self.copy(storages[0], args[0], args[1])
-                return args[0]
             if func in FILLS and storages[0].key in self.loading:
                 return args[0]  # what it clears is there already, or comes
             self.other_write(func, storages, names)
@@ -137,13 +170,26 @@ class MaskedLoad(Watching):
         dtype = options.get("dtype") or source.dtype
         return source.detach() if dtype == source.dtype else None
 
-    def copy(self, storage: Storage, target: torch.Tensor, source: torch.Tensor) -> None:
-        masked = self.tensors[storage_key(source)]
+    def take_copy(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """A copy of a masked tensor into the module is ours to make."""
+        masked = self.tensors.get(storage_key(source))
+        storage = self.bound.find(target) if masked is not None else None
+        if masked is None or storage is None:
+            return False
+        self.copy(masked, storage, target, source)
+        return True
+
+    def copy(
+        self, masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
+    ) -> None:
         self.note_filled(storage.key, masked.name)
-        origin: Origin = self.origins[storage_key(source)]
-        if source.dtype != origin.dtype:
+        if source.dtype != masked.tensor.dtype:
             raise UnsupportedError(
                 f"tensor '{masked.name}': the loader reads it as {dtype_name(source.dtype)}"
+            )
+        if source.is_neg() or source.is_conj() or target.is_neg() or target.is_conj():
+            raise UnsupportedError(
+                f"tensor '{masked.name}': the loader negates or conjugates what it copies"
             )
         if masked.sentinel is None:
             self.compare(masked, storage, target, source)
@@ -165,28 +211,75 @@ class MaskedLoad(Watching):
         self, masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
     ) -> bool:
         """By a native map, where there is one for this copy."""
-        from_name, to_name = dtype_name(source.dtype), dtype_name(target.dtype)
-        if target.device.type != "cpu" or not _native.can_cast(from_name, to_name):
+        staged = masked.staged
+        if staged is not None and staged.device != storage.device:
+            staged = None
+        if staged is None and storage.device.type != "cpu":
             return False
-        units = storage.size_bytes // target.element_size()
-        try:
-            native = _native.StridedMap(
-                View.of(source, target.shape).native(),
-                masked.tensor.numel(),
-                View.of(target).native(),
-                units,
+        native, to_name = self.map_of(masked, storage, target, source)
+        if native is None:
+            return False
+        if staged is not None:
+            stream = self.stream(staged.device)
+            number = staged.masked.overwrite(
+                staged.number, native, storage.address, to_name, stream
             )
-        except InvalidArgumentError:
-            return False
+            self.log.append(_StagedWrite(staged.masked, number, stream))
+            return True
         if masked.news is not None:
             self.log.append(masked.news.overwrite(masked.name, native, storage.address, to_name))
             return True
         base = masked.tensor.untyped_storage().data_ptr()
         assert masked.sentinel is not None
+        from_name = dtype_name(source.dtype)
         self.log.append(
             _native.MaskedWrite(native, base, from_name, masked.sentinel, storage.address, to_name)
         )
         return True
+
+    def stream(self, device: torch.device) -> int:
+        """The one that is current when the load begins; it waits for nothing else."""
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.current_stream(device).cuda_stream
+        return self.streams[device]
+
+    def map_of(
+        self, masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
+    ) -> tuple[Any, str]:
+        key = (
+            masked.name,
+            source.storage_offset(),
+            source.shape,
+            source.stride(),
+            source.dtype,
+            storage.key,
+            target.storage_offset(),
+            target.shape,
+            target.stride(),
+            target.dtype,
+        )
+        known = self.maps.get(key)
+        if known is None:
+            known = self.maps[key] = self.make_map(masked, storage, target, source)
+        return known
+
+    @staticmethod
+    def make_map(
+        masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
+    ) -> tuple[Any, str]:
+        from_name, to_name = dtype_name(source.dtype), dtype_name(target.dtype)
+        if not _native.can_cast(from_name, to_name):
+            return None, to_name
+        try:
+            native = _native.StridedMap(
+                View.of(source, target.shape).native(),
+                masked.tensor.numel(),
+                View.of(target).native(),
+                storage.size_bytes // target.element_size(),
+            )
+        except InvalidArgumentError:
+            native = None
+        return native, to_name
 
     def write_elements(
         self, masked: MaskedTensor, target: torch.Tensor, source: torch.Tensor
@@ -211,6 +304,70 @@ class MaskedLoad(Watching):
             if storage.key not in self.saved:
                 self.saved.add(storage.key)
                 self.log.append(_Memory.of(storage))
+
+
+# A dispatch mode makes every operation several times slower, and most that a loader asks for are
+# views. Those, and the copies that are ours, are dealt with as they are asked for; all that is
+# asked for otherwise, or from below Python, still meets the dispatch mode.
+_without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+_VIEWS = {
+    torch.Tensor.data.__get__,
+    torch.Tensor.detach,
+    torch.Tensor.expand,
+    torch.Tensor.narrow,
+    torch.Tensor.permute,
+    torch.Tensor.select,
+    torch.Tensor.squeeze,
+    torch.Tensor.t,
+    torch.Tensor.transpose,
+    torch.Tensor.unsqueeze,
+    torch.Tensor.view,
+    torch.narrow,
+    torch.permute,
+    torch.select,
+    torch.squeeze,
+    torch.t,
+    torch.transpose,
+    torch.unsqueeze,
+}
+
+
+class _FastLane(TorchFunctionMode):
+    def __init__(self, load: MaskedLoad) -> None:
+        super().__init__()
+        self.load = load
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _without_modes is not None and args and _is_plain(args[0]):
+            if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
+                with _without_modes():
+                    return func(*args, **kwargs)
+            if func is torch.Tensor.copy_ and len(args) > 1 and _is_plain(args[1]):
+                with _without_modes():
+                    if self.load.take_copy(args[0], args[1]):
+                        return args[0]
+        return func(*args, **kwargs)
+
+
+def _is_simple(index: Any) -> bool:
+    """An index that gives a view."""
+    parts = index if type(index) is tuple else (index,)
+    return all(type(part) in (int, slice) for part in parts)
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor of memory, which nobody else dispatches for."""
+    return (
+        isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
+    )
 
 
 def _signed(pattern: int, width: int) -> int:

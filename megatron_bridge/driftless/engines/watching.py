@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,15 +23,35 @@ TO_COPY = torch.ops.aten._to_copy.default
 FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (number, argument.name)
+        for number, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that the operation writes."""
     found: list[torch.Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        found += tensors_in(value)
+    for number, name in _written_arguments(func):
+        found += tensors_in(args[number] if number < len(args) else kwargs.get(name))
     return found
+
+
+@cache
+def only_views(func: Any) -> bool:
+    """Whether the operation writes nothing, and all that it returns is said to be memory of its
+    first argument: if so, nothing is to be learned from it. Some (reshape) copy nevertheless."""
+    schema = func._schema
+    if not schema.returns or not schema.arguments or _written_arguments(func):
+        return False
+    first = schema.arguments[0].alias_info
+    return first is not None and all(
+        each.alias_info is not None and each.alias_info.before_set == first.before_set
+        for each in schema.returns
+    )
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
@@ -62,6 +83,12 @@ class Watching(TorchDispatchMode):
         self.filled: dict[int, set[str]] = {}  # storage of the module -> names copied there
         # As long as somebody has a weak reference, a storage's key is not used again.
         self.kept: dict[int, StorageWeakRef] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's own question: it would wrap every call of a mode in another one. No loader is
+        compiled."""
+        return False
 
     def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The loader takes it next."""

@@ -1,0 +1,252 @@
+#include "plugin/device/device_masked.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "kernels/cuda/operations.h"
+#include "plugin/device/arena.h"
+#include "plugin/device/device_memory.h"
+#include "plugin/device/piece_places.h"
+#include "plugin/device/uploader.h"
+#include "plugin/module_change.h"
+
+namespace driftless {
+namespace {
+
+using Part = cuda::StridedPatch::Part;
+
+// Makes a device current, and the thread's own again.
+class Entered {
+ public:
+  explicit Entered(int device) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+    status_ = before_ == device ? Status() : check_device(device);
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  ~Entered() {
+    if (before_ >= 0) cudaSetDevice(before_);
+  }
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  int before_ = -1;
+  Status status_;
+};
+
+// Memory that is taken piece by piece: as much as was foreseen in one block, the rest from others.
+class Room {
+ public:
+  explicit Room(MemoryKind kind) : kind_(kind), more_(kind) {}
+  // Everything is given back first; no work may be under way on it.
+  [[nodiscard]] Status reset(std::uint64_t foreseen) {
+    used_ = 0;
+    more_.reset();
+    return main_.reserve(std::max<std::uint64_t>(1, foreseen), kind_);
+  }
+  [[nodiscard]] Result<std::byte*> take(std::uint64_t bytes) {
+    bytes = rounded(bytes);
+    if (main_.size() - used_ < bytes) return more_.take(bytes);
+    std::byte* const piece = main_.data() + used_;
+    used_ += bytes;
+    return piece;
+  }
+  [[nodiscard]] static std::uint64_t rounded(std::uint64_t bytes) {
+    return (bytes + 255) / 256 * 256;
+  }
+
+ private:
+  MemoryKind kind_;
+  DeviceBuffer main_;
+  DeviceArena more_;
+  std::uint64_t used_ = 0;
+};
+
+class DeviceMasked final : public MaskedDevice {
+ public:
+  DeviceMasked(int device, DeviceStream stream, Uploader uploader)
+      : device_(device), stream_(std::move(stream)), uploader_(std::move(uploader)) {}
+  DeviceMasked(const DeviceMasked&) = delete;
+  DeviceMasked& operator=(const DeviceMasked&) = delete;
+  ~DeviceMasked() override {
+    const Entered entered(device_);
+    static_cast<void>(entered.status().ok() && stream_.wait().ok());
+  }
+
+  Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
+               std::span<const Dense> first) override {
+    const Entered entered(device_);
+    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    tensors_.assign(tensors.begin(), tensors.end());
+    forgotten_ += writes_.size();
+    writes_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(take_room(dense_bytes).with_context("staging a masked overwrite"));
+    DRIFTLESS_RETURN_IF_ERROR(places_.upload(offsets_, values_, uploader_, stream_));
+    DRIFTLESS_RETURN_IF_ERROR(queue_fill(first, stream_.get()));
+    return stream_.wait();
+  }
+
+  [[nodiscard]] std::shared_ptr<std::byte> dense() const override {
+    return {dense_, dense_->data()};
+  }
+
+  Status fill(std::span<const Dense> dense, void* stream) override {
+    const Entered entered(device_);
+    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    return queue_fill(dense, stream);
+  }
+
+  Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
+                                const MaskedTarget& target, void* stream) override {
+    const Entered entered(device_);
+    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    ModuleMap into;
+    into.data = target.data;
+    into.unit_bytes = target.unit_bytes;
+    into.map = map;
+    into.cast = target.cast;
+    parts_.clear();
+    const std::uint64_t old_units = add_parts(tensor, into, 0);
+    Write write;
+    if (!parts_.empty()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(write.old, dev_.take(old_units * target.unit_bytes));
+      DRIFTLESS_ASSIGN_OR_RETURN(write.patch, make_patch(target.unit_bytes, stream));
+      DRIFTLESS_RETURN_IF_ERROR(write.patch->exchange_strided(values_, write.old, nullptr, stream));
+    }
+    writes_.push_back(write);
+    return forgotten_ + writes_.size() - 1;
+  }
+
+  Status take_back(std::size_t write, void* stream) override {
+    const Entered entered(device_);
+    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    if (write < forgotten_ || write - forgotten_ >= writes_.size()) {
+      return error(StatusCode::kInvalidArgument, "masked overwrite ", write,
+                   " is of a version that is no longer staged");
+    }
+    const Write& own = writes_[write - forgotten_];
+    return own.patch ? own.patch->scatter_strided(own.old, true, stream) : Status();
+  }
+
+ private:
+  struct Write {
+    std::optional<cuda::StridedPatch> patch;  // nothing: the map had no change
+    std::byte* old = nullptr;
+  };
+
+  // Foreseen: each tensor is copied to one place, in its own width.
+  Status take_room(std::uint64_t dense_bytes) {
+    places_.clear();
+    first_place_.clear();
+    std::uint64_t old = 0, tables = 0, place = 0;
+    for (const Tensor& tensor : tensors_) {
+      first_place_.push_back(place);
+      std::uint64_t units = 0;
+      parts_.clear();
+      for (const DeltaPiece& piece : tensor.pieces) {
+        place = places_.add(piece, tensor.unit_bytes) + 1;
+        units += piece.count;
+        parts_.emplace_back().count = piece.count;
+      }
+      old += Room::rounded(units * tensor.unit_bytes);
+      tables += 2 * Room::rounded(cuda::StridedPatch::workspace_size(parts_).dev_bytes);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(dev_.reset(Room::rounded(places_.offset_bytes()) +
+                                         Room::rounded(places_.value_bytes()) + old + tables));
+    DRIFTLESS_RETURN_IF_ERROR(host_.reset(tables));
+    DRIFTLESS_ASSIGN_OR_RETURN(offsets_, dev_.take(places_.offset_bytes()));
+    DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
+    // Somebody may still have tensors of the last version: they keep their memory then.
+    if (dense_.use_count() != 1) dense_ = std::make_shared<DeviceBuffer>();
+    if (dense_->data() != nullptr && dense_->size() >= dense_bytes) return {};
+    *dense_ = DeviceBuffer();  // both at once might not fit
+    DRIFTLESS_ASSIGN_OR_RETURN(*dense_, DeviceBuffer::device(dense_bytes));
+    return {};
+  }
+
+  // The tensor's changes that the map may have, to parts_; units of old values from `old_begin` on.
+  std::uint64_t add_parts(std::size_t tensor, const ModuleMap& into, std::uint64_t old_begin) {
+    const Tensor& own = tensors_[tensor];
+    for (std::size_t i = 0; i < own.pieces.size(); ++i) {
+      const ModulePart found = part_of(own.pieces[i], into);
+      if (found.count == 0) continue;
+      parts_.push_back(places_.part(first_place_[tensor] + i, found, old_begin));
+      old_begin += found.count;
+    }
+    return old_begin;
+  }
+
+  Result<cuda::StridedPatch> make_patch(unsigned unit_bytes, void* stream) {
+    const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(parts_);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const dev, dev_.take(size.dev_bytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const host, host_.take(size.host_bytes));
+    return cuda::StridedPatch::make(parts_, unit_bytes,
+                                    reinterpret_cast<const std::uint32_t*>(offsets_),
+                                    {dev, size.dev_bytes, host, size.host_bytes}, stream);
+  }
+
+  [[nodiscard]] Status check_room(const Dense& dense) const {
+    const std::uint64_t size = dense_->size();
+    if (dense.tensor < tensors_.size() && dense.offset % 256 == 0 && dense.offset <= size &&
+        tensors_[dense.tensor].units * tensors_[dense.tensor].unit_bytes <= size - dense.offset) {
+      return {};
+    }
+    return error(StatusCode::kInvalidArgument, "a full-shape tensor ", dense.tensor, " of ",
+                 tensors_.size(), " at byte ", dense.offset, " does not fit the ", size,
+                 " bytes that are there");
+  }
+
+  Status queue_fill(std::span<const Dense> all, void* stream) {
+    for (const Dense& dense : all) DRIFTLESS_RETURN_IF_ERROR(check_room(dense));
+    for (const unsigned width : {1U, 2U, 4U, 8U}) {
+      parts_.clear();
+      for (const Dense& dense : all) {
+        const Tensor& tensor = tensors_[dense.tensor];
+        if (tensor.unit_bytes != width) continue;
+        ModuleMap into;
+        into.data = dense_->data() + dense.offset;
+        into.unit_bytes = width;
+        DRIFTLESS_ASSIGN_OR_RETURN(into.map,
+                                   StridedMap::make({0, {tensor.units}, {1}}, tensor.units,
+                                                    {0, {tensor.units}, {1}}, tensor.units));
+        DRIFTLESS_RETURN_IF_ERROR(
+            cuda::fill_units(into.data, tensor.units, width, dense.sentinel, stream));
+        static_cast<void>(add_parts(dense.tensor, into, 0));
+      }
+      if (parts_.empty()) continue;
+      DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, make_patch(width, stream));
+      DRIFTLESS_RETURN_IF_ERROR(patch.scatter_strided(values_, false, stream));
+    }
+    return {};
+  }
+
+  int device_;
+  DeviceStream stream_;  // of staging
+  Uploader uploader_;
+  Room dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
+  std::shared_ptr<DeviceBuffer> dense_ = std::make_shared<DeviceBuffer>();
+  std::vector<Tensor> tensors_;
+  PiecePlaces places_;                    // of all pieces
+  std::vector<std::size_t> first_place_;  // per tensor
+  std::vector<Part> parts_;               // of what is being made
+  std::vector<Write> writes_;
+  std::size_t forgotten_ = 0;  // of versions before: numbers are never used again
+  std::byte* offsets_ = nullptr;
+  std::byte* values_ = nullptr;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device) {
+  const Entered entered(device);
+  DRIFTLESS_RETURN_IF_ERROR(check_device(device));
+  DRIFTLESS_ASSIGN_OR_RETURN(DeviceStream stream, DeviceStream::make());
+  DRIFTLESS_ASSIGN_OR_RETURN(Uploader uploader, Uploader::make());
+  return std::unique_ptr<MaskedDevice>(
+      std::make_unique<DeviceMasked>(device, std::move(stream), std::move(uploader)));
+}
+
+}  // namespace driftless
