@@ -79,12 +79,24 @@ std::uint64_t tiles_of(std::uint64_t units, unsigned unit_bytes) {
   return units / tile_units + (units % tile_units != 0 ? 1 : 0);
 }
 
-template <unsigned W, bool Gaps>
-Status queue_emit(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
-                  std::byte* positions, std::byte* values, cudaStream_t stream) {
-  emit<W, Gaps><<<(tiles + kEmitTiles - 1) / kEmitTiles, kEmitWarps * 32, 0, stream>>>(
-      parts, tiles, max_changed, positions, values);
-  return check_launch("emit");
+constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+// Whether all of the device code can wait for a kernel that still runs; ascending.
+constexpr bool kCanBeEarly = kArchitectures[0] >= 900;
+
+// Queues a kernel of diff_emit.cuh: it starts while the one before it ends, which hides the launch.
+template <typename... Formal, typename... Given>
+Status launch_next(const char* name, void (*kernel)(Formal...), unsigned grid, unsigned block,
+                   cudaStream_t stream, Given... given) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = kCanBeEarly ? 1 : 0;
+  return check(cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(given)...), name);
 }
 
 template <unsigned W>
@@ -102,7 +114,7 @@ Status queue_diff(const Parts& parts, std::uint32_t tiles, std::uint64_t max_cha
 template <unsigned W>
 Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
              std::uint64_t max_changed, std::uint64_t scan, PositionCoding coding,
-             std::byte* positions, std::byte* values, cudaStream_t stream) {
+             std::byte* positions, std::byte* values, const HostParts& host, cudaStream_t stream) {
   if (tiles != 0) {
     DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, tiles, max_changed, stream));
     std::size_t bytes = scan;
@@ -114,16 +126,22 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
                   parts.before, Join{}, Before{0, 0}, tiles, stream),
               "the scan over tiles"));
     if (coding == PositionCoding::kGaps) {
-      widen_gaps<W><<<(tiles + 255) / 256, 256, 0, stream>>>(parts, tiles);
-      DRIFTLESS_RETURN_IF_ERROR(check_launch("widen_gaps"));
+      DRIFTLESS_RETURN_IF_ERROR(
+          launch_next("widen_gaps", widen_gaps<W>, (tiles + 255) / 256, 256, stream, parts, tiles));
     }
   }
-  make_table<<<1, kTableThreads, 0, stream>>>(parts, tensors, tiles);
-  DRIFTLESS_RETURN_IF_ERROR(check_launch("make_table"));
-  if (tiles == 0) return {};
-  return coding == PositionCoding::kGaps
-             ? queue_emit<W, true>(parts, tiles, max_changed, positions, values, stream)
-             : queue_emit<W, false>(parts, tiles, max_changed, positions, values, stream);
+  DRIFTLESS_RETURN_IF_ERROR(
+      launch_next("make_table", make_table, 1, kTableThreads, stream, parts, tensors, tiles));
+  if (tiles == 0) {
+    return check(cudaMemcpyAsync(host.summary, parts.summary,
+                                 sizeof(Summary) + tensors * sizeof(StreamEntry),
+                                 cudaMemcpyDeviceToHost, stream),
+                 "fetching the results of a comparison");
+  }
+  const auto kernel = coding == PositionCoding::kGaps ? emit<W, true> : emit<W, false>;
+  return launch_next("emit", kernel, (tiles + kEmitTiles - 1) / kEmitTiles + 1, kEmitWarps * 32,
+                     stream, parts, tensors, tiles, max_changed, positions, values,
+                     reinterpret_cast<std::uint64_t*>(host.summary));
 }
 
 constexpr const char* kClear = "clearing a workspace";
@@ -217,18 +235,14 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
   }
   const auto go = [&](auto queue_width) {
     return queue_width(dev, tensors_, tiles_, max_changed_, scan_bytes_, coding, positions_dev,
-                       values_dev, queue_on);
+                       values_dev, host, queue_on);
   };
   switch (unit_bytes_) {
-    case 1: DRIFTLESS_RETURN_IF_ERROR(go(queue<1>)); break;
-    case 2: DRIFTLESS_RETURN_IF_ERROR(go(queue<2>)); break;
-    case 4: DRIFTLESS_RETURN_IF_ERROR(go(queue<4>)); break;
-    default: DRIFTLESS_RETURN_IF_ERROR(go(queue<8>)); break;
+    case 1: return go(queue<1>);
+    case 2: return go(queue<2>);
+    case 4: return go(queue<4>);
+    default: return go(queue<8>);
   }
-  return check(
-      cudaMemcpyAsync(host.summary, dev.summary, sizeof(Summary) + tensors_ * sizeof(StreamEntry),
-                      cudaMemcpyDeviceToHost, queue_on),
-      "fetching the results of a comparison");
 }
 
 DiffBatch::Results DiffBatch::results() const {

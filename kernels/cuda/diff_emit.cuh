@@ -8,6 +8,15 @@
 
 namespace driftless::cuda {
 
+// Kernels below are launched while the one before them still runs (launch_next() in diff.cu): first
+// they let the next one do so, too, then they wait until all before them is done and seen.
+__device__ __forceinline__ void wait_for_the_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // The gap from the last change before the tile, in the same tensor, to the tile's first.
 template <unsigned W>
 __device__ __forceinline__ std::uint64_t gap_before(const Parts& parts, std::uint32_t tile,
@@ -22,6 +31,7 @@ __device__ __forceinline__ std::uint64_t gap_before(const Parts& parts, std::uin
 
 template <unsigned W>
 __global__ void widen_gaps(Parts parts, std::uint32_t tiles) {
+  wait_for_the_previous();
   const std::uint32_t tile = blockIdx.x * blockDim.x + threadIdx.x;
   if (tile >= tiles) return;
   const Tile self = parts.tiles[tile];
@@ -39,6 +49,7 @@ static __global__ void __launch_bounds__(kTableThreads)
     make_table(Parts parts, std::uint32_t tensors, std::uint32_t tiles) {
   using Scan = cub::BlockScan<std::uint64_t, kTableThreads>;
   __shared__ typename Scan::TempStorage storage;
+  wait_for_the_previous();
   const Before end =
       tiles == 0 ? Before{0, 0} : Join{}(parts.before[tiles - 1], ReadTile{parts.tiles}(tiles - 1));
   std::uint64_t position = 0;
@@ -152,13 +163,22 @@ __device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
   }
 }
 
+// The first block brings the summary and the entries to the host, the others the results to their
+// places.
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kEmitWarps * 32)
-    emit(Parts parts, std::uint32_t tiles, std::uint64_t max_changed, std::byte* positions,
-         std::byte* values) {
+    emit(Parts parts, std::uint32_t tensors, std::uint32_t tiles, std::uint64_t max_changed,
+         std::byte* positions, std::byte* values, std::uint64_t* results_host) {
   __shared__ Move<W> moves[kEmitTiles];
+  wait_for_the_previous();
+  if (blockIdx.x == 0) {
+    const auto* const results = reinterpret_cast<const std::uint64_t*>(parts.summary);
+    const std::uint32_t words = (sizeof(Summary) + tensors * sizeof(StreamEntry)) / 8;
+    for (std::uint32_t i = threadIdx.x; i < words; i += blockDim.x) results_host[i] = results[i];
+    return;
+  }
   if (parts.summary->changed > max_changed) return;
-  const std::uint32_t first = blockIdx.x * kEmitTiles;
+  const std::uint32_t first = (blockIdx.x - 1) * kEmitTiles;
   if (threadIdx.x < kEmitTiles && first + threadIdx.x < tiles) {
     moves[threadIdx.x] = plan_move<W, Gaps>(parts, first + threadIdx.x, positions, values);
   }

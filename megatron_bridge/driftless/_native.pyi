@@ -400,9 +400,7 @@ class MaskedDevice:
         """The full-shape tensor there; it holds what was filled in last."""
 
     def fill(self, dense: Sequence[tuple[int, int, int]], stream: int) -> None: ...
-    def overwrite(
-        self, number: int, map: StridedMap, target: int, dtype: str, stream: int
-    ) -> int:
+    def overwrite(self, number: int, map: StridedMap, target: int, dtype: str, stream: int) -> int:
         """The changes that the map has into memory, by its address. A number for undo()."""
 
     def undo(self, write: int, stream: int) -> None: ...

@@ -245,6 +245,7 @@ Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device) {
   DRIFTLESS_RETURN_IF_ERROR(check_device(device));
   DRIFTLESS_ASSIGN_OR_RETURN(DeviceStream stream, DeviceStream::make());
   DRIFTLESS_ASSIGN_OR_RETURN(Uploader uploader, Uploader::make());
+  DRIFTLESS_RETURN_IF_ERROR(load_patch_kernels(stream));
   return std::unique_ptr<MaskedDevice>(
       std::make_unique<DeviceMasked>(device, std::move(stream), std::move(uploader)));
 }

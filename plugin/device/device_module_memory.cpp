@@ -262,6 +262,7 @@ Result<std::shared_ptr<ModuleMemory>> make_device_module_memory(int device) {
   gpu->device = device;
   DRIFTLESS_ASSIGN_OR_RETURN(gpu->stream, DeviceStream::make());
   DRIFTLESS_ASSIGN_OR_RETURN(gpu->uploader, Uploader::make());
+  DRIFTLESS_RETURN_IF_ERROR(load_patch_kernels(gpu->stream));
   return std::shared_ptr<ModuleMemory>(std::make_shared<DeviceModuleMemory>(std::move(gpu)));
 }
 

@@ -6,6 +6,8 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kValueAlignment = 8;
+// Of load_patch_kernels(): a unit, its old and its new value, and whether it differs.
+constexpr std::uint64_t kSlots = 4, kSlotBytes = 256;
 
 }  // namespace
 
@@ -52,6 +54,33 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ModulePart&
   part.value_begin = place.value_begin + std::uint64_t{found.begin} * place.value_bytes;
   part.old_begin = old_begin;
   return part;
+}
+
+Status load_patch_kernels(const DeviceStream& stream) {
+  cuda::StridedPatch::Part part;
+  DRIFTLESS_ASSIGN_OR_RETURN(part.map, StridedMap::make({0, {1}, {1}}, 1, {0, {1}, {1}}, 1));
+  part.count = 1;
+  const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(std::span(&part, 1));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer table, DeviceBuffer::device(size.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer host, DeviceBuffer::pinned(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer units, DeviceBuffer::device(kSlots * kSlotBytes));
+  const auto slot = [&](std::size_t number) { return units.data() + number * kSlotBytes; };
+  part.data_dev = slot(0);
+  for (const unsigned width : {1U, 2U, 4U, 8U}) {
+    DRIFTLESS_RETURN_IF_ERROR(cuda::fill_units(slot(0), 1, width, 0, stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(stream.clear(slot(1), 2 * kSlotBytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const cuda::StridedPatch patch,
+        cuda::StridedPatch::make(std::span(&part, 1), width, nullptr,
+                                 {table.data(), size.dev_bytes, host.data(), size.host_bytes},
+                                 stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(patch.exchange_strided(
+        slot(2), slot(1), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(patch.scatter_strided(slot(1), true, stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is used again
+  }
+  return {};
 }
 
 }  // namespace driftless

@@ -43,4 +43,8 @@ class PiecePlaces {
   std::uint64_t offset_entries_ = 0, value_bytes_ = 0;
 };
 
+// Uses every kernel of such patches once: the first use of one stops the GPU for milliseconds,
+// which is for when nobody generates yet.
+[[nodiscard]] Status load_patch_kernels(const DeviceStream& stream);
+
 }  // namespace driftless

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -212,6 +213,7 @@ class LoaderWriter:
             room = max(room - kept, room // 4)
         chunks: list[_Chunk] = []
         for name in masked:
+            time.sleep(0)
             size = _aligned(self._specs[name].size_bytes)
             for each in _passes(name, news.absent(name)):
                 on_gpu = self._gpu is not None and each.complete
@@ -248,6 +250,7 @@ class LoaderWriter:
         self._gpu.stage(news, names, max(chunk.size_bytes for chunk in chunks), first)
         for chunk in chunks:
             for each, (number, at, _) in zip(chunk.passes, chunk.dense, strict=True):
+                time.sleep(0)  # others may have the interpreter: the engine generates
                 tensor = self._gpu.tensor(number, at).torch()
                 staged = StagedNews(self._gpu, number, tensor.device)
                 chunk.tensors.append(MaskedTensor(each.name, tensor, each.sentinel, news, staged))

@@ -365,9 +365,7 @@ def _is_simple(index: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """A tensor of memory, which nobody else dispatches for."""
-    return (
-        isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
-    )
+    return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
 
 
 def _signed(pattern: int, width: int) -> int:
