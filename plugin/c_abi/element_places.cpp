@@ -35,12 +35,11 @@ std::optional<std::size_t> find_strided(const driftless_tensor& tensor, const Te
 
 Status check_may_be_strided(const driftless_tensor& tensor, const TensorSpec& spec,
                             std::size_t dim) {
-  const bool cuda = tensor.place == DRIFTLESS_CUDA;
-  if (!cuda && info(spec.dtype).bits >= 8) return {};
+  if (info(spec.dtype).bits >= 8) return {};
   return error(StatusCode::kUnsupported, "strides[", dim, "] is ", tensor.strides[dim],
-               ", expected ", contiguous_strides(spec.shape)[dim], ": ",
-               cuda ? "on a GPU" : "where elements are smaller than a byte",
-               " contiguous memory is needed; register memory that is");
+               ", expected ", contiguous_strides(spec.shape)[dim],
+               ": where elements are smaller than a byte contiguous memory is needed; register "
+               "memory that is");
 }
 
 // How far the last element lies from the first, in elements. Sorted by strides, every step must

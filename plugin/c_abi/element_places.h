@@ -16,8 +16,8 @@ namespace driftless::c_abi {
 // From the tensor's units, in the order of its dimensions, to those of the memory at `data`. Plain
 // where it is contiguous, and where there is none (DRIFTLESS_ABSENT: its strides say nothing).
 // Errors name the stride: kInvalidArgument where elements share memory or reach past its end,
-// kUnsupported for negative strides, and for any but contiguous memory on a GPU or of elements
-// smaller than a byte.
+// kUnsupported for negative strides, and for any but contiguous memory of elements smaller than a
+// byte.
 [[nodiscard]] Result<StridedMap> map_elements(const driftless_tensor& tensor,
                                               const TensorSpec& spec);
 

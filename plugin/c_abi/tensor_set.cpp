@@ -143,6 +143,10 @@ Result<std::unique_ptr<WeightTarget>> TensorSet::make_strided_target(
     parts.maps.push_back(
         {tensor, held.data, unit_bytes(held.spec.dtype), held.map, ValueCast::kNone, name});
   }
+  if (device_ != nullptr) {
+    DRIFTLESS_RETURN_IF_ERROR(wait_for_streams());
+    DRIFTLESS_ASSIGN_OR_RETURN(parts.memory, device_->make_module_memory(device_number_));
+  }
   ModuleOptions options;
   options.initial = initial;
   options.digest_of_held = true;

@@ -40,7 +40,7 @@ class TensorSet {
     StridedMap map;  // plain where it is contiguous, or not held
   };
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
-  // Whether a tensor is not contiguous: they are on the host.
+  // Whether a tensor is not contiguous.
   [[nodiscard]] bool strided() const;
   [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_strided_target(
       const WeightLayout& layout, std::optional<VersionId> initial, unsigned threads) const;

@@ -12,6 +12,7 @@
 #include "core/version.h"
 #include "plugin/device/device_target.h"
 #include "plugin/device/tensor_kernels.h"
+#include "plugin/module_memory.h"
 
 namespace driftless {
 
@@ -27,6 +28,8 @@ struct DeviceTable {
   Result<std::unique_ptr<DeviceTarget>> (*make_target)(
       const WeightLayout& layout, std::vector<std::byte*> data_dev,
       std::optional<VersionId> initial, const DeviceTargetOptions& options) = nullptr;
+  // make_device_module_memory(): for tensors that are not contiguous.
+  Result<std::shared_ptr<ModuleMemory>> (*make_module_memory)(int device) = nullptr;
   // check_device_memory().
   Status (*check_memory)(const void* data, int device) = nullptr;
   // Until all that was queued on these streams (cudaStream_t; null: the default one) is done.

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "plugin/device/device_memory.h"
+#include "plugin/device/device_module_memory.h"
 #include "plugin/on_demand/device_access.h"
 #include "plugin/on_demand/loaded_library.h"
 
@@ -31,18 +32,10 @@ void choose_device(int device) { static_cast<void>(cudaSetDevice(device)); }
 extern "C" __attribute__((visibility("default"))) const driftless::DeviceTable*
 driftless_device_table() {
   using namespace driftless;  // NOLINT(google-build-using-namespace)
-  static const DeviceTable table{build_text(),
-                                 &check_device,
-                                 &make_device_target,
-                                 &check_device_memory,
-                                 &wait_for_streams,
-                                 &current_device,
-                                 &choose_device,
-                                 &allocate_on_device,
-                                 &gather_on_device,
-                                 &scatter_on_device,
-                                 &masked_overwrite_on_device,
-                                 &diff_on_device,
-                                 &digest_on_device};
+  static const DeviceTable table{
+      build_text(),         &check_device,     &make_device_target, &make_device_module_memory,
+      &check_device_memory, &wait_for_streams, &current_device,     &choose_device,
+      &allocate_on_device,  &gather_on_device, &scatter_on_device,  &masked_overwrite_on_device,
+      &diff_on_device,      &digest_on_device};
   return &table;
 }

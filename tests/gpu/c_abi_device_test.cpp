@@ -3,6 +3,8 @@
 #include <driftless.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <deque>
 #include <fstream>
 
 #include "collectives/shared_fs/shared_fs_road.h"
@@ -49,7 +51,8 @@ class CAbiDevice : public ::testing::Test {
               DRIFTLESS_OK)
         << message();
   }
-  [[nodiscard]] driftless_code add(const TensorSpec& spec, void* data) {
+  [[nodiscard]] driftless_code add(const TensorSpec& spec, void* data,
+                                   const int64_t* strides = nullptr) {
     const std::vector<int64_t> shape(spec.shape.begin(), spec.shape.end());
     driftless_tensor tensor{};
     tensor.struct_size = sizeof(tensor);
@@ -59,6 +62,7 @@ class CAbiDevice : public ::testing::Test {
     tensor.shape = shape.data();
     tensor.place = DRIFTLESS_CUDA;
     tensor.data = data;
+    tensor.strides = strides;
     tensor.stream = stream_;
     return driftless_register(receiver_, &tensor, &error_);
   }
@@ -99,6 +103,74 @@ TEST_F(CAbiDevice, FollowsOnTheGpu) {
   }
   ASSERT_EQ(driftless_rollback(receiver_, &error_), DRIFTLESS_OK) << message();
   EXPECT_TRUE(model.holds(before)) << "rolled back";
+}
+
+// A matrix lies transposed, in rows of three elements more than it has; others as they are.
+struct Strided {
+  explicit Strided(const TensorSpec& given) : spec(given), width(unit_bytes(given.dtype)) {
+    if (spec.shape.size() != 2) return;
+    pitch = spec.shape[0] + 3;
+    strides = {1, static_cast<int64_t>(pitch)};
+  }
+  // As it must lie in memory that had `fill` in every byte.
+  [[nodiscard]] std::vector<std::byte> placed(const TestTensor& tensor, std::byte fill) const {
+    if (strides.empty()) return tensor.bytes;
+    std::vector<std::byte> memory(spec.shape[1] * pitch * width, fill);
+    for (std::uint64_t row = 0; row < spec.shape[0]; ++row) {
+      for (std::uint64_t column = 0; column < spec.shape[1]; ++column) {
+        std::memcpy(&memory[(column * pitch + row) * width],
+                    &tensor.bytes[(row * spec.shape[1] + column) * width], width);
+      }
+    }
+    return memory;
+  }
+  TensorSpec spec;
+  unsigned width;
+  std::uint64_t pitch = 0;
+  std::vector<int64_t> strides;
+};
+
+TEST_F(CAbiDevice, FollowsThroughStridesOnTheGpu) {
+  constexpr std::byte kBetween{0x5a};
+  const WeightLayout layout = layout_of(weights_);
+  std::vector<Strided> tensors;
+  std::deque<DeviceBytes> memory;
+  open();
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    const Strided& own = tensors.emplace_back(layout[i]);
+    memory.emplace_back(own.placed(weights_.at(layout[i].name), kBetween));
+    ASSERT_EQ(
+        add(layout[i], memory.back().data(), own.strides.empty() ? nullptr : own.strides.data()),
+        DRIFTLESS_OK)
+        << message();
+  }
+  const auto holds = [&](const Weights& weights) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string& name = tensors[i].spec.name;
+      if (!memory[i].intact() ||
+          memory[i].copy() != tensors[i].placed(weights.at(name), kBetween)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  ASSERT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 10'000, &error_), DRIFTLESS_OK)
+      << message();
+  Weights before;
+  for (int version = 1; version <= 3; ++version) {
+    before = weights_;
+    step();
+    int32_t staged = 0;
+    ASSERT_EQ(driftless_stage(receiver_, 10'000, &staged, &error_), DRIFTLESS_OK) << message();
+    ASSERT_EQ(staged, 1);
+    driftless_report report{};
+    report.struct_size = sizeof(report);
+    ASSERT_EQ(driftless_commit(receiver_, &report, &error_), DRIFTLESS_OK) << message();
+    EXPECT_EQ(report.digest, to_hex(publisher_->digest()));
+    EXPECT_TRUE(holds(weights_)) << "version " << version;
+  }
+  ASSERT_EQ(driftless_rollback(receiver_, &error_), DRIFTLESS_OK) << message();
+  EXPECT_TRUE(holds(before)) << "rolled back";
 }
 
 TEST_F(CAbiDevice, HostMemoryIsNotTheGpus) {
