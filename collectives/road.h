@@ -133,7 +133,9 @@ class ReceiveRoad {
   // Registers, or says again. To be called from time to time, also when nothing is new: it is the
   // sign of life.
   [[nodiscard]] virtual Status report(const ReceiverReport& report, const Deadline& deadline) = 0;
-  // Nothing more will be fetched, so nothing needs to be kept.
+  // Nothing more will be fetched, so nothing needs to be kept. Ok, and at once, where the publisher
+  // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
+  // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
 };
 

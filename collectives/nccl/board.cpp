@@ -39,8 +39,17 @@ void Board::run() {
     const std::vector<HubEvent> events = hub_->poll(Deadline::after(milliseconds(20)));
     for (const HubEvent& event : events) handle(event);
     const std::scoped_lock lock(mutex_);
-    if (stop_) return;
+    if (stop_) break;
     remove_silent();
+  }
+  say_goodbye();
+}
+
+void Board::say_goodbye() {
+  for (const HubEvent& event : hub_->poll(Deadline::after(milliseconds(0)))) handle(event);
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [peer, known] : peers_) {
+    if (known.greeted) send(peer, {.kind = MessageKind::kGoodbye});
   }
 }
 

@@ -10,6 +10,9 @@
 // breaks the communicators of the others, too, so that attempt is over; one that goes later is not
 // waited for, unless it was the only one. Without any receiver a publication commits at once.
 //
+// Its last word to everybody is a goodbye: from then on nobody answers, so nobody needs to wait for
+// an answer. What was asked before is answered first. It does not wait for receivers to leave.
+//
 // Every call may come from any thread.
 #pragma once
 
@@ -40,7 +43,7 @@ class Board final : public Control {
                                                             std::unique_ptr<Hub> hub);
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
-  ~Board() override;  // the thread ends first
+  ~Board() override;  // says goodbye; the thread ends first
 
   // Of the leader's own rank.
   [[nodiscard]] Status announce(std::string_view run_info) override;
@@ -79,6 +82,7 @@ class Board final : public Control {
   Board(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
   void run();
   void handle(const HubEvent& event);
+  void say_goodbye();
 
   // All below with the mutex held.
   void handle(std::uint64_t peer, const Message& message);

@@ -46,7 +46,9 @@ void Follower::run() {
     hear();
     advance_all();
     sign_of_life();
-    if (lost_) lose_link();
+    if (!lost_) continue;
+    hear_last_words();
+    lose_link();
   }
   communicators_.clear();
   transfers_.clear();
@@ -86,6 +88,18 @@ void Follower::hear() {
   if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
 }
 
+// A link is often found to be lost by sending. What the leader said before is there all the same:
+// answers, a commit, that it closes.
+void Follower::hear_last_words() {
+  for (;;) {
+    const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
+    if (!bytes.ok() || !bytes->has_value()) return;
+    Result<Message> message = parse_message(**bytes);
+    if (!message.ok()) return;
+    if (message->kind != MessageKind::kReceive) handle(std::move(*message));
+  }
+}
+
 void Follower::lose_link() {
   lost_ = false;
   communicators_.clear();
@@ -121,6 +135,13 @@ void Follower::handle(Message message) {
       changed_.notify_all();
       return;
     }
+    case MessageKind::kGoodbye: {
+      lost_ = true;  // another leader may come
+      const std::scoped_lock lock(mutex_);
+      closed_ = true;
+      changed_.notify_all();
+      return;
+    }
     case MessageKind::kReply: {
       const std::scoped_lock lock(mutex_);
       const auto waiting = replies_.find(message.request);
@@ -148,6 +169,7 @@ void Follower::welcome(const Message& message) {
     run_info_.reset();
   }
   session_ = message.session;
+  closed_ = false;
   if (message.count != 0) run_info_ = message.text;
   changed_.notify_all();
 }
@@ -294,10 +316,12 @@ Result<LandedPart> Follower::part(const PublicationId& id, const PartReceipt& wa
   return landing_.part(id, wanted);
 }
 
-Status Follower::ask(Message message, std::string_view what, const Deadline& deadline) {
+std::optional<Status> Follower::ask(Message message, std::string_view what,
+                                    const Deadline& deadline) {
   std::unique_lock lock(mutex_);
-  while (!deadline.expired()) {
-    if (!changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr; })) break;
+  while (!closed_ && !deadline.expired()) {
+    changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr || closed_; });
+    if (link_ == nullptr || closed_) continue;
     const std::shared_ptr<Link> link = link_;
     const std::uint64_t request = ++requests_;
     message.request = request;
@@ -305,17 +329,16 @@ Status Follower::ask(Message message, std::string_view what, const Deadline& dea
     lock.unlock();
     const Status sent = link->send(to_bytes(message), deadline);
     lock.lock();
-    changed_.wait_until(lock, deadline.at(), [&] {
-      return !sent.ok() || replies_[request].has_value() || link_ != link;
-    });
+    // Where it could not be sent the thread finds the link lost, too, and hears its last words.
+    changed_.wait_until(lock, deadline.at(),
+                        [&] { return replies_[request].has_value() || link_ != link || closed_; });
     const std::optional<Message> reply = std::move(replies_[request]);
     replies_.erase(request);
     if (reply.has_value()) return status_of(*reply);
-    if (!sent.ok()) {  // the thread sees it, too
-      changed_.wait_until(lock, deadline.at(), [&] { return link_ != link; });
-    }
   }
-  return deadline.check(what);
+  if (closed_) return std::nullopt;
+  return deadline.check(concat(what, link_ == nullptr ? ": the link to the leader is lost"
+                                                      : ": the leader does not answer"));
 }
 
 }  // namespace driftless::nccl

@@ -45,8 +45,11 @@ class Follower {
   [[nodiscard]] std::vector<PublicationId> list();
   [[nodiscard]] Result<std::string> manifest(const PublicationId& id);
   [[nodiscard]] Result<LandedPart> part(const PublicationId& id, const PartReceipt& wanted);
-  // Asks the leader, and again where the link is lost meanwhile.
-  [[nodiscard]] Status ask(Message message, std::string_view what, const Deadline& deadline);
+  // The leader's answer; it is asked again where the link is lost meanwhile. Nothing, and at once,
+  // where the leader has said goodbye and no other one is there: nobody will answer.
+  // kDeadlineExceeded where it does not answer and has said nothing: slow, out of reach or dead.
+  [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
+                                          const Deadline& deadline);
 
  private:
   using Clock = Deadline::Clock;
@@ -70,6 +73,7 @@ class Follower {
   void run();
   void look_for_the_leader();
   void hear();
+  void hear_last_words();
   void lose_link();
   void sign_of_life();
   void handle(Message message);
@@ -100,6 +104,7 @@ class Follower {
   std::shared_ptr<Link> link_;  // null while there is none; set by the thread alone
   std::optional<std::string> run_info_;
   std::uint64_t session_ = 0;  // of the leader
+  bool closed_ = false;        // it said goodbye; until another one says welcome
   Landing landing_;
   std::uint64_t requests_ = 0;
   std::map<std::uint64_t, std::optional<Message>> replies_;  // to requests that somebody waits for

@@ -36,7 +36,8 @@ enum class MessageKind : std::uint8_t {
   kReceive,  // attempt, rank, generation, meeting, index, count, wait_ms, parts
   kDrop,     // attempt
   kCommit,   // attempt, id, text: the manifest, ids: what is there from now on
-  kLast = kCommit,
+  kGoodbye,  // its last word: the leader closes, and answers nobody any more
+  kLast = kGoodbye,
 };
 
 struct Message {

@@ -115,6 +115,14 @@ Status check_threads() {
 class MpiHub final : public Hub {
  public:
   explicit MpiHub(MPI_Comm job) : job_(job), outbox_(job, kDownTag) {}
+  MpiHub(const MpiHub&) = delete;
+  MpiHub& operator=(const MpiHub&) = delete;
+  // Nothing else tells the other side: between processes of a job no connection closes.
+  ~MpiHub() override {
+    for (const auto& [peer, rank] : ranks_) {
+      const Status told = outbox_.send(rank, {peer, 1}, "");
+    }
+  }
 
   [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
     Backoff backoff(microseconds(50), milliseconds(2));

@@ -48,8 +48,13 @@ class Receiver final : public ReceiveRoad {
     message.name = report.id;
     message.id.version = report.version;
     message.text = report.proof;
-    DRIFTLESS_RETURN_IF_ERROR(follower_->ask(
-        std::move(message), concat("nccl: receiver ", report.id, " reporting"), deadline));
+    const std::string what = concat("nccl: receiver ", report.id, " reporting");
+    const std::optional<Status> heard = follower_->ask(std::move(message), what, deadline);
+    if (!heard) {
+      return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",
+                   "hears it; report again once another one is there");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(*heard);
     reported_ = true;
     return {};
   }
@@ -58,7 +63,10 @@ class Receiver final : public ReceiveRoad {
     if (!reported_) return {};
     Message message;
     message.kind = MessageKind::kLeave;
-    DRIFTLESS_RETURN_IF_ERROR(follower_->ask(std::move(message), "nccl: leaving", deadline));
+    const std::optional<Status> left =
+        follower_->ask(std::move(message), "nccl: leaving", deadline);
+    // A leader that has closed keeps nothing for us, and will not send to us.
+    if (left) DRIFTLESS_RETURN_IF_ERROR(*left);
     reported_ = false;
     return {};
   }

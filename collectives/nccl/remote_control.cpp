@@ -100,6 +100,11 @@ class RemoteControl final : public Control {
     }
     if (!bytes->has_value()) return false;
     DRIFTLESS_ASSIGN_OR_RETURN(Message message, parse_message(**bytes));
+    if (message.kind == MessageKind::kGoodbye) {
+      link_.reset();
+      return error(StatusCode::kIo, "nccl: the leader has closed its road; rank ", rank_,
+                   " can ask it nothing more");
+    }
     if (message.kind == MessageKind::kDrop) {
       dropped_ = message.attempt;
       drop_reason_ = message.code == StatusCode::kOk

@@ -25,6 +25,8 @@ struct HubEvent {
   std::string text;        // kSaid
 };
 
+// Its end ends every link. What was sent before arrives there first, unless the peer does not take
+// it: nobody is waited for for longer than about a second.
 class Hub {
  public:
   virtual ~Hub() = default;
@@ -42,8 +44,9 @@ class Link {
   virtual ~Link() = default;
   // From any thread. kIo: the link is gone.
   [[nodiscard]] virtual Status send(std::string_view message, const Deadline& deadline) = 0;
-  // The next message; nothing where the deadline passed. kIo: the link is gone, connect again. One
-  // thread.
+  // The next message; nothing where the deadline passed. kIo: the link is gone, and all that came
+  // before it was is received; connect again. One thread. Also to be called after send() has
+  // failed: the last words may be there.
   [[nodiscard]] virtual Result<std::optional<std::string>> receive(const Deadline& deadline) = 0;
 };
 

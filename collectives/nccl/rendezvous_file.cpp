@@ -5,7 +5,8 @@
 //   <session>/<peer>/down/<n>   messages from it
 //   <session>/<peer>/gone       either side has ended the link
 //
-// Who reads a message removes it.
+// Who reads a message removes it. A hub that ends leaves the directories of the links that there
+// are, with what was said last; each link removes its own, and the last one the session's.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -107,7 +108,14 @@ class FileHub final : public Hub {
   ~FileHub() override {
     FileSystem& fs = posix_file_system();
     const Status name = fs.remove_file(join_path(root_, kLeader));
-    const Status tree = remove_tree(fs, dir_);  // what is left is the next leader's to remove
+    // In this order, and a link in the other: whoever comes second sees the first, and removes.
+    std::erase_if(peers_,
+                  [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
+    for (const auto& [made, peer] : known_) {
+      if (!peers_.contains(peer)) const Status ended = remove_tree(fs, join_path(dir_, made));
+    }
+    // What is left of others that died is the next leader's to remove.
+    const Status session = peers_.empty() ? remove_tree(fs, dir_) : Status();
   }
 
   [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
@@ -178,7 +186,15 @@ class FileLink final : public Link {
       : root_(std::move(root)), session_(std::move(session)), peer_(dir) {}
   FileLink(const FileLink&) = delete;
   FileLink& operator=(const FileLink&) = delete;
-  ~FileLink() override { mark_gone(peer_.dir); }
+  ~FileLink() override {
+    FileSystem& fs = posix_file_system();
+    mark_gone(peer_.dir);
+    const Result<std::string> now = read_text(fs, join_path(root_, kLeader), kSessionBytes);
+    const bool over = now.ok() ? *now != session_ : now.status().code() == StatusCode::kNotFound;
+    if (!over) return;  // the hub sees the mark
+    const Status mine = remove_tree(fs, peer_.dir);
+    const Status session = fs.remove_directory(join_path(root_, session_));  // where it is empty
+  }
 
   [[nodiscard]] Status send(std::string_view message, const Deadline&) override {
     const std::scoped_lock lock(mutex_);
@@ -192,7 +208,12 @@ class FileLink final : public Link {
       Result<std::optional<std::string>> message = peer_.down.take();
       if (!message.ok()) return lost(message.status().message());
       if (message->has_value()) return message;
-      DRIFTLESS_RETURN_IF_ERROR(check_leader());
+      const Status there = check_leader();
+      if (!there.ok()) {  // what it said before it went comes first
+        message = peer_.down.take();
+        if (message.ok() && message->has_value()) return message;
+        return there;
+      }
       if (!backoff.sleep(deadline)) return message;
     }
   }
@@ -242,9 +263,10 @@ Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
   DRIFTLESS_RETURN_IF_ERROR(make_private(options.dir));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options.dir));
   for (const std::string& name : names) {
-    // Sessions of leaders that did not end in order.
+    // Sessions of leaders that did not end in order, or whose links are just about to remove them:
+    // what cannot be removed disturbs nobody.
     if (hash128_from_hex(name).ok()) {
-      DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, join_path(options.dir, name)));
+      const Status removed = remove_tree(fs, join_path(options.dir, name));
     }
   }
   const std::string session = to_hex(random_hash128());

@@ -200,6 +200,31 @@ TEST_F(NcclFaultsTest, SealingTwiceOrBeforeTheFlushIsRefused) {
   EXPECT_FALSE(sender_->seal("manifest", soon()).ok());
 }
 
+TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
+  for (const bool leader_ends_first : {false, true}) {
+    const TempDir dir(TempDir::Where::kMemory);
+    const HostRendezvous meet = file_rendezvous(dir.file("meet"));
+    auto hub = meet.hub();
+    ASSERT_OK(hub);
+    auto connector = meet.connector();
+    ASSERT_OK(connector);
+    auto link = (*connector)->connect(soon());
+    ASSERT_OK(link);
+    const std::vector<nccl::HubEvent> came = (*hub)->poll(soon());
+    ASSERT_EQ(came.size(), 1U);
+    (*hub)->send(came[0].peer, "last word");
+    if (leader_ends_first) {
+      hub->reset();
+      link->reset();
+    } else {
+      link->reset();
+      hub->reset();
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(dir.file("meet")))
+        << (leader_ends_first ? "the leader ended first" : "the link ended first");
+  }
+}
+
 TEST(NcclFileRendezvous, RefusesADirectoryThatIsOpenToOthers) {
   const TempDir dir;
   const std::string open = dir.file("open");

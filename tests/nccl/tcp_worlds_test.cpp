@@ -1,4 +1,5 @@
 // The same contract over the TCP rendezvous.
+#include "support/nccl_farewell.h"
 #include "support/tcp_rendezvous.h"
 
 namespace driftless::testing {
@@ -24,6 +25,12 @@ const RoadCase kNccl{
     .make = [](const WorldOptions& options) { return std::make_unique<TcpWorld>(options); },
     .ring = true};
 INSTANTIATE_TEST_SUITE_P(NcclTcp, RoadContractTest, ::testing::Values(kNccl), road_case_name);
+
+const FarewellCase kTcp{
+    .name = "tcp", .meet = [](const TempDir& dir) {
+      return tcp_rendezvous(write_token(dir.file("token"), "a secret of a test's run"));
+    }};
+INSTANTIATE_TEST_SUITE_P(NcclTcp, NcclFarewellTest, ::testing::Values(kTcp), farewell_case_name);
 
 }  // namespace
 }  // namespace driftless::testing

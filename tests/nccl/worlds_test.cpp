@@ -1,5 +1,6 @@
 // The logic of the nccl road held to the contract, without a GPU: HostFabric stands for NCCL.
 #include "support/host_nccl_world.h"
+#include "support/nccl_farewell.h"
 
 namespace driftless::testing {
 namespace {
@@ -26,6 +27,10 @@ const RoadCase kNccl{
     .make = [](const WorldOptions& options) { return std::make_unique<FileWorld>(options); },
     .ring = true};
 INSTANTIATE_TEST_SUITE_P(Nccl, RoadContractTest, ::testing::Values(kNccl), road_case_name);
+
+const FarewellCase kFiles{
+    .name = "files", .meet = [](const TempDir& dir) { return file_rendezvous(dir.file("meet")); }};
+INSTANTIATE_TEST_SUITE_P(Nccl, NcclFarewellTest, ::testing::Values(kFiles), farewell_case_name);
 
 }  // namespace
 }  // namespace driftless::testing

@@ -1,9 +1,11 @@
 #include "collectives/nccl/tcp/socket.h"
 
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -143,6 +145,14 @@ Result<std::size_t> write_some(const Socket& socket, std::string_view bytes) {
   if (put >= 0) return static_cast<std::size_t>(put);
   if (errno == EAGAIN || errno == EINTR) return std::size_t{0};
   return gone(errno_status(errno, "send").message());
+}
+
+void wait_until_delivered(const Socket& socket, const Deadline& deadline) {
+  Backoff backoff(std::chrono::microseconds(50), std::chrono::milliseconds(5));
+  int left = 0;
+  do {
+    if (::ioctl(socket.get(), SIOCOUTQ, &left) != 0) return;
+  } while (left > 0 && backoff.sleep(deadline));
 }
 
 Result<std::string> read_all(const Socket& socket, std::size_t size, const Deadline& deadline) {

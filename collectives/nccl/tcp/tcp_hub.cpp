@@ -19,6 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};   // for a connection to prove itself
+constexpr milliseconds kEndTime{1'000};     // for the last words
 constexpr std::size_t kMostStrangers = 64;  // that have not yet
 constexpr std::size_t kMostConnections = 4096;
 
@@ -40,6 +41,18 @@ class TcpHub final : public Hub {
  public:
   TcpHub(Socket listener, Socket wake, std::string token)
       : listener_(std::move(listener)), wake_(std::move(wake)), token_(std::move(token)) {}
+  TcpHub(const TcpHub&) = delete;
+  TcpHub& operator=(const TcpHub&) = delete;
+  ~TcpHub() override {
+    const Deadline deadline = Deadline::after(kEndTime);
+    for (auto& [peer, connection] : connections_) {
+      while (!connection.over && !connection.outgoing.empty() &&
+             wait_for(connection.socket, POLLOUT, deadline)) {
+        flush(connection);
+      }
+      if (!connection.over) wait_until_delivered(connection.socket, deadline);
+    }
+  }
 
   [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
     wait(deadline);

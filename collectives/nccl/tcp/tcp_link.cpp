@@ -32,12 +32,15 @@ class TcpLink final : public Link {
 
   [[nodiscard]] Result<std::optional<std::string>> receive(const Deadline& deadline) override {
     for (;;) {
-      if (torn_) return error(StatusCode::kIo, "nccl: the link to the leader is torn");
       Result<std::optional<std::string>> message = reader_.next();
       if (!message.ok()) return error(StatusCode::kIo, message.status().message());
       if (message->has_value()) return message;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string bytes, read_some(socket_, std::size_t{1} << 16));
       reader_.append(bytes);
+      // Only once nothing is left to be read: what the leader said last is whole.
+      if (bytes.empty() && torn_) {
+        return error(StatusCode::kIo, "nccl: the link to the leader is torn");
+      }
       if (bytes.empty() && !wait_for(socket_, POLLIN, deadline)) return message;
     }
   }
