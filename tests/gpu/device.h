@@ -28,10 +28,12 @@ class DeviceBytes {
   explicit DeviceBytes(std::uint64_t size, std::uint64_t shift = 0) : size_(size), shift_(shift) {
     must(cudaMalloc(&memory_, size + shift + kGuard));
     must(cudaMemset(memory_, kFill, size + shift + kGuard));
+    must(cudaDeviceSynchronize());
   }
   explicit DeviceBytes(std::span<const std::byte> content, std::uint64_t shift = 0)
       : DeviceBytes(content.size(), shift) {
     must(cudaMemcpy(data(), content.data(), content.size(), cudaMemcpyHostToDevice));
+    must(cudaDeviceSynchronize());  // it may return before the bytes are there for other streams
   }
   DeviceBytes(DeviceBytes&& other) noexcept
       : size_(other.size_), shift_(other.shift_), memory_(std::exchange(other.memory_, nullptr)) {}

@@ -18,6 +18,7 @@ class GpuTestMemory final : public TestMemory {
   std::byte* allocate(std::size_t bytes) override {
     std::byte* const data = held_.emplace_back(bytes).data();
     must(cudaMemset(data, 0, bytes));
+    must(cudaDeviceSynchronize());
     return data;
   }
   std::vector<std::byte> read(const std::byte* at, std::size_t bytes) override {
@@ -27,6 +28,7 @@ class GpuTestMemory final : public TestMemory {
   }
   void write(std::byte* at, std::span<const std::byte> bytes) override {
     must(cudaMemcpy(at, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    must(cudaDeviceSynchronize());  // it may return before the bytes are there for other streams
   }
 
  private:

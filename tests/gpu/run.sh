@@ -72,7 +72,7 @@ if wanted tests; then
   done
 fi
 # sanitize TOOL SUITE SHARD. Every short length many thousand times over is for the plain run.
-shards=5
+shards=6
 sanitize() {
   GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$3 \
     compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2-$3" \
