@@ -64,7 +64,7 @@ def module_table(rows: list[dict]) -> None:
               f" {row['pause_ms']:.2f} | {row['apply_ms']:.2f} | {row['usual_ms']:.1f} |"
               f" {row['times_faster']} | {row['usual_unchecked_ms']:.1f} |"
               f" {row['times_faster_unchecked']} | {row['stage_ms']:.0f} | {row['longest_hold_ms']:.2f} |"
-              f" {row['first_hold_ms']:.2f} | {row['first_device_mib']:.0f} MiB | {asked} |")
+              f" {row['first_hold_ms']:.2f} | {row['device_mib']:.0f} MiB | {asked} |")
 
 
 def main() -> None:
