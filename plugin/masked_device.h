@@ -36,9 +36,6 @@ class MaskedDevice {
   };
 
   virtual ~MaskedDevice() = default;
-  // Makes room ahead for a usual version of tensors that have so many units and bytes together, and
-  // for full-shape ones. Where there is too little, it is taken when it is needed.
-  virtual void foresee(std::uint64_t units, std::uint64_t bytes, std::uint64_t dense_bytes) = 0;
   // Takes the changes over, makes room for full-shape tensors of `dense_bytes` together, and fills
   // those of the first chunk. Waits for all of it. What was staged before is forgotten.
   [[nodiscard]] virtual Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,

@@ -127,7 +127,6 @@ class HostMemory final : public ModuleMemory {
     return {};
   }
 
-  void foresee(std::uint64_t /*units*/, std::uint64_t /*bytes*/) override {}
   Status settle() override { return {}; }
   [[nodiscard]] unsigned threads(unsigned wanted) const override { return wanted; }
 

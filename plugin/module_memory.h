@@ -54,9 +54,6 @@ class ModuleMemory {
                                     std::uint64_t count, std::byte* values) = 0;
   [[nodiscard]] virtual Status write(std::span<const ModuleMap* const> maps, std::uint64_t origin,
                                      std::uint64_t count, const std::byte* values) = 0;
-  // Makes room ahead for a usual version of tensors that have so many units and bytes together.
-  // Where there is too little, it is taken when it is needed.
-  virtual void foresee(std::uint64_t units, std::uint64_t bytes) = 0;
   // Until everything that was written is there.
   [[nodiscard]] virtual Status settle() = 0;
   // Threads that may call read() and write() at the same time, for different units.

@@ -147,16 +147,6 @@ Status check_summed(const ModuleWeights& weights) {
   return {};
 }
 
-void foresee(const ModuleWeights& weights) {
-  std::uint64_t units = 0, bytes = 0;
-  for (std::uint32_t i = 0; i < weights.tensors.size(); ++i) {
-    if (weights.tensors[i].maps == 0) continue;
-    units += weights.layout[i].units();
-    bytes += weights.layout[i].size_bytes;
-  }
-  weights.memory->foresee(units, bytes);
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ModuleTarget>> make_module_target(ModuleParts parts,
@@ -164,7 +154,6 @@ Result<std::unique_ptr<ModuleTarget>> make_module_target(ModuleParts parts,
   auto weights = std::make_shared<ModuleWeights>();
   weights->threads = options.threads == 0 ? default_threads() : options.threads;
   DRIFTLESS_RETURN_IF_ERROR(fill(*weights, std::move(parts)));
-  foresee(*weights);
   weights->summed = weights->proven || options.digest_of_held;
   weights->state.partial = !weights->proven && (options.initial && !options.initial_digest);
   if (options.digest_of_held) {

@@ -386,9 +386,6 @@ class MaskedDevice:
     cuda_stream; what takes one queues its work there."""
 
     def __init__(self, device: int) -> None: ...
-    def foresee(self, units: int, bytes: int, dense_bytes: int) -> None:
-        """Makes room ahead for a usual version of so many units, and for full-shape tensors."""
-
     def stage(
         self,
         news: TensorNews,

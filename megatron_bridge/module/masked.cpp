@@ -96,10 +96,6 @@ class HeldMasked {
 
   explicit HeldMasked(int device) : device_(device), masked_(take(open_masked_device(device))) {}
 
-  void foresee(std::uint64_t units, std::uint64_t bytes, std::uint64_t dense_bytes) {
-    const py::gil_scoped_release released;
-    masked_->foresee(units, bytes, dense_bytes);
-  }
   void stage(std::shared_ptr<HeldNews> news, const std::vector<std::string>& names,
              std::uint64_t dense_bytes, const std::vector<Dense>& first) {
     std::vector<MaskedDevice::Tensor> tensors;
@@ -187,8 +183,6 @@ void bind_masked(py::module_& module) {
       .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
   py::class_<HeldMasked>(module, "MaskedDevice")
       .def(py::init<int>(), py::arg("device"))
-      .def("foresee", &HeldMasked::foresee, py::arg("units"), py::arg("bytes"),
-           py::arg("dense_bytes"))
       .def("stage", &HeldMasked::stage, py::arg("news"), py::arg("names"), py::arg("dense_bytes"),
            py::arg("first"))
       .def("tensor", &HeldMasked::tensor, py::arg("number"), py::arg("offset"))

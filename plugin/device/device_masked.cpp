@@ -76,15 +76,6 @@ class DeviceMasked final : public MaskedDevice {
     static_cast<void>(entered.status().ok() && stream_.wait().ok());
   }
 
-  void foresee(std::uint64_t units, std::uint64_t bytes, std::uint64_t dense_bytes) override {
-    const Entered entered(device_);
-    if (!entered.status().ok()) return;
-    PatchRoom room = usual_room(units, bytes);
-    room.dev_bytes += room.host_bytes;  // a second table: of the full-shape tensors
-    static_cast<void>(dev_.reset(room.dev_bytes).ok() && host_.reset(2 * room.host_bytes).ok() &&
-                      take_dense(dense_bytes).ok());
-  }
-
   Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                std::span<const Dense> first) override {
     const Entered entered(device_);
@@ -168,10 +159,6 @@ class DeviceMasked final : public MaskedDevice {
     DRIFTLESS_RETURN_IF_ERROR(host_.reset(tables));
     DRIFTLESS_ASSIGN_OR_RETURN(offsets_, dev_.take(places_.offset_bytes()));
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
-    return take_dense(dense_bytes);
-  }
-
-  Status take_dense(std::uint64_t dense_bytes) {
     // Somebody may still have tensors of the last version: they keep their memory then.
     if (dense_.use_count() != 1) dense_ = std::make_shared<DeviceBuffer>();
     if (dense_->data() != nullptr && dense_->size() >= dense_bytes) return {};

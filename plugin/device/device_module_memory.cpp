@@ -213,12 +213,6 @@ class DeviceModuleMemory final : public ModuleMemory {
     return {};
   }
 
-  void foresee(std::uint64_t units, std::uint64_t bytes) override {
-    if (!check_device(gpu_->device).ok()) return;
-    const PatchRoom room = usual_room(units, bytes);
-    static_cast<void>(gpu_->room.dev.reserve(room.dev_bytes, MemoryKind::kDevice).ok() &&
-                      gpu_->room.host.reserve(room.host_bytes, MemoryKind::kHost).ok());
-  }
   Status settle() override { return gpu_->stream.wait(); }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
 

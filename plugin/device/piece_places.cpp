@@ -56,16 +56,6 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ModulePart&
   return part;
 }
 
-PatchRoom usual_room(std::uint64_t units, std::uint64_t bytes) {
-  constexpr std::uint64_t kShare = 64;
-  constexpr std::uint64_t kUnitsPerPiece = 16384, kBytesPerPiece = 288, kLeast = 1U << 16;
-  PatchRoom room;
-  room.host_bytes = kLeast + units / kUnitsPerPiece * kBytesPerPiece;
-  room.dev_bytes =
-      room.host_bytes + units / kShare * sizeof(std::uint32_t) + bytes / kShare * 2;  // old and new
-  return room;
-}
-
 Status load_patch_kernels(const DeviceStream& stream) {
   cuda::StridedPatch::Part part;
   DRIFTLESS_ASSIGN_OR_RETURN(part.map, StridedMap::make({0, {1}, {1}}, 1, {0, {1}, {1}}, 1));

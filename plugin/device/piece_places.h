@@ -43,14 +43,6 @@ class PiecePlaces {
   std::uint64_t offset_entries_ = 0, value_bytes_ = 0;
 };
 
-// For the changes of one version, their old values and the tables of a patch, where one unit in 64
-// changes. Taking memory stops a GPU for milliseconds: better before anybody generates.
-struct PatchRoom {
-  std::uint64_t dev_bytes = 0;
-  std::uint64_t host_bytes = 0;
-};
-[[nodiscard]] PatchRoom usual_room(std::uint64_t units, std::uint64_t bytes);
-
 // Uses every kernel of such patches once: the first use of one stops the GPU for milliseconds,
 // which is for when nobody generates yet.
 [[nodiscard]] Status load_patch_kernels(const DeviceStream& stream);

@@ -101,11 +101,7 @@ class LoaderWriter:
         devices = {self._bound.storages[key].device for key in used}
         if len(devices) != 1 or next(iter(devices)).type != "cuda":
             return None
-        gpu = _native.MaskedDevice(next(iter(devices)).index or 0)
-        sizes = [_aligned(self._specs[name].size_bytes) for name in self._masked]
-        units = sum(self._specs[name].units for name in self._masked)
-        gpu.foresee(units, sum(sizes), max(max(sizes), min(sum(sizes), self._chunk_bytes)))
-        return gpu
+        return _native.MaskedDevice(next(iter(devices)).index or 0)
 
     def _try_masked(self, name: str, storages: set[int]) -> str | None:
         if self._load is None:
