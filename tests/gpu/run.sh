@@ -120,7 +120,8 @@ megatron_step() {
 # module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
 module_pause() {
   PYTHONPATH=$PWD/$build/python:${PYTHONPATH:-} timeout 200 \
-    python3 tests/bench/module_bench.py --device cuda --versions 3 "$@" >"$results/module" 2>&1 &&
+    python3 tests/bench/module_bench.py --device cuda --versions 5 \
+    --probe "$build/bin/libgpu_probe.so" "$@" >"$results/module" 2>&1 &&
     grep -h '^{"module"' "$results/module" >>"$results/figures" ||
     { tail -n 40 "$results/module"; return 1; }
 }
