@@ -101,7 +101,7 @@ struct FilePeer {
 
 class FileHub final : public Hub {
  public:
-  FileHub(std::string root, std::string session)
+  FileHub(std::string root, const std::string& session)
       : root_(std::move(root)), dir_(join_path(root_, session)) {}
   FileHub(const FileHub&) = delete;
   FileHub& operator=(const FileHub&) = delete;

@@ -7,6 +7,7 @@
 
 #include "core/parallel.h"
 #include "module/bindings.h"
+#include "module/device_kernels.h"
 #include "module/errors.h"
 #include "module/held_news.h"
 #include "module/tensor_ref.h"
@@ -72,8 +73,7 @@ MaskedTarget masked_target(std::uint64_t address, DType from, const std::string&
     throw StatusError(error(StatusCode::kUnsupported, "there is no conversion from ",
                             info(from).name, " to ", dtype, " here"));
   }
-  return {reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address)), unit_bytes(to),
-          *cast};
+  return {memory_at(address), unit_bytes(to), *cast};
 }
 
 namespace {
@@ -83,8 +83,7 @@ MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std:
                          std::uint64_t sentinel, std::uint64_t target,
                          const std::string& target_dtype, unsigned threads) {
   const MaskedTarget into = masked_target(target, take(parse_dtype(dtype)), target_dtype);
-  const MaskedSource from{reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(source)),
-                          sentinel};
+  const MaskedSource from{memory_at(source), sentinel};
   const py::gil_scoped_release released;
   return take(MaskedWrite::make(map, from, into, threads == 0 ? default_threads() : threads));
 }
@@ -141,9 +140,6 @@ class HeldMasked {
   }
 
  private:
-  static void* stream_of(std::uint64_t stream) {
-    return reinterpret_cast<void*>(static_cast<std::uintptr_t>(stream));
-  }
   [[nodiscard]] const TensorSpec& at(std::size_t number) const {
     if (number < specs_.size()) return specs_[number];
     throw StatusError(error(StatusCode::kInvalidArgument, "tensor ", number, " of ", specs_.size(),

@@ -32,7 +32,7 @@ class PythonWriter final : public ExternalWriter {
  public:
   PythonWriter(py::object writer, std::shared_ptr<const WeightLayout> layout)
       : writer_(std::move(writer)), layout_(std::move(layout)) {}
-  ~PythonWriter() override {
+  ~PythonWriter() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const py::gil_scoped_acquire acquired;
     writer_ = py::object();
   }
@@ -118,7 +118,7 @@ ModuleMap map_of(const WeightLayout& layout, const MapTuple& given) {
   const auto& [name, address, dtype_name, map, parameter] = given;
   ModuleMap made;
   made.tensor = index_of(layout, name);
-  made.data = reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+  made.data = memory_at(address);
   const DType dtype = take(parse_dtype(dtype_name));
   made.unit_bytes = unit_bytes(dtype);
   const std::optional<ValueCast> cast = value_cast(layout[made.tensor].dtype, dtype);

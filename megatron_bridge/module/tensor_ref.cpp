@@ -69,7 +69,7 @@ TensorRef from_torch(const py::object& tensor, std::string_view name) {
   ref.shape = shape_of(tensor.attr("shape"));
   unpack_pairs(ref);
   settle_size(ref, name);
-  ref.data = reinterpret_cast<std::byte*>(tensor.attr("data_ptr")().cast<std::uintptr_t>());
+  ref.data = memory_at(tensor.attr("data_ptr")().cast<std::uint64_t>());
   ref.owner = tensor;
   return ref;
 }
@@ -95,7 +95,7 @@ TensorRef from_interface(const py::object& array, const py::dict& interface,
     }
   }
   const py::tuple data = interface["data"];
-  ref.data = reinterpret_cast<std::byte*>(data[0].cast<std::uintptr_t>());
+  ref.data = memory_at(data[0].cast<std::uint64_t>());
   ref.read_only = data[1].cast<bool>();
   ref.owner = array;
   return ref;

@@ -42,6 +42,12 @@ struct TensorRef {
   [[nodiscard]] bool on_host() const { return device == DeviceKind::kCpu; }
 };
 
+// Memory of which Python knows the address.
+[[nodiscard]] inline std::byte* memory_at(std::uint64_t address) {
+  const auto number = static_cast<std::uintptr_t>(address);
+  return reinterpret_cast<std::byte*>(number);  // NOLINT(performance-no-int-to-ptr)
+}
+
 // What the object is, by whichever way it can be looked at. `name` stands in the messages of what
 // is raised: not contiguous, of a type that safetensors has not, not in native byte order.
 [[nodiscard]] TensorRef tensor_ref(const py::object& object, std::string_view name);

@@ -38,7 +38,7 @@ class DeviceBuffer {
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:
-  void swap(DeviceBuffer& other) {
+  void swap(DeviceBuffer& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(kind_, other.kind_);
