@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <functional>
 
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "gpu/landing.h"
@@ -66,6 +67,26 @@ class CAbiDevice : public ::testing::Test {
     tensor.stream = stream_;
     return driftless_register(receiver_, &tensor, &error_);
   }
+  // Three versions, and one back; `holds` looks at the registered tensors.
+  void follows(const std::function<bool(const Weights&)>& holds) {
+    ASSERT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 10'000, &error_), DRIFTLESS_OK)
+        << message();
+    Weights before;
+    for (int version = 1; version <= 3; ++version) {
+      before = weights_;
+      step();
+      int32_t staged = 0;
+      ASSERT_EQ(driftless_stage(receiver_, 10'000, &staged, &error_), DRIFTLESS_OK) << message();
+      ASSERT_EQ(staged, 1);
+      driftless_report report{};
+      report.struct_size = sizeof(report);
+      ASSERT_EQ(driftless_commit(receiver_, &report, &error_), DRIFTLESS_OK) << message();
+      EXPECT_EQ(report.digest, to_hex(publisher_->digest()));
+      EXPECT_TRUE(holds(weights_)) << "version " << version;
+    }
+    ASSERT_EQ(driftless_rollback(receiver_, &error_), DRIFTLESS_OK) << message();
+    EXPECT_TRUE(holds(before)) << "rolled back";
+  }
 
   TempDir folder_;
   std::string road_ = folder_.file("road"), config_ = folder_.file("job.yaml");
@@ -86,23 +107,7 @@ TEST_F(CAbiDevice, FollowsOnTheGpu) {
   for (std::size_t i = 0; i < layout.size(); ++i) {
     ASSERT_EQ(add(layout[i], model.pointers()[i]), DRIFTLESS_OK) << message();
   }
-  ASSERT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 10'000, &error_), DRIFTLESS_OK)
-      << message();
-  Weights before;
-  for (int version = 1; version <= 3; ++version) {
-    before = weights_;
-    step();
-    int32_t staged = 0;
-    ASSERT_EQ(driftless_stage(receiver_, 10'000, &staged, &error_), DRIFTLESS_OK) << message();
-    ASSERT_EQ(staged, 1);
-    driftless_report report{};
-    report.struct_size = sizeof(report);
-    ASSERT_EQ(driftless_commit(receiver_, &report, &error_), DRIFTLESS_OK) << message();
-    EXPECT_EQ(report.digest, to_hex(publisher_->digest()));
-    EXPECT_TRUE(model.holds(weights_)) << "version " << version;
-  }
-  ASSERT_EQ(driftless_rollback(receiver_, &error_), DRIFTLESS_OK) << message();
-  EXPECT_TRUE(model.holds(before)) << "rolled back";
+  follows([&](const Weights& weights) { return model.holds(weights); });
 }
 
 // A matrix lies transposed, in rows of three elements more than it has; others as they are.
@@ -154,23 +159,7 @@ TEST_F(CAbiDevice, FollowsThroughStridesOnTheGpu) {
     }
     return true;
   };
-  ASSERT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 10'000, &error_), DRIFTLESS_OK)
-      << message();
-  Weights before;
-  for (int version = 1; version <= 3; ++version) {
-    before = weights_;
-    step();
-    int32_t staged = 0;
-    ASSERT_EQ(driftless_stage(receiver_, 10'000, &staged, &error_), DRIFTLESS_OK) << message();
-    ASSERT_EQ(staged, 1);
-    driftless_report report{};
-    report.struct_size = sizeof(report);
-    ASSERT_EQ(driftless_commit(receiver_, &report, &error_), DRIFTLESS_OK) << message();
-    EXPECT_EQ(report.digest, to_hex(publisher_->digest()));
-    EXPECT_TRUE(holds(weights_)) << "version " << version;
-  }
-  ASSERT_EQ(driftless_rollback(receiver_, &error_), DRIFTLESS_OK) << message();
-  EXPECT_TRUE(holds(before)) << "rolled back";
+  follows(holds);
 }
 
 TEST_F(CAbiDevice, HostMemoryIsNotTheGpus) {

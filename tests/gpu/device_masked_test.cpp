@@ -71,14 +71,11 @@ std::vector<std::byte> fetch(const std::byte* from, std::size_t bytes) {
 
 class DeviceMaskedTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    if (!has_gpu()) GTEST_SKIP() << "no GPU";
+  DeviceMaskedTest() {
     auto made = make_masked_device(0);
     must(made.status());
     masked_ = std::move(*made);
   }
-  static void must(const Status& status) { ASSERT_TRUE(status.ok()) << status.to_string(); }
-  static void must(cudaError_t code) { testing::must(code); }
 
   std::unique_ptr<MaskedDevice> masked_;
 };

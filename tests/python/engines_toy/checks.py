@@ -266,16 +266,26 @@ def exception_in_the_loader():
 
 
 def loader_changes_its_mind():
-    """A copy when it was traced, something else later: refused, the parameter intact."""
-    with Group(odd=("broadcast",)) as group:
-        engine = group.engines[0]
-        group.step_changing("odd.broadcast")
-        engine.load_broadcast = lambda into, tensor: into.data.add_(tensor)
-        held = state_bits(engine)
-        assert group.receivers[0].stage(10)
-        with raises(driftless.errors.UnsupportedError, "odd.broadcast", "add_"):
-            group.receivers[0].commit()
-        assert state_bits(engine) == held
+    """A copy when it was traced, something else later, asked for in whichever way: refused, the
+    parameter intact."""
+    aten = torch.ops.aten
+    for loader, word in (
+        (lambda into, tensor: into.data.add_(tensor), "add_"),
+        (lambda into, tensor: aten.add_.Tensor(into.data, tensor), "add_"),
+        (lambda into, tensor: into.data[:].mul_(tensor.view(-1)), "mul_"),
+        (lambda into, tensor: into.data.copy_(tensor + 1), "copy_"),
+        (lambda into, tensor: into.data.copy_(torch._neg_view(tensor)), "negates"),
+        (lambda into, tensor: tensor.narrow(0, 0, 1).add_(1), "changes tensor"),
+    ):
+        with Group(odd=("broadcast",)) as group:
+            engine = group.engines[0]
+            group.step_changing("odd.broadcast")
+            engine.load_broadcast = loader
+            held = state_bits(engine)
+            assert group.receivers[0].stage(10)
+            with raises(driftless.errors.UnsupportedError, "odd.broadcast", word):
+                group.receivers[0].commit()
+            assert state_bits(engine) == held
 
 
 class Hooked(toy_engine.ToyEngine):
