@@ -178,6 +178,36 @@ def ours(model, config):
     return found
 
 
+def callback_steps(model):
+    """What our callback tells its session when Megatron-Bridge's own manager fires it, with its own
+    contexts: a step, a skipped one, a step. The session is one that notes: the native module need
+    not be built for this Python."""
+    from driftless.megatron import callback as ours
+    from megatron.bridge.training.callbacks import CallbackContext, normalize_callbacks
+
+    noted = []
+
+    class Noting:
+        def __init__(self, given, *_):
+            noted.append(given is model)
+
+        def after_step(self, successful):
+            noted.append(successful)
+
+        def close(self):
+            noted.append("closed")
+
+    ours.Session = Noting
+    flags = types.SimpleNamespace(update_weight_mode="delta", update_weight_transport="mpi_rma")
+    manager = normalize_callbacks([ours.WeightUpdates(flags)])
+    manager.fire("on_train_start", CallbackContext(state=None, model=model))
+    for skipped in (False, True, False):
+        context = CallbackContext(state=None, model=model, skipped_iter=skipped)
+        manager.fire("on_train_step_end", context)
+    manager.fire("on_train_end", CallbackContext(state=None, model=model))
+    return noted
+
+
 def main():
     work, family, tp, pp, ep = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
     torch_environment()
@@ -203,6 +233,8 @@ def main():
         ), name
     if found:
         print(f"SAME {len(found)}", flush=True)
+    assert callback_steps(model) == [True, True, False, True, "closed"]
+    print("CALLED", flush=True)
     dist.barrier()
 
 

@@ -10,7 +10,7 @@ LAYOUTS = {"tp2_pp2": (4, "qwen3", 2, 2, 1), "ep2": (2, "qwen3_moe", 1, 1, 2)}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_our_export_is_megatron_bridges(work, layout):
+def test_our_export_is_megatron_bridges_and_it_calls_us(work, layout):
     jobs.need_mpirun()
     ranks, family, *parallel = LAYOUTS[layout]
     python = environment_python("bridge")
@@ -19,10 +19,12 @@ def test_our_export_is_megatron_bridges(work, layout):
     result = jobs.finish(jobs.start(line, env=env), 300)
     assert result.returncode == 0, result.stderr[-6000:]
     assert result.stdout.count("SAME ") == parallel[1]
+    assert result.stdout.count("CALLED") == ranks
 
 
 def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
-    """By the names and the context that Megatron-Bridge gives its callbacks."""
+    """By the names and the context that Megatron-Bridge gives its callbacks: also where that cannot
+    be installed."""
     import sys
 
     sys.path.insert(0, str(PACKAGE))
