@@ -36,11 +36,12 @@ class MaskedDevice {
   };
 
   virtual ~MaskedDevice() = default;
-  // Takes the changes over, makes room for full-shape tensors of `dense_bytes` together, and fills
-  // those of the first chunk. Waits for all of it. What was staged before is forgotten.
+  // Takes the changes over, makes room for full-shape tensors of `dense_bytes` together (0: none is
+  // to be filled), and fills those of the first chunk. Waits for all of it. What was staged before
+  // is forgotten.
   [[nodiscard]] virtual Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                                      std::span<const Dense> first) = 0;
-  // Where the full-shape tensors are, until the next stage().
+  // Where the full-shape tensors are, until the next stage(). Null where none ever was.
   [[nodiscard]] virtual std::shared_ptr<std::byte> dense() const = 0;
   // Each becomes the sentinel, but for its changes.
   [[nodiscard]] virtual Status fill(std::span<const Dense> dense, void* stream) = 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,10 @@ from .masked import MaskedLoad, MaskedTensor, Maps, StagedNews, filled_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
+
+
+# Tensors that are too large for the GPU and made before the commit: so many chunks of them.
+_CHUNKS_AHEAD = 4
 
 
 class _Load(Protocol):
@@ -31,16 +36,24 @@ class _Pass:
     complete: bool  # none of them looks like the sentinel
 
 
+class _Place(Enum):
+    """Where a chunk's changes and its full-shape tensors are."""
+
+    HOST = "both on the host"
+    SPLIT = "the changes on the GPU, the tensor, which is too large for it, on the host"
+    GPU = "both on the GPU"
+
+
 @dataclass
 class _Chunk:
     """Masked tensors that are loaded together."""
 
+    place: _Place
     passes: list[_Pass] = field(default_factory=list)
     size_bytes: int = 0
-    # On a GPU: its tensors, and what MaskedDevice fills them with. Else made when they are needed.
-    on_gpu: bool = False
-    tensors: list[MaskedTensor] = field(default_factory=list)
-    dense: list[tuple[int, int, int]] = field(default_factory=list)
+    staged: list[StagedNews] = field(default_factory=list)  # of each pass, on the GPU
+    dense: list[tuple[int, int, int]] = field(default_factory=list)  # what MaskedDevice fills
+    tensors: list[MaskedTensor] = field(default_factory=list)  # where they were made ahead
 
 
 class LoaderWriter:
@@ -62,6 +75,7 @@ class LoaderWriter:
         self._devices = [device for device in devices if device.type == "cuda"]
         self._maps: Maps = {}
         self._gpu: Any = None  # a MaskedDevice, where all that is masked lies on one GPU
+        self._gpu_device: torch.device | None = None  # that one
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
@@ -69,7 +83,7 @@ class LoaderWriter:
         self._news: Any = None
         self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
         self._chunks: list[_Chunk] = []  # of masked tensors, staged
-        self._ready: list[MaskedTensor] = []  # of the first of them, made
+        self._filled: _Chunk | None = None  # whose full-shape tensors the GPU has now
         self._done: list[_Load] = []  # what undo() takes back
         self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
 
@@ -101,7 +115,8 @@ class LoaderWriter:
         devices = {self._bound.storages[key].device for key in used}
         if len(devices) != 1 or next(iter(devices)).type != "cuda":
             return None
-        return _native.MaskedDevice(next(iter(devices)).index or 0)
+        self._gpu_device = next(iter(devices))
+        return _native.MaskedDevice(self._gpu_device.index or 0)
 
     def _try_masked(self, name: str, storages: set[int]) -> str | None:
         if self._load is None:
@@ -150,15 +165,16 @@ class LoaderWriter:
                 self._whole[name] = self._shadows[name].clone()
                 news.write(name, self._whole[name])
         self._chunks = [] if news.whole else self._cut(news)
-        self._stage_gpu(news, [chunk for chunk in self._chunks if chunk.on_gpu])
-        self._ready = self._make(self._chunks[0]) if self._chunks else []
+        self._stage_gpu(news, [each for each in self._chunks if each.place is not _Place.HOST])
+        self._make_ahead()
 
     def commit(self) -> None:
         assert self._load is not None
         try:
             for chunk in self._chunks:
-                ready, self._ready = self._ready or self._make(chunk), []
-                self._commit_chunk(ready)
+                self._commit_chunk(self._make(chunk))
+                if chunk.place is not _Place.GPU:
+                    chunk.tensors = []
             for name, tensor in self._whole.items():
                 load = WholeLoad(self._bound)
                 self._done.append(load)
@@ -179,7 +195,7 @@ class LoaderWriter:
         self._replaced = {}
 
     def drop(self) -> None:
-        self._news, self._whole, self._chunks, self._ready = None, {}, [], []
+        self._news, self._whole, self._chunks, self._filled = None, {}, [], None
         self._done, self._replaced = [], {}
 
     # --- parts -----------------------------------------------------------------------------------
@@ -212,23 +228,24 @@ class LoaderWriter:
             kept = sum(news.changed(name) * self._unit_bytes(name) for name in masked)
             room = max(room - kept, room // 4)
         chunks: list[_Chunk] = []
+        last: dict[_Place, _Chunk] = {}
         for name in masked:
             time.sleep(0)
             size = _aligned(self._specs[name].size_bytes)
             for each in _passes(name, news.absent(name)):
-                on_gpu = self._gpu is not None and each.complete
-                last = chunks[-1] if chunks else None
-                if (
-                    last is None
-                    or each.only is not None
-                    or last.on_gpu != on_gpu
-                    or last.size_bytes + size > room
-                ):
-                    last = _Chunk(on_gpu=on_gpu)
-                    chunks.append(last)
-                last.passes.append(each)
-                last.size_bytes += size
+                place = self._place(each, fits=size <= room)
+                chunk = last.get(place)
+                if chunk is None or each.only is not None or chunk.size_bytes + size > room:
+                    chunk = last[place] = _Chunk(place)
+                    chunks.append(chunk)
+                chunk.passes.append(each)
+                chunk.size_bytes += size
         return chunks
+
+    def _place(self, each: _Pass, fits: bool) -> _Place:
+        if self._gpu is None or not each.complete:
+            return _Place.HOST
+        return _Place.GPU if fits else _Place.SPLIT
 
     def _unit_bytes(self, name: str) -> int:
         return TORCH_DTYPES[self._specs[name].dtype].itemsize
@@ -238,37 +255,57 @@ class LoaderWriter:
         take the same memory, one after the other."""
         if not chunks:
             return
-        names = [each.name for chunk in chunks for each in chunk.passes]
-        number = 0
+        names: list[str] = []
         for chunk in chunks:
             at = 0
             for each in chunk.passes:
-                chunk.dense.append((number, at, each.sentinel))
-                at += _aligned(self._specs[each.name].size_bytes)
-                number += 1
-        first = chunks[0].dense if chunks[0] is self._chunks[0] else []
-        self._gpu.stage(news, names, max(chunk.size_bytes for chunk in chunks), first)
-        for chunk in chunks:
-            for each, (number, at, _) in zip(chunk.passes, chunk.dense, strict=True):
-                time.sleep(0)  # others may have the interpreter: the engine generates
-                tensor = self._gpu.tensor(number, at).torch()
-                staged = StagedNews(self._gpu, number, tensor.device)
-                chunk.tensors.append(MaskedTensor(each.name, tensor, each.sentinel, news, staged))
+                chunk.staged.append(StagedNews(self._gpu, len(names), self._gpu_device))
+                if chunk.place is _Place.GPU:
+                    chunk.dense.append((len(names), at, each.sentinel))
+                    at += _aligned(self._specs[each.name].size_bytes)
+                names.append(each.name)
+        on_gpu = [chunk for chunk in chunks if chunk.dense]
+        self._filled = on_gpu[0] if on_gpu else None
+        self._gpu.stage(
+            news,
+            names,
+            max((chunk.size_bytes for chunk in on_gpu), default=0),
+            self._filled.dense if self._filled else [],
+        )
+        for chunk in on_gpu:
+            chunk.tensors = [self._on_gpu(chunk, i) for i in range(len(chunk.passes))]
+
+    def _make_ahead(self) -> None:
+        """Full-shape tensors on the host: those of the first chunk, and those that are there only
+        for want of room on the GPU, up to some chunks."""
+        left = _CHUNKS_AHEAD * self._chunk_bytes
+        for i, chunk in enumerate(self._chunks):
+            if chunk.place is _Place.SPLIT:
+                left -= chunk.size_bytes
+            if i == 0 or (chunk.place is _Place.SPLIT and left >= 0):
+                chunk.tensors = self._make(chunk)
 
     def _make(self, chunk: _Chunk) -> list[MaskedTensor]:
-        if chunk.on_gpu:
-            if chunk is not self._chunks[0]:  # that one is filled
-                device = chunk.tensors[0].tensor.device
-                self._gpu.fill(chunk.dense, torch.cuda.current_stream(device).cuda_stream)
-            return chunk.tensors
-        made = []
-        for each in chunk.passes:
-            spec = self._specs[each.name]
-            tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
-            self._news.write(each.name, tensor, each.only)
-            news = self._news if each.complete else None
-            made.append(MaskedTensor(each.name, tensor, each.sentinel, news))
-        return made
+        if chunk.place is _Place.GPU and self._filled is not chunk:
+            self._gpu.fill(chunk.dense, torch.cuda.current_stream(self._gpu_device).cuda_stream)
+            self._filled = chunk
+        return chunk.tensors or [self._on_host(chunk, i) for i in range(len(chunk.passes))]
+
+    def _on_gpu(self, chunk: _Chunk, i: int) -> MaskedTensor:
+        time.sleep(0)  # others may have the interpreter: the engine generates
+        number, at, sentinel = chunk.dense[i]
+        tensor = self._gpu.tensor(number, at).torch()
+        name = chunk.passes[i].name
+        return MaskedTensor(name, tensor, sentinel, self._news, chunk.staged[i])
+
+    def _on_host(self, chunk: _Chunk, i: int) -> MaskedTensor:
+        each = chunk.passes[i]
+        spec = self._specs[each.name]
+        tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
+        self._news.write(each.name, tensor, each.only)
+        news = self._news if each.complete else None
+        staged = chunk.staged[i] if chunk.staged else None
+        return MaskedTensor(each.name, tensor, each.sentinel, news, staged)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -32,7 +32,7 @@ class MaskedTensor:
     """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
     tensor is compared with what is there, and nothing is written. `news`, a TensorNews, knows
     which elements are not the sentinel, where all of its changes are in the tensor; `staged` has
-    them in the memory of a GPU, and the tensor is there, too."""
+    them in the memory of a GPU, wherever the tensor is."""
 
     name: str
     tensor: torch.Tensor
@@ -66,14 +66,14 @@ Maps = dict[tuple[Any, ...], tuple[Any, str]]
 
 @dataclass
 class _Elements:
-    """Old values of a view where a mask of the same shape is set."""
+    """Old values of a view at places, which are given by dimension."""
 
     target: torch.Tensor
-    mask: torch.Tensor
+    places: tuple[torch.Tensor, ...]
     old: torch.Tensor
 
     def undo(self) -> None:
-        bits(self.target)[self.mask] = self.old
+        bits(self.target)[self.places] = self.old
 
 
 @dataclass
@@ -89,6 +89,9 @@ class _Memory:
 
     def undo(self) -> None:
         self.storage.flat(torch.uint8).copy_(self.old)
+
+
+_PART = 1 << 24  # elements that are written at a time where torch does it
 
 
 class MaskedLoad(Watching):
@@ -122,6 +125,8 @@ class MaskedLoad(Watching):
         except BaseException:
             self.undo()
             raise
+        finally:
+            self.tensors.clear()  # undo() needs none of them, and they are large
 
     def undo(self) -> None:
         for binding in list(self.bound.rebound()):
@@ -285,12 +290,14 @@ class MaskedLoad(Watching):
         self, masked: MaskedTensor, target: torch.Tensor, source: torch.Tensor
     ) -> None:
         """Expanded views, conversions that only torch makes, devices: by torch, on the bits."""
-        source = source.to(target.device).expand(target.shape)
         assert masked.sentinel is not None
-        mask = bits(source) != _signed(masked.sentinel, source.element_size())
-        new = bits(source.to(target.dtype))
-        self.log.append(_Elements(target, mask, bits(target)[mask]))
-        bits(target)[mask] = new[mask]
+        sentinel = _signed(masked.sentinel, source.element_size())
+        for into, part in zip(_rows(target), _rows(source.expand(target.shape)), strict=True):
+            part = part.to(target.device)
+            places = (bits(part) != sentinel).nonzero(as_tuple=True)
+            self.log.append(_Elements(into, places, bits(into)[places]))
+            new = bits(part)[places].view(part.dtype)
+            bits(into)[places] = bits(new.to(target.dtype))
 
     def other_write(self, func: Any, storages: list[Storage], names: set[str]) -> None:
         """A hook of the loader may write elsewhere, from what has nothing to do with the masked
@@ -366,6 +373,15 @@ def _is_simple(index: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     """A tensor of memory, which nobody else dispatches for."""
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
+
+
+def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parts along the first dimension, of no more than _PART elements where rows allow."""
+    if tensor.dim() == 0:
+        return (tensor.unsqueeze(0),)
+    if tensor.numel() <= _PART:
+        return (tensor,)
+    return tensor.split(max(1, _PART * tensor.shape[0] // tensor.numel()))
 
 
 def _signed(pattern: int, width: int) -> int:

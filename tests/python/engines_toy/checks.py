@@ -3,13 +3,15 @@ has torch: `python checks.py NAME`; tests/python/test_module_target.py runs them
 
 import sys
 import traceback
+from unittest import mock
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import driftless
 import toy_engine
 import toy_run
-from driftless.engines import ModuleTarget
+from driftless.engines import ModuleTarget, masked
 from toy_engine import ODD, fresh, state_bits
 
 # In these a NaN makes the loader's own result depend on how torch rounds it.
@@ -127,6 +129,52 @@ def all_by_masked_overwrite():
 
 def masked_overwrite_in_small_chunks():
     follow(6, allow=("masked", "whole"), chunk_bytes=3000, odd=())
+
+
+class Hoarding(toy_engine.ToyEngine):
+    """Knows of the tensors that it was given in calls before which ones still have memory."""
+
+    def __init__(self):
+        super().__init__(odd=())
+        self.given, self.alive, self.calls = [], 0, 0
+
+    def load_weights(self, weights):
+        # Views of a GPU's memory for them are made ahead, and have none of their own.
+        alive = sum(not each.expired() for each in self.given)
+        self.alive, self.calls = max(self.alive, alive), self.calls + 1
+        self.given = []
+
+        def noted():
+            for name, tensor in weights:
+                if tensor.device.type == "cpu":
+                    self.given.append(StorageWeakRef(tensor.untyped_storage()))
+                yield name, tensor
+
+        super().load_weights(noted())
+
+
+def full_shape_tensors_go_with_their_chunk():
+    generator = torch.Generator().manual_seed(5)
+    weights = toy_run.make_weights(generator, ())
+    with toy_run.Run(weights) as run:
+        engine = Hoarding().to(toy_engine.DEVICE)
+        engine.load_weights(weights.items())
+        target = ModuleTarget(engine, run.base, allow=("masked", "whole"), chunk_bytes=3000)
+        receiver = run.receiver(target)
+        run.publish(toy_run.step(generator, weights))
+        assert receiver.stage(10)
+        engine.given, engine.alive, engine.calls = [], 0, 0
+        receiver.commit()
+        assert engine.calls > 5 and engine.alive == 0, (engine.calls, engine.alive)
+
+
+def torch_writes_in_parts():
+    """What has no map, in parts of few rows; and back."""
+    with mock.patch.object(masked, "_PART", 5), Group(tp=2, odd=("broadcast",)) as group:
+        for _ in range(3):
+            before, version = group.weights, group.receivers[0].version
+            group.step_changing("odd.broadcast")
+            group.take_and_go_back_to(before, version)
 
 
 def all_whole():
