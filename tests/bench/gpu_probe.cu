@@ -3,6 +3,7 @@
 // two events: neither the interpreter nor the scheduler.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace {
@@ -48,30 +49,36 @@ struct Probe {
 
 }  // namespace
 
-// Asks again and again until *ending is not 0. The longest wait, how long after the begin it ended,
-// and how many times it asked. Sets *ready once it asks. 0, or 1 where CUDA fails.
+struct ProbeResult {
+  double longest_ms, longest_at_ms;  // the GPU's wait; how long after the begin it ended
+  double longest_call_ms;            // the host's, from asking to knowing: its scheduler included
+  long asked;
+};
+
+// Asks again and again until *ending is not 0. Sets *ready once it asks. 0, or 1 where CUDA fails.
 extern "C" __attribute__((visibility("default"))) int gpu_probe(const volatile int* ending,
                                                                 volatile int* ready,
-                                                                double* longest_ms,
-                                                                double* longest_at_ms,
-                                                                long* asked) {
+                                                                ProbeResult* result) {
+  using Clock = std::chrono::steady_clock;
+  using Ms = std::chrono::duration<double, std::milli>;
+  *result = {};
   Probe probe;
   float ms = 0;
   if (!probe.make() || !probe.ask(&ms)) {  // the first one loads the kernel
     *ready = 1;
     return 1;
   }
-  *longest_ms = *longest_at_ms = 0;
-  *asked = 0;
   *ready = 1;
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   while (*ending == 0) {
+    const auto asked = Clock::now();
     if (!probe.ask(&ms)) return 1;
-    ++*asked;
-    if (ms <= *longest_ms) continue;
-    *longest_ms = ms;
-    *longest_at_ms =
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    const auto answered = Clock::now();
+    ++result->asked;
+    result->longest_call_ms = std::max(result->longest_call_ms, Ms(answered - asked).count());
+    if (ms <= result->longest_ms) continue;
+    result->longest_ms = ms;
+    result->longest_at_ms = Ms(answered - begin).count();
   }
   return 0;
 }

@@ -149,6 +149,15 @@ def nan_masked(model, patches):
         torch.Tensor.copy_ = plain
 
 
+class ProbeResult(ctypes.Structure):
+    _fields_ = (
+        ("longest_ms", ctypes.c_double),
+        ("longest_at_ms", ctypes.c_double),
+        ("longest_call_ms", ctypes.c_double),
+        ("asked", ctypes.c_long),
+    )
+
+
 class Probe(threading.Thread):
     """How long a tiny piece of work on the GPU waits while something else goes on there
     (tests/bench/gpu_probe.cu). Without that library, or a GPU, nothing is known."""
@@ -156,21 +165,20 @@ class Probe(threading.Thread):
     def __init__(self, library):
         super().__init__(daemon=True)
         self.library = ctypes.CDLL(library) if library else None
-        self.ending, self.ready, self.asked = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_long(0)
-        self.longest, self.at = ctypes.c_double(0), ctypes.c_double(0)
+        self.ending, self.ready, self.result = ctypes.c_int(0), ctypes.c_int(0), ProbeResult()
         self.status = 0
 
-    @property
-    def longest_ms(self):
-        return self.longest.value if self.library else None
-
-    @property
-    def longest_at_ms(self):
-        return self.at.value if self.library else None
+    def found(self):
+        """For the row of a version."""
+        return {
+            "longest_hold_ms": self.result.longest_ms if self.library else None,
+            "longest_hold_at_ms": self.result.longest_at_ms if self.library else None,
+            "longest_call_ms": self.result.longest_call_ms if self.library else None,
+        }
 
     def run(self):
-        numbers = (self.ending, self.ready, self.longest, self.at, self.asked)
-        self.status = self.library.gpu_probe(*(ctypes.byref(number) for number in numbers))
+        given = (self.ending, self.ready, self.result)
+        self.status = self.library.gpu_probe(*(ctypes.byref(each) for each in given))
 
     def __enter__(self):
         if self.library:
@@ -183,7 +191,7 @@ class Probe(threading.Thread):
         if self.library:
             self.ending.value = 1
             self.join()
-            assert self.status == 0 and self.asked.value > 0, "the probe could not use CUDA"
+            assert self.status == 0 and self.result.asked > 0, "the probe could not use CUDA"
 
 
 def synchronize(a):
@@ -239,8 +247,7 @@ def follow(a, model, weights, target, receiver, publisher):
                 "apply_ms": update.apply_ms,
                 "undo_ms": undo_ms,
                 "stage_ms": stage_ms,
-                "longest_hold_ms": probe.longest_ms,
-                "longest_hold_at_ms": probe.longest_at_ms,
+                **probe.found(),
                 "extra_device_mib": extra / 2**20,
                 "changed": update.changed_units,
             }

@@ -122,6 +122,7 @@ module_pause() {
   PYTHONPATH=$PWD/$build/python:${PYTHONPATH:-} timeout 200 \
     python3 tests/bench/module_bench.py --device cuda --versions 5 \
     --probe "$build/bin/libgpu_probe.so" "$@" >"$results/module" 2>&1 &&
+    grep -v '^{"module"' "$results/module" &&
     grep -h '^{"module"' "$results/module" >>"$results/figures" ||
     { tail -n 40 "$results/module"; return 1; }
 }
