@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/status.h"
+#include "core/thread_gpu.h"
 
 namespace driftless::nccl {
 
@@ -18,20 +19,10 @@ namespace driftless::nccl {
 // Makes `device` current on this thread, for as long as it lives.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device;
-    if (before_ != device) cudaSetDevice(device);
-    changed_ = before_ != device;
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
-  }
+  explicit DeviceGuard(int device) { cudaSetDevice(device); }
 
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  KeepThreadGpu keep_;
 };
 
 }  // namespace driftless::nccl

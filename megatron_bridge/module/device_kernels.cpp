@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/thread_gpu.h"
 #include "module/errors.h"
 #include "plugin/on_demand/device_access.h"
 
@@ -20,7 +21,7 @@ Status with_name(const Status& status, const TensorRef& ref, std::string_view na
 class OnDevice {
  public:
   OnDevice(const TensorRef& first, std::string_view name)
-      : number_(first.device_number), table_(load(first, name)), keeper_(table_) {
+      : number_(first.device_number), table_(load(first, name)) {
     check(with_name(table_->check(number_), first, name));
     check_memory(first, name);
   }
@@ -65,9 +66,9 @@ class OnDevice {
                             "' is not aligned to its elements: copy it"));
   }
 
+  KeepThreadGpu keep_;
   int number_;
   const DeviceTable* table_;
-  DeviceKeeper keeper_;
 };
 
 DType value_type(DType dtype) { return info(dtype).bits < 8 ? DType::kU8 : dtype; }

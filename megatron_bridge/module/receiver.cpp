@@ -70,7 +70,6 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Deadline deadline = Deadline::after(wait);
-    const DeviceKeeper keeper(target_->device());
     for (;;) {
       const bool news = native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
       target_->refresh();  // an interrupted commit may have been ended
@@ -83,7 +82,6 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
-    const DeviceKeeper keeper(target_->device());
     UpdateReport report = native_call(failure_, [&] { return made.commit(); });
     if (metrics_) {
       const Status written = metrics_->write(metrics_of(report, job_->process().rank()));
@@ -96,7 +94,6 @@ class HeldReceiver final : public JobMember {
     Receiver& made = receiver();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
-    const DeviceKeeper keeper(target_->device());
     failure_.forget();
     Status done;
     {

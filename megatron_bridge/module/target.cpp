@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/file_system.h"
+#include "core/thread_gpu.h"
 #include "module/bindings.h"
 #include "module/device_kernels.h"
 #include "module/errors.h"
@@ -20,9 +21,7 @@ struct Place {
   void* stream = nullptr;
 
   [[nodiscard]] Status wait() const {
-    if (table == nullptr) return {};
-    DRIFTLESS_RETURN_IF_ERROR(table->check(device));
-    return table->wait(std::span(&stream, 1));
+    return table == nullptr ? Status() : table->wait(device, std::span(&stream, 1));
   }
 };
 
@@ -108,7 +107,7 @@ Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber&
   };
   const Result<const DeviceTable*> table = device_table();
   check(table.status().with_context(where(first_name)));
-  const DeviceKeeper keeper(*table);
+  const KeepThreadGpu keep;
   check((*table)->check(first.device_number).with_context(where(first_name)));
   for (const auto& [name, ref] : refs) {
     if (ref.device_name != device) {
@@ -129,7 +128,6 @@ Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
   if (place.table == nullptr) {
     return make_memory_target(layout, std::move(data), initial, threads);
   }
-  const DeviceKeeper keeper(place.table);
   DRIFTLESS_RETURN_IF_ERROR(place.wait());
   DeviceTargetOptions options;
   options.device = place.device;

@@ -167,7 +167,6 @@ Status Follower::start(const std::optional<VersionId>& holds, std::optional<Wait
     return error(StatusCode::kInvalidArgument, "the receiver is started already");
   }
   if (phase_ == Phase::kBroken) return check_started();
-  const DeviceKeeper keeper(tensors_.device());
   if (config_.road == RoadKind::kNccl && config_.nccl.landing == MemoryKind::kDevice &&
       tensors_.device() == nullptr) {
     return error(StatusCode::kInvalidArgument,
@@ -224,7 +223,6 @@ Result<Polled> Follower::poll(Wait wait) {
 Result<bool> Follower::stage(Wait wait) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
   DRIFTLESS_RETURN_IF_ERROR(check_started());
-  const DeviceKeeper keeper(tensors_.device());
   const Deadline deadline = Deadline::after(wait);
   staged_ = false;
   for (;;) {
@@ -242,7 +240,6 @@ Result<UpdateReport> Follower::commit() {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
   DRIFTLESS_RETURN_IF_ERROR(check_started());
   if (!staged_) return error(StatusCode::kInvalidArgument, "nothing is staged");
-  const DeviceKeeper keeper(tensors_.device());
   const TargetState before = target_->state();
   Result<UpdateReport> report = receiver_->commit();
   if (!report.ok()) {
@@ -291,7 +288,6 @@ void Follower::count(UpdateReport& report) {
 Status Follower::rollback() {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
   DRIFTLESS_RETURN_IF_ERROR(check_started());
-  const DeviceKeeper keeper(tensors_.device());
   Status done = receiver_->rollback();
   if (done.ok()) ++metrics_.rollbacks;
   if (done.ok()) staged_ = false;
@@ -332,7 +328,6 @@ Result<std::optional<EndOfRun>> Follower::look_for_end() {
 Status Follower::close(std::optional<Wait> wait, bool& closed) {
   closed = false;
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  const DeviceKeeper keeper(tensors_.device());
   const bool waits = wait != Wait(0);
   Status left;
   if (receiver_ != nullptr && (waits || !collective())) left = receiver_->leave();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/thread_gpu.h"
 #include "plugin/c_abi/abi_error.h"
 #include "plugin/c_abi/element_places.h"
 #include "plugin/module_target.h"
@@ -98,7 +99,7 @@ Status TensorSet::check_place(const driftless_tensor& tensor) {
   }
   if (cuda) {
     DRIFTLESS_ASSIGN_OR_RETURN(const DeviceTable* const device, device_table());
-    const DeviceKeeper keeper(device);
+    const KeepThreadGpu keep;
     DRIFTLESS_RETURN_IF_ERROR(device->check(number));
     if (tensor.data != nullptr) {
       DRIFTLESS_RETURN_IF_ERROR(device->check_memory(tensor.data, number));
@@ -181,8 +182,7 @@ Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<Versi
 
 Status TensorSet::wait_for_streams() const {
   if (device_ == nullptr) return {};
-  DRIFTLESS_RETURN_IF_ERROR(device_->check(device_number_));
-  return device_->wait(streams_);
+  return device_->wait(device_number_, streams_);
 }
 
 }  // namespace driftless::c_abi

@@ -38,8 +38,6 @@ struct DeviceWeights {
   DeviceRoom room;  // empty while a change has it
 
   [[nodiscard]] bool holds(std::size_t tensor) const { return data[tensor] != nullptr; }
-  // To be called first by whatever works on the device: threads have their own current device.
-  [[nodiscard]] Status enter() const { return check_device(options.device); }
   // Makes `room` at least so large; kNoSpace, saying for what, where that is more than allowed.
   [[nodiscard]] Status reserve(DeviceRoom& room, std::uint64_t dev_bytes, std::uint64_t host_bytes,
                                const std::string& what);

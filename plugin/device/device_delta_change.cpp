@@ -60,7 +60,8 @@ class DeviceDeltaChange final : public StagedChange {
                    ": the weights are not those that it was staged for; stage it again");
     }
     used_ = true;
-    DRIFTLESS_RETURN_IF_ERROR(weights_->enter());
+    const OnDevice on(weights_->options.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     Stopwatch watch;
     if (const Status status = write(); !status.ok()) {
       if (const Status back = take_back(); !back.ok()) {
@@ -82,7 +83,8 @@ class DeviceDeltaChange final : public StagedChange {
       return error(StatusCode::kInvalidArgument, name_,
                    ": only the last committed change can be taken back, and only once");
     }
-    DRIFTLESS_RETURN_IF_ERROR(weights_->enter());
+    const OnDevice on(weights_->options.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     committed_ = false;
     if (const Status status = take_back(); !status.ok()) {
       weights_->state.valid = false;

@@ -109,7 +109,8 @@ class DeviceFullChange final : public StagedChange {
       return error(StatusCode::kWrongBase, source_.version().path,
                    ": the weights are not those that it was staged for; stage it again");
     }
-    DRIFTLESS_RETURN_IF_ERROR(weights_->enter());
+    const OnDevice on(weights_->options.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     Stopwatch watch;
     weights_->state.valid = false;  // until all of it is there
     const DeviceStream& stream = weights_->stream;

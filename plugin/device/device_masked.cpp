@@ -18,25 +18,6 @@ namespace {
 
 using Part = cuda::StridedPatch::Part;
 
-// Makes a device current, and the thread's own again.
-class Entered {
- public:
-  explicit Entered(int device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
-    status_ = before_ == device ? Status() : check_device(device);
-  }
-  Entered(const Entered&) = delete;
-  Entered& operator=(const Entered&) = delete;
-  ~Entered() {
-    if (before_ >= 0) cudaSetDevice(before_);
-  }
-  [[nodiscard]] const Status& status() const { return status_; }
-
- private:
-  int before_ = -1;
-  Status status_;
-};
-
 // Memory that is taken piece by piece: as much as was foreseen in one block, the rest from others.
 class Room {
  public:
@@ -72,14 +53,14 @@ class DeviceMasked final : public MaskedDevice {
   DeviceMasked(const DeviceMasked&) = delete;
   DeviceMasked& operator=(const DeviceMasked&) = delete;
   ~DeviceMasked() override {
-    const Entered entered(device_);
-    static_cast<void>(entered.status().ok() && stream_.wait().ok());
+    const OnDevice on(device_);
+    static_cast<void>(on.status().ok() && stream_.wait().ok());
   }
 
   Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                std::span<const Dense> first) override {
-    const Entered entered(device_);
-    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    const OnDevice on(device_);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     tensors_.assign(tensors.begin(), tensors.end());
     forgotten_ += writes_.size();
     writes_.clear();
@@ -94,15 +75,15 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   Status fill(std::span<const Dense> dense, void* stream) override {
-    const Entered entered(device_);
-    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    const OnDevice on(device_);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     return queue_fill(dense, stream);
   }
 
   Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
                                 const MaskedTarget& target, void* stream) override {
-    const Entered entered(device_);
-    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    const OnDevice on(device_);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     ModuleMap into;
     into.data = target.data;
     into.unit_bytes = target.unit_bytes;
@@ -121,8 +102,8 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   Status take_back(std::size_t write, void* stream) override {
-    const Entered entered(device_);
-    DRIFTLESS_RETURN_IF_ERROR(entered.status());
+    const OnDevice on(device_);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     if (write < forgotten_ || write - forgotten_ >= writes_.size()) {
       return error(StatusCode::kInvalidArgument, "masked overwrite ", write,
                    " is of a version that is no longer staged");
@@ -161,7 +142,7 @@ class DeviceMasked final : public MaskedDevice {
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
     // Somebody may still have tensors of the last version: they keep their memory then.
     if (dense_.use_count() != 1) dense_ = std::make_shared<DeviceBuffer>();
-    if (dense_->data() != nullptr && dense_->size() >= dense_bytes) return {};
+    if (dense_->size() >= dense_bytes) return {};
     *dense_ = DeviceBuffer();  // both at once might not fit
     DRIFTLESS_ASSIGN_OR_RETURN(*dense_, DeviceBuffer::device(dense_bytes));
     return {};
@@ -241,8 +222,8 @@ class DeviceMasked final : public MaskedDevice {
 }  // namespace
 
 Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device) {
-  const Entered entered(device);
-  DRIFTLESS_RETURN_IF_ERROR(check_device(device));
+  const OnDevice on(device);
+  DRIFTLESS_RETURN_IF_ERROR(on.status());
   DRIFTLESS_ASSIGN_OR_RETURN(DeviceStream stream, DeviceStream::make());
   DRIFTLESS_ASSIGN_OR_RETURN(Uploader uploader, Uploader::make());
   DRIFTLESS_RETURN_IF_ERROR(load_patch_kernels(stream));

@@ -17,6 +17,11 @@ Status check(cudaError_t code, const char* what) {
 cudaStream_t native(const DeviceStream& stream) { return static_cast<cudaStream_t>(stream.get()); }
 cudaEvent_t native(void* event) { return static_cast<cudaEvent_t>(event); }
 
+int current_device() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+
 }  // namespace
 
 Status check_device(int device) {
@@ -30,8 +35,11 @@ Status check_device(int device) {
   return check(cudaSetDevice(device), "choosing a GPU");
 }
 
+OnDevice::OnDevice(int device) : status_(check_device(device)) {}
+
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
+  const OnDevice on(device_);
   if (kind_ == MemoryKind::kDevice) {
     cudaFree(data_);
   } else {
@@ -47,6 +55,7 @@ Result<DeviceBuffer> DeviceBuffer::device(std::uint64_t bytes) {
           .with_context(concat(bytes, " bytes on the GPU")));
   buffer.data_ = static_cast<std::byte*>(memory);
   buffer.size_ = bytes;
+  buffer.device_ = current_device();
   return buffer;
 }
 
@@ -58,6 +67,7 @@ Result<DeviceBuffer> DeviceBuffer::pinned(std::uint64_t bytes) {
           .with_context(concat(bytes, " bytes of the host, pinned")));
   buffer.data_ = static_cast<std::byte*>(memory);
   buffer.size_ = bytes;
+  buffer.device_ = current_device();
   buffer.kind_ = MemoryKind::kHost;
   return buffer;
 }
@@ -71,7 +81,9 @@ Status DeviceBuffer::reserve(std::uint64_t bytes, MemoryKind kind) {
 }
 
 DeviceStream::~DeviceStream() {
-  if (stream_ != nullptr) cudaStreamDestroy(native(*this));
+  if (stream_ == nullptr) return;
+  const OnDevice on(device_);
+  cudaStreamDestroy(native(*this));
 }
 
 Result<DeviceStream> DeviceStream::make() {
@@ -83,6 +95,7 @@ Result<DeviceStream> DeviceStream::make() {
       check(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, least), "making a stream"));
   DeviceStream stream;
   stream.stream_ = made;
+  stream.device_ = current_device();
   return stream;
 }
 
@@ -101,7 +114,9 @@ Status DeviceStream::wait() const {
 }
 
 DeviceEvent::~DeviceEvent() {
-  if (event_ != nullptr) cudaEventDestroy(native(event_));
+  if (event_ == nullptr) return;
+  const OnDevice on(device_);
+  cudaEventDestroy(native(event_));
 }
 
 Result<DeviceEvent> DeviceEvent::make() {
@@ -110,6 +125,7 @@ Result<DeviceEvent> DeviceEvent::make() {
       check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event"));
   DeviceEvent event;
   event.event_ = made;
+  event.device_ = current_device();
   return event;
 }
 

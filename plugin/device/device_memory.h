@@ -1,7 +1,7 @@
 // Memory and streams of a GPU, owned. Library driftless_device; includes no CUDA header.
 //
-// Everything works on the device that was current when it was made. Errors: kNoSpace where memory
-// is lacking, kIo for what else CUDA says.
+// Everything works on the device that was current when it was made, and may end on any thread.
+// Errors: kNoSpace where memory is lacking, kIo for what else CUDA says.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,26 @@
 
 #include "core/memory_kind.h"
 #include "core/status.h"
+#include "core/thread_gpu.h"
 #include "kernels/cuda/operations.h"
 
 namespace driftless {
 
 // kUnsupported, with the reason, where this process has no GPU that CUDA can use.
+// Else the device is the calling thread's from then on.
 [[nodiscard]] Status check_device(int device);
+
+// A device is the calling thread's for as long as this lives; then the one is that it had.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  // check_device()'s.
+  [[nodiscard]] const Status& status() const { return status_; }
+
+ private:
+  KeepThreadGpu keep_;
+  Status status_;
+};
 
 // A stretch of device memory, or of pinned host memory.
 class DeviceBuffer {
@@ -42,9 +56,11 @@ class DeviceBuffer {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(kind_, other.kind_);
+    std::swap(device_, other.device_);
   }
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
+  int device_ = 0;
   MemoryKind kind_ = MemoryKind::kDevice;
 };
 
@@ -52,9 +68,11 @@ class DeviceBuffer {
 class DeviceStream {
  public:
   DeviceStream() = default;
-  DeviceStream(DeviceStream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
+  DeviceStream(DeviceStream&& other) noexcept
+      : stream_(std::exchange(other.stream_, nullptr)), device_(other.device_) {}
   DeviceStream& operator=(DeviceStream&& other) noexcept {
     std::swap(stream_, other.stream_);
+    std::swap(device_, other.device_);
     return *this;
   }
   ~DeviceStream();
@@ -69,15 +87,18 @@ class DeviceStream {
 
  private:
   cuda::Stream stream_ = nullptr;
+  int device_ = 0;
 };
 
 // A point in a stream's work, which another stream or the host waits for.
 class DeviceEvent {
  public:
   DeviceEvent() = default;
-  DeviceEvent(DeviceEvent&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  DeviceEvent(DeviceEvent&& other) noexcept
+      : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
   DeviceEvent& operator=(DeviceEvent&& other) noexcept {
     std::swap(event_, other.event_);
+    std::swap(device_, other.device_);
     return *this;
   }
   ~DeviceEvent();
@@ -89,6 +110,7 @@ class DeviceEvent {
 
  private:
   void* event_ = nullptr;
+  int device_ = 0;
 };
 
 }  // namespace driftless

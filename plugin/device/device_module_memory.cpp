@@ -44,7 +44,8 @@ class DeviceParts final : public PlacedParts {
   DeviceParts& operator=(const DeviceParts&) = delete;
   ~DeviceParts() override {
     // Where even waiting fails the device is lost, and with it what worked there.
-    static_cast<void>(check_device(gpu_->device).ok() && gpu_->stream.wait().ok());
+    const OnDevice on(gpu_->device);
+    static_cast<void>(on.status().ok() && gpu_->stream.wait().ok());
     if (room_.dev.size() >= gpu_->room.dev.size()) std::swap(room_, gpu_->room);
   }
 
@@ -65,7 +66,8 @@ class DeviceParts final : public PlacedParts {
   }
 
   Result<std::optional<std::size_t>> write() override {
-    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(queue_exchange(group));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     for (const Group& group : groups_) {
@@ -79,7 +81,8 @@ class DeviceParts final : public PlacedParts {
   }
 
   Status take_back() override {
-    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     for (const Group& group : groups_) {
       DRIFTLESS_RETURN_IF_ERROR(
           group.patch->scatter_strided(dev(group.old_at), true, gpu_->stream.get()));
@@ -179,7 +182,8 @@ class DeviceModuleMemory final : public ModuleMemory {
 
   Result<std::unique_ptr<PlacedParts>> place(std::span<const ModulePart> parts,
                                              unsigned /*threads*/) override {
-    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     auto placed = std::make_unique<DeviceParts>(gpu_);
     DRIFTLESS_RETURN_IF_ERROR(placed->place(parts));
     return std::unique_ptr<PlacedParts>(std::move(placed));
@@ -188,6 +192,8 @@ class DeviceModuleMemory final : public ModuleMemory {
   Status read(std::span<const ModuleMap* const> maps, std::uint64_t origin, std::uint64_t count,
               std::byte* values) override {
     if (maps.empty() || count == 0) return {};
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     const unsigned width = maps.front()->unit_bytes;
     DRIFTLESS_RETURN_IF_ERROR(reserve(count));
     for (const ModuleMap* map : maps) {
@@ -201,6 +207,8 @@ class DeviceModuleMemory final : public ModuleMemory {
   Status write(std::span<const ModuleMap* const> maps, std::uint64_t origin, std::uint64_t count,
                const std::byte* values) override {
     if (maps.empty() || count == 0) return {};
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     const unsigned width = source_bytes(maps.front()->cast, maps.front()->unit_bytes);
     DRIFTLESS_RETURN_IF_ERROR(reserve(count));
     DRIFTLESS_RETURN_IF_ERROR(
@@ -213,7 +221,11 @@ class DeviceModuleMemory final : public ModuleMemory {
     return {};
   }
 
-  Status settle() override { return gpu_->stream.wait(); }
+  Status settle() override {
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    return gpu_->stream.wait();
+  }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
 
  private:
@@ -228,7 +240,6 @@ class DeviceModuleMemory final : public ModuleMemory {
     return cuda::StridedPatch::workspace_size(std::span(&part, 1));
   }
   Status reserve(std::uint64_t count) {
-    DRIFTLESS_RETURN_IF_ERROR(check_device(gpu_->device));
     const cuda::WorkspaceSize work = table(count);
     DRIFTLESS_RETURN_IF_ERROR(
         room_.dev.reserve(aligned(count * kUnitBytes) + work.dev_bytes, MemoryKind::kDevice));
@@ -257,7 +268,8 @@ class DeviceModuleMemory final : public ModuleMemory {
 }  // namespace
 
 Result<std::shared_ptr<ModuleMemory>> make_device_module_memory(int device) {
-  DRIFTLESS_RETURN_IF_ERROR(check_device(device));
+  const OnDevice on(device);
+  DRIFTLESS_RETURN_IF_ERROR(on.status());
   auto gpu = std::make_shared<Gpu>();
   gpu->device = device;
   DRIFTLESS_ASSIGN_OR_RETURN(gpu->stream, DeviceStream::make());

@@ -73,7 +73,8 @@ class DeviceMemoryTarget final : public DeviceTarget {
 
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
-    DRIFTLESS_RETURN_IF_ERROR(weights_->enter());
+    const OnDevice on(weights_->options.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     DRIFTLESS_ASSIGN_OR_RETURN(const auto fronts, bring_down(*weights_, chain));
     const FrontReader front = [&fronts](const MappedFile& part) {
       return std::span<const std::byte>(fronts.at(part.bytes().data()));
@@ -96,7 +97,8 @@ class DeviceMemoryTarget final : public DeviceTarget {
       return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
                    " on, ", out.size(), " of them, but ", size, " are here");
     }
-    DRIFTLESS_RETURN_IF_ERROR(weights_->enter());
+    const OnDevice on(weights_->options.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     return weights_->uploader.read(out, weights_->data[tensor] + byte_offset, weights_->stream);
   }
 
@@ -125,7 +127,8 @@ Result<std::unique_ptr<DeviceTarget>> make_device_target(const WeightLayout& lay
                                                          std::optional<VersionId> initial,
                                                          const DeviceTargetOptions& options) {
   DRIFTLESS_RETURN_IF_ERROR(check_pointers(layout, data_dev));
-  DRIFTLESS_RETURN_IF_ERROR(check_device(options.device));
+  const OnDevice on(options.device);
+  DRIFTLESS_RETURN_IF_ERROR(on.status());
   auto weights = std::make_shared<DeviceWeights>();
   weights->layout = layout;
   weights->data = std::move(data_dev);

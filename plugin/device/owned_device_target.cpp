@@ -59,7 +59,8 @@ class OwnedDeviceTarget final : public DeviceTarget {
   }
 
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
-    DRIFTLESS_RETURN_IF_ERROR(check_device(options_.device));
+    const OnDevice on(options_.device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
     std::vector<std::uint64_t> offsets;
     std::uint64_t size = kAlignment;  // never nothing: a tensor without bytes has an address, too
     for (const TensorSpec& tensor : layout.tensors()) {
@@ -94,7 +95,8 @@ class OwnedDeviceTarget final : public DeviceTarget {
 
 Result<std::unique_ptr<DeviceTarget>> make_owned_device_target(
     FileSystem& fs, const std::optional<std::string>& base, const DeviceTargetOptions& options) {
-  DRIFTLESS_RETURN_IF_ERROR(check_device(options.device));
+  const OnDevice on(options.device);
+  DRIFTLESS_RETURN_IF_ERROR(on.status());
   auto target = std::make_unique<OwnedDeviceTarget>(options);
   if (base) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, *base));

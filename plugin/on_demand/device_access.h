@@ -32,11 +32,8 @@ struct DeviceTable {
   Result<std::shared_ptr<ModuleMemory>> (*make_module_memory)(int device) = nullptr;
   // check_device_memory().
   Status (*check_memory)(const void* data, int device) = nullptr;
-  // Until all that was queued on these streams (cudaStream_t; null: the default one) is done.
-  Status (*wait)(std::span<void* const> streams) = nullptr;
-  // The calling thread's device; -1 where there is none.
-  int (*current)() = nullptr;
-  void (*choose)(int device) = nullptr;
+  // Until all that was queued on these streams of it (cudaStream_t; null: the default one) is done.
+  Status (*wait)(int device, std::span<void* const> streams) = nullptr;
   // plugin/device/tensor_kernels.h.
   decltype(&allocate_on_device) allocate = nullptr;
   decltype(&gather_on_device) gather = nullptr;
@@ -48,21 +45,5 @@ struct DeviceTable {
 
 // Loads the library. kUnsupported, with the reason.
 [[nodiscard]] Result<const DeviceTable*> device_table();
-
-// Gives the calling thread its device back: an engine's threads have one of their own choice.
-class DeviceKeeper {
- public:
-  explicit DeviceKeeper(const DeviceTable* table)  // null: nothing to keep
-      : table_(table), device_(table == nullptr ? -1 : table->current()) {}
-  DeviceKeeper(const DeviceKeeper&) = delete;
-  DeviceKeeper& operator=(const DeviceKeeper&) = delete;
-  ~DeviceKeeper() {
-    if (device_ >= 0) table_->choose(device_);
-  }
-
- private:
-  const DeviceTable* table_;
-  int device_;
-};
 
 }  // namespace driftless

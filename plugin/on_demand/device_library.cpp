@@ -9,7 +9,9 @@
 namespace driftless {
 namespace {
 
-Status wait_for_streams(std::span<void* const> streams) {
+Status wait_for_streams(int device, std::span<void* const> streams) {
+  const OnDevice on(device);
+  DRIFTLESS_RETURN_IF_ERROR(on.status());
   for (void* const stream : streams) {
     const cudaError_t code = cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
     if (code == cudaSuccess) continue;
@@ -19,23 +21,17 @@ Status wait_for_streams(std::span<void* const> streams) {
   return {};
 }
 
-int current_device() {
-  int device = -1;
-  return cudaGetDevice(&device) == cudaSuccess ? device : -1;
-}
-
-void choose_device(int device) { static_cast<void>(cudaSetDevice(device)); }
-
 }  // namespace
 }  // namespace driftless
 
 extern "C" __attribute__((visibility("default"))) const driftless::DeviceTable*
 driftless_device_table() {
   using namespace driftless;  // NOLINT(google-build-using-namespace)
-  static const DeviceTable table{
-      build_text(),         &check_device,     &make_device_target, &make_device_module_memory,
-      &check_device_memory, &wait_for_streams, &current_device,     &choose_device,
-      &allocate_on_device,  &gather_on_device, &scatter_on_device,  &masked_overwrite_on_device,
-      &diff_on_device,      &digest_on_device};
+  static const DeviceTable table{build_text(),         &check_device,
+                                 &make_device_target,  &make_device_module_memory,
+                                 &check_device_memory, &wait_for_streams,
+                                 &allocate_on_device,  &gather_on_device,
+                                 &scatter_on_device,   &masked_overwrite_on_device,
+                                 &diff_on_device,      &digest_on_device};
   return &table;
 }

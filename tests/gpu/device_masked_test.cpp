@@ -1,13 +1,16 @@
 // Masked overwrites on the GPU do what the host's do, to the bit, and go back.
 #include "plugin/device/device_masked.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <deque>
 #include <random>
+#include <thread>
 
 #include "gpu/device.h"
+#include "plugin/device/device_module_memory.h"
 #include "plugin/masked_write.h"
 
 namespace driftless::testing {
@@ -105,7 +108,8 @@ TEST_F(DeviceMaskedTest, CopiesWriteWhatTheHostsDo) {
   constexpr std::uint64_t kRows = 300, kColumns = 210;
   const Changes changes(kRows * kColumns, 2, 1000, 5);
   const std::vector<MaskedDevice::Tensor> tensors{changes.tensor()};
-  must(masked_->stage(tensors, 256, {}));
+  must(masked_->stage(tensors, 0, {}));
+  EXPECT_EQ(masked_->dense(), nullptr);
   struct Copy {
     StridedView source, target;
     ValueCast cast;
@@ -211,6 +215,41 @@ TEST_F(DeviceMaskedTest, MoreCopiesThanForeseen) {
   for (int i = 1; i < 20; ++i) EXPECT_EQ(targets[i].copy(), targets[0].copy());
   for (int i = 19; i >= 0; --i) must(masked_->take_back(writes[i], nullptr));
   for (int i = 0; i < 20; ++i) EXPECT_EQ(targets[i].copy(), before);
+}
+
+// The context that the calling thread has, as the driver says.
+void* current_context() {
+  static const auto get =
+      reinterpret_cast<int (*)(void**)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuCtxGetCurrent"));
+  void* context = nullptr;
+  EXPECT_EQ(get(&context), 0);
+  return context;
+}
+
+TEST_F(DeviceMaskedTest, AThreadKeepsTheGpuThatItHas) {
+  const Changes changes(900, 2, 100, 8);
+  const std::vector<MaskedDevice::Tensor> tensors{changes.tensor()};
+  const DeviceBytes target(some_bytes(1800));
+  const auto map = StridedMap::make({0, {900}, {1}}, 900, {0, {900}, {1}}, 900);
+  ASSERT_TRUE(map.ok());
+  const auto work = [&] {
+    must(masked_->stage(tensors, 256, {}));
+    must(masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr).status());
+    must(make_device_module_memory(0).status());
+  };
+  std::thread([&work] {
+    ASSERT_EQ(current_context(), nullptr);
+    for (int i = 0; i < 2; ++i) {
+      work();
+      EXPECT_EQ(current_context(), nullptr) << "none, and it is left without one";
+    }
+    must(cudaSetDevice(0));
+    must(cudaDeviceSynchronize());
+    void* const own = current_context();
+    EXPECT_NE(own, nullptr);
+    work();
+    EXPECT_EQ(current_context(), own);
+  }).join();
 }
 
 }  // namespace
