@@ -15,7 +15,7 @@ if(TARGET driftless_nccl AND TARGET driftless_nccl_mpi)
                  ../contract/road_contract_test.cpp ../contract/road_room_contract_test.cpp)
   target_include_directories(gpu_nccl_contract PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_link_libraries(gpu_nccl_contract PRIVATE driftless_nccl driftless_nccl_mpi driftless_kernels_cuda
-                        driftless_compile_options GTest::gtest)
+                        driftless_test_options GTest::gtest)
   add_dependencies(gpu_all gpu_nccl_contract)
 endif()
 if(TARGET driftless_nccl AND TARGET driftless)
