@@ -30,9 +30,14 @@ if(DRIFTLESS_SANITIZE)
   target_link_options(driftless_compile_options INTERFACE -fsanitize=${DRIFTLESS_SANITIZE})
 endif()
 
+# Other build folders, the wheel's among them, compile the same files: paths are told relative to
+# the source, so that what one compiled is there for the others.
 find_program(DRIFTLESS_CCACHE ccache)
-if(DRIFTLESS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${DRIFTLESS_CCACHE})
+if(DRIFTLESS_CCACHE)
+  set(ccache_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${DRIFTLESS_CCACHE})
+  if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache_launcher})
+  endif()
 endif()
 
 # driftless_backend(NAME FOUND_VARIABLE REASON) settles DRIFTLESS_WITH_<NAME> = AUTO|ON|OFF into
@@ -137,7 +142,7 @@ elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
     endif()
     set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} --expt-relaxed-constexpr")
     if(DRIFTLESS_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
-      set(CMAKE_CUDA_COMPILER_LAUNCHER ${DRIFTLESS_CCACHE})
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${ccache_launcher})
     endif()
   endif()
 endif()
