@@ -86,6 +86,14 @@ class Follower:
         """Writes what is staged; refused where that is not `version`."""
         return self._answer(nonce, lambda: self._remember(lambda: self._commit(version)))
 
+    def refuse(self, why: str, nonce: str = "") -> Reply:
+        """For a commit that must not be tried: told like one that failed."""
+
+        def refused() -> None:
+            raise driftless.errors.UnsupportedError(why)
+
+        return self._answer(nonce, lambda: self._remember(refused))
+
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
         return self._answer(nonce, lambda: self._rollback(version))
