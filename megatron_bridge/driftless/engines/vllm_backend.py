@@ -44,8 +44,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
 class DriftlessTransferEngine(WeightTransferEngine):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    # Whether start and finish are the backend's. In older releases they are the worker's, which
-    # prepares a reload in between, and on a machine without an accelerator ends in an error.
+    # Whether start and finish are the backend's. In older releases they are the worker's, which may
+    # prepare a reload: driftless_commit needs neither.
     prepares_updates = hasattr(WeightTransferEngine, "start_weight_update")
 
     def __init__(self, config: Any, *rest: Any, **named: Any) -> None:
