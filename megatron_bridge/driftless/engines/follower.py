@@ -161,9 +161,7 @@ class Follower:
         )
         self._thread.start()
 
-    def _stage_on_thread(
-        self, receiver: driftless.Receiver, timeout_s: float, nonce: str
-    ) -> None:
+    def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float, nonce: str) -> None:
         began = time.monotonic()
         staged, error, state = None, None, "idle"
         try:

@@ -134,7 +134,7 @@ def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce
     if not found:
         problem = errors.InvalidArgumentError(
             "no configuration: name one, or start vLLM with "
-            "--additional-config '{\"driftless\": {\"config\": \"job.yaml\"}}'"
+            '--additional-config \'{"driftless": {"config": "job.yaml"}}\''
         )
         return failure(nonce, follower.rank, problem)
     return follower.open(found, [*given.get("sets", ()), *sets], nonce)
