@@ -40,6 +40,14 @@ LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
 
 def register() -> None:
     """The entry point in `vllm.general_plugins`. vLLM calls it in every process, perhaps twice."""
+    register_backend()
+    if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
+        from . import vllm_load_layout
+
+        vllm_load_layout.keep()
+
+
+def register_backend() -> None:
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     except ImportError:
@@ -48,10 +56,6 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "driftless.engines.vllm_backend", "DriftlessTransferEngine"
         )
-    if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
-        from . import vllm_load_layout
-
-        vllm_load_layout.keep()
 
 
 # --- in the workers -------------------------------------------------------------------------------
