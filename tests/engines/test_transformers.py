@@ -89,10 +89,11 @@ def test_the_command(python, place, run_of):
     assert said[-1]["version"] == 3 and said[-1]["tokens"] > 0
 
 
-def test_the_interface_of_older_vllm(python, run_of):
+@pytest.mark.parametrize("arguments", ("two", "three"))
+def test_the_interface_of_older_vllm(python, run_of, arguments):
     run = run_of("qwen3")
     run.publish()
-    line = [python, HERE / "older_vllm.py", run.config, run.model.checkpoint(0), "1"]
+    line = [python, HERE / "older_vllm.py", run.config, run.model.checkpoint(0), "1", arguments]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found, wanted = json.loads(done.stdout.splitlines()[-1])

@@ -73,7 +73,10 @@ class VllmStandIn {
     if (path == "/collective_rpc") return rpc(body);
     if (path == "/pause") paused_ = true;
     if (path == "/resume") paused_ = false;
-    if (path == "/start_weight_update" && session_) return {500, R"({"error":"active"})", {}, ""};
+    // Older servers take a start without the word for one of a whole reload.
+    if (path == "/start_weight_update" && (session_ || body.value("is_checkpoint_format", true))) {
+      return {500, R"({"error":"active, or of a reload"})", {}, ""};
+    }
     if (path == "/start_weight_update") session_ = true;
     if (path == "/update_weights") commit(body.at("update_info").at("version"));
     if (path == "/finish_weight_update") {

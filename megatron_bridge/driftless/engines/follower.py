@@ -86,6 +86,14 @@ class Follower:
         """Writes what is staged; refused where that is not `version`."""
         return self._answer(nonce, lambda: self._remember(lambda: self._commit(version)))
 
+    def refuse(self, why: str, nonce: str = "") -> Reply:
+        """For a commit that must not be tried: told like one that failed."""
+
+        def refused() -> None:
+            raise driftless.errors.UnsupportedError(why)
+
+        return self._answer(nonce, lambda: self._remember(refused))
+
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
         return self._answer(nonce, lambda: self._rollback(version))
@@ -153,9 +161,7 @@ class Follower:
         )
         self._thread.start()
 
-    def _stage_on_thread(
-        self, receiver: driftless.Receiver, timeout_s: float, nonce: str
-    ) -> None:
+    def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float, nonce: str) -> None:
         began = time.monotonic()
         staged, error, state = None, None, "idle"
         try:

@@ -10,6 +10,10 @@ from typing import Any
 from .. import errors
 
 
+class NoSuchRoute(errors.IoError):
+    """A server that does not know the path, as older releases of an engine."""
+
+
 def request(url: str, body: Any, method: str, timeout_s: float) -> dict[str, Any]:
     """The server's answer; IoError with its words where it refuses, or is not there."""
     data = None if body is None else json.dumps(body).encode()
@@ -19,7 +23,8 @@ def request(url: str, body: Any, method: str, timeout_s: float) -> dict[str, Any
             text = answer.read().decode(errors="replace")
     except urllib.error.HTTPError as problem:
         said = problem.read().decode(errors="replace")[:2000]
-        raise errors.IoError(f"{method} {url}: HTTP {problem.code}: {said}") from None
+        kind = NoSuchRoute if problem.code == 404 else errors.IoError
+        raise kind(f"{method} {url}: HTTP {problem.code}: {said}") from None
     except (urllib.error.URLError, OSError) as problem:
         raise errors.IoError(f"{method} {url}: {problem}") from None
     try:

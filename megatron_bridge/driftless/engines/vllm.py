@@ -18,6 +18,7 @@ drive.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from .. import errors
 from . import drive
 from .follower import Follower, Reply, text_of
-from .http_calls import request
+from .http_calls import NoSuchRoute, request
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -39,6 +40,14 @@ LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
 
 def register() -> None:
     """The entry point in `vllm.general_plugins`. vLLM calls it in every process, perhaps twice."""
+    register_backend()
+    if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
+        from . import vllm_load_layout
+
+        vllm_load_layout.keep()
+
+
+def register_backend() -> None:
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     except ImportError:
@@ -47,17 +56,14 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "driftless.engines.vllm_backend", "DriftlessTransferEngine"
         )
-    if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
-        from . import vllm_load_layout
-
-        vllm_load_layout.keep()
 
 
 # --- in the workers -------------------------------------------------------------------------------
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker. Each method returns one reply (follower.py)."""
+    """Mixed into vLLM's worker. Each method returns one reply (follower.py), and in `session` whether
+    our backend commits between vLLM's start and finish; else driftless_commit does."""
 
     def driftless_open(
         self, config: str | None = None, sets: Sequence[str] = (), nonce: str = ""
@@ -82,9 +88,11 @@ class WorkerExtension:
 
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
         try:
-            return call(self._driftless_follower())
+            reply = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
-            return failure(nonce, getattr(self, "rank", -1), problem)
+            reply = failure(nonce, getattr(self, "rank", -1), problem)
+        backend = getattr(self, "weight_transfer_engine", None)
+        return {**reply, "session": getattr(backend, "prepares_updates", False)}
 
     def _driftless_follower(self) -> Follower:
         """The backend's, where vLLM runs it; else one of its own."""
@@ -130,7 +138,7 @@ def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce
     if not found:
         problem = errors.InvalidArgumentError(
             "no configuration: name one, or start vLLM with "
-            "--additional-config '{\"driftless\": {\"config\": \"job.yaml\"}}'"
+            '--additional-config \'{"driftless": {"config": "job.yaml"}}\''
         )
         return failure(nonce, follower.rank, problem)
     return follower.open(found, [*given.get("sets", ()), *sets], nonce)
@@ -164,6 +172,12 @@ def failure(nonce: str, rank: int, problem: BaseException) -> Reply:
 # --- driving it -----------------------------------------------------------------------------------
 
 
+def in_session(replies: Sequence[Any], before: bool) -> bool:
+    """What the workers say about it; an answer to somebody else's question says nothing."""
+    said = [one["session"] for one in replies if isinstance(one, dict) and "session" in one]
+    return all(said) if said else before
+
+
 def follow(
     engine: Any, config: str | None = None, sets: Sequence[str] = (), **options: Any
 ) -> drive.Driver:
@@ -188,12 +202,13 @@ class Offline:
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
-        transfer = getattr(llm.llm_engine.vllm_config, "weight_transfer_config", None)
-        self.session = getattr(transfer, "backend", None) == BACKEND
+        self.session = True
 
     def call(self, method: str, **arguments: Any) -> Sequence[Reply]:
         # Never with a timeout: the queue would slip.
-        return self.llm.collective_rpc(method, kwargs=arguments)
+        replies = self.llm.collective_rpc(method, kwargs=arguments)
+        self.session = in_session(replies, self.session)
+        return replies
 
     def pause(self) -> None: ...
 
@@ -213,8 +228,11 @@ class Offline:
             self.call("driftless_commit", version=version, nonce=nonce)
 
     def finish(self, version: int) -> None:
+        keeps = hasattr(self.llm, "update_weight_version")  # older releases keep no version
         if self.session:
-            self.llm.finish_weight_update(weight_version=str(version))
+            self.llm.finish_weight_update(**({"weight_version": str(version)} if keeps else {}))
+        elif keeps:
+            self.llm.update_weight_version(str(version))
 
     def clear_cache(self) -> None:
         self.llm.reset_prefix_cache()
@@ -229,15 +247,19 @@ class Server:
     def __init__(self, url: str, timeout_s: float = 120.0) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
+        self.session = True
 
     def call(self, method: str, **arguments: Any) -> Sequence[Reply]:
         answer = self.post("/collective_rpc", {"method": method, "kwargs": arguments})
+        self.session = in_session(answer["results"], self.session)
         return answer["results"]
 
     def pause(self) -> None:
         self.post("/pause?mode=keep&clear_cache=false")
 
     def begin(self) -> None:
+        if not self.session:
+            return
         try:
             self.post("/start_weight_update")
         except errors.IoError:  # an update of before that nobody finished
@@ -245,10 +267,17 @@ class Server:
             self.post("/start_weight_update")
 
     def write(self, version: int, nonce: str) -> None:
-        self.post("/update_weights", {"update_info": {"version": version, "nonce": nonce}})
+        if self.session:
+            self.post("/update_weights", {"update_info": {"version": version, "nonce": nonce}})
+        else:
+            self.call("driftless_commit", version=version, nonce=nonce)
 
     def finish(self, version: int) -> None:
-        self.post("/finish_weight_update", {"weight_version": str(version)})
+        if self.session:
+            self.post("/finish_weight_update", {"weight_version": str(version)})
+            return
+        with contextlib.suppress(NoSuchRoute):  # a release that keeps no version
+            self.post("/update_weight_version", {"new_version": str(version)})
 
     def clear_cache(self) -> None:
         done = self.post("/reset_prefix_cache?reset_running_requests=true")
@@ -259,7 +288,12 @@ class Server:
         self.post("/resume")
 
     def weight_version(self) -> str:
-        return self.post("/weight_info", None, "GET")["weight_version"]
+        try:
+            return self.post("/weight_info", None, "GET")["weight_version"]
+        except NoSuchRoute as problem:
+            raise errors.UnsupportedError(
+                f"this vLLM keeps no version of its weights ({problem}): ask driftless_status"
+            ) from None
 
     def post(self, path: str, body: Any = None, method: str = "POST") -> dict[str, Any]:
         return request(self.url + path, body, method, self.timeout_s)

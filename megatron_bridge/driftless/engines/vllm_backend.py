@@ -6,6 +6,8 @@ driftless_status: an exception on one rank only would put the ranks out of step 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from .vllm import EXTENSION, make_follower, open_with
 
+RELOADING = (
+    "vLLM is about to reload the model: begin with start_weight_update(is_checkpoint_format=False)"
+)
+
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
@@ -31,17 +37,23 @@ class InitInfo(WeightTransferInitInfo):
 class UpdateInfo(WeightTransferUpdateInfo):
     version: int | None = None  # None: whatever is staged
     nonce: str = ""
+    # Releases without a start of updates ask here whether they shall prepare the model for a reload.
+    is_checkpoint_format: bool = False
 
 
 class DriftlessTransferEngine(WeightTransferEngine):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
+    # Whether start and finish are the backend's. In older releases they are the worker's, which may
+    # prepare a reload: driftless_commit needs neither.
+    prepares_updates = hasattr(WeightTransferEngine, "start_weight_update")
 
     def __init__(self, config: Any, *rest: Any, **named: Any) -> None:
-        """(config, vllm_config, device, model); older releases: (config, parallel_config)."""
+        """(config, vllm_config, device, model); older releases: (config, parallel_config), and for a
+        while (config, parallel_config, model)."""
         super().__init__(config, *rest, **named)
-        self.follower: Any = None  # older releases have no model here: the extension makes it
-        if getattr(self, "model", None) is not None:
+        self.follower: Any = None  # older releases have less here: the extension makes it
+        if hasattr(self, "vllm_config") and getattr(self, "model", None) is not None:
             self.follower = make_follower(self.vllm_config, self.model, rank_of(self))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -60,13 +72,19 @@ class DriftlessTransferEngine(WeightTransferEngine):
     def receive_weights(
         self, update_info: UpdateInfo, load_weights: Callable[..., Any] | None = None
     ) -> None:
-        """Older releases hand over `load_weights`; the worker extension has the model."""
+        """Older releases hand over `load_weights`, inside the default device of the worker."""
         if self.follower is None:  # on all ranks alike, so it may be raised
             raise RuntimeError(
                 "nothing follows a run here: start vLLM with --worker-extension-cls "
                 f"{EXTENSION} and call driftless_open and driftless_stage first"
             )
-        self.follower.commit(update_info.version, update_info.nonce)
+        if inspect.ismethod(load_weights):
+            # The model's own: its parameters wait on the meta device for a reload. To raise would
+            # leave them there; vLLM's finish puts them back.
+            self.follower.refuse(RELOADING, update_info.nonce)
+            return
+        with torch.device("cpu") if load_weights else contextlib.nullcontext():
+            self.follower.commit(update_info.version, update_info.nonce)
 
     def finish_weight_update(self) -> None: ...
 

@@ -17,13 +17,15 @@ def keep() -> None:
     from vllm import _custom_ops
 
     _custom_ops._supports_onednn = False
-    with contextlib.suppress(ImportError):  # older releases pack otherwise, or not
-        keep_experts()
+    # Older releases pack otherwise, or not.
+    with contextlib.suppress(ImportError):
+        from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+        if hasattr(cpu_moe, "CPUUnquantizedExperts"):
+            keep_experts(cpu_moe)
 
 
-def keep_experts() -> None:
-    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
-
+def keep_experts(cpu_moe: Any) -> None:
     experts: Any = cpu_moe.CPUUnquantizedExperts
     if getattr(experts, "_driftless_keeps", False):
         return

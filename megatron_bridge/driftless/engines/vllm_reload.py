@@ -22,6 +22,7 @@ class ReloadTarget:
     def __init__(
         self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str
     ) -> None:
+        require_reload(why)
         self.native = driftless.OwnedTarget(base)
         self._model, self._vllm_config = model, vllm_config
         layout = self.native.layout
@@ -40,6 +41,17 @@ class ReloadTarget:
                 self._model.load_weights(weights)
             finally:  # also what was half loaded can be loaded again after this
                 reload.finalize_layerwise_reload(self._model, self._vllm_config.model_config)
+
+
+def require_reload(why: str) -> None:
+    """Before anything is written: a release that cannot reload would end with half of a version."""
+    try:
+        from vllm.model_executor.model_loader import reload  # noqa: F401
+    except ImportError:
+        raise driftless.errors.UnsupportedError(
+            f"{why}, and this vLLM cannot reload a model that runs (0.16 and later can); keep the "
+            "load layout, or take a newer release"
+        ) from None
 
 
 def packed_copies(model: Any) -> list[str]:
