@@ -209,9 +209,9 @@ typedef struct driftless_tensor {
  * DRIFTLESS_ALREADY_EXISTS for a name twice.
  *
  * Strides. A tensor may be any slice or transpose of memory, on the host and on a GPU: a transposed
- * view, columns of a wider matrix, padded rows. What lies between its elements is never written, and
- * may be other tensors. Each stride leaps over all that the smaller ones reach: else, and where it
- * is 0, elements share memory, and it is DRIFTLESS_INVALID_ARGUMENT. DRIFTLESS_UNSUPPORTED:
+ * view, columns of a wider matrix, padded rows. What lies between its elements is never written,
+ * and may be other tensors. Each stride leaps over all that the smaller ones reach: else, and where
+ * it is 0, elements share memory, and it is DRIFTLESS_INVALID_ARGUMENT. DRIFTLESS_UNSUPPORTED:
  * negative strides; strides that stay more than 6 dimensions after joining; for types smaller than
  * a byte, any but contiguous memory. Strides of a dimension of one element, of an empty tensor
  * and of an absent one say nothing. start() looks whether tensors share memory with one another.
