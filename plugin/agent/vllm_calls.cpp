@@ -6,13 +6,13 @@
 namespace driftless {
 namespace {
 
-using std::chrono_literals::operator""ms;
+using std::chrono::milliseconds;
 constexpr int kTries = 4;
 
 // What must be done is tried again, soon: somebody waits for the engine.
 template <typename Call>
 Status insist(const Call& call) {
-  Backoff backoff(50ms, 1'000ms);
+  Backoff backoff(milliseconds(50), milliseconds(1'000));
   const Deadline deadline = Deadline::after(std::chrono::minutes(10));
   Status status;
   for (int i = 0; i < kTries; ++i) {

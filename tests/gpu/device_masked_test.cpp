@@ -25,8 +25,8 @@ struct Changes {
   std::vector<DeltaPiece> pieces;
 
   // About every third unit, in pieces of up to `most` changes.
-  Changes(std::uint64_t units_, unsigned width_, std::uint32_t most, unsigned seed)
-      : units(units_), width(width_) {
+  Changes(std::uint64_t all, unsigned unit_bytes, std::uint32_t most, unsigned seed)
+      : units(all), width(unit_bytes) {
     std::mt19937 random(seed);
     std::uint64_t at = random() % 3;
     while (at < units) {
@@ -153,7 +153,7 @@ TEST_F(DeviceMaskedTest, FullShapeTensorsPastTheEndAreRefused) {
   const std::vector<MaskedDevice::Tensor> tensors{changes.tensor()};
   must(masked_->stage(tensors, 2048, {}));
   for (const MaskedDevice::Dense& dense : std::vector<MaskedDevice::Dense>{
-           {0, 256 * 1024, 0}, {0, 2, 0}, {1, 0, 0}, {0, ~std::uint64_t{255}, 0}}) {
+           {0, 262144, 0}, {0, 2, 0}, {1, 0, 0}, {0, ~std::uint64_t{255}, 0}}) {
     EXPECT_EQ(masked_->fill(std::span(&dense, 1), nullptr).code(), StatusCode::kInvalidArgument);
   }
 }
