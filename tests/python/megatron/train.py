@@ -10,6 +10,7 @@ On the CPU over gloo; with DRIFTLESS_TEST_GPU=1 all ranks share GPU 0 over NCCL.
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -231,6 +232,8 @@ def main():
     run.steps()
     if run.job.get("die"):
         dist.barrier()
+        for saver in multiprocessing.active_children():  # Megatron's; it would stay for good
+            saver.kill()
         os.kill(os.getpid(), signal.SIGKILL)
     run.close()
     dist.barrier()
