@@ -1,8 +1,8 @@
 // The GPU that a thread works on is a choice of its owner: what we choose meanwhile is taken back.
 //
 // By the CUDA driver's own word for it, a context, which may be none. cudaSetDevice() does not do:
-// to a thread that has GPU 0 only by default it would make a context there, some hundred MB of a
-// GPU that may be another process's.
+// to a thread that has GPU 0 only by default it would make a context there, in the memory of a GPU
+// that may be another process's.
 #pragma once
 
 namespace driftless {
