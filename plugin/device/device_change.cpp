@@ -18,9 +18,10 @@ Status DeviceWeights::reserve(DeviceRoom& held, std::uint64_t dev_bytes, std::ui
                  " bytes of the GPU's memory, at most ", options.max_staging_bytes,
                  " are allowed; publish smaller versions, or fold fewer of them");
   }
-  // It grows by half at least; near the bound, to what is needed.
+  // Near the bound it grows to what is needed.
+  const std::uint64_t grown = held.dev.size() + held.dev.size() / DeviceBuffer::kGrowth;
   const bool bounded = options.max_staging_bytes != 0 && dev_bytes > held.dev.size() &&
-                       held.dev.size() + held.dev.size() / 2 > options.max_staging_bytes;
+                       grown > options.max_staging_bytes;
   if (bounded) held.dev = DeviceBuffer();
   DRIFTLESS_RETURN_IF_ERROR(held.dev.reserve(dev_bytes, MemoryKind::kDevice).with_context(what));
   DRIFTLESS_RETURN_IF_ERROR(held.host.reserve(host_bytes, MemoryKind::kHost).with_context(what));

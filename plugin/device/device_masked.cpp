@@ -48,6 +48,8 @@ class Room {
 
 class DeviceMasked final : public MaskedDevice {
  public:
+  static_assert(MaskedDevice::kGrowth == DeviceBuffer::kGrowth);
+
   DeviceMasked(int device, DeviceStream stream, Uploader uploader)
       : device_(device), stream_(std::move(stream)), uploader_(std::move(uploader)) {}
   DeviceMasked(const DeviceMasked&) = delete;

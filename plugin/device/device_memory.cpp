@@ -74,7 +74,7 @@ Result<DeviceBuffer> DeviceBuffer::pinned(std::uint64_t bytes) {
 
 Status DeviceBuffer::reserve(std::uint64_t bytes, MemoryKind kind) {
   if (size_ >= bytes && data_ != nullptr && kind_ == kind) return {};
-  const std::uint64_t wanted = std::max(bytes, kind_ == kind ? size_ + size_ / 2 : bytes);
+  const std::uint64_t wanted = std::max(bytes, kind_ == kind ? size_ + size_ / kGrowth : bytes);
   *this = DeviceBuffer();  // both at once might not fit
   DRIFTLESS_ASSIGN_OR_RETURN(*this, kind == MemoryKind::kDevice ? device(wanted) : pinned(wanted));
   return {};

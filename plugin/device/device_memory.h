@@ -34,6 +34,8 @@ class OnDevice {
 // A stretch of device memory, or of pinned host memory.
 class DeviceBuffer {
  public:
+  static constexpr std::uint64_t kGrowth = 8;
+
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -48,7 +50,8 @@ class DeviceBuffer {
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
   // Room for at least so many bytes, of the same kind; what it held is lost where it grows, so no
-  // work may be under way on it. Grows by half at least.
+  // work may be under way on it. Grows by the kGrowth-th part at least: versions are never of the
+  // same size, and taking and giving back memory of a GPU is slow.
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:

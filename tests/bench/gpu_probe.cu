@@ -1,14 +1,80 @@
-// How long a GPU makes a tiny kernel of high priority wait, while others work there: a library for
-// tests/bench/module_bench.py. Launched as a graph, so that nothing of the host lies between the
-// two events: neither the interpreter nor the scheduler.
+// How long a GPU is held while somebody else works there: a library for
+// tests/bench/module_bench.py.
+//
+// A tiny kernel of high priority is asked for again and again. It is launched as a graph, so that
+// nothing of the host lies between its two events: neither the interpreter nor the scheduler.
+// Beside it an engine is at work: kernels of a millisecond, four of them queued, which find out
+// themselves how long there was none.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <thread>
 
 namespace {
 
 __global__ void count(unsigned* data) { ++data[threadIdx.x]; }
+
+struct Gaps {
+  unsigned long long ended, longest, kernels;
+};
+
+__device__ unsigned long long gpu_ns() {
+  unsigned long long ns = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+__global__ void work(Gaps* gaps, unsigned long long ns) {
+  const unsigned long long begin = gpu_ns();
+  // The first ones come one after the other: they are still being queued.
+  if (++gaps->kernels > 8 && begin > gaps->ended) {
+    gaps->longest = max(gaps->longest, begin - gaps->ended);
+  }
+  while (gpu_ns() - begin < ns) {
+  }
+  gaps->ended = gpu_ns();
+}
+
+class Engine {
+ public:
+  ~Engine() {
+    cudaFree(gaps_);
+    for (cudaEvent_t event : done_) cudaEventDestroy(event);
+    cudaStreamDestroy(stream_);
+  }
+  bool make() {
+    for (cudaEvent_t& event : done_) {
+      if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) return false;
+    }
+    return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess &&
+           cudaMalloc(&gaps_, sizeof(Gaps)) == cudaSuccess &&
+           cudaMemset(gaps_, 0, sizeof(Gaps)) == cudaSuccess && step();
+  }
+  // Queues a kernel, once there is room in the queue.
+  bool step() {
+    cudaEvent_t& event = done_[turn_++ % done_.size()];
+    if (cudaEventSynchronize(event) != cudaSuccess) return false;
+    work<<<1, 1, 0, stream_>>>(gaps_, 1'000'000);
+    return cudaEventRecord(event, stream_) == cudaSuccess;
+  }
+  bool longest_gap(double* ms) {
+    Gaps found{};
+    if (cudaStreamSynchronize(stream_) != cudaSuccess ||
+        cudaMemcpy(&found, gaps_, sizeof(found), cudaMemcpyDeviceToHost) != cudaSuccess) {
+      return false;
+    }
+    *ms = static_cast<double>(found.longest) * 1e-6;
+    return true;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  std::array<cudaEvent_t, 4> done_{};
+  Gaps* gaps_ = nullptr;
+  unsigned turn_ = 0;
+};
 
 struct Probe {
   cudaStream_t stream = nullptr;
@@ -52,27 +118,20 @@ struct Probe {
 struct ProbeResult {
   double longest_ms, longest_at_ms;  // the GPU's wait; how long after the begin it ended
   double longest_call_ms;            // the host's, from asking to knowing: its scheduler included
+  double longest_gap_ms;             // in which the engine had no kernel on the GPU
   long asked;
 };
 
-// Asks again and again until *ending is not 0. Sets *ready once it asks. 0, or 1 where CUDA fails.
-extern "C" __attribute__((visibility("default"))) int gpu_probe(const volatile int* ending,
-                                                                volatile int* ready,
-                                                                ProbeResult* result) {
+namespace {
+
+bool ask_until(const volatile int* ending, const Probe& probe, ProbeResult* result) {
   using Clock = std::chrono::steady_clock;
   using Ms = std::chrono::duration<double, std::milli>;
-  *result = {};
-  Probe probe;
-  float ms = 0;
-  if (!probe.make() || !probe.ask(&ms)) {  // the first one loads the kernel
-    *ready = 1;
-    return 1;
-  }
-  *ready = 1;
   const auto begin = Clock::now();
+  float ms = 0;
   while (*ending == 0) {
     const auto asked = Clock::now();
-    if (!probe.ask(&ms)) return 1;
+    if (!probe.ask(&ms)) return false;
     const auto answered = Clock::now();
     ++result->asked;
     result->longest_call_ms = std::max(result->longest_call_ms, Ms(answered - asked).count());
@@ -80,5 +139,29 @@ extern "C" __attribute__((visibility("default"))) int gpu_probe(const volatile i
     result->longest_ms = ms;
     result->longest_at_ms = Ms(answered - begin).count();
   }
-  return 0;
+  return true;
+}
+
+}  // namespace
+
+// Asks again and again until *ending is not 0. Sets *ready once it asks. 0, or 1 where CUDA fails.
+extern "C" __attribute__((visibility("default"))) int gpu_probe(const volatile int* ending,
+                                                                volatile int* ready,
+                                                                ProbeResult* result) {
+  *result = {};
+  Probe probe;
+  Engine engine;
+  float ms = 0;
+  if (!probe.make() || !probe.ask(&ms) || !engine.make()) {  // the first ones load the kernels
+    *ready = 1;
+    return 1;
+  }
+  bool works = true;
+  std::thread at_work([&] {
+    while (*ending == 0 && works) works = engine.step();
+  });
+  *ready = 1;
+  const bool asked = ask_until(ending, probe, result);
+  at_work.join();
+  return asked && works && engine.longest_gap(&result->longest_gap_ms) ? 0 : 1;
 }

@@ -29,6 +29,9 @@ from driftless.engines import ModuleTarget
 from made_steps import Source, step
 
 
+CHUNK_BYTES = 512_000_000
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -154,12 +157,13 @@ class ProbeResult(ctypes.Structure):
         ("longest_ms", ctypes.c_double),
         ("longest_at_ms", ctypes.c_double),
         ("longest_call_ms", ctypes.c_double),
+        ("longest_gap_ms", ctypes.c_double),
         ("asked", ctypes.c_long),
     )
 
 
 class Probe(threading.Thread):
-    """How long a tiny piece of work on the GPU waits while something else goes on there
+    """How long work of others on the GPU waits while something goes on there
     (tests/bench/gpu_probe.cu). Without that library, or a GPU, nothing is known."""
 
     def __init__(self, library):
@@ -174,6 +178,7 @@ class Probe(threading.Thread):
             "longest_hold_ms": self.result.longest_ms if self.library else None,
             "longest_hold_at_ms": self.result.longest_at_ms if self.library else None,
             "longest_call_ms": self.result.longest_call_ms if self.library else None,
+            "longest_gap_ms": self.result.longest_gap_ms if self.library else None,
         }
 
     def run(self):
@@ -229,9 +234,10 @@ def follow(a, model, weights, target, receiver, publisher):
         nan_masked(model, old)
         del new, old
         room = free_bytes(a)
-        with Probe(a.probe) as probe:
-            stage_ms, staged = timed(a, lambda: receiver.stage(120))
-        assert staged
+        with Probe(a.probe) as probe:  # nothing else here waits for the whole GPU
+            begin = time.perf_counter()
+            assert receiver.stage(120)
+            stage_ms = (time.perf_counter() - begin) * 1e3
         extra = room - free_bytes(a)
         pause_ms, update = timed(a, receiver.commit)
         for name, parameter in model.named_parameters():
@@ -275,10 +281,14 @@ def main():
         rollout = driftless.Job(config, "rollout", launched=False)
         publisher = driftless.Publisher(trainer, Source(weights))
         allow = ("masked", "whole") if a.masked else ("direct", "plan")
+        with Probe(a.probe):  # its own memory is taken once
+            time.sleep(0.1)
         room = free_bytes(a)
-        open_ms, target = timed(a, lambda: ModuleTarget(model, base, allow=allow))
+        open_ms, target = timed(
+            a, lambda: ModuleTarget(model, base, allow=allow, chunk_bytes=CHUNK_BYTES)
+        )
         receiver = driftless.Receiver(rollout, target)
-        taken = (room - free_bytes(a)) / 2**20
+        opening = (room - free_bytes(a)) / 2**20
         print(target.describe().splitlines()[0], f"(made in {open_ms:.0f} ms)")
         rows = follow(a, model, weights, target, receiver, publisher)
         middle = {
@@ -293,11 +303,17 @@ def main():
             "way": "masked overwrite" if a.masked else "maps",
             **{key: round(value, 3) for key, value in middle.items()},
             # Of all versions: nobody wants one to be long.
-            "longest_hold_ms": max((row["longest_hold_ms"] for row in rows), default=None)
-            if a.probe
-            else None,
-            # Taken when the target is made, and for the versions; held from then on.
-            "device_mib": taken + sum(row["extra_device_mib"] for row in rows),
+            **{
+                key: max(row[key] for row in rows) if a.probe else None
+                for key in ("longest_hold_ms", "longest_call_ms", "longest_gap_ms")
+            },
+            # When the target is made: kernels, torch's and ours, and streams.
+            "opening_mib": opening,
+            # For the versions, held from then on: at most the changes (places and values) and,
+            # by masked overwrite, a chunk.
+            "device_mib": sum(row["extra_device_mib"] for row in rows),
+            "delta_mib": round(max(row["changed"] for row in rows) * 6 / 2**20, 1),
+            "cap_mib": round(CHUNK_BYTES / 2**20, 1),
             "times_faster": round(middle["usual_ms"] / middle["pause_ms"], 1),
             "times_faster_unchecked": round(middle["usual_unchecked_ms"] / middle["pause_ms"], 1),
         }

@@ -5,21 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from .. import _native
 from .bound import TORCH_DTYPES, BoundTensors
-from .masked import MaskedLoad, MaskedTensor, Maps, StagedNews, filled_with
+from .masked import MaskedLoad, MaskedTensor, Maps, StagedNews, fill_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
-
-
-# Tensors that are too large for the GPU and made before the commit: so many chunks of them.
-_CHUNKS_AHEAD = 4
 
 
 class _Load(Protocol):
@@ -36,24 +32,16 @@ class _Pass:
     complete: bool  # none of them looks like the sentinel
 
 
-class _Place(Enum):
-    """Where a chunk's changes and its full-shape tensors are."""
-
-    HOST = "both on the host"
-    SPLIT = "the changes on the GPU, the tensor, which is too large for it, on the host"
-    GPU = "both on the GPU"
-
-
 @dataclass
 class _Chunk:
     """Masked tensors that are loaded together."""
 
-    place: _Place
+    on_gpu: bool  # the full-shape tensors
     passes: list[_Pass] = field(default_factory=list)
     size_bytes: int = 0
-    staged: list[StagedNews] = field(default_factory=list)  # of each pass, on the GPU
+    staged: list[StagedNews | None] = field(default_factory=list)  # of each pass
     dense: list[tuple[int, int, int]] = field(default_factory=list)  # what MaskedDevice fills
-    tensors: list[MaskedTensor] = field(default_factory=list)  # where they were made ahead
+    tensors: list[MaskedTensor] = field(default_factory=list)  # those on the GPU
 
 
 class LoaderWriter:
@@ -165,16 +153,13 @@ class LoaderWriter:
                 self._whole[name] = self._shadows[name].clone()
                 news.write(name, self._whole[name])
         self._chunks = [] if news.whole else self._cut(news)
-        self._stage_gpu(news, [each for each in self._chunks if each.place is not _Place.HOST])
-        self._make_ahead()
+        self._stage_gpu(news)
 
     def commit(self) -> None:
         assert self._load is not None
         try:
             for chunk in self._chunks:
                 self._commit_chunk(self._make(chunk))
-                if chunk.place is not _Place.GPU:
-                    chunk.tensors = []
             for name, tensor in self._whole.items():
                 load = WholeLoad(self._bound)
                 self._done.append(load)
@@ -221,50 +206,56 @@ class LoaderWriter:
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
 
     def _cut(self, news: Any) -> list[_Chunk]:
-        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its."""
+        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its, and
+        on the host."""
         masked = [name for name in news.names if name in self._masked]
-        room = self._chunk_bytes
-        if self._gpu is not None:  # what was there before is kept on the GPU, too
-            kept = sum(news.changed(name) * self._unit_bytes(name) for name in masked)
-            room = max(room - kept, room // 4)
+        room = self._room(news, masked)
         chunks: list[_Chunk] = []
-        last: dict[_Place, _Chunk] = {}
+        last: dict[bool, _Chunk] = {}
         for name in masked:
             time.sleep(0)
             size = _aligned(self._specs[name].size_bytes)
             for each in _passes(name, news.absent(name)):
-                place = self._place(each, fits=size <= room)
-                chunk = last.get(place)
+                on_gpu = self._gpu is not None and each.complete and size <= room
+                chunk = last.get(on_gpu)
                 if chunk is None or each.only is not None or chunk.size_bytes + size > room:
-                    chunk = last[place] = _Chunk(place)
+                    chunk = last[on_gpu] = _Chunk(on_gpu)
                     chunks.append(chunk)
                 chunk.passes.append(each)
                 chunk.size_bytes += size
         return chunks
 
-    def _place(self, each: _Pass, fits: bool) -> _Place:
-        if self._gpu is None or not each.complete:
-            return _Place.HOST
-        return _Place.GPU if fits else _Place.SPLIT
+    def _room(self, news: Any, masked: list[str]) -> int:
+        """For full-shape tensors. What a GPU keeps besides the changes comes out of the chunk, too:
+        what was there before them, and the room with which memory grows."""
+        if self._gpu is None:
+            return self._chunk_bytes
+        kept = staged = 0
+        for name in masked:
+            changed, width = news.changed(name), TORCH_DTYPES[self._specs[name].dtype].itemsize
+            kept += changed * width
+            staged += changed * (4 + 2 * width)
+        kept += staged // _native.MaskedDevice.GROWTH
+        return max(self._chunk_bytes - kept, self._chunk_bytes // 4)
 
-    def _unit_bytes(self, name: str) -> int:
-        return TORCH_DTYPES[self._specs[name].dtype].itemsize
-
-    def _stage_gpu(self, news: Any, chunks: list[_Chunk]) -> None:
+    def _stage_gpu(self, news: Any) -> None:
         """The changes to the GPU, and there the full-shape tensors of the first chunk; the others
         take the same memory, one after the other."""
-        if not chunks:
-            return
         names: list[str] = []
-        for chunk in chunks:
+        for chunk in self._chunks:
             at = 0
             for each in chunk.passes:
+                if self._gpu is None or not each.complete:
+                    chunk.staged.append(None)
+                    continue
                 chunk.staged.append(StagedNews(self._gpu, len(names), self._gpu_device))
-                if chunk.place is _Place.GPU:
+                if chunk.on_gpu:
                     chunk.dense.append((len(names), at, each.sentinel))
                     at += _aligned(self._specs[each.name].size_bytes)
                 names.append(each.name)
-        on_gpu = [chunk for chunk in chunks if chunk.dense]
+        if not names:
+            return
+        on_gpu = [chunk for chunk in self._chunks if chunk.on_gpu]
         self._filled = on_gpu[0] if on_gpu else None
         self._gpu.stage(
             news,
@@ -275,21 +266,13 @@ class LoaderWriter:
         for chunk in on_gpu:
             chunk.tensors = [self._on_gpu(chunk, i) for i in range(len(chunk.passes))]
 
-    def _make_ahead(self) -> None:
-        """Full-shape tensors on the host: those of the first chunk, and those that are there only
-        for want of room on the GPU, up to some chunks."""
-        left = _CHUNKS_AHEAD * self._chunk_bytes
-        for i, chunk in enumerate(self._chunks):
-            if chunk.place is _Place.SPLIT:
-                left -= chunk.size_bytes
-            if i == 0 or (chunk.place is _Place.SPLIT and left >= 0):
-                chunk.tensors = self._make(chunk)
-
     def _make(self, chunk: _Chunk) -> list[MaskedTensor]:
-        if chunk.place is _Place.GPU and self._filled is not chunk:
+        if not chunk.on_gpu:
+            return [self._on_host(chunk, i) for i in range(len(chunk.passes))]
+        if self._filled is not chunk:
             self._gpu.fill(chunk.dense, torch.cuda.current_stream(self._gpu_device).cuda_stream)
             self._filled = chunk
-        return chunk.tensors or [self._on_host(chunk, i) for i in range(len(chunk.passes))]
+        return chunk.tensors
 
     def _on_gpu(self, chunk: _Chunk, i: int) -> MaskedTensor:
         time.sleep(0)  # others may have the interpreter: the engine generates
@@ -299,13 +282,16 @@ class LoaderWriter:
         return MaskedTensor(name, tensor, sentinel, self._news, chunk.staged[i])
 
     def _on_host(self, chunk: _Chunk, i: int) -> MaskedTensor:
+        """Memory that nobody writes or reads is none: its content is made for who reads it."""
         each = chunk.passes[i]
-        spec = self._specs[each.name]
-        tensor = filled_with(spec, TORCH_DTYPES[spec.dtype], each.sentinel)
-        self._news.write(each.name, tensor, each.only)
+        tensor = self._empty(each.name)
         news = self._news if each.complete else None
-        staged = chunk.staged[i] if chunk.staged else None
-        return MaskedTensor(each.name, tensor, each.sentinel, news, staged)
+        fill = partial(self._fill, each, tensor)
+        return MaskedTensor(each.name, tensor, each.sentinel, news, chunk.staged[i], fill)
+
+    def _fill(self, each: _Pass, tensor: torch.Tensor) -> None:
+        fill_with(tensor, each.sentinel)
+        self._news.write(each.name, tensor, each.only)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -9,7 +9,7 @@ was written is undone by undo().
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,13 +32,21 @@ class MaskedTensor:
     """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
     tensor is compared with what is there, and nothing is written. `news`, a TensorNews, knows
     which elements are not the sentinel, where all of its changes are in the tensor; `staged` has
-    them in the memory of a GPU, wherever the tensor is."""
+    them in the memory of a GPU, wherever the tensor is. `fill` makes the content, where it is not
+    there yet: copies that have a map need none."""
 
     name: str
     tensor: torch.Tensor
     sentinel: int | None
     news: Any = None
     staged: StagedNews | None = None
+    fill: Callable[[], None] | None = None
+
+    def make_content(self) -> None:
+        """Before it is read."""
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            fill()
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,8 @@ class MaskedLoad(Watching):
         pairs = []
         for each in tensors:
             self.tensors[storage_key(each.tensor)] = each
+            if _without_modes is None:  # then not everybody who reads it is seen
+                each.make_content()
             pairs.append((each.name, self.offer(each.name, each.tensor)))
 
         try:
@@ -165,10 +175,17 @@ class MaskedLoad(Watching):
             moved = self.move(args[0], kwargs)
             if moved is not None:
                 return moved
+        self.make_contents(args, kwargs)
         result = func(*args, **kwargs)
         if names:
             self.taint(targets + tensors_in(result), names, op_name(func))
         return result
+
+    def make_contents(self, *values: Any) -> None:
+        """Somebody reads these."""
+        for each in tensors_in(*values):
+            if masked := self.tensors.get(storage_key(each)):
+                masked.make_content()
 
     def move(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
         """tensor.to(): the copy into the parameter does that, too."""
@@ -234,6 +251,7 @@ class MaskedLoad(Watching):
         if masked.news is not None:
             self.log.append(masked.news.overwrite(masked.name, native, storage.address, to_name))
             return True
+        masked.make_content()
         base = masked.tensor.untyped_storage().data_ptr()
         assert masked.sentinel is not None
         from_name = dtype_name(source.dtype)
@@ -291,6 +309,7 @@ class MaskedLoad(Watching):
     ) -> None:
         """Expanded views, conversions that only torch makes, devices: by torch, on the bits."""
         assert masked.sentinel is not None
+        masked.make_content()
         sentinel = _signed(masked.sentinel, source.element_size())
         for into, part in zip(_rows(target), _rows(source.expand(target.shape)), strict=True):
             part = part.to(target.device)
@@ -340,6 +359,18 @@ _VIEWS = {
 }
 
 
+# What gives away the memory of a tensor without an operation.
+_READS = {
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+    torch.Tensor.numpy,
+    torch.Tensor.storage,
+    torch.Tensor.tolist,
+    torch.Tensor.untyped_storage,
+}
+
+
 class _FastLane(TorchFunctionMode):
     def __init__(self, load: MaskedLoad) -> None:
         super().__init__()
@@ -361,6 +392,9 @@ class _FastLane(TorchFunctionMode):
                 with _without_modes():
                     if self.load.take_copy(args[0], args[1]):
                         return args[0]
+            if func in _READS:
+                with _without_modes():
+                    self.load.make_contents(args[0])
         return func(*args, **kwargs)
 
 
@@ -393,8 +427,5 @@ def _signed(pattern: int, width: int) -> int:
     return pattern - limit if pattern >= limit // 2 else pattern
 
 
-def filled_with(spec: Any, dtype: torch.dtype, sentinel: int) -> torch.Tensor:
-    """A tensor of the spec's shape, all of it the sentinel."""
-    tensor = torch.empty(spec.shape, dtype=dtype)
+def fill_with(tensor: torch.Tensor, sentinel: int) -> None:
     bits(tensor).fill_(_signed(sentinel, tensor.element_size()))
-    return tensor

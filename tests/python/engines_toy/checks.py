@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import driftless
 import toy_engine
 import toy_run
-from driftless.engines import ModuleTarget, masked
+from driftless.engines import ModuleTarget, loader_writer, masked
 from toy_engine import ODD, fresh, state_bits
 from toy_group import Group, follow, raises
 
@@ -69,6 +69,61 @@ def full_shape_tensors_go_with_their_chunk():
         engine.given, engine.alive, engine.calls = [], 0, 0
         receiver.commit()
         assert engine.calls > 5 and engine.alive == 0, (engine.calls, engine.alive)
+
+
+def copies_need_no_content():
+    """What every copy has a map for is never filled on the host, however large it is."""
+    with mock.patch.object(loader_writer, "fill_with") as fill:
+        follow(3, allow=("masked", "whole"), chunk_bytes=3000, odd=())
+        assert fill.call_count == 0, fill.call_args_list
+
+
+class Reading(toy_engine.ToyEngine):
+    """Looks at what it is given before it copies it: by memory, by an operation, by a list."""
+
+    def __init__(self):
+        super().__init__(odd=())
+        self.seen = {}
+
+    def load_weights(self, weights):
+        ways = (
+            lambda bits: torch.from_numpy(bits.cpu().numpy().copy()),
+            lambda bits: (bits + 0).cpu(),
+            lambda bits: torch.tensor(bits.tolist(), dtype=bits.dtype),
+        )
+
+        def looked_at():
+            for name, tensor in weights:
+                if name.startswith("layers.") and tensor.device.type == "cpu":
+                    look = ways[len(self.seen) % len(ways)]
+                    self.seen[name] = look(tensor.view(torch.int16))
+                yield name, tensor
+
+        super().load_weights(looked_at())
+
+
+def content_is_there_for_who_reads_it():
+    generator = torch.Generator().manual_seed(6)
+    weights = toy_run.make_weights(generator, ())
+    with toy_run.Run(weights) as run:
+        engine = Reading().to(toy_engine.DEVICE)
+        engine.load_weights(weights.items())
+        # On a GPU, too, tensors this large are on the host.
+        target = ModuleTarget(engine, run.base, allow=("masked", "whole"), chunk_bytes=64)
+        receiver = run.receiver(target)
+        new = toy_run.step(generator, weights, 0.2)
+        run.publish(new)
+        assert receiver.stage(10)
+        engine.seen = {}
+        receiver.commit()
+        masked_ones = {name for name in engine.seen if target.ways[name].way == "masked"}
+        for name in masked_ones:
+            seen = engine.seen[name]
+            before, after = (toy_run.bits(each[name]).view(torch.int16) for each in (weights, new))
+            changed = (before != after).view(seen.shape)
+            assert torch.equal(seen[changed], after.view(seen.shape)[changed]), name
+            assert seen[~changed].unique().numel() <= 1, name  # the sentinel
+        assert len(masked_ones) > 10, len(masked_ones)
 
 
 def torch_writes_in_parts():
