@@ -23,8 +23,6 @@ namespace driftless {
 // that take one queue their work there and return. The calling thread keeps its current device.
 class MaskedDevice {
  public:
-  static constexpr std::uint64_t kGrowth = 8;  // held memory grows by this part of it at least
-
   struct Tensor {
     std::uint64_t units = 0;
     unsigned unit_bytes = 1;

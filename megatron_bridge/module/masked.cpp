@@ -177,9 +177,8 @@ void bind_masked(py::module_& module) {
            py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
       .def_property_readonly("units", &MaskedWrite::units)
       .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
-  py::class_<HeldMasked> device(module, "MaskedDevice");
-  device.attr("GROWTH") = MaskedDevice::kGrowth;
-  device.def(py::init<int>(), py::arg("device"))
+  py::class_<HeldMasked>(module, "MaskedDevice")
+      .def(py::init<int>(), py::arg("device"))
       .def("stage", &HeldMasked::stage, py::arg("news"), py::arg("names"), py::arg("dense_bytes"),
            py::arg("first"))
       .def("tensor", &HeldMasked::tensor, py::arg("number"), py::arg("offset"))

@@ -18,11 +18,6 @@ Status DeviceWeights::reserve(DeviceRoom& held, std::uint64_t dev_bytes, std::ui
                  " bytes of the GPU's memory, at most ", options.max_staging_bytes,
                  " are allowed; publish smaller versions, or fold fewer of them");
   }
-  // Near the bound it grows to what is needed.
-  const std::uint64_t grown = held.dev.size() + held.dev.size() / DeviceBuffer::kGrowth;
-  const bool bounded = options.max_staging_bytes != 0 && dev_bytes > held.dev.size() &&
-                       grown > options.max_staging_bytes;
-  if (bounded) held.dev = DeviceBuffer();
   DRIFTLESS_RETURN_IF_ERROR(held.dev.reserve(dev_bytes, MemoryKind::kDevice).with_context(what));
   DRIFTLESS_RETURN_IF_ERROR(held.host.reserve(host_bytes, MemoryKind::kHost).with_context(what));
   memory.device_bytes = held.dev.size();

@@ -48,8 +48,6 @@ class Room {
 
 class DeviceMasked final : public MaskedDevice {
  public:
-  static_assert(MaskedDevice::kGrowth == DeviceBuffer::kGrowth);
-
   DeviceMasked(int device, DeviceStream stream, Uploader uploader)
       : device_(device), stream_(std::move(stream)), uploader_(std::move(uploader)) {}
   DeviceMasked(const DeviceMasked&) = delete;
@@ -144,10 +142,8 @@ class DeviceMasked final : public MaskedDevice {
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
     // Somebody may still have tensors of the last version: they keep their memory then.
     if (dense_.use_count() != 1) dense_ = std::make_shared<DeviceBuffer>();
-    if (dense_->size() >= dense_bytes) return {};
-    *dense_ = DeviceBuffer();  // both at once might not fit
-    DRIFTLESS_ASSIGN_OR_RETURN(*dense_, DeviceBuffer::device(dense_bytes));
-    return {};
+    dense_bytes_ = dense_bytes;
+    return dense_bytes == 0 ? Status() : dense_->reserve(dense_bytes, MemoryKind::kDevice);
   }
 
   // The tensor's changes that the map may have, to parts_; units of old values from `old_begin` on.
@@ -172,7 +168,7 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   [[nodiscard]] Status check_room(const Dense& dense) const {
-    const std::uint64_t size = dense_->size();
+    const std::uint64_t size = dense_bytes_;
     if (dense.tensor < tensors_.size() && dense.offset % 256 == 0 && dense.offset <= size &&
         tensors_[dense.tensor].units * tensors_[dense.tensor].unit_bytes <= size - dense.offset) {
       return {};
@@ -211,6 +207,7 @@ class DeviceMasked final : public MaskedDevice {
   Uploader uploader_;
   Room dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
   std::shared_ptr<DeviceBuffer> dense_ = std::make_shared<DeviceBuffer>();
+  std::uint64_t dense_bytes_ = 0;  // of it, that this version's tensors have
   std::vector<Tensor> tensors_;
   PiecePlaces places_;                    // of all pieces
   std::vector<std::size_t> first_place_;  // per tensor

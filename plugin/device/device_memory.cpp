@@ -40,7 +40,9 @@ OnDevice::OnDevice(int device) : status_(check_device(device)) {}
 DeviceBuffer::~DeviceBuffer() {
   if (data_ == nullptr) return;
   const OnDevice on(device_);
-  if (kind_ == MemoryKind::kDevice) {
+  if (growing_ != nullptr) {
+    growing_.reset();
+  } else if (kind_ == MemoryKind::kDevice) {
     cudaFree(data_);
   } else {
     cudaFreeHost(data_);
@@ -74,9 +76,32 @@ Result<DeviceBuffer> DeviceBuffer::pinned(std::uint64_t bytes) {
 
 Status DeviceBuffer::reserve(std::uint64_t bytes, MemoryKind kind) {
   if (size_ >= bytes && data_ != nullptr && kind_ == kind) return {};
-  const std::uint64_t wanted = std::max(bytes, kind_ == kind ? size_ + size_ / kGrowth : bytes);
-  *this = DeviceBuffer();  // both at once might not fit
-  DRIFTLESS_ASSIGN_OR_RETURN(*this, kind == MemoryKind::kDevice ? device(wanted) : pinned(wanted));
+  if (kind_ != kind) *this = DeviceBuffer();
+  return kind == MemoryKind::kDevice ? grow_device(bytes) : grow_pinned(bytes);
+}
+
+Status DeviceBuffer::grow_device(std::uint64_t bytes) {
+  if (growing_ == nullptr) {
+    *this = DeviceBuffer();  // both at once might not fit
+    growing_ = GrowingMemory::make();
+    device_ = current_device();
+  }
+  if (growing_ == nullptr) {
+    DRIFTLESS_ASSIGN_OR_RETURN(*this, device(bytes));
+    return {};
+  }
+  DRIFTLESS_RETURN_IF_ERROR(growing_->grow(std::max<std::uint64_t>(bytes, 1))
+                                .with_context(concat(bytes, " bytes on the GPU")));
+  data_ = growing_->data();
+  size_ = growing_->size();
+  return {};
+}
+
+Status DeviceBuffer::grow_pinned(std::uint64_t bytes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer larger, pinned(std::max(bytes, size_ + size_ / 2)));
+  larger.kept_.swap(kept_);
+  if (data_ != nullptr && size_ <= kKept) larger.kept_.push_back(std::move(*this));
+  *this = std::move(larger);
   return {};
 }
 

@@ -6,12 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "core/memory_kind.h"
 #include "core/status.h"
 #include "core/thread_gpu.h"
 #include "kernels/cuda/operations.h"
+#include "plugin/device/growing_memory.h"
 
 namespace driftless {
 
@@ -34,7 +37,7 @@ class OnDevice {
 // A stretch of device memory, or of pinned host memory.
 class DeviceBuffer {
  public:
-  static constexpr std::uint64_t kGrowth = 8;
+  static constexpr std::uint64_t kKept = std::uint64_t{16} << 20;
 
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
@@ -50,8 +53,9 @@ class DeviceBuffer {
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
   // Room for at least so many bytes, of the same kind; what it held is lost where it grows, so no
-  // work may be under way on it. Grows by the kGrowth-th part at least: versions are never of the
-  // same size, and taking and giving back memory of a GPU is slow.
+  // work may be under way on it. Nobody else on the GPU waits for that: device memory grows in its
+  // place, to what is needed, and pinned memory of up to kKept bytes stays until the end (it grows
+  // by half at least).
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:
@@ -60,11 +64,18 @@ class DeviceBuffer {
     std::swap(size_, other.size_);
     std::swap(kind_, other.kind_);
     std::swap(device_, other.device_);
+    growing_.swap(other.growing_);
+    kept_.swap(other.kept_);
   }
+  [[nodiscard]] Status grow_device(std::uint64_t bytes);
+  [[nodiscard]] Status grow_pinned(std::uint64_t bytes);
+
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
   int device_ = 0;
   MemoryKind kind_ = MemoryKind::kDevice;
+  std::unique_ptr<GrowingMemory> growing_;  // whose memory it is, if any
+  std::vector<DeviceBuffer> kept_;          // what was too small
 };
 
 // A stream of its own, at the lowest priority: training and generating go first.

@@ -3,8 +3,8 @@
 //
 // A tiny kernel of high priority is asked for again and again. It is launched as a graph, so that
 // nothing of the host lies between its two events: neither the interpreter nor the scheduler.
-// Beside it an engine is at work: kernels of a millisecond, four of them queued, which find out
-// themselves how long there was none.
+// Beside it an engine is at work: short kernels, some 25 ms of them queued, which find out
+// themselves how long there was none. So deep a queue does not run dry where the host is slow.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -26,13 +26,16 @@ __device__ unsigned long long gpu_ns() {
   return ns;
 }
 
-__global__ void work(Gaps* gaps, unsigned long long ns) {
+constexpr unsigned kTogether = 32, kQueued = 8;
+constexpr unsigned long long kKernelNs = 100'000;
+
+__global__ void work(Gaps* gaps) {
   const unsigned long long begin = gpu_ns();
   // The first ones come one after the other: they are still being queued.
-  if (++gaps->kernels > 8 && begin > gaps->ended) {
+  if (++gaps->kernels > kTogether && begin > gaps->ended) {
     gaps->longest = max(gaps->longest, begin - gaps->ended);
   }
-  while (gpu_ns() - begin < ns) {
+  while (gpu_ns() - begin < kKernelNs) {
   }
   gaps->ended = gpu_ns();
 }
@@ -52,11 +55,11 @@ class Engine {
            cudaMalloc(&gaps_, sizeof(Gaps)) == cudaSuccess &&
            cudaMemset(gaps_, 0, sizeof(Gaps)) == cudaSuccess && step();
   }
-  // Queues a kernel, once there is room in the queue.
+  // Queues some kernels, once there is room in the queue.
   bool step() {
     cudaEvent_t& event = done_[turn_++ % done_.size()];
     if (cudaEventSynchronize(event) != cudaSuccess) return false;
-    work<<<1, 1, 0, stream_>>>(gaps_, 1'000'000);
+    for (unsigned i = 0; i < kTogether; ++i) work<<<1, 1, 0, stream_>>>(gaps_);
     return cudaEventRecord(event, stream_) == cudaSuccess;
   }
   bool longest_gap(double* ms) {
@@ -71,7 +74,7 @@ class Engine {
 
  private:
   cudaStream_t stream_ = nullptr;
-  std::array<cudaEvent_t, 4> done_{};
+  std::array<cudaEvent_t, kQueued> done_{};
   Gaps* gaps_ = nullptr;
   unsigned turn_ = 0;
 };

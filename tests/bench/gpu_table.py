@@ -56,19 +56,20 @@ def module_table(rows: list[dict]) -> None:
     print("\nan engine's module on this GPU, one rank of two, 1 % changed (ms)\n")
     print("| way | elements | changed | pause | of it writing | vLLM's way in torch | times faster |"
           " without its checks | times faster | staging | longest hold |"
-          " longest gap | MiB of changes | with the chunk | taken | when opened | asked |")
-    print("|---" * 17 + "|")
+          " nobody staging | longest gap | nobody staging | MiB of changes | with the chunk | taken | when opened | asked |")
+    print("|---" * 19 + "|")
     for row in rows:
         fast = row["pause_ms"] <= 3 if row["way"] == "maps" else row["times_faster"] >= 2
         held = [row["longest_hold_ms"], row["longest_gap_ms"]]
         short = all(ms is None or ms <= 2 for ms in held)
         most = row["delta_mib"] + row["cap_mib"]
         asked = "ok" if fast and short and row["device_mib"] <= most else "MISSED"
-        hold, gap = ("" if ms is None else f"{ms:.2f}" for ms in held)
+        waits = (row[f"longest_{what}_ms{when}"] for what in ("hold", "gap") for when in ("", "_without"))
+        shown = " | ".join("" if ms is None else f"{ms:.2f}" for ms in waits)
         print(f"| {row['way']} | {row['elements'] / 1e9:.2f} G | {row['changed'] / 1e6:.1f} M |"
               f" {row['pause_ms']:.2f} | {row['apply_ms']:.2f} | {row['usual_ms']:.1f} |"
               f" {row['times_faster']} | {row['usual_unchecked_ms']:.1f} |"
-              f" {row['times_faster_unchecked']} | {row['stage_ms']:.0f} | {hold} | {gap} |"
+              f" {row['times_faster_unchecked']} | {row['stage_ms']:.0f} | {shown} |"
               f" {row['delta_mib']:.0f} | {most:.0f} | {row['device_mib']:.0f} |"
               f" {row['opening_mib']:.0f} | {asked} |")
 

@@ -172,13 +172,14 @@ class Probe(threading.Thread):
         self.ending, self.ready, self.result = ctypes.c_int(0), ctypes.c_int(0), ProbeResult()
         self.status = 0
 
-    def found(self):
+    def found(self, when=""):
         """For the row of a version."""
+        result = self.result if self.library else None
         return {
-            "longest_hold_ms": self.result.longest_ms if self.library else None,
-            "longest_hold_at_ms": self.result.longest_at_ms if self.library else None,
-            "longest_call_ms": self.result.longest_call_ms if self.library else None,
-            "longest_gap_ms": self.result.longest_gap_ms if self.library else None,
+            f"longest_hold_ms{when}": result and result.longest_ms,
+            f"longest_hold_at_ms{when}": result and result.longest_at_ms,
+            f"longest_call_ms{when}": result and result.longest_call_ms,
+            f"longest_gap_ms{when}": result and result.longest_gap_ms,
         }
 
     def run(self):
@@ -239,6 +240,8 @@ def follow(a, model, weights, target, receiver, publisher):
             assert receiver.stage(120)
             stage_ms = (time.perf_counter() - begin) * 1e3
         extra = room - free_bytes(a)
+        with Probe(a.probe) as nobody:  # the same while nobody stages anything
+            time.sleep(stage_ms / 1e3 if a.probe else 0)
         pause_ms, update = timed(a, receiver.commit)
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, expected[name]), name
@@ -254,6 +257,7 @@ def follow(a, model, weights, target, receiver, publisher):
                 "undo_ms": undo_ms,
                 "stage_ms": stage_ms,
                 **probe.found(),
+                **nobody.found("_without"),
                 "extra_device_mib": extra / 2**20,
                 "changed": update.changed_units,
             }
@@ -305,7 +309,8 @@ def main():
             # Of all versions: nobody wants one to be long.
             **{
                 key: max(row[key] for row in rows) if a.probe else None
-                for key in ("longest_hold_ms", "longest_call_ms", "longest_gap_ms")
+                for key in rows[0]
+                if key.startswith("longest")
             },
             # When the target is made: kernels, torch's and ours, and streams.
             "opening_mib": opening,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
@@ -156,6 +157,17 @@ class LoaderWriter:
         self._stage_gpu(news)
 
     def commit(self) -> None:
+        """The engine waits for it: the interpreter's own collector, which takes 100 ms of a process
+        with torch, is held off."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._commit()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _commit(self) -> None:
         assert self._load is not None
         try:
             for chunk in self._chunks:
@@ -226,16 +238,12 @@ class LoaderWriter:
         return chunks
 
     def _room(self, news: Any, masked: list[str]) -> int:
-        """For full-shape tensors. What a GPU keeps besides the changes comes out of the chunk, too:
-        what was there before them, and the room with which memory grows."""
+        """For full-shape tensors. What was there before the changes is kept on the GPU, too, and
+        comes out of the chunk."""
         if self._gpu is None:
             return self._chunk_bytes
-        kept = staged = 0
-        for name in masked:
-            changed, width = news.changed(name), TORCH_DTYPES[self._specs[name].dtype].itemsize
-            kept += changed * width
-            staged += changed * (4 + 2 * width)
-        kept += staged // _native.MaskedDevice.GROWTH
+        widths = {name: TORCH_DTYPES[self._specs[name].dtype].itemsize for name in masked}
+        kept = sum(news.changed(name) * width for name, width in widths.items())
         return max(self._chunk_bytes - kept, self._chunk_bytes // 4)
 
     def _stage_gpu(self, news: Any) -> None:

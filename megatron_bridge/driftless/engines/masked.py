@@ -369,6 +369,7 @@ _READS = {
     torch.Tensor.tolist,
     torch.Tensor.untyped_storage,
 }
+_OURS = _VIEWS | _READS | {torch.Tensor.__getitem__, torch.Tensor.copy_}
 
 
 class _FastLane(TorchFunctionMode):
@@ -384,17 +385,18 @@ class _FastLane(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _without_modes is not None and args and _is_plain(args[0]):
-            if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
-                with _without_modes():
-                    return func(*args, **kwargs)
-            if func is torch.Tensor.copy_ and len(args) > 1 and _is_plain(args[1]):
-                with _without_modes():
-                    if self.load.take_copy(args[0], args[1]):
-                        return args[0]
-            if func in _READS:
-                with _without_modes():
-                    self.load.make_contents(args[0])
+        if func not in _OURS or _without_modes is None or not args or not _is_plain(args[0]):
+            return func(*args, **kwargs)
+        if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
+            with _without_modes():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.copy_ and len(args) > 1 and _is_plain(args[1]):
+            with _without_modes():
+                if self.load.take_copy(args[0], args[1]):
+                    return args[0]
+        if func in _READS:
+            with _without_modes():
+                self.load.make_contents(args[0])
         return func(*args, **kwargs)
 
 
