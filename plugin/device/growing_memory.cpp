@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <bit>
 #include <optional>
 #include <type_traits>
 
@@ -100,7 +101,7 @@ std::unique_ptr<GrowingMemory> GrowingMemory::make() {
   if (driver->reserve(&begin, most, 0, 0, 0) != CUDA_SUCCESS) return nullptr;
   std::unique_ptr<GrowingMemory> made(new GrowingMemory);
   made->device_ = device;
-  made->data_ = reinterpret_cast<std::byte*>(begin);
+  made->data_ = std::bit_cast<std::byte*>(begin);
   made->most_ = most;
   made->granule_ = granule;
   return made;
