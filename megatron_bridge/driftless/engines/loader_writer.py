@@ -218,17 +218,18 @@ class LoaderWriter:
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
 
     def _cut(self, news: Any) -> list[_Chunk]:
-        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its, and
-        on the host."""
+        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its. On
+        a GPU, what is left of chunk_bytes; what does not fit there is on the host."""
         masked = [name for name in news.names if name in self._masked]
-        room = self._room(news, masked)
+        gpu_bytes = self._gpu_bytes(news, masked)
         chunks: list[_Chunk] = []
         last: dict[bool, _Chunk] = {}
         for name in masked:
             time.sleep(0)
             size = _aligned(self._specs[name].size_bytes)
             for each in _passes(name, news.absent(name)):
-                on_gpu = self._gpu is not None and each.complete and size <= room
+                on_gpu = self._gpu is not None and each.complete and size <= gpu_bytes
+                room = gpu_bytes if on_gpu else self._chunk_bytes
                 chunk = last.get(on_gpu)
                 if chunk is None or each.only is not None or chunk.size_bytes + size > room:
                     chunk = last[on_gpu] = _Chunk(on_gpu)
@@ -237,14 +238,12 @@ class LoaderWriter:
                 chunk.size_bytes += size
         return chunks
 
-    def _room(self, news: Any, masked: list[str]) -> int:
-        """For full-shape tensors. What was there before the changes is kept on the GPU, too, and
-        comes out of the chunk."""
-        if self._gpu is None:
-            return self._chunk_bytes
+    def _gpu_bytes(self, news: Any, masked: list[str]) -> int:
+        """For full-shape tensors there. What was there before the changes is kept, too, and comes
+        out of the chunk."""
         widths = {name: TORCH_DTYPES[self._specs[name].dtype].itemsize for name in masked}
         kept = sum(news.changed(name) * width for name, width in widths.items())
-        return max(self._chunk_bytes - kept, self._chunk_bytes // 4)
+        return self._chunk_bytes - kept
 
     def _stage_gpu(self, news: Any) -> None:
         """The changes to the GPU, and there the full-shape tensors of the first chunk; the others
