@@ -1,5 +1,5 @@
 // Memory of a GPU that grows in its place, and is never given back before its end: cudaFree() waits
-// for all that is queued on the GPU, and nobody else can launch anything there until it returns.
+// for all that is queued on the GPU.
 // Part of driftless_device; includes no CUDA header.
 #pragma once
 
