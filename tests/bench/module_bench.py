@@ -29,7 +29,7 @@ from driftless.engines import ModuleTarget
 from made_steps import Source, step
 
 
-CHUNK_BYTES = 512_000_000
+CHUNK_BYTES = 512_000_000  # a little less than the default of 512 MiB
 
 
 def arguments():

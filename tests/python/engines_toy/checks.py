@@ -1,19 +1,20 @@
 """What must hold of driftless.engines.ModuleTarget, one function each. Run in an environment that
 has torch: `python checks.py NAME`; tests/python/test_module_target.py runs them all."""
 
+import gc
 import sys
 import traceback
 from unittest import mock
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import driftless
 import toy_engine
 import toy_run
 from driftless.engines import ModuleTarget, loader_writer, masked
 from toy_engine import ODD, fresh, state_bits
-from toy_group import Group, follow, raises
+from toy_group import Group, follow, one_masked_version, raises
+from toy_observers import Collecting, Hoarding, Reading
 
 
 def fifty_versions():
@@ -34,40 +35,13 @@ def masked_overwrite_in_small_chunks():
     follow(6, allow=("masked", "whole"), chunk_bytes=3000, odd=())
 
 
-class Hoarding(toy_engine.ToyEngine):
-    """Knows of the tensors that it was given in calls before which ones still have memory."""
-
-    def __init__(self):
-        super().__init__(odd=())
-        self.given, self.alive, self.calls = [], 0, 0
-
-    def load_weights(self, weights):
-        # Views of a GPU's memory for them are made ahead, and have none of their own.
-        alive = sum(not each.expired() for each in self.given)
-        self.alive, self.calls = max(self.alive, alive), self.calls + 1
-        self.given = []
-
-        def noted():
-            for name, tensor in weights:
-                if tensor.device.type == "cpu":
-                    self.given.append(StorageWeakRef(tensor.untyped_storage()))
-                yield name, tensor
-
-        super().load_weights(noted())
-
-
 def full_shape_tensors_go_with_their_chunk():
-    generator = torch.Generator().manual_seed(5)
-    weights = toy_run.make_weights(generator, ())
-    with toy_run.Run(weights) as run:
-        engine = Hoarding().to(toy_engine.DEVICE)
-        engine.load_weights(weights.items())
-        target = ModuleTarget(engine, run.base, allow=("masked", "whole"), chunk_bytes=3000)
-        receiver = run.receiver(target)
-        run.publish(toy_run.step(generator, weights))
-        assert receiver.stage(10)
+    engine = Hoarding()
+    with one_masked_version(engine, chunk_bytes=3000) as version:
+        ways = version.target.ways
+        engine.shadowed = {name for name, way in ways.items() if way.way == "whole"}
         engine.given, engine.alive, engine.calls = [], 0, 0
-        receiver.commit()
+        version.receiver.commit()
         assert engine.calls > 5 and engine.alive == 0, (engine.calls, engine.alive)
 
 
@@ -78,52 +52,36 @@ def copies_need_no_content():
         assert fill.call_count == 0, fill.call_args_list
 
 
-class Reading(toy_engine.ToyEngine):
-    """Looks at what it is given before it copies it: by memory, by an operation, by a list."""
-
-    def __init__(self):
-        super().__init__(odd=())
-        self.seen = {}
-
-    def load_weights(self, weights):
-        ways = (
-            lambda bits: torch.from_numpy(bits.cpu().numpy().copy()),
-            lambda bits: (bits + 0).cpu(),
-            lambda bits: torch.tensor(bits.tolist(), dtype=bits.dtype),
-        )
-
-        def looked_at():
-            for name, tensor in weights:
-                if name.startswith("layers.") and tensor.device.type == "cpu":
-                    look = ways[len(self.seen) % len(ways)]
-                    self.seen[name] = look(tensor.view(torch.int16))
-                yield name, tensor
-
-        super().load_weights(looked_at())
-
-
 def content_is_there_for_who_reads_it():
-    generator = torch.Generator().manual_seed(6)
-    weights = toy_run.make_weights(generator, ())
-    with toy_run.Run(weights) as run:
-        engine = Reading().to(toy_engine.DEVICE)
-        engine.load_weights(weights.items())
-        # On a GPU, too, tensors this large are on the host.
-        target = ModuleTarget(engine, run.base, allow=("masked", "whole"), chunk_bytes=64)
-        receiver = run.receiver(target)
-        new = toy_run.step(generator, weights, 0.2)
-        run.publish(new)
-        assert receiver.stage(10)
+    engine = Reading()
+    # On a GPU, too, tensors this large are on the host.
+    with one_masked_version(engine, chunk_bytes=64) as version:
         engine.seen = {}
-        receiver.commit()
-        masked_ones = {name for name in engine.seen if target.ways[name].way == "masked"}
+        version.receiver.commit()
+        ways = version.target.ways
+        masked_ones = {name for name in engine.seen if ways[name].way == "masked"}
         for name in masked_ones:
             seen = engine.seen[name]
-            before, after = (toy_run.bits(each[name]).view(torch.int16) for each in (weights, new))
+            both = version.before[name], version.after[name]
+            before, after = (toy_run.bits(each).view(torch.int16) for each in both)
             changed = (before != after).view(seen.shape)
             assert torch.equal(seen[changed], after.view(seen.shape)[changed]), name
             assert seen[~changed].unique().numel() <= 1, name  # the sentinel
         assert len(masked_ones) > 10, len(masked_ones)
+
+
+def no_garbage_is_collected_in_a_pause():
+    engine = Collecting()
+    with one_masked_version(engine, chunk_bytes=3000) as version:
+        engine.collects, engine.fails = [], True
+        with raises(driftless.Error, "told to"):
+            version.receiver.commit()
+        assert gc.isenabled()
+        engine.fails = False
+        assert version.receiver.stage(10)
+        version.receiver.commit()
+        assert len(engine.collects) > 5 and not any(engine.collects), engine.collects
+        assert gc.isenabled()
 
 
 def torch_writes_in_parts():

@@ -1,10 +1,13 @@
 """The ranks of one toy engine that follow a run, and how checks.py asks."""
 
+import contextlib
+from types import SimpleNamespace
+
 import torch
 
 import toy_run
 from driftless.engines import ModuleTarget
-from toy_engine import ODD, fresh, state_bits
+from toy_engine import DEVICE, ODD, fresh, state_bits
 
 # In these a NaN makes the loader's own result depend on how torch rounds it.
 PLAIN = ("odd.quantized", "odd.converted")
@@ -103,3 +106,19 @@ def follow(versions, **options):
             assert group.holds(group.weights), version
         assert addresses == [group.addresses(rank) for rank in range(group.tp)]
         return group.targets[0]
+
+
+@contextlib.contextmanager
+def one_masked_version(engine, chunk_bytes):
+    """A version of an engine without odd parameters, all by masked overwrite: staged, to be
+    committed."""
+    generator = torch.Generator().manual_seed(5)
+    before = toy_run.make_weights(generator, ())
+    with toy_run.Run(before) as run:
+        engine.to(DEVICE).load_weights(before.items())
+        target = ModuleTarget(engine, run.base, allow=("masked", "whole"), chunk_bytes=chunk_bytes)
+        receiver = run.receiver(target)
+        after = toy_run.step(generator, before, 0.2)
+        run.publish(after)
+        assert receiver.stage(10)
+        yield SimpleNamespace(target=target, receiver=receiver, before=before, after=after)

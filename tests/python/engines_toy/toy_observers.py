@@ -1,0 +1,69 @@
+"""Toy engines that note what happens while they load."""
+
+import gc
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from toy_engine import ToyEngine
+
+
+class Hoarding(ToyEngine):
+    """Knows of the tensors that it was given in calls before which ones still have memory."""
+
+    def __init__(self):
+        super().__init__(odd=())
+        self.given, self.alive, self.calls = [], 0, 0
+        self.shadowed = set()  # names whose tensors are kept: they go whole
+
+    def load_weights(self, weights):
+        # Views of a GPU's memory for them are made ahead, and have none of their own.
+        alive = sum(not each.expired() for each in self.given)
+        self.alive, self.calls = max(self.alive, alive), self.calls + 1
+        self.given = []
+
+        def noted():
+            for name, tensor in weights:
+                if tensor.device.type == "cpu" and name not in self.shadowed:
+                    self.given.append(StorageWeakRef(tensor.untyped_storage()))
+                yield name, tensor
+
+        super().load_weights(noted())
+
+
+class Reading(ToyEngine):
+    """Looks at what it is given before it copies it: by memory, by an operation, by a list."""
+
+    def __init__(self):
+        super().__init__(odd=())
+        self.seen = {}
+
+    def load_weights(self, weights):
+        ways = (
+            lambda bits: torch.from_numpy(bits.cpu().numpy().copy()),
+            lambda bits: (bits + 0).cpu(),
+            lambda bits: torch.tensor(bits.tolist(), dtype=bits.dtype),
+        )
+
+        def looked_at():
+            for name, tensor in weights:
+                if name.startswith("layers.") and tensor.device.type == "cpu":
+                    look = ways[len(self.seen) % len(ways)]
+                    self.seen[name] = look(tensor.view(torch.int16))
+                yield name, tensor
+
+        super().load_weights(looked_at())
+
+
+class Collecting(ToyEngine):
+    """Knows whether Python may collect garbage while it loads, and fails where it is told to."""
+
+    def __init__(self):
+        super().__init__(odd=())
+        self.collects, self.fails = [], False
+
+    def load_weights(self, weights):
+        self.collects.append(gc.isenabled())
+        if self.fails:
+            raise RuntimeError("told to")
+        super().load_weights(weights)
