@@ -4,9 +4,9 @@
 # include against the arrows does not compile: the header is not on the include path.
 
 # driftless_room(NAME SOURCES ... SEES <rooms> LINKS <public libraries> PRIVATE_LINKS <libraries>
-#                BUILD_LINKS <what only the build of the room needs>)
+#                BUILD_LINKS <what only the build of the room needs> [NOT_INSTALLED])
 function(driftless_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;SEES;LINKS;PRIVATE_LINKS;BUILD_LINKS" ${ARGN})
+  cmake_parse_arguments(ROOM "NOT_INSTALLED" "" "SOURCES;SEES;LINKS;PRIVATE_LINKS;BUILD_LINKS" ${ARGN})
   set(target driftless_${name})
   set(links ${CMAKE_BINARY_DIR}/rooms/${name})
   file(MAKE_DIRECTORY ${links})
@@ -30,5 +30,7 @@ function(driftless_room name)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${library}>)
     target_link_libraries(${target} INTERFACE $<INSTALL_INTERFACE:$<LINK_ONLY:${library}>>)
   endforeach()
-  set_property(GLOBAL APPEND PROPERTY DRIFTLESS_ROOMS ${name})
+  if(NOT ROOM_NOT_INSTALLED)
+    set_property(GLOBAL APPEND PROPERTY DRIFTLESS_ROOMS ${name})
+  endif()
 endfunction()

@@ -9,7 +9,7 @@ namespace driftless {
 namespace {
 
 constexpr std::size_t kPieceUnits = 16384;
-constexpr std::uint64_t kMaxInt32Units = std::uint64_t{1} << 31;
+constexpr std::uint64_t kMaxInt32Positions = std::uint64_t{1} << 31;
 // Offsets of a DeltaView stay below this.
 constexpr std::uint64_t kOffsetLimit = std::numeric_limits<std::uint32_t>::max();
 
@@ -22,7 +22,7 @@ T load(const std::byte* from, std::size_t k) {
 
 Status check_width(const TensorSpec& tensor, Encoding coding, unsigned position_bytes) {
   if (coding == Encoding::kIndices) {
-    const unsigned expected = tensor.units() <= kMaxInt32Units ? 4 : 8;
+    const unsigned expected = tensor.units() <= kMaxInt32Positions ? 4 : 8;
     if (position_bytes == expected) return {};
     return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': indices of ", position_bytes,
                  " bytes, expected ", expected, " for ", tensor.units(), " units");

@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::string_view kFormatName = "driftless-run";
+constexpr std::string_view kRunFormatName = "driftless-run";
 
 Result<TensorSpec> read_tensor(const Json& item, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::string name, json_string(item, "name", what));
@@ -58,9 +58,9 @@ Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
 
 Status check_format(const Json& json, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
-  if (format != kFormatName) {
+  if (format != kRunFormatName) {
     return error(StatusCode::kCorrupt, what, ": 'format' is ", shown(format), ", expected '",
-                 kFormatName, "'");
+                 kRunFormatName, "'");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, json_u64(json, "format_version", what));
   if (number == kRunInfoFormat) return {};
@@ -72,7 +72,7 @@ Status check_format(const Json& json, std::string_view what) {
 
 std::string run_info_to_json(const RunInfo& info) {
   nlohmann::ordered_json json;
-  json["format"] = kFormatName;
+  json["format"] = kRunFormatName;
   json["format_version"] = kRunInfoFormat;
   json["run"] = to_hex(info.run);
   json["ranks"] = info.ranks;

@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kHeaderLengthBytes = 8;
 
 std::uint64_t rounded_up(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
 
@@ -76,7 +76,7 @@ struct SafetensorsWriter::State {
 
   [[nodiscard]] Status flush() {
     if (buffer.empty()) return {};
-    const std::uint64_t begin = kLengthBytes + header_bytes + data_bytes - buffer.size();
+    const std::uint64_t begin = kHeaderLengthBytes + header_bytes + data_bytes - buffer.size();
     DRIFTLESS_RETURN_IF_ERROR(write(begin, buffer));
     buffer.clear();
     return {};
@@ -143,7 +143,7 @@ Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
   if (!state.in_tensor) {
     return error(StatusCode::kInvalidArgument, state.path(), ": append() outside of a tensor");
   }
-  const std::uint64_t used = kLengthBytes + state.header_bytes + state.data_bytes;
+  const std::uint64_t used = kHeaderLengthBytes + state.header_bytes + state.data_bytes;
   if (bytes.size() > kMaxSafetensorsFileBytes - used) {
     return error(StatusCode::kInvalidArgument, state.path(), ": tensor '", state.name,
                  "': the file would reach 2^63 bytes");
@@ -151,7 +151,7 @@ Status SafetensorsWriter::append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     if (state.buffer.empty() && bytes.size() >= kSafetensorsBufferBytes) {
       const std::size_t whole = bytes.size() - bytes.size() % kSafetensorsBufferBytes;
-      const std::uint64_t offset = kLengthBytes + state.header_bytes + state.data_bytes;
+      const std::uint64_t offset = kHeaderLengthBytes + state.header_bytes + state.data_bytes;
       DRIFTLESS_RETURN_IF_ERROR(state.write(offset, bytes.first(whole)));
       state.data_bytes += whole;
       bytes = bytes.subspan(whole);
@@ -219,8 +219,8 @@ Result<std::uint64_t> SafetensorsWriter::finish() {
   if (state.buffer.size() == state.data_bytes) state.header_bytes = rounded_up(json.size());
   json.resize(state.header_bytes, ' ');
   DRIFTLESS_RETURN_IF_ERROR(state.flush());
-  std::string head(kLengthBytes, '\0');
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
+  std::string head(kHeaderLengthBytes, '\0');
+  for (std::size_t i = 0; i < kHeaderLengthBytes; ++i) {
     head[i] = static_cast<char>(static_cast<unsigned char>(state.header_bytes >> (8 * i)));
   }
   head += json;
@@ -228,7 +228,7 @@ Result<std::uint64_t> SafetensorsWriter::finish() {
   state.broken = state.file->sync();
   DRIFTLESS_RETURN_IF_ERROR(state.broken);
   state.finished = true;
-  return kLengthBytes + state.header_bytes + state.data_bytes;
+  return kHeaderLengthBytes + state.header_bytes + state.data_bytes;
 }
 
 std::uint64_t SafetensorsWriter::header_bytes_for(

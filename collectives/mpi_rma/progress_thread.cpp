@@ -12,8 +12,8 @@ using std::chrono::microseconds;
 
 // MPI does not tell whether it had something to do; the time it took does. A call that found
 // nothing takes one or two microseconds.
-constexpr microseconds kWorked{5};
-constexpr microseconds kSpin{200};  // after it had something to do
+constexpr microseconds kThreadWorked{5};
+constexpr microseconds kThreadSpin{200};  // after it had something to do
 constexpr microseconds kShortest{50};
 constexpr microseconds kLongest{1'000};
 
@@ -33,10 +33,10 @@ void ProgressThread::run() {
     const auto begin = Deadline::Clock::now();
     pulse_.beat();
     const auto end = Deadline::Clock::now();
-    if (end - begin > kWorked) {
+    if (end - begin > kThreadWorked) {
       worked = end;
       pause = kShortest;
-    } else if (end - worked < kSpin) {
+    } else if (end - worked < kThreadSpin) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(pause);

@@ -12,7 +12,7 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 44;
 constexpr std::uint64_t kLeastRing = 1024;
 constexpr unsigned kMostVersions = 1U << 16;
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+std::uint64_t round_up_to(std::uint64_t value, std::uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
@@ -40,14 +40,15 @@ WindowMap WindowMap::of(const MpiRmaOptions& options, unsigned receivers, bool l
     map.anchor_record = end + sizeof(Record);
     map.step_records = end + 2 * sizeof(Record);
     map.slots = map.step_records + map.records * sizeof(Record);
-    map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
+    map.announcement =
+        round_up_to(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
     map.announcement_bytes = options.announcement_bytes;
     end = map.announcement + map.announcement_bytes;
   }
-  map.ring = round_up(end, kPage);
-  map.ring_bytes = round_up(options.ring_bytes, kPartAlignment);
-  map.anchor = round_up(map.ring + map.ring_bytes, kPage);
-  map.anchor_bytes = round_up(options.anchor_bytes, kPartAlignment);
+  map.ring = round_up_to(end, kPage);
+  map.ring_bytes = round_up_to(options.ring_bytes, kPartAlignment);
+  map.anchor = round_up_to(map.ring + map.ring_bytes, kPage);
+  map.anchor_bytes = round_up_to(options.anchor_bytes, kPartAlignment);
   map.window_bytes = map.anchor + map.anchor_bytes;
   return map;
 }

@@ -9,7 +9,7 @@ namespace driftless {
 namespace {
 
 // Slabs keep each system call below what one read() moves.
-constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kReadSlabBytes = std::uint64_t{1} << 30;
 
 Result<Hid> open_file(const std::string& path) {
   const Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
@@ -78,9 +78,9 @@ Result<Hid> open_part(const Hid& file, const PartReceipt& part, const std::strin
 Status read_all(const Hid& dataset, std::byte* to, std::uint64_t size, const std::string& what,
                 const Deadline& deadline) {
   const Hid space(H5Dget_space(dataset.get()), H5Sclose);
-  for (hsize_t at = 0; at < size; at += kSlabBytes) {
+  for (hsize_t at = 0; at < size; at += kReadSlabBytes) {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
-    const hsize_t count = std::min<hsize_t>(kSlabBytes, size - at);
+    const hsize_t count = std::min<hsize_t>(kReadSlabBytes, size - at);
     const Hid memory(H5Screate_simple(1, &count, nullptr), H5Sclose);
     if (!memory.valid() ||
         H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &at, nullptr, &count, nullptr) < 0 ||

@@ -6,7 +6,7 @@ namespace driftless::cpu {
 namespace {
 
 // Far enough ahead that memory answers in time, near enough that the lines stay in the first cache.
-constexpr std::uint64_t kAhead = 48;
+constexpr std::uint64_t kScatterAhead = 48;
 
 template <typename Unit>
 void scatter_units(void* units, const std::uint32_t* offsets, std::uint64_t count,
@@ -18,8 +18,8 @@ void scatter_units(void* units, const std::uint32_t* offsets, std::uint64_t coun
                 sizeof(Unit));
   };
   std::uint64_t k = 0;
-  for (; k + kAhead < count; ++k) {
-    __builtin_prefetch(to + std::uint64_t{offsets[k + kAhead]} * sizeof(Unit), 1);
+  for (; k + kScatterAhead < count; ++k) {
+    __builtin_prefetch(to + std::uint64_t{offsets[k + kScatterAhead]} * sizeof(Unit), 1);
     move(k);
   }
   for (; k < count; ++k) move(k);

@@ -5,8 +5,8 @@
 #include "core/file_system.h"
 #include "module/errors.h"
 #include "module/job.h"
-#include "plugin/config.h"
-#include "plugin/on_demand/roads_access.h"
+#include "plugin/job/config.h"
+#include "plugin/job/on_demand/roads_access.h"
 
 namespace driftless::python {
 namespace {

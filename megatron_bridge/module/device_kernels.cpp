@@ -4,12 +4,10 @@
 
 #include "core/thread_gpu.h"
 #include "module/errors.h"
-#include "plugin/on_demand/device_access.h"
+#include "plugin/job/on_demand/device_access.h"
 
 namespace driftless::python {
 namespace {
-
-std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }
 
 DeviceUnits units(const TensorRef& ref) { return {ref.data, units_of(ref), unit_bytes(ref.dtype)}; }
 
@@ -72,13 +70,6 @@ class OnDevice {
 };
 
 DType value_type(DType dtype) { return info(dtype).bits < 8 ? DType::kU8 : dtype; }
-
-void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) {
-  if (unit_bytes(a.dtype) == unit_bytes(b.dtype) && a.size_bytes == b.size_bytes) return;
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes,
-                          " bytes of ", info(b.dtype).name, ", expected ", a.size_bytes,
-                          " bytes of ", info(a.dtype).name));
-}
 
 DevicePositions positions_of(const TensorRef& ref) {
   const bool wide = ref.dtype == DType::kI64 || ref.dtype == DType::kU64;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/layout.h"
-#include "plugin/masked_write.h"
-#include "plugin/module_target.h"
+#include "plugin/targets/masked_write.h"
+#include "plugin/targets/module_target.h"
 
 namespace driftless::python {
 

@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "plugin/config_values.h"
-#include "plugin/launched.h"
-#include "plugin/on_demand/roads_access.h"
+#include "plugin/job/config_values.h"
+#include "plugin/job/launched.h"
+#include "plugin/job/on_demand/roads_access.h"
 
 namespace driftless::python {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "module/errors.h"
-#include "plugin/config.h"
-#include "plugin/roads.h"
+#include "plugin/job/config.h"
+#include "plugin/job/roads.h"
 
 namespace driftless::python {
 

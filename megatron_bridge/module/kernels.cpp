@@ -28,17 +28,7 @@ TensorRef host_tensor(const py::object& object, std::string_view name) {
 
 bool on_device(const TensorRef& ref) { return ref.device == DeviceKind::kCuda; }
 
-std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }
-
 unsigned threads_or_default(unsigned threads) { return threads == 0 ? default_threads() : threads; }
-
-// Two tensors of the same type and size.
-void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) {
-  if (unit_bytes(a.dtype) == unit_bytes(b.dtype) && a.size_bytes == b.size_bytes) return;
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes,
-                          " bytes of ", info(b.dtype).name, ", expected ", a.size_bytes,
-                          " bytes of ", info(a.dtype).name));
-}
 
 struct Found {
   std::vector<std::uint64_t> positions;

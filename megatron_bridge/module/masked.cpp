@@ -11,8 +11,8 @@
 #include "module/errors.h"
 #include "module/held_news.h"
 #include "module/tensor_ref.h"
-#include "plugin/masked_device.h"
-#include "plugin/roads.h"
+#include "plugin/job/roads.h"
+#include "plugin/targets/masked_device.h"
 
 namespace driftless::python {
 

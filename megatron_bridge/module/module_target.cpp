@@ -1,6 +1,6 @@
 // What driftless.engines needs: strided maps, a target of a module's parameters, and the new values
 // of the tensors that Python writes itself.
-#include "plugin/module_target.h"
+#include "plugin/targets/module_target.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -15,7 +15,7 @@
 #include "module/errors.h"
 #include "module/held_news.h"
 #include "module/target.h"
-#include "plugin/roads.h"
+#include "plugin/job/roads.h"
 
 namespace driftless::python {
 namespace {

@@ -1,5 +1,5 @@
 // driftless.Publisher.
-#include "plugin/publisher.h"
+#include "plugin/publish/publisher.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -11,10 +11,10 @@
 #include "module/group.h"
 #include "module/job.h"
 #include "module/source.h"
-#include "plugin/job_names.h"
-#include "plugin/metrics.h"
-#include "plugin/roads.h"
-#include "plugin/run_end.h"
+#include "plugin/job/job_names.h"
+#include "plugin/job/metrics.h"
+#include "plugin/job/roads.h"
+#include "plugin/job/run_end.h"
 
 namespace driftless::python {
 namespace {
@@ -172,7 +172,7 @@ void declare(HeldPublisher& held) {
   check(declare_end(process, held.job().config(), end));
 }
 
-void bind_report(py::module_& module) {
+void bind_publish_report(py::module_& module) {
   py::class_<PublishReport>(module, "PublishReport")
       .def_readonly("version", &PublishReport::version)
       .def_readonly("base_version", &PublishReport::base_version)
@@ -205,7 +205,7 @@ void bind_report(py::module_& module) {
 }  // namespace
 
 void bind_publisher(py::module_& module) {
-  bind_report(module);
+  bind_publish_report(module);
   py::class_<HeldPublisher, std::shared_ptr<HeldPublisher>>(module, "Publisher")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
                        const py::object& group) {

@@ -1,5 +1,5 @@
 // driftless.Receiver.
-#include "plugin/receiver.h"
+#include "plugin/receive/receiver.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -10,9 +10,9 @@
 #include "module/bindings.h"
 #include "module/job.h"
 #include "module/target.h"
-#include "plugin/job_names.h"
-#include "plugin/metrics.h"
-#include "plugin/run_end.h"
+#include "plugin/job/job_names.h"
+#include "plugin/job/metrics.h"
+#include "plugin/job/run_end.h"
 
 namespace driftless::python {
 namespace {
@@ -223,7 +223,7 @@ class HeldReceiver final : public JobMember {
   std::optional<MetricsWriter> metrics_;
 };
 
-void bind_report(py::module_& module) {
+void bind_update_report(py::module_& module) {
   py::class_<UpdateReport>(module, "UpdateReport")
       .def_readonly("from_version", &UpdateReport::from_version)
       .def_readonly("version", &UpdateReport::version)
@@ -255,7 +255,7 @@ void bind_report(py::module_& module) {
 }  // namespace
 
 void bind_receiver(py::module_& module) {
-  bind_report(module);
+  bind_update_report(module);
   py::class_<HeldReceiver, std::shared_ptr<HeldReceiver>>(module, "Receiver")
       .def(py::init([](const std::shared_ptr<Job>& job, const std::shared_ptr<HeldTarget>& target,
                        const std::optional<std::string>& id, const py::object& pause,

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "module/errors.h"
-#include "plugin/weight_source.h"
+#include "plugin/publish/weight_source.h"
 
 namespace driftless::python {
 

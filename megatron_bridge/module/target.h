@@ -9,8 +9,8 @@
 
 #include "module/job.h"
 #include "module/tensor_ref.h"
-#include "plugin/on_demand/device_access.h"
-#include "plugin/weight_target.h"
+#include "plugin/job/on_demand/device_access.h"
+#include "plugin/targets/weight_target.h"
 
 namespace driftless::python {
 

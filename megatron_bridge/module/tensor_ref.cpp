@@ -195,6 +195,15 @@ Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
   return check_on_host(ref, spec.name);
 }
 
+std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }
+
+void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) {
+  if (unit_bytes(a.dtype) == unit_bytes(b.dtype) && a.size_bytes == b.size_bytes) return;
+  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes,
+                          " bytes of ", info(b.dtype).name, ", expected ", a.size_bytes,
+                          " bytes of ", info(a.dtype).name));
+}
+
 TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape) {
   TensorRef ref;
   ref.dtype = dtype;

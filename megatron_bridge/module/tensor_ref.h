@@ -58,6 +58,9 @@ struct TensorRef {
 [[nodiscard]] Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec);
 [[nodiscard]] Status check_on_host(const TensorRef& ref, std::string_view name);
 [[nodiscard]] Status check_writable(const TensorRef& ref, std::string_view name);
+[[nodiscard]] std::uint64_t units_of(const TensorRef& ref);
+// Raises where the two are not of the same type and size; `name` is b's.
+void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name);
 
 // Fresh memory of ours, zeroed where it is new.
 [[nodiscard]] TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape);

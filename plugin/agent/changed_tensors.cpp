@@ -1,8 +1,8 @@
 #include "plugin/agent/changed_tensors.h"
 
 #include "formats/checkpoint.h"
-#include "plugin/checkpoint_writer.h"
-#include "plugin/fetched_version.h"
+#include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/targets/fetched_version.h"
 
 namespace driftless {
 namespace {

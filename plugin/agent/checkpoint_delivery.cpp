@@ -5,12 +5,12 @@
 #include <map>
 #include <mutex>
 
+#include "core/stopwatch.h"
 #include "core/version.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/quiet_road.h"
-#include "plugin/receiver.h"
-#include "plugin/stopwatch.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

@@ -14,10 +14,10 @@
 #include "collectives/road.h"
 #include "core/digest.h"
 #include "core/hash128.h"
-#include "plugin/agent/engine_session.h"
-#include "plugin/config.h"
-#include "plugin/receiver.h"
-#include "plugin/weight_target.h"
+#include "plugin/engines/engine_session.h"
+#include "plugin/job/config.h"
+#include "plugin/receive/receiver.h"
+#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 

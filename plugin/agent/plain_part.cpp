@@ -3,7 +3,7 @@
 #include "formats/frame.h"
 #include "formats/safetensors.h"
 #include "formats/zstd_stream.h"
-#include "plugin/version_source.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "core/stopwatch.h"
 #include "formats/run_info.h"
 #include "plugin/agent/plain_part.h"
-#include "plugin/receiver.h"
-#include "plugin/stopwatch.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

@@ -4,8 +4,8 @@
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/relay.h"
-#include "plugin/agent/worker_engine.h"
-#include "plugin/receiver.h"
+#include "plugin/engines/worker_engine.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

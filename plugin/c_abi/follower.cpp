@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "plugin/job_names.h"
-#include "plugin/on_demand/roads_access.h"
+#include "plugin/job/job_names.h"
+#include "plugin/job/on_demand/roads_access.h"
 
 namespace driftless::c_abi {
 namespace {

@@ -18,11 +18,11 @@
 #include "core/status.h"
 #include "plugin/c_abi/driftless.h"
 #include "plugin/c_abi/tensor_set.h"
-#include "plugin/config.h"
-#include "plugin/metrics.h"
-#include "plugin/receiver.h"
-#include "plugin/roads.h"
-#include "plugin/run_end.h"
+#include "plugin/job/config.h"
+#include "plugin/job/metrics.h"
+#include "plugin/job/roads.h"
+#include "plugin/job/run_end.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless::c_abi {
 

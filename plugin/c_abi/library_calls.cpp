@@ -5,7 +5,7 @@
 
 #include "plugin/c_abi/abi_error.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/on_demand/roads_access.h"
+#include "plugin/job/on_demand/roads_access.h"
 
 using driftless::Status;
 using driftless::c_abi::fenced;

@@ -9,8 +9,8 @@
 #include "plugin/c_abi/driftless.h"
 #include "plugin/c_abi/handles.h"
 #include "plugin/c_abi/results.h"
-#include "plugin/config_values.h"
-#include "plugin/launched.h"
+#include "plugin/job/config_values.h"
+#include "plugin/job/launched.h"
 
 namespace driftless::c_abi {
 namespace {

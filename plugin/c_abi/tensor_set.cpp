@@ -7,7 +7,7 @@
 #include "core/thread_gpu.h"
 #include "plugin/c_abi/abi_error.h"
 #include "plugin/c_abi/element_places.h"
-#include "plugin/module_target.h"
+#include "plugin/targets/module_target.h"
 
 namespace driftless::c_abi {
 namespace {

@@ -13,8 +13,8 @@
 #include "core/version.h"
 #include "kernels/strided_map.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/on_demand/device_access.h"
-#include "plugin/weight_target.h"
+#include "plugin/job/on_demand/device_access.h"
+#include "plugin/targets/weight_target.h"
 
 namespace driftless::c_abi {
 

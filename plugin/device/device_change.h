@@ -13,7 +13,7 @@
 #include "plugin/device/device_memory.h"
 #include "plugin/device/device_target.h"
 #include "plugin/device/uploader.h"
-#include "plugin/version_source.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 

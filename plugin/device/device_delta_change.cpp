@@ -3,13 +3,13 @@
 #include <cstring>
 #include <optional>
 
+#include "core/stopwatch.h"
 #include "plugin/device/device_change.h"
-#include "plugin/stopwatch.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uint64_t kDeltaSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uintptr_t kStreamAlignment = 8;  // frames have it, in memory that has it
 
 bool in_place(const SourceBucket& bucket) {
@@ -115,8 +115,8 @@ class DeviceDeltaChange final : public StagedChange {
         steps_.push_back(std::move(step));
       }
     }
-    sums_dev_at_ = dev_plan_.take(steps_.size() * kSumsBytes);
-    sums_host_at_ = host_plan_.take(steps_.size() * kSumsBytes);
+    sums_dev_at_ = dev_plan_.take(steps_.size() * kDeltaSumsBytes);
+    sums_host_at_ = host_plan_.take(steps_.size() * kDeltaSumsBytes);
   }
 
   void add_tensors(Step& step) const {
@@ -217,7 +217,7 @@ class DeviceDeltaChange final : public StagedChange {
   Status fetch_sums() {
     DRIFTLESS_RETURN_IF_ERROR(weights_->stream.copy(room_->host.data() + sums_host_at_,
                                                     room_->dev.data() + sums_dev_at_,
-                                                    steps_.size() * kSumsBytes));
+                                                    steps_.size() * kDeltaSumsBytes));
     return weights_->stream.wait();
   }
 
@@ -227,7 +227,7 @@ class DeviceDeltaChange final : public StagedChange {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       if (steps_[i].version != version) continue;
       std::uint64_t sums[cuda::kDigestSums];
-      std::memcpy(sums, room_->host.data() + sums_host_at_ + i * kSumsBytes, kSumsBytes);
+      std::memcpy(sums, room_->host.data() + sums_host_at_ + i * kDeltaSumsBytes, kDeltaSumsBytes);
       change += cuda::digest_from_sums(sums);
     }
     return change;

@@ -1,8 +1,8 @@
 // stage_device_full(): a whole version, proven, then copied over the weights.
 #include <algorithm>
 
+#include "core/stopwatch.h"
 #include "plugin/device/device_change.h"
-#include "plugin/stopwatch.h"
 
 namespace driftless {
 namespace {

@@ -11,7 +11,7 @@
 #include "plugin/device/device_memory.h"
 #include "plugin/device/piece_places.h"
 #include "plugin/device/uploader.h"
-#include "plugin/module_change.h"
+#include "plugin/targets/module_change.h"
 
 namespace driftless {
 namespace {

@@ -1,11 +1,11 @@
-// Masked overwrites on a GPU (plugin/masked_device.h). Library driftless_device; includes no CUDA
-// header.
+// Masked overwrites on a GPU (plugin/targets/masked_device.h). Library driftless_device; includes
+// no CUDA header.
 #pragma once
 
 #include <memory>
 
 #include "core/status.h"
-#include "plugin/masked_device.h"
+#include "plugin/targets/masked_device.h"
 
 namespace driftless {
 

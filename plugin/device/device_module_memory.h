@@ -1,5 +1,5 @@
-// A module's parameters in the memory of a GPU (plugin/module_memory.h). Library driftless_device;
-// includes no CUDA header.
+// A module's parameters in the memory of a GPU (plugin/targets/module_memory.h). Library
+// driftless_device; includes no CUDA header.
 //
 // Staging runs on a stream of its own at the lowest priority, in launches of a fraction of a
 // millisecond; a commit is one launch for each width of unit, and a wait. As for every target on a
@@ -14,7 +14,7 @@
 #include <memory>
 
 #include "core/status.h"
-#include "plugin/module_memory.h"
+#include "plugin/targets/module_memory.h"
 
 namespace driftless {
 

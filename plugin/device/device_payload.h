@@ -13,8 +13,8 @@
 #include "plugin/device/arena.h"
 #include "plugin/device/device_memory.h"
 #include "plugin/device/slice_differ.h"
-#include "plugin/device_side.h"
-#include "plugin/rank_payload.h"
+#include "plugin/publish/device_side.h"
+#include "plugin/publish/rank_payload.h"
 
 namespace driftless {
 

@@ -1,9 +1,9 @@
-// Comparing weights where they are: the publisher's side of a GPU (plugin/device_side.h).
+// Comparing weights where they are: the publisher's side of a GPU (plugin/publish/device_side.h).
 #pragma once
 
 #include <memory>
 
-#include "plugin/device_side.h"
+#include "plugin/publish/device_side.h"
 
 namespace driftless {
 

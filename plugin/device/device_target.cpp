@@ -7,7 +7,7 @@
 #include "formats/checkpoint.h"
 #include "formats/frame_head.h"
 #include "plugin/device/device_change.h"
-#include "plugin/fetched_version.h"
+#include "plugin/targets/fetched_version.h"
 
 namespace driftless {
 namespace {

@@ -27,7 +27,7 @@
 #include "core/file_system.h"
 #include "core/layout.h"
 #include "core/status.h"
-#include "plugin/weight_target.h"
+#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 

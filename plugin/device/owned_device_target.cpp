@@ -7,7 +7,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kAlignment = 256;
+constexpr std::uint64_t kTensorAlignment = 256;
 
 class OwnedDeviceTarget final : public DeviceTarget {
  public:
@@ -62,10 +62,12 @@ class OwnedDeviceTarget final : public DeviceTarget {
     const OnDevice on(options_.device);
     DRIFTLESS_RETURN_IF_ERROR(on.status());
     std::vector<std::uint64_t> offsets;
-    std::uint64_t size = kAlignment;  // never nothing: a tensor without bytes has an address, too
+    std::uint64_t size =
+        kTensorAlignment;  // never nothing: a tensor without bytes has an address, too
     for (const TensorSpec& tensor : layout.tensors()) {
       offsets.push_back(size);
-      const std::uint64_t room = (tensor.size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+      const std::uint64_t room =
+          (tensor.size_bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
       if (room < tensor.size_bytes || size + room < size) {
         return error(StatusCode::kNoSpace, "no GPU holds ", layout.total_bytes(),
                      " bytes of weights");

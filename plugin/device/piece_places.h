@@ -7,9 +7,9 @@
 
 #include "core/status.h"
 #include "kernels/cuda/operations.h"
-#include "plugin/delta_pieces.h"
 #include "plugin/device/uploader.h"
-#include "plugin/module_memory.h"
+#include "plugin/targets/delta_pieces.h"
+#include "plugin/targets/module_memory.h"
 
 namespace driftless {
 

@@ -5,10 +5,10 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kAlignment = 256;
+constexpr std::uint64_t kSliceAlignment = 256;
 
 std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
 }
 
 // Expected to be enough; a slice that has more is compared again.

@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""Holds the tree to its arrows: core <- {formats, kernels, collectives} <- plugin <- megatron_bridge.
+"""Holds the tree to its arrows:
+
+    core <- {formats, kernels, collectives} <- plugin <- {tools, megatron_bridge}
+    in plugin: targets <- checkpoint <- {publish, receive, device} <- engines <- job <- {agent, c_abi}
 
     check_arrows.py ROOT               exit status 1 and a line per offence
     check_arrows.py --self-test ROOT   plants offences in copies of ROOT and expects to find each
 
-Looks at the #include lines of every room and at the rooms named in its CMakeLists.txt.
+Looks at the #include lines of every folder and of every room in plugin/, and at the folders named in
+their CMakeLists.txt. A file that lies in plugin/ itself, or in a room that is not listed here, is an
+offence, too.
 """
 import argparse
 import pathlib
@@ -19,16 +24,31 @@ MAY_SEE = {
     "kernels": {"core"},
     "collectives": {"core"},
     "plugin": {"core", "formats", "kernels", "collectives"},
+    "tools": {"core", "formats", "kernels", "collectives", "plugin"},
     "megatron_bridge": {"core", "formats", "kernels", "collectives", "plugin"},
+}
+_BELOW_JOB = {"targets", "checkpoint", "publish", "receive", "device", "engines"}
+# The rooms of plugin/, and which of them each may see.
+ROOM_MAY_SEE = {
+    "targets": set(),
+    "checkpoint": {"targets"},
+    "publish": {"targets", "checkpoint"},
+    "receive": {"targets"},
+    "device": {"targets", "publish"},
+    "engines": {"targets", "checkpoint"},
+    "job": _BELOW_JOB,
+    "agent": _BELOW_JOB | {"job"},
+    "c_abi": _BELOW_JOB | {"job"},
 }
 SUFFIXES = {".h", ".cpp", ".cuh", ".cu", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 TARGET = re.compile(r"\bdriftless(?:_|::)(%s)\b" % "|".join(MAY_SEE))
 ROOM_CALL = re.compile(r"\bdriftless_room\s*\(([^)]*)\)")
-ROOM_KEYWORDS = {"SOURCES", "SEES", "LINKS", "PRIVATE_LINKS"}
+ROOM_KEYWORDS = {"SOURCES", "SEES", "LINKS", "PRIVATE_LINKS", "BUILD_LINKS", "NOT_INSTALLED"}
 
 
-def include_offence(room, included):
+def include_offence(room, path, included):
+    """`path`: of the file that includes, relative to the root."""
     parts = included.split("/")
     if ".." in parts:
         return f"includes \"{included}\": a path through '..' goes around the include path"
@@ -36,18 +56,32 @@ def include_offence(room, included):
         return f'includes "{included}": no room sees the tests'
     if parts[0] in MAY_SEE and parts[0] != room and parts[0] not in MAY_SEE[room]:
         return f'includes "{included}": {room} may not see {parts[0]}'
+    if room == "plugin" and parts[0] == "plugin":
+        mine, other = path.parts[1], parts[1]
+        if mine in ROOM_MAY_SEE and other != mine and other not in ROOM_MAY_SEE[mine]:
+            return f'includes "{included}": plugin/{mine} may not see plugin/{other}'
     return None
+
+
+def place_offence(room, path):
+    if room != "plugin" or path.parts[1] in ROOM_MAY_SEE:
+        return None
+    return f"is in no room of plugin/: {', '.join(ROOM_MAY_SEE)}"
 
 
 def check_sources(root, room):
     for path in sorted((root / room).rglob("*")):
         if path.suffix not in SUFFIXES:
             continue
+        relative = path.relative_to(root)
+        misplaced = place_offence(room, relative)
+        if misplaced:
+            yield f"{relative}: {misplaced}"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             match = INCLUDE.match(line)
-            offence = match and include_offence(room, match.group(1))
+            offence = match and include_offence(room, relative, match.group(1))
             if offence:
-                yield f"{path.relative_to(root)}:{number}: {offence}"
+                yield f"{relative}:{number}: {offence}"
 
 
 def rooms_in_cmake(text):
@@ -83,9 +117,16 @@ def check(root):
 PLANTED = [
     ("formats/planted.cpp", '#include "kernels/host_kernels.h"\n'),
     ("kernels/cpu/planted.cpp", '#  include "formats/encoding.h"\n'),
-    ("core/planted.h", "#include <plugin/synth.h>\n"),
+    ("core/planted.h", "#include <tools/synth.h>\n"),
     ("collectives/planted.h", '#include "formats/frame.h"\n'),
-    ("plugin/planted.cpp", '#include "megatron_bridge/bridge.h"\n'),
+    ("plugin/job/planted.cpp", '#include "megatron_bridge/bridge.h"\n'),
+    ("plugin/job/planted.cpp", '#include "tools/synth.h"\n'),
+    ("plugin/planted.cpp", "int a;\n"),
+    ("plugin/attic/planted.h", "int a;\n"),
+    ("plugin/targets/planted.h", '#include "plugin/receive/receiver.h"\n'),
+    ("plugin/receive/planted.cpp", '#include "plugin/publish/publisher.h"\n'),
+    ("plugin/engines/planted.cpp", '#include "plugin/job/config.h"\n'),
+    ("plugin/job/on_demand/planted.h", '#include "plugin/agent/delivery.h"\n'),
     ("formats/planted.h", '#include "../kernels/host_kernels.h"\n'),
     ("core/planted.cpp", '#include "support/temp_dir.h"\n'),
     ("formats/CMakeLists.txt", "driftless_room(formats\n  SOURCES a.cpp\n  SEES core kernels)\n"),

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "plugin/device/device_target.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
-#include "plugin/roads.h"
+#include "plugin/job/roads.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 
 using namespace driftless;
 

@@ -21,11 +21,11 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
+#include "core/stopwatch.h"
 #include "kernels/tensor_ops.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
-#include "plugin/stopwatch.h"
-#include "plugin/temporary_directory.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
+#include "tools/temporary_directory.h"
 
 namespace driftless {
 namespace {

@@ -1,6 +1,6 @@
 // A module's parameters follow a run, wherever they lie: transposed, cut into columns, fused,
 // converted, twice; all or nothing, and back.
-#include "plugin/module_target.h"
+#include "plugin/targets/module_target.h"
 
 #include <gtest/gtest.h>
 

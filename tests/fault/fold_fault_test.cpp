@@ -3,7 +3,7 @@
 // after a power cut) goes on from there.
 #include <gtest/gtest.h>
 
-#include "plugin/weight_target.h"
+#include "plugin/targets/weight_target.h"
 #include "support/faulty_file_system.h"
 #include "support/published_run.h"
 #include "support/temp_dir.h"

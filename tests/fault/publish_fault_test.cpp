@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "formats/version_dir.h"
-#include "plugin/checkpoint_patcher.h"
-#include "plugin/delta_writer.h"
+#include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/checkpoint/delta_writer.h"
 #include "support/faulty_file_system.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"

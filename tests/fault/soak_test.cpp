@@ -13,8 +13,8 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 #include "support/faulty_receive_road.h"
 #include "support/faulty_road.h"
 #include "support/temp_dir.h"

@@ -4,8 +4,8 @@
 
 #include "collectives/group.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 #include "support/stalling_file_system.h"
 #include "support/temp_dir.h"
 #include "support/weight_source.h"

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "plugin/config.h"
+#include "plugin/job/config.h"
 
 // What parses must print settings that are read again to the same.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

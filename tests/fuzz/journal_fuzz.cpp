@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "formats/frame.h"
-#include "plugin/journal.h"
+#include "plugin/checkpoint/journal.h"
 
 // A journal and all that is in it, read against the layout that the corpus was made for.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -11,7 +11,7 @@
 
 #include "gpu/device.h"
 #include "plugin/device/device_module_memory.h"
-#include "plugin/masked_write.h"
+#include "plugin/targets/masked_write.h"
 
 namespace driftless::testing {
 namespace {

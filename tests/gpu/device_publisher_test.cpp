@@ -1,6 +1,6 @@
 // A publisher with a GPU gives receivers what one without does: over loopback, with the snapshot on
 // the device or pinned, weights on either side, every encoding that travels in frames, and faults.
-#include "plugin/publisher.h"
+#include "plugin/publish/publisher.h"
 
 #include <algorithm>
 #include <memory>
@@ -10,7 +10,7 @@
 #include "collectives/loopback/loopback_road.h"
 #include "gpu/device.h"
 #include "plugin/device/device_side.h"
-#include "plugin/receiver.h"
+#include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
 #include "support/published_run.h"
 #include "support/weights.h"

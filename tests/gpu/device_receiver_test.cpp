@@ -5,8 +5,8 @@
 #include "collectives/loopback/loopback_road.h"
 #include "gpu/landing.h"
 #include "plugin/device/device_target.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 #include "support/published_run.h"
 #include "support/weight_source.h"
 

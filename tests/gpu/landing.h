@@ -8,7 +8,7 @@
 
 #include "collectives/road.h"
 #include "gpu/device.h"
-#include "plugin/weight_target.h"
+#include "plugin/targets/weight_target.h"
 #include "support/shared_receive_road.h"
 #include "support/weights.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "collectives/loopback/loopback_road.h"
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 
 namespace {
 

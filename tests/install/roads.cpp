@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string_view>
 
-#include "plugin/roads.h"
+#include "plugin/job/roads.h"
 #ifdef HAS_MPI_RMA
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #endif

@@ -25,9 +25,9 @@
 #include <random>
 #include <thread>
 
-#include "plugin/publisher.h"
-#include "plugin/receiver.h"
-#include "plugin/roads.h"
+#include "plugin/job/roads.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
 #include "support/faulty_receive_road.h"
 #include "support/faulty_road.h"
 #include "support/weight_source.h"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "plugin/module_memory.h"
+#include "plugin/targets/module_memory.h"
 
 namespace driftless::testing {
 

@@ -14,8 +14,8 @@
 #include "formats/frame.h"
 #include "formats/run_info.h"
 #include "kernels/host_kernels.h"
-#include "plugin/delta_writer.h"
-#include "plugin/weight_target.h"
+#include "plugin/checkpoint/delta_writer.h"
+#include "plugin/targets/weight_target.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"
 

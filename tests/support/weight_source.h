@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plugin/weight_source.h"
+#include "plugin/publish/weight_source.h"
 #include "support/weights.h"
 
 namespace driftless::testing {

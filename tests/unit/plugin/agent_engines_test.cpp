@@ -6,11 +6,11 @@
 #include <fstream>
 #include <thread>
 
-#include "plugin/agent/engine_fleet.h"
-#include "plugin/agent/engine_session.h"
-#include "plugin/agent/sglang_command.h"
-#include "plugin/agent/worker_engine.h"
-#include "plugin/engine_http.h"
+#include "plugin/engines/engine_fleet.h"
+#include "plugin/engines/engine_http.h"
+#include "plugin/engines/engine_session.h"
+#include "plugin/engines/sglang_command.h"
+#include "plugin/engines/worker_engine.h"
 #include "support/engine_stand_in.h"
 #include "support/temp_dir.h"
 

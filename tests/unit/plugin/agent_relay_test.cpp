@@ -10,7 +10,7 @@
 #include "formats/checkpoint.h"
 #include "formats/zstd_stream.h"
 #include "plugin/agent/changed_tensors.h"
-#include "plugin/receiver.h"
+#include "plugin/receive/receiver.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {

@@ -1,4 +1,4 @@
-#include "plugin/background_writer.h"
+#include "plugin/publish/background_writer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "plugin/checkpoint_patcher.h"
+#include "plugin/checkpoint/checkpoint_patcher.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-#include "plugin/delta_writer.h"
-#include "plugin/verify.h"
+#include "plugin/checkpoint/delta_writer.h"
+#include "plugin/checkpoint/verify.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"
 

@@ -1,10 +1,10 @@
-#include "plugin/config.h"
+#include "plugin/job/config.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "plugin/config_values.h"
+#include "plugin/job/config_values.h"
 #include "support/temp_dir.h"
 
 namespace driftless {

@@ -1,5 +1,5 @@
 // Against real HTTP on the loopback interface.
-#include "plugin/engine_notifier.h"
+#include "plugin/engines/engine_notifier.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "plugin/inspect.h"
+#include "plugin/checkpoint/inspect.h"
 
 #include <gtest/gtest.h>
 
 #include "formats/frame.h"
 #include "formats/run_info.h"
 #include "formats/version_dir.h"
-#include "plugin/version_source.h"
+#include "plugin/targets/version_source.h"
 #include "support/delta_model.h"
 #include "support/temp_dir.h"
 

@@ -1,4 +1,4 @@
-#include "plugin/journal.h"
+#include "plugin/checkpoint/journal.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
-#include "plugin/journal_replay.h"
+#include "plugin/checkpoint/journal_replay.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"
 

@@ -1,4 +1,4 @@
-#include "plugin/metrics.h"
+#include "plugin/job/metrics.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

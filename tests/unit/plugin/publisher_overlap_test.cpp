@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "collectives/loopback/loopback_road.h"
-#include "plugin/publisher.h"
+#include "plugin/publish/publisher.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
 

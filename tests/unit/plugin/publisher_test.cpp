@@ -1,12 +1,12 @@
 // The publisher over loopback, one rank or two, with real receivers behind it.
-#include "plugin/publisher.h"
+#include "plugin/publish/publisher.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "collectives/loopback/loopback_road.h"
-#include "plugin/receiver.h"
+#include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"

@@ -1,4 +1,4 @@
-#include "plugin/receiver.h"
+#include "plugin/receive/receiver.h"
 
 #include <gtest/gtest.h>
 

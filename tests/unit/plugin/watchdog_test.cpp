@@ -1,4 +1,4 @@
-#include "plugin/watchdog.h"
+#include "plugin/job/watchdog.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "plugin/weight_target.h"
+#include "plugin/targets/weight_target.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,12 @@
+// The words in the proof of a receiver's report (collectives/road.h carries it unread).
+#pragma once
+
+#include <string_view>
+
+namespace driftless {
+
+// The proof in the report of a receiver that cannot get on by steps and finds no anchor: the
+// publisher makes one with its next version.
+inline constexpr std::string_view kAnchorWanted = "anchor wanted";
+
+}  // namespace driftless

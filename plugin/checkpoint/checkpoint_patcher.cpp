@@ -1,0 +1,315 @@
+#include "plugin/checkpoint/checkpoint_patcher.h"
+
+#include "core/stopwatch.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/checkpoint/checkpoint_digest.h"
+#include "plugin/checkpoint/journal.h"
+#include "plugin/checkpoint/journal_replay.h"
+#include "plugin/targets/version_source.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kLockName = "lock";
+
+constexpr std::string_view kResync =
+    "restore the base checkpoint of this run (and remove its .weight_sync directory), then apply "
+    "again";
+
+}  // namespace
+
+Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& fs,
+                                                                   const std::string& path,
+                                                                   const ApplyOptions& options) {
+  std::unique_ptr<CheckpointPatcher> patcher(new CheckpointPatcher(fs, path, options));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
+  if (info.kind == FileKind::kFile) {
+    return error(StatusCode::kInvalidArgument, path,
+                 ": a checkpoint to patch is a directory, not a file");
+  }
+  // Opened once before anything is made in it: what is no checkpoint stays as it is.
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint probe, Checkpoint::open(fs, path));
+  const std::string sync_directory = join_path(path, kSyncDirectory);
+  if (Status made = fs.make_directory(sync_directory);
+      !made.ok() && made.code() != StatusCode::kAlreadyExists) {
+    return made;
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kSyncDirectory)));
+  // Also where it was there: whoever made it may have died before its name was durable, and a
+  // journal must not vanish with it.
+  DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,
+                             fs.lock(sync_path(path, kLockName), options.lock_wait));
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->checkpoint_, Checkpoint::open(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
+  DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));
+  const Hash128& signature = patcher->checkpoint_->layout().signature();
+  if (!patcher->state_.layout.is_zero() && patcher->state_.layout != signature) {
+    return error(StatusCode::kWrongLayout, path, ": the state was written for weight layout ",
+                 to_hex(patcher->state_.layout), ", but the files have ", to_hex(signature),
+                 ": the checkpoint was replaced; ", kResync);
+  }
+  return patcher;
+}
+
+Status CheckpointPatcher::recover() {
+  const std::string journal_path = sync_path(path_, kJournalName);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                             fs_->list(join_path(path_, kSyncDirectory)));
+  for (const std::string& name : names) {  // what a dead applier left, and nobody acts on
+    if (name.ends_with(".tmp") || name.starts_with(kSpoolPrefix)) {
+      DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(sync_path(path_, name)));
+    }
+  }
+  if (!exists(*fs_, journal_path)) return {};
+  recovered_ = true;
+  return write_out(journal_path);
+}
+
+// From a whole journal to the new version. The order of the syncs is what makes it safe: the
+// weights, then the state, and only then the journal goes.
+Status CheckpointPatcher::write_out(const std::string& journal_path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
+  if (journal.after().layout != checkpoint_->layout().signature()) {
+    return error(StatusCode::kWrongLayout, journal_path,
+                 ": belongs to a checkpoint with other tensors; ", kResync);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  if (Status replayed = replay_journal(*fs_, journal, *checkpoint_, options_.threads);
+      !replayed.ok()) {
+    if (replayed.code() != StatusCode::kCorrupt) return replayed;
+    return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (",
+                 replayed.message(), "), so the checkpoint may be between two versions; ", kResync);
+  }
+  const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
+  if (full && sweep() != *journal.after().digest) {
+    return error(StatusCode::kMismatch, path_, ": after writing version ", journal.after().version,
+                 " the weights do not have its digest ", to_hex(*journal.after().digest),
+                 ": the storage returned other bytes than were written, or a tensor that no delta "
+                 "touches was damaged; ",
+                 kResync);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(save_state(*fs_, path_, journal.after()));
+  state_ = journal.after();
+  digest_proven_ = full;
+  DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(journal_path));
+  return fs_->sync_directory(join_path(path_, kSyncDirectory));
+}
+
+Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version) const {
+  if (!version.manifest) return {};
+  const Manifest& manifest = *version.manifest;
+  if (!state_.run.is_zero() && state_.run != manifest.id.run) {
+    return error(StatusCode::kWrongRun, version.path, ": belongs to run ", to_hex(manifest.id.run),
+                 ", but ", path_, " is at version ", state_.version, " of run ", to_hex(state_.run),
+                 "; ", kResync);
+  }
+  if (manifest.layout != checkpoint_->layout().signature()) {
+    return error(StatusCode::kWrongLayout, version.path, ": made for weight layout ",
+                 to_hex(manifest.layout), ", but ", path_, " has ",
+                 to_hex(checkpoint_->layout().signature()),
+                 "; use the checkpoint that this run started from");
+  }
+  return {};
+}
+
+// Whether the checkpoint holds what the version builds on, as far as that can be said before
+// staging.
+Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust trust) {
+  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+  if (trust == BaseTrust::kDamaged) {
+    if (version.full() && version.manifest) return {};
+    return error(StatusCode::kWrongBase, version.path, ": is a delta, but ", path_,
+                 " does not hold a version whole; send a full version");
+  }
+  if (version.version <= state_.version) {
+    return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
+                 " already, which is not below ", version.version);
+  }
+  if (!version.full() && version.base_version != state_.version) {
+    return error(StatusCode::kWrongBase, version.path, ": builds on version ", version.base_version,
+                 ", but ", path_, " is at version ", state_.version);
+  }
+  if (options_.verify == VerifyMode::kFull) DRIFTLESS_RETURN_IF_ERROR(check_full());
+  if (version.full() || !version.manifest) return {};
+  // A state that others wrote does not say which run it belongs to: then the weights must prove it.
+  const bool unknown_run = state_.run.is_zero() && state_.version > 0;
+  if (!state_.digest && unknown_run) state_.digest = sweep();
+  const Digest& expected = version.manifest->base_digest;
+  if (!state_.digest || *state_.digest == expected) return {};
+  return error(StatusCode::kMismatch, path_, ": the weights have digest ", to_hex(*state_.digest),
+               ", but version ", version.version, " builds on ", to_hex(expected),
+               ": they are not version ", version.base_version, " of run ",
+               to_hex(version.manifest->id.run), ", or a tensor was damaged. Nothing was changed; ",
+               kResync);
+}
+
+Digest CheckpointPatcher::sweep() const {
+  return digest_checkpoint(*checkpoint_, options_.threads);
+}
+
+// The first version against the checkpoint, every other against the one before.
+Status CheckpointPatcher::check_chain(std::span<const VersionSource> chain, BaseTrust trust) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front().version(), trust));
+  for (std::size_t i = 1; i < chain.size(); ++i) {
+    const VersionDirectory& before = chain[i - 1].version();
+    const VersionDirectory& version = chain[i].version();
+    DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+    const bool same_run =
+        version.manifest.has_value() == before.manifest.has_value() &&
+        (!version.manifest || version.manifest->id.run == before.manifest->id.run);
+    if (!same_run) {
+      return error(StatusCode::kWrongRun, version.path, ": is of another run than ", before.path);
+    }
+    if (before.full() || version.full() || version.base_version != before.version ||
+        (version.manifest && version.manifest->base_digest != before.manifest->digest)) {
+      return error(StatusCode::kWrongBase, version.path, ": does not adjoin ", before.path,
+                   "; supply the versions between them, or apply them one by one");
+    }
+  }
+  return {};
+}
+
+// The state after the chain, once what was staged agrees with what the manifests say.
+Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSource> chain,
+                                                       const StagedVersion& staged) const {
+  const VersionDirectory& first = chain.front().version();
+  const VersionDirectory& last = chain.back().version();
+  CheckpointState after;
+  after.version = last.version;
+  after.layout = checkpoint_->layout().signature();
+  if (state_.digest) after.digest = *state_.digest + staged.digest_change;
+  if (!last.manifest) return after;
+  const Manifest& manifest = *last.manifest;
+  // After a full version it does not matter what was there before.
+  const Digest reached =
+      last.full() ? staged.new_digest : first.manifest->base_digest + staged.digest_change;
+  const bool counted =
+      last.full() || chain.size() > 1 || staged.changed_units == manifest.changed_units;
+  if (reached != manifest.digest || !counted) {
+    return error(StatusCode::kMismatch, last.path, ": applying it changes ", staged.changed_units,
+                 " units and gives digest ", to_hex(reached), ", the manifest says ",
+                 manifest.changed_units, " and ", to_hex(manifest.digest), ": ", path_,
+                 " does not hold version ", first.base_version,
+                 ", or the delta is damaged. Nothing was changed; ", kResync);
+  }
+  after.run = manifest.id.run;
+  after.digest = manifest.digest;
+  return after;
+}
+
+Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chain,
+                                             BaseTrust trust) {
+  DRIFTLESS_RETURN_IF_ERROR(settle());  // the state is the weights' again
+  DRIFTLESS_RETURN_IF_ERROR(check_chain(chain, trust));
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  Stopwatch watch;
+  StagedApply staged;
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
+                             JournalWriter::create(*fs_, sync_path(path_, kJournalName)));
+  StageOptions options;
+  options.threads = options_.threads;
+  options.progress = options_.progress;
+  JournalWriter& journal = *staged.journal;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const StagedVersion found,
+      stage_version(view_of(*checkpoint_), chain, options,
+                    [&](std::span<const std::byte> frame) { return journal.append(frame); }));
+  staged.before = state_;
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, found));
+  DRIFTLESS_RETURN_IF_ERROR(journal.seal(staged.before, staged.after));
+  staged.applied.version = chain.back().version().version;
+  staged.applied.base_version = chain.front().version().base_version;
+  staged.applied.encoding = info(chain.back().version().encoding).name;
+  staged.applied.changed_tensors = found.changed_tensors;
+  staged.applied.changed_units = found.changed_units;
+  staged.applied.touched_bytes = found.touched_bytes;
+  for (const VersionSource& source : chain) staged.applied.payload_bytes += source.payload_bytes();
+  staged.applied.stage_ms = watch.lap_ms();
+  return staged;
+}
+
+Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
+  if (staged.before != state_) {
+    return error(StatusCode::kWrongBase, path_, ": is at version ", state_.version,
+                 " now, the change was staged for version ", staged.before.version);
+  }
+  Stopwatch watch;
+  DRIFTLESS_RETURN_IF_ERROR(staged.journal->decide());
+  if (const Status written = settle(); !written.ok()) {
+    return written.with_context(concat("version ", staged.applied.version,
+                                       " is decided but not written out; repeat the command to "
+                                       "finish it"));
+  }
+  staged.applied.commit_ms = watch.lap_ms();
+  return staged.applied;
+}
+
+bool CheckpointPatcher::unsettled() const { return exists(*fs_, sync_path(path_, kJournalName)); }
+
+Status CheckpointPatcher::settle() {
+  return unsettled() ? write_out(sync_path(path_, kJournalName)) : Status();
+}
+
+Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
+  return apply(std::span(&version, 1));
+}
+
+Result<AppliedVersion> CheckpointPatcher::apply(std::span<const VersionDirectory> chain) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  // Before anything is read: the cheapest refusal first.
+  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front(), BaseTrust::kProven));
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  Stopwatch watch;
+  std::vector<VersionSource> sources;
+  for (const VersionDirectory& version : chain) {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source,
+                               VersionSource::open(*fs_, version, checkpoint_->layout(),
+                                                   join_path(path_, kSyncDirectory)));
+    sources.push_back(std::move(source));
+  }
+  const double open_ms = watch.lap_ms();
+  DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged, stage(sources));
+  staged.applied.stage_ms += open_ms;
+  return commit(std::move(staged));
+}
+
+Status CheckpointPatcher::check_at(const VersionDirectory& version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
+  if (version.manifest && state_.digest && *state_.digest != version.manifest->digest) {
+    return error(StatusCode::kMismatch, path_, ": the state says digest ", to_hex(*state_.digest),
+                 ", version ", version.version, " has ", to_hex(version.manifest->digest), "; ",
+                 kResync);
+  }
+  if (version.manifest && !state_.run.is_zero()) return {};
+  // Others' states prove nothing: hold the weights against the checksums that the version has.
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const VersionSource source,
+      VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
+  for (const TensorChange& change : source.changes()) {
+    const TensorView tensor = checkpoint_->tensor(change.tensor);
+    const std::string found = checksum_hex(version.checksum, tensor.bytes());
+    if (change.checksum.empty() || found == change.checksum) continue;
+    return error(StatusCode::kMismatch, path_, ": the state says version ", state_.version,
+                 ", but tensor '", tensor.spec->name, "' has ", to_string(version.checksum), " ",
+                 found, ", and ", version.path, " says ", change.checksum, "; ", kResync);
+  }
+  return {};
+}
+
+Status CheckpointPatcher::check_full() {
+  if (digest_proven_) return {};
+  const Digest found = sweep();
+  if (state_.digest && found != *state_.digest) {
+    return error(StatusCode::kMismatch, path_, ": the weights have digest ", to_hex(found),
+                 ", but version ", state_.version, " has ", to_hex(*state_.digest),
+                 ": a tensor was damaged since it was applied. Nothing was changed; ", kResync);
+  }
+  state_.digest = found;
+  digest_proven_ = true;
+  return {};
+}
+
+}  // namespace driftless

@@ -1,0 +1,138 @@
+// CheckpointPatcher: brings a local HF checkpoint directory from one version to the next, in place,
+// all or nothing.
+//
+//   lock -> recover -> [ check run, base, layout -> stage (proves everything) -> journal -> write
+//   -> state ]
+//
+// A crash at any byte leaves the checkpoint at the old version, or with a journal from which the
+// next open() ends at the new one. docs/apply.md tells why. One object per checkpoint, one thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/file_system.h"
+#include "core/status.h"
+#include "formats/checkpoint.h"
+#include "formats/version_dir.h"
+#include "plugin/checkpoint/checkpoint_state.h"
+#include "plugin/checkpoint/journal.h"
+#include "plugin/targets/version_stager.h"
+
+namespace driftless {
+
+enum class VerifyMode : unsigned char {
+  kTouched,  // the checksum of every tensor that a version changes
+  kFull,     // and the digest of all weights, read from the files before and after
+};
+
+struct ApplyOptions {
+  unsigned threads = 1;
+  VerifyMode verify = VerifyMode::kTouched;
+  std::chrono::milliseconds lock_wait{10'000};
+  Progress progress;  // may be empty
+};
+
+struct AppliedVersion {
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  std::string encoding;
+  std::uint64_t changed_tensors = 0;
+  std::uint64_t changed_units = 0;
+  std::uint64_t touched_bytes = 0;
+  std::uint64_t payload_bytes = 0;
+  double stage_ms = 0;   // reading, checking, journal
+  double commit_ms = 0;  // writing into the checkpoint
+};
+
+// What the checkpoint's weights are taken for.
+enum class BaseTrust : unsigned char {
+  kProven,   // for what its state says
+  kDamaged,  // for nothing: a full version may replace them, whatever its number
+};
+
+// A change whose journal is whole but not decided.
+struct StagedApply {
+  std::unique_ptr<JournalWriter> journal;
+  CheckpointState before, after;
+  AppliedVersion applied;
+};
+
+class CheckpointPatcher {
+ public:
+  // Locks the checkpoint (kBusy after options.lock_wait) and finishes what a crash interrupted.
+  [[nodiscard]] static Result<std::unique_ptr<CheckpointPatcher>> open(
+      FileSystem& fs, const std::string& checkpoint, const ApplyOptions& options);
+
+  // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
+  // where writing into it failed, keeps its journal and is finished by the next open() or settle().
+  [[nodiscard]] Result<AppliedVersion> apply(const VersionDirectory& version);
+  // Applies adjoining versions through one journal, as if they were one: the checkpoint is never
+  // seen between them. A full version stands alone.
+  [[nodiscard]] Result<AppliedVersion> apply(std::span<const VersionDirectory> chain);
+
+  // The two halves of apply(), for who wants to do something between them. stage() proves
+  // everything and leaves a whole journal that nobody acts on yet; the weights are only read.
+  // Dropping the result drops the journal. There is one at a time.
+  [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
+                                          BaseTrust trust = BaseTrust::kProven);
+  [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);
+  // Whether a decided version is not written out: the weights may be between two versions.
+  [[nodiscard]] bool unsettled() const;
+  // Writes out what is decided; ok where nothing is.
+  [[nodiscard]] Status settle();
+  // Ok where the checkpoint, whose state says that it is at `version`, is not contradicted by what
+  // that version says of itself: run, layout, digest, checksums of the tensors it changed.
+  [[nodiscard]] Status check_at(const VersionDirectory& version);
+  // Reads all weights and compares their digest with the state's, or learns it where the state has
+  // none.
+  [[nodiscard]] Status check_full();
+
+  [[nodiscard]] const CheckpointState& state() const { return state_; }
+  [[nodiscard]] const Checkpoint& checkpoint() const { return *checkpoint_; }
+  [[nodiscard]] bool recovered() const { return recovered_; }
+
+ private:
+  CheckpointPatcher(FileSystem& fs, std::string path, ApplyOptions options)
+      : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
+  Status recover();
+  Status check_run_and_layout(const VersionDirectory& version) const;
+  Status check_base(const VersionDirectory& version, BaseTrust trust);
+  Status check_chain(std::span<const VersionSource> chain, BaseTrust trust);
+  [[nodiscard]] Digest sweep() const;
+  [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
+                                                    const StagedVersion& staged) const;
+  Status write_out(const std::string& journal_path);
+
+  FileSystem* fs_;
+  std::string path_;
+  ApplyOptions options_;
+  std::unique_ptr<FileLock> lock_;
+  std::optional<Checkpoint> checkpoint_;
+  CheckpointState state_;
+  bool recovered_ = false;
+  bool digest_proven_ = false;  // state_.digest was read from the files, under this lock
+};
+
+struct ApplyReport {
+  std::uint64_t from_version = 0;
+  std::uint64_t to_version = 0;
+  bool recovered = false;     // an interrupted apply was finished first
+  bool digest_known = false;  // the weights' digest is known after this
+  std::vector<AppliedVersion> applied;
+};
+
+// Brings `checkpoint` to `to_version` of `directory` (absent: the newest there), version by
+// version, from the newest full version where the chain of deltas does not reach back. Refuses to
+// go below the version that is there.
+[[nodiscard]] Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
+                                                 const std::string& checkpoint,
+                                                 std::optional<std::uint64_t> to_version,
+                                                 const ApplyOptions& options);
+
+}  // namespace driftless

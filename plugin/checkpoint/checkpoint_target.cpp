@@ -1,0 +1,125 @@
+// make_checkpoint_target(): a local checkpoint directory, through the patcher.
+#include "core/parallel.h"
+#include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/targets/fetched_version.h"
+#include "plugin/targets/weight_target.h"
+
+namespace driftless {
+namespace {
+
+class CheckpointTarget final : public WeightTarget {
+ public:
+  CheckpointTarget(FileSystem& fs, std::string path, unsigned threads)
+      : fs_(&fs), path_(std::move(path)), threads_(threads) {}
+
+  Status open() {
+    ApplyOptions options;
+    options.threads = threads_;
+    DRIFTLESS_ASSIGN_OR_RETURN(patcher_, CheckpointPatcher::open(*fs_, path_, options));
+    return prove();
+  }
+
+  [[nodiscard]] const WeightLayout* layout() const override {
+    return &patcher_->checkpoint().layout();
+  }
+  Status adopt_layout(const WeightLayout& layout) override {
+    return this->layout()->check_same(layout, path_, "the run");
+  }
+
+  [[nodiscard]] TargetState state() const override {
+    const CheckpointState& state = patcher_->state();
+    return {{state.run, state.version}, state.digest.value_or(Digest()), proven_, false};
+  }
+
+  Status settle() override {
+    if (proven_ || !patcher_->unsettled()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(patcher_->settle());
+    return prove();
+  }
+
+  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override;
+
+ private:
+  class Change;
+
+  // Reads the weights: their digest must be the state's, where it has one.
+  Status prove() {
+    Status proof = patcher_->check_full();
+    if (!proof.ok() && proof.code() != StatusCode::kMismatch) return proof;
+    proven_ = proof.ok();
+    return {};
+  }
+
+  FileSystem* fs_;
+  std::string path_;
+  unsigned threads_;
+  std::unique_ptr<CheckpointPatcher> patcher_;
+  bool proven_ = false;  // the weights are what the state says
+  bool staged_ = false;  // a Change that was not committed lives: it owns the journal
+};
+
+class CheckpointTarget::Change final : public StagedChange {
+ public:
+  Change(CheckpointTarget& target, StagedApply staged)
+      : target_(&target), staged_(std::move(staged)) {
+    target_->staged_ = true;
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+  ~Change() override {
+    if (staged_) target_->staged_ = false;
+  }
+
+  Result<CommitReport> commit() override {
+    if (!staged_) {
+      return error(StatusCode::kInvalidArgument, target_->path_, ": was committed already");
+    }
+    const Result<AppliedVersion> applied = target_->patcher_->commit(std::move(*staged_));
+    staged_.reset();
+    target_->staged_ = false;
+    if (!applied.ok()) {
+      target_->proven_ = target_->proven_ && !target_->patcher_->unsettled();
+      return applied.status();
+    }
+    target_->proven_ = true;
+    return CommitReport{applied->version, *target_->patcher_->state().digest,
+                        applied->changed_units, applied->commit_ms};
+  }
+
+  Status undo() override {
+    return error(StatusCode::kUnsupported, target_->path_,
+                 ": a version written into a checkpoint cannot be taken back");
+  }
+
+ private:
+  CheckpointTarget* target_;
+  std::optional<StagedApply> staged_;
+};
+
+Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<FetchedVersion> chain) {
+  if (staged_) {
+    return error(StatusCode::kBusy, path_, ": a change is staged; commit or drop it first");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(settle());
+  DRIFTLESS_RETURN_IF_ERROR(check_chain(state(), *layout(), chain));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<VersionSource> sources,
+      open_chain(*fs_, std::move(chain), *layout(), join_path(path_, kSyncDirectory), threads_));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      StagedApply staged,
+      patcher_->stage(sources, proven_ ? BaseTrust::kProven : BaseTrust::kDamaged));
+  return std::unique_ptr<StagedChange>(std::make_unique<Change>(*this, std::move(staged)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(FileSystem& fs,
+                                                             const std::string& checkpoint,
+                                                             unsigned threads) {
+  auto target = std::make_unique<CheckpointTarget>(fs, checkpoint,
+                                                   threads == 0 ? default_threads() : threads);
+  DRIFTLESS_RETURN_IF_ERROR(target->open());
+  return std::unique_ptr<WeightTarget>(std::move(target));
+}
+
+}  // namespace driftless

@@ -1,0 +1,118 @@
+#include "plugin/checkpoint/checkpoint_writer.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace driftless {
+namespace {
+
+const std::map<std::string, std::string>& file_metadata() {
+  static const std::map<std::string, std::string> metadata{{"format", "pt"}};
+  return metadata;
+}
+
+std::string five_digits(std::size_t number) {
+  const std::string digits = std::to_string(number);
+  return digits.size() < 5 ? std::string(5 - digits.size(), '0') + digits : digits;
+}
+
+}  // namespace
+
+ShardPlan ShardPlan::make(std::vector<TensorSpec> tensors, std::uint64_t shard_bytes) {
+  ShardPlan plan;
+  plan.first.push_back(0);
+  std::uint64_t used = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::uint64_t size = tensors[i].size_bytes;
+    if (i > plan.first.back() && (used > shard_bytes || size > shard_bytes - used)) {
+      plan.first.push_back(i);
+      used = 0;
+    }
+    used += size;
+  }
+  plan.first.push_back(tensors.size());
+  plan.tensors = std::move(tensors);
+  return plan;
+}
+
+std::string ShardPlan::file_name(std::size_t file) const {
+  if (files() == 1) return "model.safetensors";
+  return concat("model-", five_digits(file + 1), "-of-", five_digits(files()), ".safetensors");
+}
+
+std::uint64_t ShardPlan::total_bytes() const {
+  std::uint64_t total = 0;
+  for (const TensorSpec& tensor : tensors) total += tensor.size_bytes;
+  return total;
+}
+
+std::string ShardPlan::index_json() const {
+  nlohmann::json index = {{"metadata", {{"total_size", total_bytes()}}},
+                          {"weight_map", nlohmann::json::object()}};
+  for (std::size_t file = 0; file < files(); ++file) {
+    for (std::size_t tensor = first[file]; tensor < first[file + 1]; ++tensor) {
+      index["weight_map"][tensors[tensor].name] = file_name(file);
+    }
+  }
+  return index.dump(2) + "\n";
+}
+
+Status CheckpointWriter::append(std::span<const std::byte> bytes) {
+  if (tensor_ == plan_->tensors.size()) {
+    return error(StatusCode::kInternal, directory_, ": more bytes than tensors");
+  }
+  if (!in_tensor_) DRIFTLESS_RETURN_IF_ERROR(begin_tensor());
+  DRIFTLESS_RETURN_IF_ERROR(writer_->append(bytes));
+  tensor_bytes_ += bytes.size();
+  return tensor_bytes_ < plan_->tensors[tensor_].size_bytes ? Status() : end_tensor();
+}
+
+Status CheckpointWriter::begin_tensor() {
+  if (!writer_) {
+    std::vector<std::string> names;
+    for (std::size_t i = plan_->first[file_]; i < plan_->first[file_ + 1]; ++i) {
+      names.push_back(plan_->tensors[i].name);
+    }
+    const std::uint64_t header_bytes =
+        SafetensorsWriter::header_bytes_for(names, 2, file_metadata(), plan_->total_bytes());
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::create(*fs_, join_path(directory_, plan_->file_name(file_)),
+                                  header_bytes));
+    writer_.emplace(std::move(writer));
+    for (const auto& [key, value] : file_metadata()) {
+      DRIFTLESS_RETURN_IF_ERROR(writer_->add_metadata(key, value));
+    }
+  }
+  in_tensor_ = true;
+  tensor_bytes_ = 0;
+  return writer_->begin_tensor(plan_->tensors[tensor_].name, plan_->tensors[tensor_].dtype);
+}
+
+Status CheckpointWriter::end_tensor() {
+  DRIFTLESS_RETURN_IF_ERROR(writer_->end_tensor(plan_->tensors[tensor_].shape));
+  in_tensor_ = false;
+  ++tensor_;
+  return tensor_ == plan_->first[file_ + 1] ? close_file() : Status();
+}
+
+Status CheckpointWriter::close_file() {
+  DRIFTLESS_ASSIGN_OR_RETURN([[maybe_unused]] const std::uint64_t size, writer_->finish());
+  writer_.reset();
+  ++file_;
+  return {};
+}
+
+Status CheckpointWriter::finish() {
+  if (tensor_ != plan_->tensors.size()) {
+    return error(StatusCode::kInternal, directory_, ": ", tensor_, " tensors were written, ",
+                 plan_->tensors.size(), " are planned");
+  }
+  if (plan_->files() > 1) {
+    DRIFTLESS_RETURN_IF_ERROR(write_text(
+        *fs_, join_path(directory_, "model.safetensors.index.json"), plan_->index_json()));
+  }
+  return fs_->sync_directory(directory_);
+}
+
+}  // namespace driftless

@@ -1,0 +1,240 @@
+#include "plugin/checkpoint/delta_writer.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "core/parallel.h"
+#include "core/stopwatch.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/checkpoint/checkpoint_state.h"
+#include "plugin/checkpoint/payload_writer.h"
+
+namespace driftless {
+namespace {
+
+// Version, base and run of what is to be published, from the options and from what is there.
+struct Identity {
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  Hash128 run;
+  std::optional<Digest> base_digest;  // where a version that is there tells it
+};
+
+// The manifest of a version that is there, whole and ours.
+std::optional<Manifest> manifest_of(FileSystem& fs, const std::string& directory,
+                                    std::uint64_t version) {
+  if (version == 0) return std::nullopt;
+  Result<VersionDirectory> found = open_version(fs, directory, version);
+  return found.ok() ? found->manifest : std::nullopt;
+}
+
+// The run that the new version joins: its base's, or else that of the newest version there, or else
+// that of the old checkpoint's state. The base's digest is known from the base, or from another
+// version that builds on it.
+Status find_run(FileSystem& fs, const DeltaOptions& options,
+                const std::vector<std::uint64_t>& versions, Identity& identity) {
+  if (const auto base = manifest_of(fs, options.directory, identity.base_version)) {
+    identity.run = base->id.run;
+    identity.base_digest = base->digest;
+    return {};
+  }
+  for (auto at = versions.rbegin(); at != versions.rend() && identity.run.is_zero(); ++at) {
+    const auto manifest = manifest_of(fs, options.directory, *at);
+    if (manifest) identity.run = manifest->id.run;
+  }
+  const auto sibling = manifest_of(fs, options.directory, identity.base_version + 1);
+  if (sibling && sibling->base_version == identity.base_version) {
+    identity.base_digest = sibling->base_digest;
+  }
+  if (identity.run.is_zero()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.old_checkpoint));
+    if (state.version == identity.base_version) identity.run = state.run;
+  }
+  if (identity.run.is_zero()) identity.run = random_hash128();
+  return {};
+}
+
+Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
+  std::vector<std::uint64_t> versions;
+  if (exists(fs, options.directory)) {
+    DRIFTLESS_ASSIGN_OR_RETURN(versions, list_versions(fs, options.directory));
+  }
+  Identity identity;
+  identity.version = options.version.value_or(versions.empty() ? 1 : versions.back() + 1);
+  if (identity.version == 0 || identity.version > kMaxVersion) {
+    return error(StatusCode::kInvalidArgument, "version ", identity.version,
+                 ": versions are numbered from 1 (0 is the base checkpoint) to ", kMaxVersion);
+  }
+  identity.base_version = options.base_version.value_or(identity.version - 1);
+  if (identity.base_version >= identity.version) {
+    return error(StatusCode::kInvalidArgument, "the base (", identity.base_version,
+                 ") must be below the version (", identity.version, ")");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(find_run(fs, options, versions, identity));
+  return identity;
+}
+
+Result<Encoding> choose_encoding(const DeltaOptions& options) {
+  const bool hf_delta = options.directory_layout == DirectoryLayout::kHfDelta;
+  if (!hf_delta && options.directory_layout != DirectoryLayout::kFlush) {
+    return error(StatusCode::kInvalidArgument, "layout '", to_string(options.directory_layout),
+                 "' is written by driftless trainer; use hf_delta or flush here");
+  }
+  const Encoding encoding =
+      options.encoding.value_or(hf_delta ? Encoding::kXor : Encoding::kDeltasZstd);
+  const bool fits = hf_delta ? info(encoding).interchange || encoding == Encoding::kFull
+                             : info(encoding).positional;
+  if (fits) return encoding;
+  return error(StatusCode::kInvalidArgument, "encoding '", info(encoding).name,
+               "' does not go with layout '", to_string(options.directory_layout), "'; ",
+               hf_delta ? "xor, overwrite and full do" : "indices, deltas and deltas_zstd do");
+}
+
+// `overwrite` cannot address past 4 GiB: refused before anything is made or compared.
+Status check_sizes(const WeightLayout& layout, Encoding encoding) {
+  if (encoding != Encoding::kOverwrite) return {};
+  for (const TensorSpec& tensor : layout.tensors()) {
+    if (tensor.size_bytes > (std::uint64_t{1} << 32)) {
+      return error(StatusCode::kUnsupported, "tensor '", tensor.name, "' has ", tensor.size_bytes,
+                   " bytes, and overwrite cannot address past 4 GiB; use --encoding xor");
+    }
+  }
+  return {};
+}
+
+Manifest describe(const DeltaInput& input, const Identity& identity,
+                  const DeltaFindings& findings) {
+  Manifest manifest;
+  manifest.id = {identity.run, identity.version};
+  manifest.base_version = identity.base_version;
+  manifest.directory_layout = input.options->directory_layout;
+  manifest.encoding = input.encoding;
+  manifest.checksum = input.options->checksum;
+  manifest.layout = input.layout().signature();
+  manifest.base_digest = findings.base_digest;
+  manifest.digest = findings.digest;
+  manifest.total_units = input.layout().total_units();
+  manifest.full_bytes = input.layout().total_bytes();
+  manifest.payload_bytes = findings.payload_bytes;
+  for (std::size_t tensor = 0; tensor < input.layout().size(); ++tensor) {
+    manifest.changed_units += findings.changed_units[tensor];
+    manifest.changed_tensors += findings.changed_units[tensor] > 0 ? 1 : 0;
+    // hf_delta's shards carry the checksums of a delta themselves.
+    const bool listed = manifest.directory_layout == DirectoryLayout::kFlush ||
+                        manifest.encoding == Encoding::kFull;
+    if (listed && !findings.checksums[tensor].empty()) {
+      manifest.tensors.push_back({input.layout()[tensor].name, findings.checksums[tensor]});
+    }
+  }
+  manifest.created = utc_now();
+  return manifest;
+}
+
+Status check_base(const DeltaOptions& options, const Identity& identity, const Digest& found) {
+  if (!identity.base_digest || *identity.base_digest == found) return {};
+  return error(StatusCode::kWrongBase, options.old_checkpoint, ": its digest is ", to_hex(found),
+               ", but version ", identity.base_version, " of the run in ", options.directory,
+               " has ", to_hex(*identity.base_digest),
+               ": it is not that version; nothing was published");
+}
+
+Result<std::uint64_t> directory_bytes(FileSystem& fs, const std::string& path) {
+  std::uint64_t sum = 0;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(path));
+  for (const std::string& name : names) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo file, fs.info(join_path(path, name)));
+    sum += file.size_bytes;
+  }
+  return sum;
+}
+
+}  // namespace
+
+Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
+                           const std::function<Status(const DeltaView&)>& in_order) {
+  const WeightLayout& layout = input.layout();
+  const HostKernels& kernels = host_kernels();
+  std::vector<TensorPair> pairs;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    pairs.push_back({tensor, unit_bytes(layout[tensor].dtype), layout[tensor].units(),
+                     input.before->tensor(tensor).data, input.after->tensor(tensor).data});
+  }
+  findings.changed_units.assign(layout.size(), 0);
+  std::mutex mutex;
+  Digest change;
+  std::uint64_t done = 0;
+  // Digests and counts while the piece is in the cache; the pages go once they were seen.
+  const auto in_parallel = [&](const DiffPiece& piece) -> Status {
+    const std::uint32_t tensor = piece.pair->tensor;
+    const unsigned width = piece.pair->unit_bytes;
+    const std::uint64_t offset = piece.origin * width;
+    const std::uint64_t size = piece.units * width;
+    const DigestTensorKey key = digest_tensor_key(layout[tensor].name);
+    const Digest all = kernels.digest(key, offset, {piece.pair->new_data + offset, size});
+    const std::uint64_t count = piece.delta.count();
+    const Digest part = kernels.digest_change(key, width, piece.origin, piece.delta.offsets.data(),
+                                              count, piece.old_values, piece.delta.values);
+    input.before->forget(tensor, offset, size);
+    input.after->forget(tensor, offset, size);
+    const std::scoped_lock lock(mutex);
+    findings.digest += all;
+    findings.changed_units[tensor] += count;
+    change += part;
+    done += size;
+    if (input.options->progress) input.options->progress(done, layout.total_bytes());
+    return {};
+  };
+  DiffOptions diff_options;
+  diff_options.threads = input.options->threads;
+  diff_options.old_values = true;
+  DRIFTLESS_RETURN_IF_ERROR(diff_tensors(
+      kernels, pairs, diff_options, in_parallel,
+      [&](const DiffPiece& piece) { return in_order ? in_order(piece.delta) : Status(); }));
+  findings.base_digest = findings.digest - change;
+  return {};
+}
+
+Status sum_tensors(const DeltaInput& input, const std::vector<std::uint32_t>& tensors,
+                   DeltaFindings& findings) {
+  findings.checksums.resize(input.layout().size());
+  return parallel_for(
+      tensors.size(), input.options->threads, [&](std::size_t task, unsigned) -> Status {
+        const std::uint32_t tensor = tensors[task];
+        findings.checksums[tensor] =
+            checksum_hex(input.options->checksum, input.after->tensor(tensor).bytes());
+        return {};
+      });
+}
+
+Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
+  Stopwatch watch;
+  Stopwatch total;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Encoding encoding, choose_encoding(options));
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.old_checkpoint));
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.new_checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint before, Checkpoint::open(fs, options.old_checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint after, Checkpoint::open(fs, options.new_checkpoint));
+  DRIFTLESS_RETURN_IF_ERROR(
+      before.layout().check_same(after.layout(), before.path(), after.path()));
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(before.layout(), encoding));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Identity identity, identify(fs, options));
+  const DeltaInput input{&before,  &after,  identity.version, identity.base_version,
+                         encoding, &options};
+  DRIFTLESS_ASSIGN_OR_RETURN(VersionWriter version,
+                             VersionWriter::create(fs, options.directory, identity.version));
+  DeltaFindings findings;
+  DRIFTLESS_RETURN_IF_ERROR(options.directory_layout == DirectoryLayout::kFlush
+                                ? write_flush_payload(fs, input, version, findings)
+                                : write_hf_payload(fs, input, version, findings));
+  DRIFTLESS_RETURN_IF_ERROR(check_base(options, identity, findings.base_digest));
+  DeltaReport report;
+  report.manifest = describe(input, identity, findings);
+  report.manifest.timings_ms["process_ms"] = watch.lap_ms();
+  DRIFTLESS_RETURN_IF_ERROR(version.publish(report.manifest));
+  report.path = version.final_path();
+  DRIFTLESS_ASSIGN_OR_RETURN(report.total_bytes, directory_bytes(fs, report.path));
+  report.seconds = total.lap_ms() / 1000.0;
+  return report;
+}
+
+}  // namespace driftless

@@ -1,0 +1,44 @@
+// Making a version: the exact delta between two checkpoints, as a version directory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "core/file_system.h"
+#include "core/status.h"
+#include "formats/checksum.h"
+#include "formats/encoding.h"
+#include "formats/manifest.h"
+#include "plugin/targets/version_stager.h"
+
+namespace driftless {
+
+struct DeltaOptions {
+  std::string old_checkpoint;
+  std::string new_checkpoint;
+  std::string directory;  // gets weight_v{N:06d}/
+  DirectoryLayout directory_layout = DirectoryLayout::kHfDelta;
+  std::optional<Encoding> encoding;  // default: xor for hf_delta, deltas_zstd for flush
+  ChecksumKind checksum = ChecksumKind::kXxh3_128;
+  std::optional<std::uint64_t> version;       // default: one past the newest in `directory`
+  std::optional<std::uint64_t> base_version;  // default: version - 1
+  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // of a flush file, before compression
+  unsigned threads = 1;
+  Progress progress;  // may be empty; counts bytes of the weights, twice for hf_delta
+};
+
+struct DeltaReport {
+  Manifest manifest;
+  std::string path;               // of the version directory
+  std::uint64_t total_bytes = 0;  // of all files in it
+  double seconds = 0;
+};
+
+// Compares, encodes, publishes. Where `directory` holds the base version with a manifest, the new
+// one joins its run, and the old checkpoint must have its digest (kWrongBase otherwise). Nothing
+// appears in `directory` unless all of it succeeded. Memory: a few buffers, whatever the size of
+// the checkpoints.
+[[nodiscard]] Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options);
+
+}  // namespace driftless

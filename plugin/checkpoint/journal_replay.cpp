@@ -1,0 +1,123 @@
+#include "plugin/checkpoint/journal_replay.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+#include "formats/frame.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+namespace {
+
+// A stretch that is read, changed and written at once. Changes further apart than kMaxGapBytes go
+// into stretches of their own, so that what is written stays O(changed).
+constexpr std::uint64_t kMaxStretchBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxGapBytes = 16384;
+constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{1} << 40;
+
+// Patches one file through one thread's buffer. Stretches begin and end with a changed unit, so
+// threads that work on different units of one file never write each other's bytes.
+class StretchWriter {
+ public:
+  Status write(File& file, std::uint64_t tensor_offset, const DeltaView& delta) {
+    std::size_t begin = 0;
+    while (begin < delta.offsets.size()) {
+      std::size_t end = begin + 1;
+      while (end < delta.offsets.size() && joins(delta, begin, end)) ++end;
+      DRIFTLESS_RETURN_IF_ERROR(write_stretch(file, tensor_offset, delta, begin, end));
+      begin = end;
+    }
+    return {};
+  }
+
+ private:
+  static bool joins(const DeltaView& delta, std::size_t begin, std::size_t next) {
+    const std::uint64_t gap = delta.offsets[next] - delta.offsets[next - 1];
+    const std::uint64_t length = std::uint64_t{delta.offsets[next]} - delta.offsets[begin] + 1;
+    return gap * delta.unit_bytes <= kMaxGapBytes && length * delta.unit_bytes <= kMaxStretchBytes;
+  }
+
+  Status write_stretch(File& file, std::uint64_t tensor_offset, const DeltaView& delta,
+                       std::size_t begin, std::size_t end) {
+    const unsigned width = delta.unit_bytes;
+    const std::uint32_t first = delta.offsets[begin];
+    const std::size_t count = end - begin;
+    buffer_.resize((std::uint64_t{delta.offsets[end - 1]} - first + 1) * width);
+    offsets_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) offsets_[i] = delta.offsets[begin + i] - first;
+    const std::uint64_t at = tensor_offset + (delta.origin + first) * width;
+    if (buffer_.size() > width) DRIFTLESS_RETURN_IF_ERROR(file.pread(at, buffer_));
+    host_kernels().scatter(buffer_.data(), width, offsets_.data(), count,
+                           delta.values + begin * width);
+    return file.pwrite(at, buffer_);
+  }
+
+  std::vector<std::byte> buffer_;
+  std::vector<std::uint32_t> offsets_;
+};
+
+Status replay_frame(std::span<const std::byte> bytes, const Checkpoint& checkpoint,
+                    const std::vector<std::unique_ptr<File>>& files, StretchWriter& writer) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
+                             Frame::decode(bytes, checkpoint.layout(), kMaxFrameBytes));
+  if (frame.dense()) return error(StatusCode::kCorrupt, "a full frame in a journal");
+  const BucketView bucket = frame.bucket();
+  for (const BucketEntry& entry : bucket.entries) {
+    const TensorLocation& location = checkpoint.location(entry.tensor);
+    EntryCursor cursor(checkpoint.layout(), bucket, entry);
+    while (true) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
+      if (delta.offsets.empty()) break;
+      DRIFTLESS_RETURN_IF_ERROR(writer.write(*files[location.file], location.file_offset, delta));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<std::unique_ptr<File>>> open_files(FileSystem& fs,
+                                                      const Checkpoint& checkpoint) {
+  std::vector<std::unique_ptr<File>> files;
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> opened, fs.open(file.file().path()));
+    files.push_back(std::move(opened));
+  }
+  return files;
+}
+
+}  // namespace
+
+Status replay_journal(FileSystem& fs, const Journal& journal, const Checkpoint& checkpoint,
+                      unsigned threads) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<File>> files,
+                             open_files(fs, checkpoint));
+  std::vector<StretchWriter> writers(std::max(1U, threads));
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(journal.frames().size(), threads, [&](std::size_t task, unsigned worker) {
+        return replay_frame(journal.frames()[task], checkpoint, files, writers[worker]);
+      }));
+  return parallel_for(files.size(), threads,
+                      [&](std::size_t file, unsigned) { return files[file]->sync(); });
+}
+
+Status check_patchable(FileSystem& fs, const Checkpoint& checkpoint) {
+  for (const SafetensorsFile& file : checkpoint.files()) {
+    const std::string& path = file.file().path();
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
+    if (info.kind != FileKind::kFile) {
+      return error(
+          StatusCode::kInvalidArgument, path,
+          ": not a regular file, so it is not patched in place; copy the checkpoint (cp -rL)");
+    }
+    if (info.hard_links > 1) {
+      return error(StatusCode::kInvalidArgument, path, ": the file has ", info.hard_links,
+                   " names (hard links), and patching it would change every one; copy the "
+                   "checkpoint instead of linking it");
+    }
+  }
+  const Result<std::vector<std::unique_ptr<File>>> files = open_files(fs, checkpoint);
+  return files.ok() ? Status() : files.status();
+}
+
+}  // namespace driftless

@@ -1,0 +1,130 @@
+#include "plugin/engines/engine_fleet.h"
+
+#include <algorithm>
+#include <system_error>
+
+namespace driftless {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestWait{10'000};
+constexpr std::size_t kMaxUpdates = 4096;  // that nobody took
+
+}  // namespace
+
+EngineFleet::EngineFleet(const FleetOptions& options, std::vector<std::string> urls)
+    : options_(options) {
+  for (std::string& url : urls) {
+    engines_.push_back(std::make_unique<Engine>());
+    engines_.back()->state.url = std::move(url);
+  }
+}
+
+EngineFleet::~EngineFleet() { stop(); }
+
+void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    Engine& engine = *engines_[i];
+    engine.session = std::move(sessions[i]);
+    try {
+      engine.thread = std::thread([this, &engine] { run(engine); });
+    } catch (const std::system_error& failed) {
+      const std::scoped_lock lock(mutex_);
+      engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());
+    }
+  }
+}
+
+void EngineFleet::set_goal(std::uint64_t version) {
+  const std::scoped_lock lock(mutex_);
+  goal_ = version;
+  changed_.notify_all();
+}
+
+std::vector<EngineUpdate> EngineFleet::take_updates() {
+  const std::scoped_lock lock(mutex_);
+  return std::exchange(updates_, {});
+}
+
+std::vector<EngineState> EngineFleet::states() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<EngineState> states;
+  for (const auto& engine : engines_) states.push_back(engine->state);
+  return states;
+}
+
+bool EngineFleet::all_at(std::uint64_t version) const {
+  const std::scoped_lock lock(mutex_);
+  return std::ranges::all_of(engines_, [&](const auto& engine) {
+    return engine->state.status.ok() && engine->state.version == version;
+  });
+}
+
+void EngineFleet::stop() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  for (const auto& engine : engines_) {
+    if (engine->thread.joinable()) engine->thread.join();
+  }
+}
+
+bool EngineFleet::sleep(std::chrono::milliseconds wait, std::uint64_t goal) {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, wait, [&] { return stop_ || goal_ != goal; });
+}
+
+void EngineFleet::run(Engine& engine) {
+  std::uint64_t failed_goal = 0;
+  std::chrono::milliseconds pause = options_.retry_wait;
+  for (;;) {
+    std::uint64_t goal = 0;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stop_ || goal_ > engine.state.version; });
+      if (stop_) break;
+      goal = goal_;
+    }
+    if (goal == failed_goal) {
+      // Given up already: now and then, until something newer is there.
+      pause = std::min(2 * pause, kLongestWait);
+      if (!sleep(pause, goal)) continue;
+    } else {
+      pause = options_.retry_wait;
+    }
+    EngineUpdate done = update(engine, goal);
+    failed_goal = done.status.ok() ? 0 : goal;
+    const std::scoped_lock lock(mutex_);
+    if (stop_ && !done.status.ok()) continue;  // what was cut short is no failure of the engine
+    engine.state.status = done.status;
+    if (done.status.ok()) engine.state.version = done.version;
+    if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(done));
+  }
+  const Status closed = engine.session->close();
+  if (closed.ok()) return;
+  const std::scoped_lock lock(mutex_);
+  engine.state.status = closed;
+}
+
+EngineUpdate EngineFleet::update(Engine& engine, std::uint64_t goal) {
+  EngineUpdate done;
+  done.url = engine.state.url;
+  done.goal = goal;
+  done.version = engine.state.version;
+  std::chrono::milliseconds wait = options_.retry_wait;
+  for (unsigned tries = 0; tries <= options_.retries; ++tries) {
+    if (tries > 0 && !sleep(wait, goal)) break;
+    if (tries > 0) wait = std::min(2 * wait, kLongestWait);
+    ++done.attempts;
+    done.times = {};
+    const Result<std::uint64_t> reached = engine.session->update(goal, done.times);
+    done.status = reached.status();
+    if (!reached.ok()) continue;
+    done.version = *reached;
+    break;
+  }
+  return done;
+}
+
+}  // namespace driftless

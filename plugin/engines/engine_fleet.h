@@ -1,0 +1,86 @@
+// EngineFleet: keeps the engines of a host at the newest version, each on a thread of its own, so
+// that one that is slow, failing or dead holds up no other.
+//
+// An update that fails is tried again, ever more rarely, until a newer version takes its place. The
+// calls below are for one thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+#include "plugin/engines/engine_session.h"
+
+namespace driftless {
+
+struct FleetOptions {
+  unsigned retries = 3;                       // of one update, before it counts as failed
+  std::chrono::milliseconds retry_wait{500};  // before the first of them; then twice as long
+};
+
+// One update that was finished, or given up for now.
+struct EngineUpdate {
+  std::string url;
+  std::uint64_t version = 0;  // reached; where it failed, the one before
+  std::uint64_t goal = 0;
+  Status status;
+  unsigned attempts = 0;
+  EngineTimes times;  // of the last attempt
+};
+
+struct EngineState {
+  std::string url;
+  std::uint64_t version = 0;  // confirmed; 0: none yet
+  Status status;              // of the last update; not ok: it counts as not there
+};
+
+class EngineFleet {
+ public:
+  EngineFleet(const FleetOptions& options, std::vector<std::string> urls);
+  EngineFleet(const EngineFleet&) = delete;
+  EngineFleet& operator=(const EngineFleet&) = delete;
+  ~EngineFleet();  // as stop()
+
+  // True once stop() was called: what the sessions' links look at.
+  [[nodiscard]] const std::atomic<bool>& stopping() const { return stop_; }
+  // Sessions in the order of the urls; called once.
+  void start(std::vector<std::unique_ptr<EngineSession>> sessions);
+  // The engines are to be at this version; one more than the last.
+  void set_goal(std::uint64_t version);
+  // What has finished since the last call.
+  [[nodiscard]] std::vector<EngineUpdate> take_updates();
+  [[nodiscard]] std::vector<EngineState> states() const;
+  // Whether every engine is at `version`.
+  [[nodiscard]] bool all_at(std::uint64_t version) const;
+  // Ends what may be ended; engines that are paused are resumed before it returns.
+  void stop();
+
+ private:
+  struct Engine {
+    EngineState state;
+    std::unique_ptr<EngineSession> session;
+    std::thread thread;
+  };
+  void run(Engine& engine);
+  [[nodiscard]] EngineUpdate update(Engine& engine, std::uint64_t goal);
+  // Sleeps; false: stopping, or there is a newer goal.
+  [[nodiscard]] bool sleep(std::chrono::milliseconds wait, std::uint64_t goal);
+
+  const FleetOptions options_;
+  std::atomic<bool> stop_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t goal_ = 0;
+  std::vector<EngineUpdate> updates_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,335 @@
+// Reads YAML into a Config, key by key, as the parser comes across them: no tree is built, so there
+// is nothing that anchors and aliases could blow up.
+#include "plugin/job/config.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "formats/strict_json.h"
+#include "plugin/job/config_values.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kMaxItems = 4096;
+
+bool is_list(std::string_view name) {
+  return std::ranges::find(config_lists(), name) != config_lists().end();
+}
+
+bool is_group(std::string_view name) {
+  return std::any_of(config_keys().begin(), config_keys().end(), [&](const ConfigKey& key) {
+    return key.name.size() > name.size() && key.name.starts_with(name) &&
+           key.name[name.size()] == '.';
+  });
+}
+
+std::string unknown_key(std::string_view name) {
+  const std::string_view nearest = nearest_config_key(name);
+  std::string message = "is not a known key";
+  if (!nearest.empty()) message += concat("; did you mean '", nearest, "'?");
+  return message + " (driftless info lists all)";
+}
+
+// What stands where in the file: a path of keys, "engines[1].url", and the name of its row,
+// "engines[].url".
+struct Place {
+  std::string path;
+  std::string name;
+  std::size_t item = 0;
+
+  [[nodiscard]] Place below(std::string_view key) const {
+    const std::string dot = path.empty() ? "" : ".";
+    return {path + dot + std::string(key), name + dot + std::string(key), item};
+  }
+};
+
+class ConfigReader final : public YAML::EventHandler {
+ public:
+  ConfigReader(Config& config, std::string_view what) : config_(&config), what_(what) {}
+
+  [[nodiscard]] const Status& status() const { return status_; }
+  [[nodiscard]] bool empty() const { return !found_; }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnAnchor(const YAML::Mark& mark, const std::string&) override { refuse_anchor(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { refuse_anchor(mark); }
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+    if (!status_.ok() || frames_.empty()) return;
+    if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, "a key is empty");
+    const Place place = next_place();
+    const ConfigKey* key = find_config_key(place.name);
+    fail(frames_.back().key_line, place.path,
+         key == nullptr ? (is_group(place.name) || is_list(place.name) ? "has nothing below it"
+                                                                       : unknown_key(place.name))
+                        : concat("has no value; expected ", key->expected));
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                const std::string& value) override {
+    if (!accept(mark, tag)) return;
+    if (frames_.empty()) return fail(mark, "", "expected keys and values, found a single value");
+    Frame& frame = frames_.back();
+    if (frame.expects_key) return take_key(mark, value);
+    const Place place = next_place();
+    frame.expects_key = !frame.list;
+    const ConfigKey* key = find_config_key(place.name);
+    if (key == nullptr) {
+      const bool known = is_group(place.name) || is_list(place.name);
+      return fail(mark, place.path,
+                  known ? concat("expected ", is_list(place.name) ? "a list" : "keys below it",
+                                 ", found ", shown(value))
+                        : unknown_key(place.name));
+    }
+    if (const Status applied = key->apply(*config_, place.item, value); !applied.ok()) {
+      fail(mark, place.path, applied.message());
+    }
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    if (!accept(mark, tag)) return;
+    if (frames_.empty()) return fail(mark, "", "expected keys and values, found a list");
+    if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
+    const Place place = next_place();
+    if (!is_list(place.name)) return fail_kind(mark, place, "a list");
+    frames_.emplace_back(place, true, mark.line);
+  }
+
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {
+    if (!accept(mark, tag)) return;
+    if (frames_.empty()) {
+      found_ = true;
+      frames_.emplace_back(Place{}, false, mark.line);
+      return;
+    }
+    if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
+    const Place place = next_place();
+    if (!is_group(place.name)) return fail_kind(mark, place, "keys below it");
+    if (frames_.back().list) add_list_item(*config_, frames_.back().place.name);
+    frames_.emplace_back(place, false, mark.line);
+  }
+
+  void OnSequenceEnd() override { leave(); }
+  void OnMapEnd() override { leave(); }
+
+ private:
+  struct Frame {
+    Frame(Place at, bool is_list, int line)
+        : place(std::move(at)), list(is_list), expects_key(!is_list), key_line(line) {}
+    Place place;
+    bool list;
+    bool expects_key;
+    int key_line;  // of the key whose value comes next
+    std::string key;
+    std::size_t items = 0;
+    std::set<std::string> seen;
+  };
+  static constexpr std::string_view kStrangeKey = "a key must be a plain word";
+
+  // Whether to look at an event at all. Tags would change the meaning of what follows.
+  bool accept(const YAML::Mark& mark, const std::string& tag) {
+    if (!status_.ok()) return false;
+    found_ = true;
+    if (tag.empty() || tag == "?" || tag == "!") return true;
+    fail(mark, frames_.empty() ? "" : frames_.back().place.path,
+         concat("tags such as ", shown(tag), " are not supported"));
+    return false;
+  }
+
+  void take_key(const YAML::Mark& mark, const std::string& key) {
+    Frame& frame = frames_.back();
+    if (!frame.seen.insert(key).second) {
+      return fail(mark, frame.place.below(key).path, "stands here for the second time");
+    }
+    frame.key = key;
+    frame.key_line = mark.line;
+    frame.expects_key = false;
+  }
+
+  // Of the value that comes next.
+  Place next_place() {
+    Frame& frame = frames_.back();
+    if (!frame.list) return frame.place.below(frame.key);
+    const std::size_t item = frame.items++;
+    return {concat(frame.place.path, "[", item, "]"), frame.place.name + "[]", item};
+  }
+
+  void leave() {
+    if (!status_.ok()) return;
+    frames_.pop_back();
+    if (!frames_.empty()) frames_.back().expects_key = !frames_.back().list;
+  }
+
+  void refuse_anchor(const YAML::Mark& mark) {
+    fail(mark, frames_.empty() ? "" : frames_.back().place.path,
+         "anchors and aliases (& and *) are not supported: write the value out");
+  }
+
+  void fail_kind(const YAML::Mark& mark, const Place& place, std::string_view found) {
+    const ConfigKey* key = find_config_key(place.name);
+    std::string message = unknown_key(place.name);
+    if (key != nullptr) message = concat("expected ", key->expected, ", found ", found);
+    if (is_group(place.name)) message = concat("expected keys below it, found ", found);
+    if (is_list(place.name)) message = concat("expected a list, found ", found);
+    fail(mark, place.path, message);
+  }
+
+  void fail(const YAML::Mark& mark, std::string_view path, std::string_view message) {
+    fail(mark.line, path, message);
+  }
+  void fail(int line, std::string_view path, std::string_view message) {
+    if (!status_.ok()) return;
+    const std::string key = path.empty() ? "" : concat(": ", shown(path));
+    status_ = error(StatusCode::kInvalidArgument, what_, ":", line + 1, key, ": ", message);
+  }
+
+  Config* config_;
+  std::string_view what_;
+  Status status_;
+  bool found_ = false;
+  std::vector<Frame> frames_;
+};
+
+// yaml-cpp takes some bytes for marks of its own (0x04 for the end), and guesses other encodings.
+Status check_text(std::string_view text, std::string_view what) {
+  if (text.size() > kMaxConfigBytes) {
+    return error(StatusCode::kInvalidArgument, what, ": is longer than ", kMaxConfigBytes,
+                 " bytes");
+  }
+  std::size_t line = 1;
+  for (std::size_t begin = 0; begin < text.size(); ++line) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view content = text.substr(begin, end - begin);
+    const bool control = std::any_of(content.begin(), content.end(), [](char c) {
+      return (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\r') || c == 0x7f;
+    });
+    if (control || !json_quote(content, what).ok()) {
+      return error(StatusCode::kInvalidArgument, what, ":", line, ": ",
+                   control ? "holds a control character" : "is not UTF-8");
+    }
+    begin = end + 1;
+  }
+  return {};
+}
+
+Status read_yaml(std::string_view text, std::string_view what, Config& config) {
+  DRIFTLESS_RETURN_IF_ERROR(check_text(text, what));
+  try {
+    std::istringstream in{std::string(text)};
+    YAML::Parser parser(in);
+    ConfigReader reader(config, what);
+    const bool some = parser.HandleNextDocument(reader);
+    DRIFTLESS_RETURN_IF_ERROR(reader.status());
+    if (!some || reader.empty()) {
+      return error(StatusCode::kInvalidArgument, what, ": is empty; configs/ has examples");
+    }
+    Config ignored;
+    ConfigReader second(ignored, what);
+    if (parser.HandleNextDocument(second) && !second.empty()) {
+      return error(StatusCode::kInvalidArgument, what, ": holds more than one document (---)");
+    }
+    return {};
+  } catch (const YAML::Exception& problem) {
+    return error(StatusCode::kInvalidArgument, what, ":", problem.mark.line + 1,
+                 ": is not YAML: ", problem.msg);
+  } catch (const std::exception& problem) {
+    return error(StatusCode::kInvalidArgument, what, ": is not YAML: ", problem.what());
+  }
+}
+
+// "engines[1].url" into its row's name and the item; grows the list by at most one.
+Result<Place> override_place(Config& config, std::string_view path) {
+  Place place{std::string(path), std::string(path), 0};
+  const std::size_t open = path.find('[');
+  if (open == std::string_view::npos) return place;
+  const std::size_t close = path.find(']', open);
+  const std::string_view list = path.substr(0, open);
+  if (close == std::string_view::npos || !is_list(list)) return place;
+  const std::size_t items = list_items(config, list);
+  const auto item =
+      parse_count(path.substr(open + 1, close - open - 1), 0, std::min(items, kMaxItems));
+  if (!item.ok()) {
+    return error(StatusCode::kInvalidArgument, "--set ", shown(path),
+                 ": the item in brackets: ", item.status().message());
+  }
+  place.item = *item;
+  place.name = concat(list, "[]", path.substr(close + 1));
+  if (find_config_key(place.name) != nullptr && *item == items) add_list_item(config, list);
+  return place;
+}
+
+Status apply_override(std::string_view setting, Config& config) {
+  const std::size_t equals = setting.find('=');
+  if (equals == std::string_view::npos || equals == 0) {
+    return error(StatusCode::kInvalidArgument, "--set ", shown(setting),
+                 ": expected key=value, for example road.dir=/mnt/weights");
+  }
+  const std::string_view path = setting.substr(0, equals);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Place place, override_place(config, path));
+  const ConfigKey* key = find_config_key(place.name);
+  if (key == nullptr || (key->in_list() && place.name == path)) {
+    const bool bare = std::ranges::any_of(config_lists(), [&](std::string_view list) {
+      return place.name.starts_with(list) && place.name.find("[]") == std::string::npos;
+    });
+    const std::string message =
+        bare ? "is a list: say which item, as in engines[0].url" : unknown_key(place.name);
+    return error(StatusCode::kInvalidArgument, "--set ", shown(path), ": ", message);
+  }
+  const Status applied = key->apply(config, place.item, setting.substr(equals + 1));
+  if (applied.ok()) return {};
+  return error(StatusCode::kInvalidArgument, "--set ", path, ": ", applied.message());
+}
+
+}  // namespace
+
+Result<Config> parse_config(std::string_view text, std::string_view what,
+                            std::span<const std::string> overrides) {
+  Config config;
+  DRIFTLESS_RETURN_IF_ERROR(read_yaml(text, what, config));
+  for (const std::string& setting : overrides) {
+    DRIFTLESS_RETURN_IF_ERROR(apply_override(setting, config));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(settle_config(config).with_context(what));
+  return config;
+}
+
+Result<Config> load_config(FileSystem& fs, const std::string& path,
+                           std::span<const std::string> overrides) {
+  const Result<std::string> text = read_text(fs, path, kMaxConfigBytes);
+  if (!text.ok() && text.status().code() == StatusCode::kCorrupt) {
+    return error(StatusCode::kInvalidArgument, text.status().message());
+  }
+  if (!text.ok()) return text.status();
+  return parse_config(*text, path, overrides);
+}
+
+std::vector<std::pair<std::string, std::string>> effective_settings(const Config& config) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  for (const ConfigKey& key : config_keys()) {
+    if (!key.in_list()) settings.emplace_back(key.name, key.text(config, 0));
+  }
+  for (const std::string_view list : config_lists()) {
+    for (std::size_t item = 0; item < list_items(config, list); ++item) {
+      for (const ConfigKey& key : config_keys()) {
+        if (!key.in_list() || key.list() != list) continue;
+        std::string name(key.name);
+        name.insert(name.find("[]") + 1, std::to_string(item));
+        settings.emplace_back(std::move(name), key.text(config, item));
+      }
+    }
+  }
+  return settings;
+}
+
+}  // namespace driftless

@@ -1,0 +1,118 @@
+// The configuration of a job: the settings of every component, read from one YAML file.
+//
+// One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,
+// `driftless config check` and docs/configuration.md. Defaults are those of the components' own
+// structs. Errors name the file and line (or "--set"), the key, what was expected and what was
+// found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "collectives/host_shm/host_shm_road.h"
+#include "collectives/loopback/loopback_road.h"
+#include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/nccl/nccl_options.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/status.h"
+#include "plugin/engines/engine_notifier.h"
+#include "plugin/job/agent_options.h"
+#include "plugin/publish/device_side.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
+
+namespace driftless {
+
+enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl, kHostShm };
+// "mpi_rma", "shared_fs", "loopback", "nccl", "host_shm"
+[[nodiscard]] std::string_view to_string(RoadKind kind);
+
+enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
+
+struct EngineConfig {
+  EngineEndpoint endpoint;  // without its token
+  std::string token_file;   // holds it
+};
+
+struct Config {
+  Config() { gpu.snapshot = SnapshotPlace::kHost; }
+
+  // Once parsed, publisher.layout and publisher.encoding are what "auto" stands for.
+  PublisherOptions publisher;
+  ReceiverOptions receiver;  // without its id
+  RoadKind road = RoadKind::kMpiRma;
+  SharedFsOptions shared_fs;
+  MpiRmaOptions mpi_rma;
+  LoopbackOptions loopback;
+  HostShmOptions host_shm;
+  NcclOptions nccl;              // without its hash
+  RendezvousOptions rendezvous;  // of nccl
+  bool layout_auto = true;
+  bool encoding_auto = true;
+  bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
+  std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there
+  std::string receiver_id;                              // empty: by the process' place in the job
+  TargetKind target = TargetKind::kMemory;
+  std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
+  std::vector<EngineConfig> engines;
+  NotifyOptions notify;  // without its engines
+  AgentOptions agent;
+  DeviceOptions gpu;         // of the publisher; snapshot kHost: none
+  std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
+
+  // Whether any setting asks for anchors.
+  [[nodiscard]] bool anchors() const {
+    return publisher.first_anchor || publisher.anchor_every > 0 || publisher.anchor_by_size;
+  }
+};
+
+// A row of the table. Keys of a list's items are named "engines[].url".
+struct ConfigKey {
+  std::string_view name;          // "road.dir"
+  std::string_view expected;      // "a size such as 64MiB": for errors and the documentation
+  std::string_view default_text;  // empty: text() of a Config{}
+  std::string_view help;
+  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
+  Status (*apply)(Config& config, std::size_t item, std::string_view value);
+  // As it could stand in the file.
+  std::string (*text)(const Config& config, std::size_t item);
+
+  [[nodiscard]] bool in_list() const { return name.find("[]") != std::string_view::npos; }
+  // "engines" of "engines[].url".
+  [[nodiscard]] std::string_view list() const { return name.substr(0, name.find("[]")); }
+  [[nodiscard]] std::string default_value() const;
+};
+[[nodiscard]] std::span<const ConfigKey> config_keys();
+// The lists, how many items one has, and one more of them.
+[[nodiscard]] std::span<const std::string_view> config_lists();
+[[nodiscard]] std::size_t list_items(const Config& config, std::string_view list);
+void add_list_item(Config& config, std::string_view list);
+// The key's row; null where there is none.
+[[nodiscard]] const ConfigKey* find_config_key(std::string_view name);
+// The name that `name` was probably meant to be; empty where none is near.
+[[nodiscard]] std::string_view nearest_config_key(std::string_view name);
+
+inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
+
+// `overrides` are "key=value", as on the command line; a list's items are "engines[0].url=...".
+// They come after the file. kInvalidArgument for what is wrong with the text or an override.
+[[nodiscard]] Result<Config> load_config(FileSystem& fs, const std::string& path,
+                                         std::span<const std::string> overrides);
+[[nodiscard]] Result<Config> parse_config(std::string_view text, std::string_view what,
+                                          std::span<const std::string> overrides);
+
+// Fills in what "auto" stands for and refuses what cannot be together; names both keys. Part of
+// parsing; to be called for a Config made by hand.
+[[nodiscard]] Status settle_config(Config& config);
+
+// Every setting as (key, value), in the order of the table, items of lists as "engines[0].url".
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> effective_settings(
+    const Config& config);
+
+}  // namespace driftless

@@ -1,0 +1,179 @@
+// Which settings can be together.
+#include <algorithm>
+
+#include "plugin/job/config.h"
+#include "plugin/job/config_values.h"
+
+namespace driftless {
+namespace {
+
+template <typename... Parts>
+Status refuse(const Parts&... parts) {
+  return error(StatusCode::kInvalidArgument, parts...);
+}
+
+void settle_layout(Config& config) {
+  if (config.layout_auto) {
+    config.publisher.layout =
+        config.road == RoadKind::kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
+  }
+  if (!config.encoding_auto) return;
+  switch (config.publisher.layout) {
+    case DirectoryLayout::kHfDelta: config.publisher.encoding = Encoding::kXor; return;
+    case DirectoryLayout::kFlush: config.publisher.encoding = Encoding::kDeltasZstd; return;
+    case DirectoryLayout::kFrames:
+    case DirectoryLayout::kHdf5: config.publisher.encoding = Encoding::kDeltas; return;
+  }
+}
+
+Status check_rendezvous(const Config& config) {
+  if (config.road != RoadKind::kNccl) return {};
+  const RendezvousOptions& meet = config.rendezvous;
+  if (meet.kind == RendezvousKind::kTcp && (meet.address.empty() || meet.token_file.empty())) {
+    return refuse(meet.address.empty() ? "road.nccl.address" : "road.nccl.token_file",
+                  " is missing: road.nccl.rendezvous: tcp needs an address to listen on, and a "
+                  "file with the run's secret");
+  }
+  if (meet.kind == RendezvousKind::kFile && meet.dir.empty()) {
+    return refuse(
+        "road.nccl.dir is missing: road.nccl.rendezvous: file needs a directory that all see");
+  }
+  return {};
+}
+
+Status check_polls(const Config& config) {
+  const std::string first = find_config_key("road.poll_first")->text(config, 0);
+  const std::string longest = find_config_key("road.poll_longest")->text(config, 0);
+  if (*parse_duration(first) <= *parse_duration(longest)) return {};
+  return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
+}
+
+Status check_road(const Config& config) {
+  const std::string_view layout = to_string(config.publisher.layout);
+  if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
+    return refuse("road.layout: ", layout, " is one of files, and road.kind is ",
+                  to_string(config.road),
+                  ", which carries frames: leave road.layout out, or set "
+                  "road.kind: shared_fs");
+  }
+  const EncodingInfo& encoding = info(config.publisher.encoding);
+  const bool interchange = config.publisher.layout == DirectoryLayout::kHfDelta;
+  if (interchange ? !encoding.interchange : !encoding.positional) {
+    return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
+                  "; that takes ",
+                  interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
+  }
+  if (config.road == RoadKind::kSharedFs && config.shared_fs.dir.empty()) {
+    return refuse(
+        "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
+        "(or --set road.dir=DIR)");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
+  if (config.road == RoadKind::kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
+  return check_polls(config);
+}
+
+Status check_snapshot(const Config& config) {
+  const DirectoryLayout layout = config.publisher.layout;
+  if (config.gpu.snapshot != SnapshotPlace::kDevice || layout == DirectoryLayout::kFrames ||
+      layout == DirectoryLayout::kHdf5) {
+    return {};
+  }
+  return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
+                ", which is made from tensors in host memory: set snapshot: pinned");
+}
+
+Status check_anchors(const Config& config) {
+  if (config.road == RoadKind::kMpiRma && config.anchors() && !config.anchor_auto &&
+      config.mpi_rma.anchor_bytes == 0) {
+    return refuse(
+        "road.anchor_size: 0 leaves no room for what anchors.first, anchors.every or "
+        "anchors.by_size ask for: say auto or a size");
+  }
+  return {};
+}
+
+Status check_receiver(const Config& config) {
+  if (config.target == TargetKind::kCheckpoint && config.checkpoint_dir.empty()) {
+    return refuse(
+        "receiver.checkpoint_dir is missing: receiver.target: checkpoint needs the "
+        "directory to patch");
+  }
+  if (config.target != TargetKind::kCheckpoint && !config.checkpoint_dir.empty()) {
+    return refuse(
+        "receiver.checkpoint_dir: ", config.checkpoint_dir,
+        " has no use with receiver.target: ", find_config_key("receiver.target")->text(config, 0),
+        "; set receiver.target: checkpoint");
+  }
+  if (config.target == TargetKind::kDevice &&
+      config.publisher.layout == DirectoryLayout::kHfDelta) {
+    return refuse(
+        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
+        "in host memory: set receiver.target: memory, or another layout");
+  }
+  return {};
+}
+
+Status check_engine(const Config& config, std::size_t item) {
+  const EngineEndpoint& engine = config.engines[item].endpoint;
+  const std::string name = concat("engines[", item, "]");
+  const std::string action = find_config_key("engines[].action")->text(config, item);
+  if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
+    return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
+                  "'");
+  }
+  const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
+                                     ? DirectoryLayout::kFlush
+                                     : DirectoryLayout::kHfDelta;
+  if (config.road != RoadKind::kSharedFs || config.publisher.layout != wanted) {
+    return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
+                  " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
+                  " on ", to_string(config.road));
+  }
+  if ((engine.action == EngineAction::kUpdateFlush) != engine.local_checkpoint_dir.empty()) {
+    return refuse(name, ".local_checkpoint_dir ",
+                  engine.local_checkpoint_dir.empty() ? "is missing" : "has no use", " with ", name,
+                  ".action: ", action);
+  }
+  return {};
+}
+
+Status check_engines(const Config& config) {
+  for (std::size_t item = 0; item < config.engines.size(); ++item) {
+    DRIFTLESS_RETURN_IF_ERROR(check_engine(config, item));
+  }
+  if (config.notify.cleanup && config.engines.empty()) {
+    return refuse("notify.cleanup: true waits for engines, and engines is empty");
+  }
+  return {};
+}
+
+Status check_agent(const Config& config) {
+  const AgentOptions& agent = config.agent;
+  for (std::size_t item = 0; item < agent.engines.size(); ++item) {
+    const std::string& url = agent.engines[item].url;
+    if (url.starts_with("http://") || url.starts_with("https://")) continue;
+    return refuse("agent.engines[", item,
+                  "].url: expected http://host:port or https://host:port, found '", url, "'");
+  }
+  const bool files = agent.hand_over == HandOver::kCheckpoint;
+  if (files != agent.checkpoint_dir.empty()) return check_host_shm(config.host_shm);
+  return refuse("agent.checkpoint_dir ",
+                files
+                    ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
+                    : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
+}
+
+}  // namespace
+
+Status settle_config(Config& config) {
+  settle_layout(config);
+  DRIFTLESS_RETURN_IF_ERROR(check_road(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
+  return check_agent(config);
+}
+
+}  // namespace driftless

@@ -1,0 +1,7 @@
+#include "plugin/job/on_demand/loaded_library.h"
+
+namespace driftless {
+
+const char* build_text() { return DRIFTLESS_BUILD_TEXT; }
+
+}  // namespace driftless

@@ -1,0 +1,49 @@
+// Targets on a GPU for a library that others load: plugin/device, without linking CUDA
+// (loaded_library.h). In a build without CUDA there is no such library.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "core/version.h"
+#include "plugin/device/device_target.h"
+#include "plugin/device/tensor_kernels.h"
+#include "plugin/targets/module_memory.h"
+
+namespace driftless {
+
+inline constexpr const char* kDeviceLibraryName = "libdriftless_device.so";
+inline constexpr const char* kDeviceLibrarySymbol = "driftless_device_table";
+
+// What the library offers.
+struct DeviceTable {
+  const char* build = nullptr;
+  // check_device(): kUnsupported where this process has no such GPU. The device becomes current.
+  Status (*check)(int device) = nullptr;
+  // make_device_target().
+  Result<std::unique_ptr<DeviceTarget>> (*make_target)(
+      const WeightLayout& layout, std::vector<std::byte*> data_dev,
+      std::optional<VersionId> initial, const DeviceTargetOptions& options) = nullptr;
+  // make_device_module_memory(): for tensors that are not contiguous.
+  Result<std::shared_ptr<ModuleMemory>> (*make_module_memory)(int device) = nullptr;
+  // check_device_memory().
+  Status (*check_memory)(const void* data, int device) = nullptr;
+  // Until all that was queued on these streams of it (cudaStream_t; null: the default one) is done.
+  Status (*wait)(int device, std::span<void* const> streams) = nullptr;
+  // plugin/device/tensor_kernels.h.
+  decltype(&allocate_on_device) allocate = nullptr;
+  decltype(&gather_on_device) gather = nullptr;
+  decltype(&scatter_on_device) scatter = nullptr;
+  decltype(&masked_overwrite_on_device) masked_overwrite = nullptr;
+  decltype(&diff_on_device) diff = nullptr;
+  decltype(&digest_on_device) digest = nullptr;
+};
+
+// Loads the library. kUnsupported, with the reason.
+[[nodiscard]] Result<const DeviceTable*> device_table();
+
+}  // namespace driftless

@@ -1,7 +1,0 @@
-#include "plugin/on_demand/loaded_library.h"
-
-namespace driftless {
-
-const char* build_text() { return DRIFTLESS_BUILD_TEXT; }
-
-}  // namespace driftless

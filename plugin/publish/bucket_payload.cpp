@@ -1,0 +1,179 @@
+// Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
+// one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
+// one are all that is held.
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "formats/bucket.h"
+#include "formats/flush_file.h"
+#include "formats/version_dir.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/publish/background_writer.h"
+#include "plugin/publish/rank_payload.h"
+
+namespace driftless {
+namespace {
+
+// Hands full buckets to a writer, one at a time.
+class BucketWriter {
+ public:
+  using Write = std::function<Status(const BucketView&)>;
+
+  BucketWriter(std::array<BucketBuilder, 2>& builders, bool background, Write write)
+      : builders_(builders), write_(std::move(write)), writer_(background) {
+    for (BucketBuilder& builder : builders_) builder.clear();  // what a failure left
+  }
+
+  [[nodiscard]] BucketBuilder& filling() { return builders_[filling_]; }
+
+  // Passes the bucket on and turns to the other one, which is empty then.
+  Status hand_over() {
+    BucketBuilder& full = filling();
+    if (full.empty()) return writer_.status();
+    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this, &full] {
+      Status written = write_(full.view());
+      full.clear();
+      return written;
+    }));
+    if (writer_.background()) filling_ = 1 - filling_;
+    return {};
+  }
+
+  // Waits until everything that was handed over is written.
+  Status finish() {
+    const Status handed = hand_over();
+    const Status written = writer_.finish();
+    return handed.ok() ? written : handed;
+  }
+
+ private:
+  std::array<BucketBuilder, 2>& builders_;
+  Write write_;
+  std::size_t filling_ = 0;
+  BackgroundWriter writer_;  // last: its thread ends before what it uses
+};
+
+Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
+                             context.road->create_part(flush_file_name(context.frame.rank, index)));
+  const Result<std::uint64_t> size = write_flush_file(
+      std::move(part), *context.layout, bucket, context.frame.encoding, context.frame.id.version,
+      {{"base_version", std::to_string(context.frame.base_version)},
+       {std::string(kOursKey), std::to_string(kManifestFormat)}});
+  return size.status();
+}
+
+class BucketPayload final : public RankPayload {
+ public:
+  explicit BucketPayload(const PayloadContext& context)
+      : context_(context),
+        changed_(context.layout->size()),
+        writer_(context.buffers->buckets, context.background,
+                [this](const BucketView& bucket) { return write(bucket); }) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    if (findings_.dense) return {};
+    const WeightLayout& layout = *context_.layout;
+    std::vector<TensorPair> pairs;
+    for (const PairedTensor& offered : batch) {
+      const TensorSpec& spec = layout[offered.tensor];
+      pairs.push_back({offered.tensor, unit_bytes(spec.dtype), spec.units(),
+                       context_.snapshot->data(offered.tensor), offered.new_data});
+    }
+    DiffOptions options;
+    options.threads = context_.threads;
+    options.old_values = true;
+    Status status = diff_tensors(
+        host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
+        [this](const DiffPiece& piece) { return collect(piece.delta); });
+    if (!findings_.dense) return status;
+    return {};  // the comparison was stopped on purpose
+  }
+
+  Status finish() override {
+    DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
+    for (const std::uint64_t units : changed_) findings_.changed_tensors += units > 0 ? 1 : 0;
+    return {};
+  }
+
+ private:
+  // While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
+  Status absorb(const DiffPiece& piece) {
+    if (piece.delta.count() == 0) return {};
+    const std::uint32_t tensor = piece.pair->tensor;
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest change,
+        context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
+                             context_.snapshot->data(tensor), piece.delta, piece.old_values));
+    const std::scoped_lock lock(mutex_);
+    findings_.digest_change += change;
+    findings_.changed_units += piece.delta.count();
+    changed_[tensor] += piece.delta.count();
+    if (findings_.changed_units <= context_.dense_above_units) return {};
+    findings_.dense = true;
+    return error(StatusCode::kUnsupported, "dense");
+  }
+
+  Status collect(const DeltaView& delta) {
+    const std::uint64_t size = writer_.filling().size_bytes();
+    if (!writer_.filling().accepts(delta) || size >= full_at()) {
+      handed_bytes_ += size;
+      DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
+    }
+    return writer_.filling().add(delta);
+  }
+
+  // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went
+  // before it, the first ones apart. In files every bucket costs a file: there they are full.
+  [[nodiscard]] std::uint64_t full_at() const {
+    constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
+    if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
+    return std::min(context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
+  }
+
+  // On the writer's thread.
+  Status write(const BucketView& bucket) {
+    findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
+    return write_bucket(context_, bucket, parts_++);
+  }
+
+  PayloadContext context_;
+  std::mutex mutex_;                    // for the findings while pieces are compared
+  std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
+  std::uint64_t handed_bytes_ = 0;      // of the buckets before the one that is filled
+  std::uint32_t parts_ = 0;
+  BucketWriter writer_;  // last: its thread ends before what it uses
+};
+
+}  // namespace
+
+Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  if (context.directory_layout == DirectoryLayout::kFlush) {
+    return write_flush(context, bucket, index);
+  }
+  FrameContext frame = context.frame;
+  frame.index = index;
+  const std::string name = frame_part_name(frame.rank, index);
+  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+    std::vector<std::byte>& encoded = context.buffers->encoded;
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+    return put_part(*context.road, name, encoded);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
+  std::uint64_t at = 0;
+  DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+    const std::uint64_t offset = std::exchange(at, at + bytes.size());
+    return part->pwrite(offset, bytes);
+  }));
+  return part->sync();
+}
+
+std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context) {
+  return std::make_unique<BucketPayload>(context);
+}
+
+}  // namespace driftless

@@ -1,0 +1,355 @@
+#include "plugin/publish/publisher.h"
+#include "formats/receiver_proof.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+
+#include "core/stopwatch.h"
+#include "plugin/publish/publisher_rank.h"
+
+namespace driftless {
+namespace {
+
+std::string percent(double share) {
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
+  return concat(tenths / 10, ".", tenths % 10, " %");
+}
+
+}  // namespace
+
+Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
+  try {
+    return publish_guarded(weights);
+  } catch (const std::exception& caught) {
+    // Memory is what throws; the next call finds the snapshot unfit for deltas.
+    needs_full_ = true;
+    undo_.clear();
+    if (options_.device != nullptr) options_.device->abort();
+    const Status dropped = road_.abort();
+    return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
+  }
+}
+
+Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
+  Stopwatch total;
+  Stopwatch watch;
+  const Deadline deadline = Deadline::after(options_.deadline);
+  group_.next_epoch();
+  DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan, make_plan(check_source(weights), deadline));
+  PublishReport report;
+  report.manifest_publish_ms = watch.lap_ms();
+  for (;;) {
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
+    const RankMessage mine = produce(plan, weights, deadline);
+    report.process_ms += watch.lap_ms();
+    report.flush_ms = flush_ms_;
+    Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
+    LeaderMessage verdict;
+    if (group_.leads()) verdict = conclude(plan, std::move(ranks), deadline);
+    const Status heard = hear(verdict, deadline);
+    report.manifest_publish_ms += watch.lap_ms();
+    if (!heard.ok() && !group_.leads()) {
+      verdict.verdict = Verdict::kDoubt;  // the leader has decided, but how?
+      verdict.status = heard.with_context(concat("the verdict on version ", plan.version));
+    } else if (!heard.ok()) {
+      verdict.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
+                                     plan.version, ": ", heard.message()));
+    }
+    if (!verdict.status.ok()) return give_up(plan, verdict, mine);
+    report.notes.insert(report.notes.end(), verdict.notes.begin(), verdict.notes.end());
+    if (verdict.verdict == Verdict::kRedoFull) {
+      if (!group_.leads()) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
+      take_back(plan.full);
+      plan.full = true;
+      continue;
+    }
+    accept(plan, verdict, mine);
+    report.version = plan.version;
+    report.base_version = plan.base_version;
+    report.encoding = plan.full ? Encoding::kFull : options_.encoding;
+    report.digest = digest_;
+    report.changed_units = verdict.changed_units;
+    report.total_units = layout_.total_units();
+    report.full_bytes = layout_.total_bytes();
+    report.delta_bytes = verdict.delta_bytes;
+    report.wire_bytes = verdict.wire_bytes;
+    if (verdict.anchor) {
+      const Status anchored = add_anchor(report.notes);
+      report.anchor = anchored.ok();
+      if (!anchored.ok()) report.notes.emplace_back(anchored.message());
+    }
+    if (group_.leads()) prune(report.notes);
+    report.total_ms = total.lap_ms();
+    return report;
+  }
+}
+
+// Nothing was committed, as far as this rank knows.
+Status PublisherRank::give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
+                              const RankMessage& mine) {
+  if (verdict.verdict == Verdict::kDoubt) {
+    doubt_ = Doubt{plan.version, mine.digest, verdict.digest, plan.full};
+    return verdict.status;
+  }
+  const Status dropped = road_.abort();
+  take_back(plan.full);
+  return verdict.status;
+}
+
+Status PublisherRank::check_source(const WeightSource& weights) const {
+  const std::span<const TensorSpec> tensors = weights.tensors();
+  for (std::size_t i = 0; i < std::max(tensors.size(), offered_.size()); ++i) {
+    if (i < tensors.size() && i < offered_.size() && tensors[i] == offered_[i]) continue;
+    const TensorSpec& odd = i < tensors.size() ? tensors[i] : offered_[i];
+    return error(StatusCode::kWrongLayout, "tensor '", odd.name, "' (number ", i,
+                 "): the weights offered are not those that the publisher was opened with");
+  }
+  return {};
+}
+
+Status PublisherRank::check_memory(const OfferedTensor& offered) const {
+  if (offered.memory == MemoryKind::kHost || options_.device != nullptr) return {};
+  return error(StatusCode::kUnsupported, "tensor '", offered_[offered.tensor].name,
+               "' lies on a GPU, and this publisher compares in host memory: set `snapshot` to "
+               "pinned or device");
+}
+
+// Leader: whether the version that it sealed, perhaps, is there.
+Status PublisherRank::settle_own_doubt(const Deadline& deadline) {
+  if (!doubt_) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool there,
+                             road_.published({doubt_->version, PublicationKind::kStep}, deadline));
+  settle(there ? Verdict::kCommit : Verdict::kAbort);
+  return {};
+}
+
+void PublisherRank::settle(Verdict verdict) {
+  if (!doubt_) return;
+  if (verdict == Verdict::kCommit) {
+    id_.version = doubt_->version;
+    part_digest_ = doubt_->part_digest;
+    digest_ = doubt_->digest;
+    needs_full_ = false;
+    keep();
+  } else {
+    const Status dropped = road_.abort();
+    take_back(doubt_->full);
+  }
+  doubt_.reset();
+}
+
+LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
+                                     const Deadline& deadline) {
+  LeaderMessage plan;
+  plan.status = settle_own_doubt(deadline);
+  if (!plan.status.ok()) return plan;
+  plan.full = options_.mode == UpdateMode::kFull;
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    const bool ahead = ranks[rank].doubtful == id_.version && ranks[rank].doubtful != 0;
+    if (ahead || ranks[rank].version == id_.version) continue;
+    plan.status = error(StatusCode::kInternal, "publisher rank ", rank, " is at version ",
+                        ranks[rank].version, ", the leader at ", id_.version,
+                        ": restart all publisher ranks together");
+    return plan;
+  }
+  for (const RankMessage& rank : ranks) plan.full = plan.full || rank.needs_full;
+  plan.full = plan.full || needs_full_;
+  plan.base_version = id_.version;
+  plan.version = id_.version + 1;
+  plan.digest = digest_;
+  plan.status = road_.begin({plan.version, PublicationKind::kStep}, deadline);
+  return plan;
+}
+
+Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& deadline) {
+  RankMessage mine;
+  mine.status = std::move(ready);
+  mine.version = id_.version;
+  mine.doubtful = doubt_ ? doubt_->version : 0;
+  mine.needs_full = needs_full_ || (doubt_ && doubt_->full);
+  Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
+  LeaderMessage plan;
+  if (group_.leads()) {
+    plan.status = ranks.status();
+    if (ranks.ok()) plan = plan_of(*ranks, deadline);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(plan, deadline));
+  if (doubt_) {
+    doubt_->digest = told.digest;
+    settle(doubt_->version == told.base_version ? Verdict::kCommit : Verdict::kAbort);
+  }
+  return told;
+}
+
+// A tensor that a source forgets would pass for unchanged: each must come, and come once.
+Status PublisherRank::tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const {
+  if (offered.tensor >= tensor_.size()) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor number ", offered.tensor,
+                 " of ", tensor_.size());
+  }
+  if (seen[offered.tensor]) {
+    return error(StatusCode::kInvalidArgument, "the source offered tensor '",
+                 offered_[offered.tensor].name, "' twice");
+  }
+  seen[offered.tensor] = true;
+  return {};
+}
+
+Status PublisherRank::check_complete(const std::vector<bool>& seen) const {
+  const auto missing = std::find(seen.begin(), seen.end(), false);
+  if (missing == seen.end()) return {};
+  return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
+               offered_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
+}
+
+Status PublisherRank::fill(RankPayload& payload, WeightSource& weights) const {
+  std::vector<bool> seen(tensor_.size());
+  DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
+    std::vector<PairedTensor> batch;
+    for (const OfferedTensor& tensor : offered) {
+      DRIFTLESS_RETURN_IF_ERROR(tick_off(tensor, seen));
+      if (tensor_[tensor.tensor] == kNotOurs) continue;
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(tensor));
+      batch.push_back({tensor_[tensor.tensor], tensor.data, tensor.memory});
+    }
+    return payload.add(batch);
+  }));
+  DRIFTLESS_RETURN_IF_ERROR(check_complete(seen));
+  return payload.finish();
+}
+
+RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weights,
+                                   const Deadline& deadline) {
+  RankMessage mine;
+  const PublicationId id{plan.version, PublicationKind::kStep};
+  PayloadContext made = context(id, plan.base_version, plan.full);
+  made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
+                                                      static_cast<double>(layout_.total_units()));
+  Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
+  mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
+  if (payload.ok()) mine.findings = (*payload)->findings();
+  // A thread of its own may still be writing: it ends before the road drops the parts.
+  if (payload.ok() && !mine.status.ok()) payload->reset();
+  mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
+  flush_parts(mine, plan.full, deadline);
+  return mine;
+}
+
+// Leader: what becomes of the version.
+LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
+                                      Result<std::vector<RankMessage>> ranks,
+                                      const Deadline& deadline) {
+  const PublicationId id{plan.version, PublicationKind::kStep};
+  LeaderMessage outcome;
+  outcome.verdict = Verdict::kAbort;
+  if (!ranks.ok()) {
+    outcome.status = ranks.status().with_context(concat(to_string(id), " was not published"));
+    return outcome;
+  }
+  bool dense = false;
+  for (const RankMessage& rank : *ranks) {
+    outcome.changed_units += rank.findings.changed_units;
+    dense = dense || rank.findings.dense;
+  }
+  const double density =
+      layout_.total_units() == 0
+          ? 0
+          : static_cast<double>(outcome.changed_units) / static_cast<double>(layout_.total_units());
+  if (!plan.full && (dense || density > options_.full_above_density)) {
+    outcome.verdict = Verdict::kRedoFull;
+    outcome.notes.push_back(concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
+                                   " of the units changed, above full_above_density (",
+                                   percent(options_.full_above_density), "): sent in full"));
+    const Status dropped = road_.abort();
+    outcome.status = road_.begin(id, deadline);
+    return outcome;
+  }
+  seal(plan, *ranks, outcome, deadline);
+  return outcome;
+}
+
+void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks,
+                         LeaderMessage& outcome, const Deadline& deadline) {
+  const PublicationId id{plan.version, PublicationKind::kStep};
+  if (has_index(plan.full)) {
+    outcome.status = add_index(id, plan.base_version, plan.full, ranks, deadline);
+  }
+  bool doubt = false;
+  if (outcome.status.ok()) {
+    const Manifest manifest = manifest_of(id, plan.base_version, plan.full, ranks);
+    outcome.digest = manifest.digest;
+    outcome.changed_units = manifest.changed_units;
+    outcome.delta_bytes = manifest.payload_bytes;
+    for (const ManifestFile& file : manifest.files) outcome.wire_bytes += file.size_bytes;
+    outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
+  }
+  if (!outcome.status.ok()) {
+    outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
+    outcome.status = outcome.status.with_context(
+        concat(to_string(id), doubt ? ": nobody can say whether it is published; the next publish "
+                                      "finds out"
+                                    : " was not published"));
+    return;
+  }
+  outcome.verdict = Verdict::kCommit;
+  chain_bytes_ += outcome.wire_bytes;
+  choose_anchor(outcome, deadline);
+}
+
+bool PublisherRank::anchor_wanted() {
+  const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
+  return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
+           // One past its version serves it; who asked may be gone without a further word.
+           const bool served = newest_anchor_ && *newest_anchor_ > report.version;
+           return report.proof == kAnchorWanted && !served;
+         });
+}
+
+void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadline) {
+  const std::uint64_t version = id_.version + 1;
+  const bool due =
+      anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
+      (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
+  if (!due) return;
+  const Status begun = road_.begin({version, PublicationKind::kAnchor}, deadline);
+  outcome.anchor = begun.ok();
+  if (begun.ok()) return;
+  anchor_requested_ = true;  // at the next version, then
+  outcome.notes.push_back(
+      concat("the anchor of version ", version, " was put off: ", begun.message()));
+}
+
+void PublisherRank::accept(const LeaderMessage& plan, const LeaderMessage& outcome,
+                           const RankMessage& mine) {
+  id_.version = plan.version;
+  digest_ = outcome.digest;
+  part_digest_ = mine.digest;
+  needs_full_ = false;
+  keep();
+}
+
+// The snapshot is the version.
+void PublisherRank::keep() {
+  undo_.clear();
+  if (options_.device != nullptr && !options_.device->commit().ok()) needs_full_ = true;
+}
+
+// The snapshot is what the receivers have, again; where that cannot be, the next version is full.
+void PublisherRank::take_back(bool full) {
+  if (options_.device != nullptr) options_.device->abort();
+  undo_.roll_back(host_kernels(), snapshot_);
+  if (full) needs_full_ = true;
+}
+
+void PublisherRank::prune(std::vector<std::string>& notes) {
+  if (options_.keep_versions == 0 || !newest_anchor_ || id_.version <= options_.keep_versions) {
+    return;
+  }
+  const std::uint64_t limit = std::min(*newest_anchor_, id_.version - options_.keep_versions);
+  if (limit == 0) return;
+  const Result<std::vector<PublicationId>> removed = road_.prune(limit);
+  if (!removed.ok()) notes.push_back(concat("pruning: ", removed.status().message()));
+}
+
+}  // namespace driftless

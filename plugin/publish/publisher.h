@@ -1,0 +1,108 @@
+// Publisher: the trainer's side. One object per publisher rank (PP-source rank); rank 0 leads.
+//
+//   weights -> diff against the snapshot (what the receivers have) -> encode -> parts -> road
+//                                  \-> undo log of the old values
+//   all ranks flushed -> leader seals the manifest -> commit: the snapshot is the version
+//   anything else     -> abort on all ranks: the snapshot is rolled back, the next version carries
+//   it
+//
+// Every rank calls open(), publish() and close() equally often (a failed publish() counts). No call
+// lasts longer than its deadline plus the time of its own work. One thread at a time; threads that
+// a call starts end with it. The group, the roads and the file system outlive the publisher.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collectives/group.h"
+#include "collectives/road.h"
+#include "core/digest.h"
+#include "core/version.h"
+#include "formats/checksum.h"
+#include "formats/encoding.h"
+#include "formats/manifest.h"
+#include "plugin/publish/device_side.h"
+#include "plugin/publish/weight_source.h"
+
+namespace driftless {
+
+enum class UpdateMode : unsigned char { kDelta, kFull };
+// What to do with a road that holds versions of an earlier process.
+enum class ResumeMode : unsigned char {
+  kAuto,     // go on where there is a run with this base and layout, else start one
+  kNever,    // refuse a road that is not empty
+  kRequire,  // refuse a road that is empty
+};
+
+struct PublisherOptions {
+  UpdateMode mode = UpdateMode::kDelta;
+  DirectoryLayout layout = DirectoryLayout::kFrames;
+  Encoding encoding = Encoding::kDeltas;
+  ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, where the layout carries them
+  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
+  unsigned threads = 0;    // 0: default_threads()
+  bool background = true;  // encode and write on a thread; false where the road is bound to one
+  // A version of which more than this share of the units changed is sent in full.
+  double full_above_density = 0.25;
+  bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
+  std::uint64_t anchor_every = 0;   // versions; 0: not by number
+  bool anchor_by_size = false;      // when the steps since the last anchor outgrow an anchor
+  std::uint64_t keep_versions = 0;  // steps to keep beside those that are needed; 0: keep all
+  ResumeMode resume = ResumeMode::kAuto;
+  // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
+  // this rank alone.
+  std::shared_ptr<DeviceSide> device = nullptr;
+  std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
+};
+
+struct PublishReport {
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  Encoding encoding = Encoding::kDeltas;  // kFull where it was sent in full
+  Digest digest;
+  std::uint64_t changed_units = 0, total_units = 0;  // of all ranks, like the following
+  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  bool anchor = false;             // an anchor of it was published, too
+  std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
+  double process_ms = 0;           // diff, encoding, writing; of this rank
+  double flush_ms = 0;             // of that: until all that was written is where receivers look
+  double manifest_publish_ms = 0;  // agreement and seal
+  double total_ms = 0;
+};
+
+class Publisher {
+ public:
+  // Collective. `base` offers the base checkpoint's bytes (version 0), which seed the snapshot; the
+  // ranks' tensors together are the layout. A tensor that two ranks offer is the lower rank's, and
+  // noted. `history` (null: nothing to resume) is read where the road holds versions already: the
+  // snapshot is then brought to the newest of them, so that the first publish() takes the receivers
+  // from there to the weights it is given.
+  [[nodiscard]] static Result<std::unique_ptr<Publisher>> open(const PublisherOptions& options,
+                                                               Group& group, SendRoad& road,
+                                                               ReceiveRoad* history,
+                                                               WeightSource& base);
+  virtual ~Publisher() = default;
+
+  // Collective: the next version. Any other status than ok: no receiver will see this version, or,
+  // where the outcome of the seal could not be learnt, the next call settles it first; the message
+  // names the rank and what failed there.
+  [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;
+  // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
+  // because it fell too far behind (kAnchorWanted in its report).
+  virtual void request_anchor() = 0;
+  // Collective: an anchor of the committed version now.
+  [[nodiscard]] virtual Status publish_anchor() = 0;
+
+  [[nodiscard]] virtual const WeightLayout& layout() const = 0;  // of all ranks
+  [[nodiscard]] virtual VersionId version() const = 0;           // the last that was committed
+  [[nodiscard]] virtual const Digest& digest() const = 0;        // of all ranks' weights there
+  [[nodiscard]] virtual bool resumed() const = 0;
+  [[nodiscard]] virtual const std::vector<std::string>& notes() const = 0;  // of open()
+};
+
+}  // namespace driftless

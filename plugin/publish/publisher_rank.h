@@ -1,0 +1,141 @@
+// PublisherRank: the one implementation of Publisher. Private to publisher*.cpp.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/publish/publisher.h"
+#include "plugin/publish/publisher_messages.h"
+#include "plugin/publish/rank_payload.h"
+#include "plugin/publish/snapshot.h"
+
+namespace driftless {
+
+class PublisherRank final : public Publisher {
+ public:
+  PublisherRank(const PublisherOptions& options, Group& group, SendRoad& road,
+                ReceiveRoad* history);
+
+  // The steps of Publisher::open(), in order. publisher_open.cpp.
+  [[nodiscard]] Status assemble(WeightSource& base, const Deadline& deadline);
+  [[nodiscard]] Status seed(WeightSource& base, const Deadline& deadline);
+  [[nodiscard]] Status start_or_resume(const Deadline& deadline);
+
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
+  void request_anchor() override { anchor_requested_ = true; }
+  [[nodiscard]] Status publish_anchor() override;
+  [[nodiscard]] const WeightLayout& layout() const override { return layout_; }
+  [[nodiscard]] VersionId version() const override { return id_; }
+  [[nodiscard]] const Digest& digest() const override { return digest_; }
+  [[nodiscard]] bool resumed() const override { return resumed_; }
+  [[nodiscard]] const std::vector<std::string>& notes() const override { return notes_; }
+
+ private:
+  // A version of which this rank does not know whether it was sealed.
+  struct Doubt {
+    std::uint64_t version = 0;
+    Digest part_digest;  // of this rank's weights in it
+    Digest digest;       // of all; known to the leader
+    bool full = false;
+  };
+
+  // Agreement. The leader's view of all ranks; a failure of one names it.
+  [[nodiscard]] Result<std::vector<RankMessage>> collect(const RankMessage& mine,
+                                                         const Deadline& deadline);
+  // What the leader says: into `message`, which the leader gives.
+  [[nodiscard]] Status hear(LeaderMessage& message, const Deadline& deadline);
+  // The same; a status of the leader's that is not ok is returned.
+  [[nodiscard]] Result<LeaderMessage> tell(LeaderMessage message, const Deadline& deadline);
+
+  // All ranks but the leader, which has, begin. None writes before all have begun: a road whose
+  // flush() is a meeting would wait for one that could not begin, and a leader that fails at once
+  // would take away what the others are still looking for. Not ok: dropped on this rank.
+  [[nodiscard]] Status begin_together(const PublicationId& id, const Deadline& deadline);
+
+  // publisher_open.cpp
+  [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
+  [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);
+  [[nodiscard]] Status catch_up(std::uint64_t version, const Deadline& deadline);
+  [[nodiscard]] Result<Digest> newest_digest(std::uint64_t version, const Deadline& deadline);
+  [[nodiscard]] Status copy_into_snapshot(WeightSource& base);
+
+  // publisher.cpp
+  [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights);
+  [[nodiscard]] Status give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
+                               const RankMessage& mine);
+  [[nodiscard]] Status check_source(const WeightSource& weights) const;
+  [[nodiscard]] Status check_memory(const OfferedTensor& offered) const;
+  [[nodiscard]] Status tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const;
+  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const;
+  [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
+  [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
+                                      const Deadline& deadline);
+  [[nodiscard]] Status settle_own_doubt(const Deadline& deadline);
+  void settle(Verdict verdict);
+  [[nodiscard]] RankMessage produce(const LeaderMessage& plan, WeightSource& weights,
+                                    const Deadline& deadline);
+  [[nodiscard]] Status fill(RankPayload& payload, WeightSource& weights) const;
+  [[nodiscard]] LeaderMessage conclude(const LeaderMessage& plan,
+                                       Result<std::vector<RankMessage>> ranks,
+                                       const Deadline& deadline);
+  void seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks, LeaderMessage& outcome,
+            const Deadline& deadline);
+  void accept(const LeaderMessage& plan, const LeaderMessage& outcome, const RankMessage& mine);
+  void keep();
+  void take_back(bool full);
+  [[nodiscard]] bool anchor_wanted();
+  void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
+  void prune(std::vector<std::string>& notes);
+
+  // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
+  [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
+                                       bool full);
+  [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
+  void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
+  [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
+  [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
+                                 std::vector<RankMessage>& ranks, const Deadline& deadline);
+  [[nodiscard]] Manifest manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
+                                     const std::vector<RankMessage>& ranks) const;
+  // Ok: sealed. `doubt` is set where nobody can say.
+  [[nodiscard]] Status seal_publication(const PublicationId& id, const Manifest& manifest,
+                                        const Deadline& deadline, std::vector<std::string>& notes,
+                                        bool& doubt);
+  // Of the version that is committed; begun already by the leader. Its failure is a note.
+  [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
+  [[nodiscard]] RankMessage write_anchor(const PublicationId& id, const Deadline& deadline);
+
+  PublisherOptions options_;
+  Group& group_;
+  SendRoad& road_;
+  ReceiveRoad* history_;
+  unsigned threads_;
+
+  WeightLayout layout_;                // of all ranks
+  std::vector<TensorSpec> offered_;    // what this rank's sources offer, in their order
+  std::vector<std::uint32_t> tensor_;  // of each its index in the layout; kNotOurs: dropped
+  Snapshot snapshot_;
+  UndoLog undo_;
+  std::optional<PayloadBuffers> buffers_;  // once the layout is known
+
+  VersionId id_;        // committed
+  Digest digest_;       // of all ranks' weights at id_
+  Digest part_digest_;  // of this rank's
+  Digest base_digest_;  // of version 0, all ranks
+  bool needs_full_ = false;
+  bool resumed_ = false;
+  double flush_ms_ = 0;  // of the last version
+  std::optional<Doubt> doubt_;
+
+  // The leader's.
+  bool anchor_requested_ = false;
+  std::optional<std::uint64_t> newest_anchor_;
+  std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base
+  std::vector<std::string> notes_;
+};
+
+inline constexpr std::uint32_t kNotOurs = ~std::uint32_t{0};
+
+}  // namespace driftless

@@ -1,0 +1,203 @@
+// What makes a publication whole: parts of all ranks, the index where the layout has one, the
+// manifest; and anchors, which are publications of the snapshot.
+#include <algorithm>
+
+#include "core/stopwatch.h"
+#include "formats/version_dir.h"
+#include "plugin/publish/publisher_rank.h"
+
+namespace driftless {
+namespace {
+
+DirectoryLayout layout_of(DirectoryLayout layout, bool full) {
+  return full && layout == DirectoryLayout::kFlush ? DirectoryLayout::kHfDelta : layout;
+}
+
+}  // namespace
+
+PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t base_version,
+                                      bool full) {
+  PayloadContext made;
+  made.layout = &layout_;
+  made.snapshot = &snapshot_;
+  made.undo = &undo_;
+  made.buffers = &*buffers_;
+  made.road = &road_;
+  made.frame.id = {id_.run, id.version};
+  made.frame.base_version = base_version;
+  made.frame.layout = layout_.signature();
+  made.frame.encoding = full ? Encoding::kFull : options_.encoding;
+  made.frame.rank = group_.rank();
+  made.directory_layout = options_.layout;
+  made.checksum = options_.checksum;
+  made.buffer_bytes = options_.buffer_bytes;
+  made.ranks = group_.size();
+  made.threads = threads_;
+  made.background = options_.background;
+  return made;
+}
+
+Result<std::unique_ptr<RankPayload>> PublisherRank::make_payload(const PayloadContext& made) const {
+  if (options_.device != nullptr) return options_.device->make_payload(made);
+  return make_rank_payload(made);
+}
+
+bool PublisherRank::has_index(bool full) const {
+  return layout_of(options_.layout, full) == DirectoryLayout::kHfDelta;
+}
+
+Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_version, bool full,
+                                std::vector<RankMessage>& ranks, const Deadline& deadline) {
+  HfDeltaIndex index;
+  index.ours = true;
+  index.version = id.version;
+  index.base_version = base_version;
+  if (!full) index.encoding = options_.encoding;
+  index.checksum = options_.checksum;
+  for (const RankMessage& rank : ranks) {
+    for (const ManifestTensor& tensor : rank.findings.tensors) {
+      index.weight_map[tensor.name] = rank.findings.shard;
+    }
+  }
+  const std::string text = index_to_json(index);
+  DRIFTLESS_RETURN_IF_ERROR(
+      put_part(road_, std::string(kIndexName), std::as_bytes(std::span(text.data(), text.size()))));
+  DRIFTLESS_ASSIGN_OR_RETURN(ranks.front().parts, road_.flush(deadline));
+  return {};
+}
+
+Manifest PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
+                                    const std::vector<RankMessage>& ranks) const {
+  Manifest manifest;
+  manifest.id = {id_.run, id.version};
+  manifest.base_version = base_version;
+  manifest.directory_layout = layout_of(options_.layout, full);
+  manifest.encoding = full ? Encoding::kFull : options_.encoding;
+  manifest.checksum = options_.checksum;
+  manifest.layout = layout_.signature();
+  manifest.base_digest = digest_;
+  manifest.total_units = layout_.total_units();
+  manifest.full_bytes = layout_.total_bytes();
+  manifest.ranks = group_.size();
+  const bool in_shards = manifest.directory_layout == DirectoryLayout::kHfDelta && !full;
+  for (const RankMessage& rank : ranks) {
+    manifest.digest += rank.digest;
+    manifest.changed_units += rank.findings.changed_units;
+    manifest.changed_tensors += rank.findings.changed_tensors;
+    manifest.payload_bytes += rank.findings.delta_bytes;
+    for (const PartReceipt& part : rank.parts) {
+      manifest.files.push_back({part.name, part.size_bytes, part.hash, part.rank, part.locator});
+    }
+    if (in_shards) continue;  // their metadata has the checksums
+    manifest.tensors.insert(manifest.tensors.end(), rank.findings.tensors.begin(),
+                            rank.findings.tensors.end());
+  }
+  if (full) {
+    manifest.changed_units = manifest.total_units;
+    manifest.changed_tensors = layout_.size();
+  }
+  std::ranges::sort(manifest.files, {}, &ManifestFile::name);
+  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
+  manifest.created = utc_now();
+  return manifest;
+}
+
+Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& manifest,
+                                       const Deadline& deadline, std::vector<std::string>& notes,
+                                       bool& doubt) {
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
+  Status sealed = road_.seal(manifest_to_json(manifest), deadline);
+  if (sealed.ok()) return {};
+  const Result<bool> visible =
+      road_.published(id, Deadline::after(std::chrono::milliseconds(1'000)));
+  doubt = !visible.ok();
+  if (doubt || !*visible) return sealed;
+  notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
+  return {};
+}
+
+// flush() may be a meeting of all ranks: one that failed tells the others by abort().
+void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& deadline) {
+  if (!mine.status.ok()) {
+    const Status dropped = road_.abort();
+    return;
+  }
+  if (has_index(full) && group_.leads()) return;  // add_index() flushes
+  Stopwatch watch;
+  Result<std::vector<PartReceipt>> parts = road_.flush(deadline);
+  flush_ms_ = watch.lap_ms();
+  mine.status = parts.status();
+  if (parts.ok()) {
+    mine.parts = std::move(*parts);
+  } else {
+    const Status dropped = road_.abort();
+  }
+}
+
+RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
+  RankMessage mine;
+  const Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
+  if (!made.ok()) {
+    mine.status = made.status();
+    flush_parts(mine, true, deadline);
+    return mine;
+  }
+  RankPayload& payload = **made;
+  std::vector<PairedTensor> batch;
+  for (const std::uint32_t tensor : snapshot_.tensors()) {
+    batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
+  }
+  mine.status = payload.add(batch);
+  if (mine.status.ok()) mine.status = payload.finish();
+  mine.findings = payload.findings();
+  mine.digest = mine.findings.digest;
+  flush_parts(mine, true, deadline);
+  return mine;
+}
+
+Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  const PublicationId id{id_.version, PublicationKind::kAnchor};
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(id, deadline));
+  const RankMessage mine = write_anchor(id, deadline);
+  Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
+  LeaderMessage outcome;
+  outcome.status = ranks.status();
+  if (ranks.ok() && group_.leads()) {
+    if (has_index(true)) outcome.status = add_index(id, id.version, true, *ranks, deadline);
+    const Manifest manifest = manifest_of(id, id.version, true, *ranks);
+    if (outcome.status.ok() && manifest.digest != digest_) {
+      outcome.status =
+          error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
+                ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
+    }
+    bool doubt = false;
+    if (outcome.status.ok()) {
+      outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
+    }
+  }
+  const Result<LeaderMessage> told = tell(outcome, deadline);
+  if (!told.ok()) {
+    const Status dropped = road_.abort();
+    return told.status().with_context(concat("the ", to_string(id), " was not published"));
+  }
+  notes.insert(notes.end(), told->notes.begin(), told->notes.end());
+  newest_anchor_ = id.version;
+  chain_bytes_ = 0;
+  anchor_requested_ = false;
+  return {};
+}
+
+Status PublisherRank::publish_anchor() {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  group_.next_epoch();
+  LeaderMessage message;
+  if (group_.leads()) {
+    message.status = road_.begin({id_.version, PublicationKind::kAnchor}, deadline);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(tell(message, deadline).status());
+  std::vector<std::string> notes;
+  return add_anchor(notes);
+}
+
+}  // namespace driftless

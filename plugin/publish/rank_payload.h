@@ -1,0 +1,104 @@
+// RankPayload: what one publisher rank contributes to one publication, made from the weights as
+// they are offered and written as parts onto the road, while the snapshot moves on with it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/digest.h"
+#include "core/layout.h"
+#include "core/memory_kind.h"
+#include "core/status.h"
+#include "formats/bucket.h"
+#include "formats/checksum.h"
+#include "formats/frame.h"
+#include "formats/manifest.h"
+#include "plugin/publish/snapshot.h"
+
+namespace driftless {
+
+// Memory that is kept from version to version: touching new pages for each would cost as much as
+// the work itself.
+struct PayloadBuffers {
+  PayloadBuffers(const WeightLayout& layout, Encoding encoding)
+      : buckets{BucketBuilder(layout, encoding), BucketBuilder(layout, encoding)} {}
+  std::array<BucketBuilder, 2> buckets;
+  std::vector<std::byte> encoded;  // one bucket, as it goes onto the road
+};
+
+// What a payload is made with. Everything pointed to outlives it.
+struct PayloadContext {
+  const WeightLayout* layout = nullptr;
+  Snapshot* snapshot = nullptr;
+  UndoLog* undo = nullptr;
+  PayloadBuffers* buffers = nullptr;
+  SendRoad* road = nullptr;
+  FrameContext frame;  // run, version, base, layout, encoding, rank
+  DirectoryLayout directory_layout = DirectoryLayout::kFrames;
+  ChecksumKind checksum = ChecksumKind::kXxh3_128;
+  std::uint64_t buffer_bytes = 0;
+  unsigned ranks = 1;
+  unsigned threads = 1;
+  bool background = true;                               // encode and write on a thread of its own
+  std::uint64_t dense_above_units = ~std::uint64_t{0};  // more changed than this: stop, it is dense
+};
+
+struct PayloadFindings {
+  std::uint64_t changed_units = 0;
+  std::uint64_t changed_tensors = 0;
+  std::uint64_t delta_bytes = 0;  // encoded, without container
+  Digest digest_change;           // of a delta: what it adds to the digest of this rank's weights
+  Digest digest;                  // of a full version: the digest of this rank's weights
+  std::vector<ManifestTensor> tensors;  // checksums, where the layout has them; in order of names
+  std::string shard;                    // hf_delta: the file that holds this rank's tensors
+  bool dense = false;                   // stopped: the version is to be sent in full
+};
+
+struct PairedTensor {
+  std::uint32_t tensor = 0;  // in the layout; owned by this rank
+  const std::byte* new_data = nullptr;
+  MemoryKind memory = MemoryKind::kHost;  // where that lies
+};
+
+// Calls come from one thread. After a failure only the destructor may be called; the undo log then
+// holds what is to be rolled back.
+class RankPayload {
+ public:
+  virtual ~RankPayload() = default;
+  // Each owned tensor once, in batches; a batch's data is not needed after the call.
+  [[nodiscard]] virtual Status add(std::span<const PairedTensor> batch) = 0;
+  // All parts are on the road.
+  [[nodiscard]] virtual Status finish() = 0;
+  [[nodiscard]] const PayloadFindings& findings() const { return findings_; }
+
+ protected:
+  PayloadFindings findings_;
+};
+
+// By layout and encoding: buckets as frames or flush files, compressed tensors in a shard, or, for
+// Encoding::kFull, whole tensors as frames or a shard. A full payload writes the offered bytes into
+// the snapshot without an undo log.
+[[nodiscard]] std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context);
+
+// The files of each, made by make_rank_payload().
+[[nodiscard]] std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context);
+[[nodiscard]] std::unique_ptr<RankPayload> make_shard_payload(const PayloadContext& context);
+[[nodiscard]] std::unique_ptr<RankPayload> make_full_frame_payload(const PayloadContext& context);
+
+[[nodiscard]] std::string frame_part_name(std::uint32_t rank, std::uint32_t index);
+// One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
+[[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
+                                  std::uint32_t index);
+// Whole stretches of tensors as part number `index` of this rank: a full frame.
+[[nodiscard]] Status write_full_frame(const PayloadContext& context, DType dtype,
+                                      std::span<const DenseRun> runs, std::uint32_t index);
+// One whole part.
+[[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
+                              std::span<const std::byte> bytes);
+
+}  // namespace driftless

@@ -1,0 +1,44 @@
+#include "plugin/publish/weight_source.h"
+
+#include <algorithm>
+
+namespace driftless {
+
+// Stage s ends where its share of the bytes does; every tensor belongs to the stage in which its
+// middle lies, so that stages differ by less than a tensor.
+CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, unsigned stage, unsigned stages)
+    : checkpoint_(&checkpoint) {
+  const WeightLayout& layout = checkpoint.layout();
+  const double share = static_cast<double>(layout.total_bytes()) / stages;
+  double before = 0;
+  bool found = false;
+  for (std::size_t tensor = 0; tensor < layout.size(); ++tensor) {
+    const auto size = static_cast<double>(layout[tensor].size_bytes);
+    const double middle = before + size / 2;
+    before += size;
+    const auto owner = share > 0 ? static_cast<unsigned>(middle / share) : 0U;
+    if (std::min(owner, stages - 1) != stage) continue;
+    if (!found) first_ = tensor;
+    found = true;
+    tensors_.push_back(layout[tensor]);
+  }
+}
+
+Status CheckpointSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
+  std::vector<OfferedTensor> offered;
+  offered.reserve(tensors_.size());
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    offered.push_back({i, checkpoint_->tensor(first_ + i).data});
+  }
+  return use(offered);
+}
+
+std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors) {
+  std::uint64_t bytes = std::uint64_t{1} << 20;
+  for (const TensorSpec& tensor : tensors) {
+    bytes += tensor.size_bytes + tensor.size_bytes / 256 + 4096 + tensor.name.size();
+  }
+  return bytes;
+}
+
+}  // namespace driftless

@@ -1,0 +1,213 @@
+#include "plugin/receive/receiver.h"
+
+#include "core/parallel.h"
+#include "core/stopwatch.h"
+#include "formats/run_info.h"
+#include "plugin/receive/version_fetcher.h"
+
+namespace driftless {
+namespace {
+
+constexpr unsigned kMisfitsBeforeFull = 2;
+
+// What the target holds must be of this run, as far as it says.
+Status check_target(const RunInfo& run, WeightTarget& target) {
+  if (target.layout() == nullptr) {
+    DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(
+        target.layout()->check_same(run.layout, "the receiver's weights", "the run"));
+  }
+  const TargetState state = target.state();
+  if (!state.id.run.is_zero() && state.id.run != run.run) {
+    return error(StatusCode::kWrongRun, "the weights are version ", state.id.version, " of run ",
+                 to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
+                 "; start from that run's base");
+  }
+  const bool comparable = state.valid && !state.partial && state.id.version == 0;
+  if (comparable && state.digest != run.base_digest) {
+    return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),
+                 ", but run ", to_hex(run.run), " started from ", to_hex(run.base_digest),
+                 ": another base; use the checkpoint that this run started from");
+  }
+  return {};
+}
+
+// The announcement. On some file systems its bytes come late: what cannot be read yet is looked at
+// again for a while.
+Result<RunInfo> read_run_info(ReceiveRoad& road, std::chrono::milliseconds patience,
+                              const Deadline& deadline) {
+  std::optional<Deadline> end;
+  Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(500));
+  for (;;) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, road.run_info(deadline));
+    Result<RunInfo> run = parse_run_info(text, "the run's announcement");
+    if (run.ok() || run.status().code() != StatusCode::kCorrupt) return run;
+    if (!end) end = deadline.sooner(patience);
+    if (!backoff.sleep(*end)) return run;
+  }
+}
+
+class FollowingReceiver final : public Receiver {
+ public:
+  FollowingReceiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
+                    const Hash128& run, const FetchOptions& fetch)
+      : options_(options), road_(&road), target_(&target), run_(run), fetcher_(road, run, fetch) {}
+
+  Result<bool> stage(const Deadline& deadline) override {
+    staged_.reset();
+    if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->settle());
+    const TargetState state = target_->state();
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
+    if (!news) return false;
+    Stopwatch watch;
+    Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
+        state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny);
+    // Said at once, and again by every report() until something helped.
+    stranded_ = fetched.status().code() == StatusCode::kWrongBase;
+    if (stranded_) const Status told = report();
+    if (!fetched.ok()) return fetched.status();
+    std::optional<FetchedChain> chain = std::move(*fetched);
+    if (!chain) return false;
+    report_ = describe(state, *chain);
+    report_.fetch_ms = watch.lap_ms();
+    committed_.reset();  // it could not be undone any more
+    Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
+    note_misfit(staged.status());
+    if (!staged.ok()) return staged.status();
+    staged_ = std::move(*staged);
+    report_.stage_ms = watch.lap_ms();
+    return true;
+  }
+
+  Result<UpdateReport> commit() override {
+    if (!staged_) return error(StatusCode::kInvalidArgument, "nothing is staged");
+    Stopwatch watch;
+    if (options_.pause) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          options_.pause().with_context("pausing the engine; the weights are as they were"));
+    }
+    report_.pause_ms = watch.lap_ms();
+    Result<CommitReport> commit = staged_->commit();
+    if (commit.ok()) {
+      committed_ = std::move(staged_);
+      misfits_ = 0;
+    }
+    note_misfit(commit.status());
+    staged_.reset();
+    report_.apply_ms = watch.lap_ms();
+    const Status resumed = options_.resume ? options_.resume() : Status();
+    report_.resume_ms = watch.lap_ms();
+    if (!commit.ok()) {
+      if (resumed.ok()) return commit.status();
+      return error(commit.status().code(), commit.status().message(),
+                   "; and resuming the engine failed: ", resumed.message());
+    }
+    report_.version = commit->version;
+    report_.digest = commit->digest;
+    report_.changed_units = commit->changed_units;
+    if (const Status told = report(); !told.ok()) {
+      report_.notes.push_back(concat("not reported to the road yet: ", told.to_string()));
+    }
+    if (!resumed.ok()) {
+      return resumed.with_context(
+          concat("version ", commit->version, " is committed, but the engine was not resumed"));
+    }
+    return report_;
+  }
+
+  Status rollback() override {
+    if (staged_) {
+      staged_.reset();
+      return {};
+    }
+    if (!committed_) return error(StatusCode::kInvalidArgument, "there is nothing to take back");
+    if (options_.pause) DRIFTLESS_RETURN_IF_ERROR(options_.pause());
+    const Status undone = committed_->undo();
+    const Status resumed = options_.resume ? options_.resume() : Status();
+    DRIFTLESS_RETURN_IF_ERROR(undone);
+    committed_.reset();
+    const Status ignored = report();  // said again by the next report()
+    return resumed;
+  }
+
+  Status report() override {
+    const TargetState state = target_->state();
+    ReceiverReport report;
+    report.id = options_.id;
+    if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
+      report.version = state.id.version;
+      report.proof = to_hex(state.digest);
+    }
+    if (stranded_) report.proof = kAnchorWanted;
+    return road_->report(report, Deadline::after(options_.report_deadline));
+  }
+
+  Status leave() override { return road_->leave(Deadline::after(options_.report_deadline)); }
+
+  [[nodiscard]] TargetState state() const override { return target_->state(); }
+  [[nodiscard]] std::optional<std::uint64_t> staged_version() const override {
+    return staged_ ? std::optional(report_.version) : std::nullopt;
+  }
+  [[nodiscard]] const Hash128& run() const override { return run_; }
+
+ private:
+  // A delta that does not fit the weights. Once it may be the fetched bytes; then it is the
+  // weights, or the version itself, and only a full one helps.
+  void note_misfit(const Status& status) {
+    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase) {
+      ++misfits_;
+    }
+  }
+
+  static UpdateReport describe(const TargetState& state, const FetchedChain& chain) {
+    UpdateReport report;
+    report.from_version = state.valid ? state.id.version : 0;
+    report.versions = chain.versions.size();
+    report.anchor = chain.anchor;
+    report.wire_bytes = chain.manifest_bytes;
+    for (const FetchedVersion& version : chain.versions) {
+      report.full_bytes += version.manifest.full_bytes;
+      report.delta_bytes += version.manifest.payload_bytes;
+      report.version = version.manifest.id.version;
+      for (const ManifestFile& file : version.manifest.files) report.wire_bytes += file.size_bytes;
+    }
+    return report;
+  }
+
+  ReceiverOptions options_;
+  ReceiveRoad* road_;
+  WeightTarget* target_;
+  Hash128 run_;
+  VersionFetcher fetcher_;
+  unsigned misfits_ = 0;   // in a row
+  bool stranded_ = false;  // neither the next step nor an anchor is there
+  std::unique_ptr<StagedChange> staged_;
+  std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
+  UpdateReport report_;                      // of what is staged
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options, ReceiveRoad& road,
+                                                 WeightTarget& target, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(options.id).with_context("the receiver's id"));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run,
+                             read_run_info(road, options.fetch_deadline, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(target.settle());
+  DRIFTLESS_RETURN_IF_ERROR(check_target(run, target));
+  FetchOptions fetch;
+  fetch.fold_bytes = options.fold_bytes;
+  fetch.deadline = options.fetch_deadline;
+  fetch.threads = options.threads == 0 ? default_threads() : options.threads;
+  if (options.before_read) {
+    fetch.before_read = [call = options.before_read](const PublicationId& id) {
+      return call(id.version).with_context(concat("before reading ", to_string(id)));
+    };
+  }
+  auto receiver = std::make_unique<FollowingReceiver>(options, road, target, run.run, fetch);
+  DRIFTLESS_RETURN_IF_ERROR(receiver->report());
+  return std::unique_ptr<Receiver>(std::move(receiver));
+}
+
+}  // namespace driftless

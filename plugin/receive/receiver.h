@@ -1,0 +1,92 @@
+// Receiver: the rollout's side. Follows a road and keeps a target at its newest version.
+//
+//   discover -> fetch -> verify -> decode = stage()      while the engine works
+//   pause -> commit -> resume                            O(changed), all or nothing
+//   report(version, digest)                              to the publisher
+//
+// One thread at a time. Road and target outlive it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/road.h"
+#include "formats/receiver_proof.h"
+#include "plugin/targets/weight_target.h"
+
+namespace driftless {
+
+struct ReceiverOptions {
+  std::string id = "receiver";                        // plain, unique on the road
+  std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
+  // Of tensors in full shape that an engine's loader is given at a time (an engine's target).
+  std::uint64_t chunk_bytes = std::uint64_t{512} << 20;
+  std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
+  std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
+  unsigned threads = 0;                               // for hashing; 0: default_threads()
+  // Called before a version is read, also before it is tried again; a failure is stage()'s. For
+  // file systems that have to be told to look. May be empty.
+  std::function<Status(std::uint64_t version)> before_read;
+  // Called around the writing, also by rollback(). A failure of pause leaves everything as it was,
+  // and commit() may be called again; one of resume is returned after the commit, which holds. May
+  // be empty.
+  std::function<Status()> pause;
+  std::function<Status()> resume;
+};
+
+// What one commit took: several versions may be folded into it. Bytes are sums over them.
+struct UpdateReport {
+  std::uint64_t from_version = 0;
+  std::uint64_t version = 0;
+  std::uint64_t versions = 0;  // folded
+  bool anchor = false;         // taken from an anchor
+  Digest digest;
+  std::uint64_t changed_units = 0;
+  // Of all weights; of the encoded payload; of everything fetched, manifests included.
+  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  double fetch_ms = 0;  // on the road, and hashing
+  double stage_ms = 0;  // decoding and proving
+  double pause_ms = 0, apply_ms = 0, resume_ms = 0;
+  std::vector<std::string> notes;  // what failed without harm: a report to the road, ...
+};
+
+class Receiver {
+ public:
+  // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
+  // (kWrongRun) or another base (kWrongBase), registers with the road. A target without a layout
+  // gets the run's.
+  [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
+                                                              ReceiveRoad& road,
+                                                              WeightTarget& target,
+                                                              const Deadline& deadline);
+  virtual ~Receiver() = default;
+
+  // Waits until something newer than the target is there, and makes it ready: the steps that follow
+  // the target's version, as many as there are, or an anchor where they cannot be had any more.
+  // What is damaged or incomplete is fetched again until options.fetch_deadline. False: the
+  // deadline passed and nothing was new. kWrongBase: the steps are gone and there is no anchor.
+  // After any failure the target is as it was, and stage() may be called again.
+  [[nodiscard]] virtual Result<bool> stage(const Deadline& deadline) = 0;
+  // Commits what stage() made ready, and reports it to the road.
+  [[nodiscard]] virtual Result<UpdateReport> commit() = 0;
+  // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo).
+  [[nodiscard]] virtual Status rollback() = 0;
+  // A sign of life, to be given while nothing is new.
+  [[nodiscard]] virtual Status report() = 0;
+  // Nothing more will be asked for.
+  [[nodiscard]] virtual Status leave() = 0;
+
+  [[nodiscard]] virtual TargetState state() const = 0;
+  // What commit() would bring; none where nothing is staged. Receivers that commit together compare
+  // it first.
+  [[nodiscard]] virtual std::optional<std::uint64_t> staged_version() const = 0;
+  [[nodiscard]] virtual const Hash128& run() const = 0;
+};
+
+}  // namespace driftless

@@ -1,0 +1,204 @@
+#include "plugin/receive/version_fetcher.h"
+
+#include <algorithm>
+
+#include "core/parallel.h"
+
+namespace driftless {
+namespace {
+
+using std::chrono_literals::operator""ms;
+
+// What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
+bool may_pass(StatusCode code) {
+  return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
+         code == StatusCode::kNotFound || code == StatusCode::kBusy;
+}
+
+bool is_newer(const TargetState& state, const PublicationId& id) {
+  return !state.valid || id.version > state.id.version;
+}
+
+Status nothing_full(const TargetState& state, FetchMode mode,
+                    const std::vector<PublicationId>& listed) {
+  const std::string first =
+      listed.empty() ? std::string("nothing") : concat(to_string(listed.front()), " on");
+  if (!state.valid) {
+    return error(StatusCode::kWrongBase, "the weights hold no version, and there is no anchor (",
+                 first, " is there): publish an anchor, or start from the run's base");
+  }
+  if (mode == FetchMode::kFullOnly) {
+    return error(StatusCode::kWrongBase, "the steps after version ", state.id.version,
+                 " do not fit the weights, and there is no newer anchor (", first,
+                 " is there): publish an anchor, or start from the run's base");
+  }
+  return error(StatusCode::kWrongBase, "the steps after version ", state.id.version, " are gone (",
+               state.id.version + 1, " is not there) and there is no anchor (", first,
+               " is there): publish an anchor, or start from the run's base");
+}
+
+}  // namespace
+
+Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& deadline) {
+  Backoff backoff(2ms, 500ms);
+  while (true) {
+    if (state.valid) {
+      Status status = road_->wait_beyond(state.id.version, deadline);
+      if (status.ok()) return true;
+      if (status.code() == StatusCode::kDeadlineExceeded) return false;
+      return status;
+    }
+    // Without a version even an anchor of version 0 is news, which no step announces.
+    const Result<std::vector<PublicationId>> listed = road_->list(deadline);
+    if (!listed.ok() && listed.status().code() != StatusCode::kDeadlineExceeded) {
+      return listed.status();
+    }
+    if (listed.ok() && !listed->empty()) return true;
+    if (!backoff.sleep(deadline)) return false;
+  }
+}
+
+Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state,
+                                                          FetchMode mode) {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  Backoff backoff(5ms, 500ms);
+  Status failure;  // the last one that time might have mended
+  while (true) {
+    Result<std::optional<FetchedChain>> chain = attempt(state, mode, deadline);
+    // That the time is over says nothing; what was waited for does.
+    const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
+    if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
+    if (!late) failure = chain.status();
+    if (late || !backoff.sleep(deadline)) {
+      return failure.with_context(concat("gave up after ", options_.deadline.count(), " ms"));
+    }
+  }
+}
+
+Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& state,
+                                                            FetchMode mode,
+                                                            const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> chosen, choose(state, mode, deadline));
+  if (chosen.empty()) return std::optional<FetchedChain>();
+  FetchedChain chain;
+  chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
+  for (Candidate& candidate : chosen) {
+    const std::size_t manifest_bytes = candidate.manifest_bytes;
+    Result<FetchedVersion> version = fetch_parts(std::move(candidate), deadline);
+    // What is whole goes ahead; the next round looks at the failure.
+    if (!version.ok() && !chain.versions.empty() && may_pass(version.status().code())) break;
+    if (!version.ok()) return version.status();
+    chain.manifest_bytes += manifest_bytes;
+    chain.versions.push_back(std::move(*version));
+  }
+  return std::optional<FetchedChain>(std::move(chain));
+}
+
+Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::choose(const TargetState& state,
+                                                                      FetchMode mode,
+                                                                      const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, road_->list(deadline));
+  if (state.valid && mode == FetchMode::kAny) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> steps, follow(state, listed, deadline));
+    if (!steps.empty()) return steps;
+    const auto newer = [&state](const PublicationId& id) { return is_newer(state, id); };
+    if (std::none_of(listed.begin(), listed.end(), newer)) return std::vector<Candidate>();
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> full, newest_full(state, listed, deadline));
+  if (full.empty()) return nothing_full(state, mode, listed);
+  return full;
+}
+
+// The steps from the target's version on, as far as they adjoin and fit one fold.
+Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
+    const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
+  std::vector<Candidate> chain;
+  std::uint64_t version = state.id.version;
+  std::uint64_t bytes = 0;
+  for (const PublicationId& id : listed) {
+    if (id.kind != PublicationKind::kStep || id.version <= version) continue;
+    // A step further than the next one can only adjoin by its base, and seldom does.
+    Result<Candidate> next = fetch_manifest(id, deadline);
+    if (!next.ok()) {
+      // What is there already goes ahead; the next round looks at the failure.
+      if (!chain.empty() && may_pass(next.status().code())) break;
+      return next.status();
+    }
+    const bool full = next->manifest.encoding == Encoding::kFull;
+    if (!full && next->manifest.base_version != version) break;
+    if (full && !chain.empty()) break;
+    std::uint64_t size = 0;
+    for (const ManifestFile& file : next->manifest.files) size += file.size_bytes;
+    if (!chain.empty() && bytes + size > options_.fold_bytes) break;
+    bytes += size;
+    version = id.version;
+    chain.push_back(std::move(*next));
+    if (full) break;
+  }
+  return chain;
+}
+
+// The newest anchor, or a full step that is newer still.
+Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
+    const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
+  for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
+    if (!is_newer(state, *id)) break;
+    DRIFTLESS_ASSIGN_OR_RETURN(Candidate candidate, fetch_manifest(*id, deadline));
+    if (candidate.manifest.encoding == Encoding::kFull) {
+      std::vector<Candidate> chosen;
+      chosen.push_back(std::move(candidate));
+      return chosen;
+    }
+  }
+  return std::vector<Candidate>();
+}
+
+Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const PublicationId& id,
+                                                                 const Deadline& deadline) {
+  if (options_.before_read) DRIFTLESS_RETURN_IF_ERROR(options_.before_read(id));
+  const std::string what = to_string(id);
+  const Result<std::string> text = road_->fetch_manifest(id, deadline);
+  if (!text.ok()) return text.status().with_context(what);
+  DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(*text, what));
+  if (manifest.id.version != id.version) {
+    return error(StatusCode::kCorrupt, what, ": its manifest is of version ", manifest.id.version);
+  }
+  if (manifest.id.run != run_) {
+    return error(StatusCode::kWrongRun, what, ": belongs to run ", to_hex(manifest.id.run),
+                 ", but this receiver follows run ", to_hex(run_),
+                 "; restart it to follow the other run");
+  }
+  if (id.kind == PublicationKind::kAnchor && manifest.encoding != Encoding::kFull) {
+    return error(StatusCode::kCorrupt, what, ": is not a full version, as an anchor must be");
+  }
+  return Candidate{id, std::move(manifest), text->size()};
+}
+
+Result<FetchedVersion> VersionFetcher::fetch_parts(Candidate candidate, const Deadline& deadline) {
+  FetchedVersion version;
+  version.source = to_string(candidate.id);
+  version.manifest = std::move(candidate.manifest);
+  const std::vector<ManifestFile>& files = version.manifest.files;
+  for (const ManifestFile& file : files) {
+    const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
+    Result<MappedFile> part = road_->fetch_part(candidate.id, receipt, deadline);
+    if (!part.ok()) {
+      return part.status().with_context(concat(version.source, ": part ", file.name));
+    }
+    version.parts.push_back(std::move(*part));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(files.size(), options_.threads, [&](std::size_t i, unsigned) -> Status {
+        const std::span<const std::byte> bytes = version.parts[i].bytes();
+        // What is on the device was compared there, by the road.
+        const bool compared = version.parts[i].memory_kind() == MemoryKind::kDevice;
+        if (compared && bytes.size() == files[i].size_bytes) return {};
+        if (bytes.size() == files[i].size_bytes && xxh3_128(bytes) == files[i].hash) return {};
+        return error(StatusCode::kCorrupt, version.source, ": part ", files[i].name, " has ",
+                     bytes.size(), " bytes with xxh3-128 ", to_hex(xxh3_128(bytes)),
+                     ", the manifest says ", files[i].size_bytes, " with ", to_hex(files[i].hash));
+      }));
+  return version;
+}
+
+}  // namespace driftless

@@ -1,0 +1,75 @@
+// VersionFetcher: chooses what a receiver takes next from a road, and fetches it whole.
+//
+// One thread at a time. The road outlives it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "collectives/road.h"
+#include "core/hash128.h"
+#include "plugin/targets/weight_target.h"
+
+namespace driftless {
+
+struct FetchOptions {
+  std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of the parts of a chain; one step always
+  std::chrono::milliseconds deadline{60'000};         // of one fetch()
+  unsigned threads = 1;                               // for hashing
+  // Before a publication is read: once for each, and again where its reading has to be tried again.
+  // May be empty.
+  std::function<Status(const PublicationId&)> before_read;
+};
+
+// Steps that adjoin the target's version, or one full publication.
+struct FetchedChain {
+  std::vector<FetchedVersion> versions;
+  bool anchor = false;
+  std::uint64_t manifest_bytes = 0;
+};
+
+// Whether the steps may be followed, or the target needs a full version.
+enum class FetchMode : unsigned char { kAny, kFullOnly };
+
+class VersionFetcher {
+ public:
+  VersionFetcher(ReceiveRoad& road, const Hash128& run, const FetchOptions& options)
+      : road_(&road), run_(run), options_(options) {}
+
+  // Returns once there may be something for a target in this state; false: the deadline passed.
+  [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
+  // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
+  // tried again until the deadline of the options; then the last failure is returned. Every part
+  // has its hash, every manifest is of the run. Nothing: there is nothing newer.
+  [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
+                                                          FetchMode mode = FetchMode::kAny);
+
+ private:
+  struct Candidate {
+    PublicationId id;
+    Manifest manifest;
+    std::uint64_t manifest_bytes = 0;
+  };
+  [[nodiscard]] Result<Candidate> fetch_manifest(const PublicationId& id, const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<Candidate>> choose(const TargetState& state, FetchMode mode,
+                                                      const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<Candidate>> follow(const TargetState& state,
+                                                      const std::vector<PublicationId>& listed,
+                                                      const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<Candidate>> newest_full(const TargetState& state,
+                                                           const std::vector<PublicationId>& listed,
+                                                           const Deadline& deadline);
+  [[nodiscard]] Result<FetchedVersion> fetch_parts(Candidate candidate, const Deadline& deadline);
+  [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
+                                                            FetchMode mode,
+                                                            const Deadline& deadline);
+
+  ReceiveRoad* road_;
+  Hash128 run_;
+  FetchOptions options_;
+};
+
+}  // namespace driftless

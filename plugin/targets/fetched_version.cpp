@@ -1,0 +1,159 @@
+#include "plugin/targets/fetched_version.h"
+
+#include <algorithm>
+
+#include "formats/version_dir.h"
+
+namespace driftless {
+namespace {
+
+bool is_full(const FetchedVersion& version) { return version.manifest.encoding == Encoding::kFull; }
+
+Status check_identity(const TargetState& state, const WeightLayout& layout,
+                      const FetchedVersion& version) {
+  const Manifest& manifest = version.manifest;
+  if (!state.id.run.is_zero() && state.id.run != manifest.id.run) {
+    return error(StatusCode::kWrongRun, version.source, ": belongs to run ",
+                 to_hex(manifest.id.run), ", but the weights are version ", state.id.version,
+                 " of run ", to_hex(state.id.run), "; start from that run's base");
+  }
+  if (manifest.layout != layout.signature()) {
+    return error(StatusCode::kWrongLayout, version.source, ": made for weight layout ",
+                 to_hex(manifest.layout), ", but the weights have ", to_hex(layout.signature()),
+                 "; use the checkpoint that this run started from");
+  }
+  return {};
+}
+
+Status check_first(const TargetState& state, const FetchedVersion& version) {
+  const Manifest& manifest = version.manifest;
+  if (is_full(version)) {
+    if (!state.valid || manifest.id.version > state.id.version) return {};
+    return error(StatusCode::kWrongBase, version.source, ": the weights are at version ",
+                 state.id.version, " already");
+  }
+  if (!state.valid) {
+    return error(StatusCode::kWrongBase, version.source,
+                 ": is a delta, but the weights hold no version; send a full version");
+  }
+  if (manifest.base_version != state.id.version) {
+    return error(StatusCode::kWrongBase, version.source, ": builds on version ",
+                 manifest.base_version, ", but the weights are at version ", state.id.version,
+                 "; supply the versions between, or a full one");
+  }
+  if (!state.partial && manifest.base_digest != state.digest) {
+    return error(StatusCode::kWrongBase, version.source, ": builds on digest ",
+                 to_hex(manifest.base_digest), ", but the weights have ", to_hex(state.digest),
+                 ": they are not version ", manifest.base_version, " of run ",
+                 to_hex(manifest.id.run), "; send a full version");
+  }
+  return {};
+}
+
+// hf_delta: what the index says must agree with the manifest, which binds.
+Status read_index(const MappedFile& part, VersionDirectory& version) {
+  const std::string what = join_path(version.path, kIndexName);
+  const std::string_view text(reinterpret_cast<const char*>(part.bytes().data()),
+                              part.bytes().size());
+  DRIFTLESS_ASSIGN_OR_RETURN(HfDeltaIndex index, parse_index(text, version.version, what));
+  const bool full = version.full();
+  if (index.encoding.value_or(Encoding::kFull) != version.encoding ||
+      (!full &&
+       (index.checksum != version.checksum || index.base_version != version.base_version))) {
+    return error(StatusCode::kCorrupt, version.path,
+                 ": the index and the manifest contradict each other");
+  }
+  version.weight_map = std::move(index.weight_map);
+  return {};
+}
+
+Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
+                               const WeightLayout& layout, const std::string& spool_directory,
+                               unsigned threads, const FrontReader& front) {
+  VersionDirectory version;
+  version.path = fetched.source;
+  version.version = fetched.manifest.id.version;
+  version.base_version = fetched.manifest.base_version;
+  version.directory_layout = fetched.manifest.directory_layout;
+  version.encoding = fetched.manifest.encoding;
+  version.checksum = fetched.manifest.checksum;
+  if (fetched.parts.size() != fetched.manifest.files.size()) {
+    return error(StatusCode::kIncomplete, fetched.source, ": ", fetched.parts.size(), " of ",
+                 fetched.manifest.files.size(), " parts were fetched");
+  }
+  const bool indexed = version.directory_layout == DirectoryLayout::kHfDelta;
+  bool index_seen = false;
+  std::vector<MappedFile> payload;
+  for (std::size_t i = 0; i < fetched.parts.size(); ++i) {
+    const std::string& name = fetched.manifest.files[i].name;
+    if (indexed && name == kIndexName) {
+      DRIFTLESS_RETURN_IF_ERROR(read_index(fetched.parts[i], version));
+      index_seen = true;
+      continue;
+    }
+    version.payload_files.push_back(name);
+    payload.push_back(std::move(fetched.parts[i]));
+  }
+  if (indexed && !index_seen) {
+    return error(StatusCode::kCorrupt, fetched.source, ": ", kIndexName,
+                 " is not among the parts that the manifest names");
+  }
+  version.manifest = std::move(fetched.manifest);
+  return VersionSource::open(spool_fs, std::move(version), std::move(payload), layout,
+                             spool_directory, threads, front);
+}
+
+}  // namespace
+
+Status check_staged_for(bool used, const TargetState& before, const TargetState& now,
+                        std::string_view source) {
+  if (!used && now == before) return {};
+  return error(StatusCode::kWrongBase, source,
+               ": the weights are not those that it was staged for; stage it again");
+}
+
+Status check_chain(const TargetState& state, const WeightLayout& layout,
+                   std::span<const FetchedVersion> chain) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, chain.front()));
+  DRIFTLESS_RETURN_IF_ERROR(check_first(state, chain.front()));
+  for (std::size_t i = 1; i < chain.size(); ++i) {
+    const FetchedVersion& version = chain[i];
+    const Manifest& before = chain[i - 1].manifest;
+    DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, version));
+    if (version.manifest.id.run != before.id.run) {
+      return error(StatusCode::kWrongRun, version.source, ": belongs to run ",
+                   to_hex(version.manifest.id.run), ", ", chain[i - 1].source, " to run ",
+                   to_hex(before.id.run));
+    }
+    if (is_full(version) || is_full(chain[i - 1])) {
+      return error(StatusCode::kInvalidArgument, version.source,
+                   ": a full version is applied alone, not in a chain");
+    }
+    if (version.manifest.base_version != before.id.version ||
+        version.manifest.base_digest != before.digest) {
+      return error(StatusCode::kWrongBase, version.source, ": builds on version ",
+                   version.manifest.base_version, " with digest ",
+                   to_hex(version.manifest.base_digest), ", which is not ", chain[i - 1].source,
+                   " with digest ", to_hex(before.digest), "; supply the versions between");
+    }
+  }
+  return {};
+}
+
+Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
+                                              std::vector<FetchedVersion> chain,
+                                              const WeightLayout& layout,
+                                              const std::string& spool_directory, unsigned threads,
+                                              const FrontReader& front) {
+  std::vector<VersionSource> sources;
+  sources.reserve(chain.size());
+  for (FetchedVersion& version : chain) {
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source, open_one(spool_fs, std::move(version), layout,
+                                                              spool_directory, threads, front));
+    sources.push_back(std::move(source));
+  }
+  return sources;
+}
+
+}  // namespace driftless

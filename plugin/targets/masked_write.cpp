@@ -1,0 +1,112 @@
+#include "plugin/targets/masked_write.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint32_t kMaskedBlockUnits = 1U << 16;
+
+// Per thread: a block of sentinels to compare with, and room for what differs from it.
+struct Room {
+  std::vector<std::byte> sentinels, values;
+  std::vector<std::uint32_t> offsets;
+
+  Room(std::uint64_t sentinel, unsigned unit)
+      : sentinels(std::size_t{kMaskedBlockUnits} * unit),
+        values((std::size_t{kMaskedBlockUnits} + kDiffSlackUnits) * unit),
+        offsets(kMaskedBlockUnits + kDiffSlackUnits) {
+    for (std::size_t at = 0; at < sentinels.size(); at += unit) {
+      std::memcpy(sentinels.data() + at, &sentinel, unit);
+    }
+  }
+};
+
+}  // namespace
+
+Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, const MaskedSource& source,
+                                      const MaskedTarget& target, unsigned threads) {
+  const unsigned unit = source_bytes(target.cast, target.unit_bytes);
+  const std::uint64_t span = map.source_end - map.source_offset;
+  const std::uint64_t blocks = (span + kMaskedBlockUnits - 1) / kMaskedBlockUnits;
+  threads = static_cast<unsigned>(std::clamp<std::uint64_t>(blocks / 4, 1, std::max(1U, threads)));
+  MaskedWrite write;
+  write.map_ = map;
+  write.target_ = target;
+  write.blocks_.resize(blocks);
+  std::vector<std::unique_ptr<Room>> rooms(threads);
+  const HostKernels& kernels = host_kernels();
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks, threads, [&](std::size_t i, unsigned worker) {
+    if (!rooms[worker]) rooms[worker] = std::make_unique<Room>(source.sentinel, unit);
+    Room& room = *rooms[worker];
+    Block& block = write.blocks_[i];
+    block.origin = map.source_offset + i * kMaskedBlockUnits;
+    const auto units = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(kMaskedBlockUnits, map.source_end - block.origin));
+    const std::uint32_t count =
+        kernels.diff(room.sentinels.data(), source.data + block.origin * unit, units, unit,
+                     room.offsets.data(), room.values.data(), nullptr);
+    block.offsets.assign(room.offsets.begin(), room.offsets.begin() + count);
+    write.exchange(block, room.values.data());
+    return Status();
+  }));
+  return write;
+}
+
+Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, std::span<const DeltaPiece> pieces,
+                                      const MaskedTarget& target, unsigned threads) {
+  const unsigned unit = source_bytes(target.cast, target.unit_bytes);
+  MaskedWrite write;
+  write.map_ = map;
+  write.target_ = target;
+  write.blocks_.resize(pieces.size());
+  threads =
+      static_cast<unsigned>(std::clamp<std::uint64_t>(pieces.size() / 4, 1, std::max(1U, threads)));
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) {
+    const DeltaPiece& piece = pieces[i];
+    const std::uint32_t* const end = piece.offsets + piece.count;
+    const auto at = [&](std::uint64_t unit_number) {
+      const std::uint64_t offset = unit_number > piece.origin ? unit_number - piece.origin : 0;
+      return std::lower_bound(piece.offsets, end, offset);
+    };
+    const std::uint32_t* const first = at(map.source_offset);
+    const std::uint32_t* const last = std::max(first, at(map.source_end));
+    Block& block = write.blocks_[i];
+    block.origin = piece.origin;
+    block.offsets.assign(first, last);
+    write.exchange(block, piece.values + static_cast<std::size_t>(first - piece.offsets) * unit);
+    return Status();
+  }));
+  return write;
+}
+
+void MaskedWrite::exchange(Block& block, const std::byte* values) const {
+  const HostKernels& kernels = host_kernels();
+  block.old_values.resize(block.offsets.size() * target_.unit_bytes);
+  kernels.gather_strided(map_, target_.data, target_.unit_bytes, block.origin, block.offsets.data(),
+                         block.offsets.size(), block.old_values.data());
+  kernels.scatter_strided(map_, target_.data, target_.unit_bytes, block.origin,
+                          block.offsets.data(), block.offsets.size(), values, target_.cast);
+}
+
+std::uint64_t MaskedWrite::units() const {
+  std::uint64_t units = 0;
+  for (const Block& block : blocks_) units += block.offsets.size();
+  return units;
+}
+
+void MaskedWrite::undo() {
+  for (const Block& block : blocks_) {
+    host_kernels().scatter_strided(map_, target_.data, target_.unit_bytes, block.origin,
+                                   block.offsets.data(), block.offsets.size(),
+                                   block.old_values.data(), ValueCast::kNone);
+  }
+  blocks_.clear();
+}
+
+}  // namespace driftless

@@ -1,0 +1,218 @@
+#include "plugin/targets/version_stager.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "core/parallel.h"
+#include "formats/bucket.h"
+#include "formats/frame.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+
+// One version's part in the making of one tensor.
+struct Step {
+  const VersionSource* source = nullptr;
+  const TensorChange* change = nullptr;
+  std::unique_ptr<TensorPatcher> patcher;
+  Checksum checksum;
+};
+
+// What one thread needs, kept from tensor to tensor.
+class Stager {
+ public:
+  Stager(const WeightView& weights, std::span<const VersionSource> chain,
+         const StageOptions& options, const FrameSink& sink)
+      : weights_(weights),
+        chain_(chain),
+        options_(options),
+        sink_(sink),
+        builder_(*weights.layout, Encoding::kDeltas),
+        chunk_(kChunkBytes),
+        offsets_(kChunkBytes + kDiffSlackUnits),
+        new_values_(kChunkBytes + kDiffSlackUnits * std::uint64_t{8}),
+        old_values_(kChunkBytes) {}
+
+  Status stage(std::uint32_t index, std::atomic<std::uint64_t>& done, std::uint64_t total) {
+    const TensorView tensor{&(*weights_.layout)[index], weights_.data(index)};
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Step> steps, open_steps(index));
+    const std::uint64_t units_before = staged_.changed_units;
+    for (std::uint64_t at = 0; at < tensor.spec->size_bytes; at += kChunkBytes) {
+      const std::uint64_t size = std::min(kChunkBytes, tensor.spec->size_bytes - at);
+      const std::span<std::byte> chunk(chunk_.data(), size);
+      std::copy_n(tensor.data + at, size, chunk.data());
+      for (Step& step : steps) {
+        DRIFTLESS_RETURN_IF_ERROR(named(step.patcher->patch(at, chunk), step));
+        if (!step.change->checksum.empty()) step.checksum.update(chunk);
+      }
+      if (chain_.back().version().full()) {
+        staged_.new_digest +=
+            host_kernels().digest(digest_tensor_key(tensor.spec->name), at, chunk);
+      }
+      DRIFTLESS_RETURN_IF_ERROR(record(index, tensor, at, chunk));
+      if (weights_.forget) weights_.forget(index, at, size);
+      const std::uint64_t so_far = done += size;
+      if (options_.progress) options_.progress(so_far, total);
+    }
+    for (Step& step : steps) {
+      DRIFTLESS_RETURN_IF_ERROR(named(step.patcher->finish(), step));
+      DRIFTLESS_RETURN_IF_ERROR(check(step, *tensor.spec));
+    }
+    staged_.touched_bytes += tensor.spec->size_bytes;
+    if (staged_.changed_units != units_before) ++staged_.changed_tensors;
+    return {};
+  }
+
+  Status flush() {
+    if (builder_.empty()) return {};
+    const VersionDirectory& last = chain_.back().version();
+    FrameContext context;
+    context.id.version = last.version;
+    context.id.run = last.manifest ? last.manifest->id.run : Hash128();
+    context.base_version = chain_.front().version().base_version;
+    context.layout = weights_.layout->signature();
+    context.encoding = Encoding::kDeltas;
+    frame_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(context, builder_.view(), frame_));
+    builder_.clear();
+    return sink_(frame_);
+  }
+
+  [[nodiscard]] const StagedVersion& staged() const { return staged_; }
+
+ private:
+  Result<std::vector<Step>> open_steps(std::uint32_t tensor) const {
+    std::vector<Step> steps;
+    for (const VersionSource& source : chain_) {
+      const TensorChange* const change = source.find(tensor);
+      if (change == nullptr) continue;
+      DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<TensorPatcher> patcher, source.patcher(*change));
+      steps.push_back({&source, change, std::move(patcher), Checksum(source.version().checksum)});
+    }
+    return steps;
+  }
+
+  // In a chain the version that failed must be named.
+  [[nodiscard]] Status named(const Status& status, const Step& step) const {
+    return chain_.size() == 1 ? status : status.with_context(step.source->version().path);
+  }
+
+  // What differs between the old bytes at `at` and `chunk`: into the digest and into a frame.
+  Status record(std::uint32_t index, const TensorView& tensor, std::uint64_t at,
+                std::span<const std::byte> chunk) {
+    const HostKernels& kernels = host_kernels();
+    const unsigned width = unit_bytes(tensor.spec->dtype);
+    const std::byte* const old_bytes = tensor.data + at;
+    const std::uint32_t count =
+        kernels.diff(old_bytes, chunk.data(), static_cast<std::uint32_t>(chunk.size() / width),
+                     width, offsets_.data(), new_values_.data(), old_values_.data());
+    if (count == 0) return {};
+    staged_.changed_units += count;
+    staged_.digest_change +=
+        kernels.digest_change(digest_tensor_key(tensor.spec->name), width, at / width,
+                              offsets_.data(), count, old_values_.data(), new_values_.data());
+    if (!sink_) return {};
+    const DeltaView delta{index, width, at / width, {offsets_.data(), count}, new_values_.data()};
+    if (!builder_.accepts(delta) || builder_.size_bytes() >= options_.frame_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(flush());
+    }
+    return builder_.add(delta);
+  }
+
+  Status check(const Step& step, const TensorSpec& tensor) const {
+    if (step.change->checksum.empty()) return {};
+    const std::string found = step.checksum.hex();
+    if (found == step.change->checksum) return {};
+    const VersionDirectory& version = step.source->version();
+    return error(
+        StatusCode::kMismatch, "tensor '", tensor.name, "' would have ",
+        to_string(version.checksum), " ", found, " after version ", version.version, ", but ",
+        version.path, " says ", step.change->checksum, ": ", weights_.name,
+        " does not hold version ", chain_.front().version().base_version,
+        ", or the delta is damaged. Nothing was changed; restore the checkpoint's base, or "
+        "fetch the version again");
+  }
+
+  const WeightView& weights_;
+  std::span<const VersionSource> chain_;
+  const StageOptions& options_;
+  const FrameSink& sink_;
+  BucketBuilder builder_;
+  std::vector<std::byte> chunk_;
+  std::vector<std::uint32_t> offsets_;
+  std::vector<std::byte> new_values_;
+  std::vector<std::byte> old_values_;
+  std::vector<std::byte> frame_;
+  StagedVersion staged_;
+};
+
+// The tensors that any version of the chain changes, the largest first.
+std::vector<std::uint32_t> touched_tensors(const WeightView& weights,
+                                           std::span<const VersionSource> chain) {
+  std::vector<std::uint32_t> tensors;
+  for (const VersionSource& source : chain) {
+    for (const TensorChange& change : source.changes()) {
+      if (weights.data(change.tensor) != nullptr ||
+          (*weights.layout)[change.tensor].size_bytes == 0) {
+        tensors.push_back(change.tensor);
+      }
+    }
+  }
+  const auto size = [&weights](std::uint32_t tensor) {
+    return (*weights.layout)[tensor].size_bytes;
+  };
+  std::sort(tensors.begin(), tensors.end(), [&size](std::uint32_t a, std::uint32_t b) {
+    return size(a) != size(b) ? size(a) > size(b) : a < b;
+  });
+  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
+  return tensors;
+}
+
+}  // namespace
+
+WeightView view_of(const Checkpoint& checkpoint) {
+  WeightView view;
+  view.name = checkpoint.path();
+  view.layout = &checkpoint.layout();
+  view.data = [&checkpoint](std::size_t tensor) { return checkpoint.tensor(tensor).data; };
+  view.forget = [&checkpoint](std::size_t tensor, std::uint64_t offset, std::uint64_t size) {
+    checkpoint.forget(tensor, offset, size);
+  };
+  return view;
+}
+
+Result<StagedVersion> stage_version(const WeightView& weights, std::span<const VersionSource> chain,
+                                    const StageOptions& options, const FrameSink& sink) {
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  const std::string where = chain.size() == 1 ? chain.front().version().path : weights.name;
+  const std::vector<std::uint32_t> tensors = touched_tensors(weights, chain);
+  std::uint64_t total = 0;
+  for (const std::uint32_t tensor : tensors) total += (*weights.layout)[tensor].size_bytes;
+  std::vector<std::unique_ptr<Stager>> stagers(std::max(1U, options.threads));
+  std::atomic<std::uint64_t> done = 0;
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(
+      tensors.size(), options.threads, [&](std::size_t task, unsigned worker) -> Status {
+        std::unique_ptr<Stager>& stager = stagers[worker];
+        if (!stager) stager = std::make_unique<Stager>(weights, chain, options, sink);
+        return stager->stage(tensors[task], done, total)
+            .with_context(concat(where, ": tensor '", (*weights.layout)[tensors[task]].name, "'"));
+      }));
+  StagedVersion all;
+  for (const std::unique_ptr<Stager>& stager : stagers) {
+    if (!stager) continue;
+    if (sink) DRIFTLESS_RETURN_IF_ERROR(stager->flush());
+    all.changed_tensors += stager->staged().changed_tensors;
+    all.changed_units += stager->staged().changed_units;
+    all.touched_bytes += stager->staged().touched_bytes;
+    all.digest_change += stager->staged().digest_change;
+    all.new_digest += stager->staged().new_digest;
+  }
+  return all;
+}
+
+}  // namespace driftless

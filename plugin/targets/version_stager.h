@@ -1,0 +1,59 @@
+// Staging: everything that applying versions needs to know is worked out and proven before the
+// weights are touched. The new bytes of every changed tensor are made chunk by chunk, through all
+// versions of a chain, summed, and compared with the old ones; what differs goes into frames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "core/digest.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "formats/checkpoint.h"
+#include "formats/version_dir.h"
+#include "plugin/targets/version_source.h"
+
+namespace driftless {
+
+using FrameSink = std::function<Status(std::span<const std::byte>)>;            // any thread
+using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;  // any thread
+
+// The weights as they are: a checkpoint's files, or memory. Called from any thread.
+struct WeightView {
+  std::string name;  // for messages
+  const WeightLayout* layout = nullptr;
+  std::function<const std::byte*(std::size_t tensor)> data;  // null: not held, passed over
+  // These bytes will not be needed soon. May be empty.
+  std::function<void(std::size_t tensor, std::uint64_t offset, std::uint64_t size)> forget;
+};
+// The checkpoint outlives it.
+[[nodiscard]] WeightView view_of(const Checkpoint& checkpoint);
+
+struct StageOptions {
+  unsigned threads = 1;
+  std::uint64_t frame_bytes = std::uint64_t{4} << 20;
+  Progress progress;  // may be empty; counts bytes of touched tensors
+};
+
+struct StagedVersion {
+  std::uint64_t changed_tensors = 0;
+  std::uint64_t changed_units = 0;
+  std::uint64_t touched_bytes = 0;
+  Digest digest_change;  // digest after - digest before
+  Digest new_digest;     // of the new bytes of all touched tensors, where the last version is full
+};
+
+// Passes frames that take the weights through all of `chain` at once to `sink` (may be empty: then
+// only the checks are made); they are of the last version, on the first one's base. Fails with
+// kMismatch naming the tensor where its new bytes do not have the checksum that a version says:
+// then either the delta is damaged, or the weights are not its base. Memory: a few megabytes and
+// one frame per thread.
+[[nodiscard]] Result<StagedVersion> stage_version(const WeightView& weights,
+                                                  std::span<const VersionSource> chain,
+                                                  const StageOptions& options,
+                                                  const FrameSink& sink);
+
+}  // namespace driftless

@@ -1,0 +1,297 @@
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "plugin/agent/delivery.h"
+#include "plugin/engines/engine_fleet.h"
+#include "plugin/engines/engine_http.h"
+#include "plugin/receive/receiver.h"
+#include "tools/cli/agent_board.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/engine_board.h"
+#include "tools/cli/job.h"
+#include "tools/cli/job_board.h"
+#include "tools/cli/rollout_weights.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kSignOfLife = std::chrono::seconds(1);
+constexpr auto kStopWait = std::chrono::seconds(10);
+
+// What is worth another try. All else is a matter of the configuration or of another run.
+bool may_pass(StatusCode code) {
+  switch (code) {
+    case StatusCode::kNotFound:
+    case StatusCode::kIncomplete:
+    case StatusCode::kCorrupt:
+    case StatusCode::kBusy:
+    case StatusCode::kIo:
+    case StatusCode::kDeadlineExceeded: return true;
+    default: return false;
+  }
+}
+
+class Agent {
+ public:
+  Agent(const Common& common, const AgentArguments& arguments, Config config, JobProcess& process)
+      : arguments_(arguments),
+        config_(std::move(config)),
+        process_(process),
+        id_(receiver_id(config_, process_, process_.rank())),
+        board_(common.json, arguments.verbose, id_, process_.rank()) {}
+
+  [[nodiscard]] Result<int> run() {
+    DRIFTLESS_RETURN_IF_ERROR(open());
+    DRIFTLESS_RETURN_IF_ERROR(follow());
+    return close();
+  }
+
+ private:
+  [[nodiscard]] Status open() {
+    if (!config_.metrics_file.empty()) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          board_.write_metrics(filled_in(config_.metrics_file, "agent", process_.rank())));
+    }
+    const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+    if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        road_, process_.receiver(Deadline::after(process_.together() ? std::chrono::hours(24)
+                                                                     : config_.connect_deadline)));
+    const Deadline deadline = Deadline::after(config_.connect_deadline);
+    if (files) {
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          delivery_,
+          make_checkpoint_delivery(config_, checkpoint_, weights_->target(), *road_, deadline));
+    } else {
+      DRIFTLESS_ASSIGN_OR_RETURN(delivery_,
+                                 make_shm_delivery(config_, *road_, process_.threads(), deadline));
+    }
+    return open_engines();
+  }
+
+  [[nodiscard]] Status open_checkpoint() {
+    Config config = config_;
+    config.target = TargetKind::kCheckpoint;
+    config.checkpoint_dir = config_.agent.checkpoint_dir;
+    checkpoint_ = filled_in(config.checkpoint_dir, "agent", process_.rank());
+    config.checkpoint_dir = checkpoint_;
+    DRIFTLESS_ASSIGN_OR_RETURN(lock_, lock_checkpoint_for_agent(checkpoint_));
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_, open_weights(config, process_.rank(), arguments_.base));
+    return {};
+  }
+
+  [[nodiscard]] Status open_engines() {
+    const std::vector<AgentEngine>& engines = config_.agent.engines;
+    if (!engines.empty()) DRIFTLESS_RETURN_IF_ERROR(check_http());
+    std::vector<std::string> urls;
+    for (const AgentEngine& engine : engines) urls.push_back(engine.url);
+    fleet_ = std::make_unique<EngineFleet>(
+        FleetOptions{config_.agent.retries, config_.agent.retry_wait}, std::move(urls));
+    std::vector<std::unique_ptr<EngineSession>> sessions;
+    for (const AgentEngine& engine : engines) {
+      DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(engine.token_file));
+      EngineLink link(engine.url, std::move(token), config_.agent.call_timeout, fleet_->stopping());
+      DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineSession> session,
+                                 delivery_->session(engine.kind, std::move(link)));
+      sessions.push_back(std::move(session));
+    }
+    fleet_->start(std::move(sessions));
+    fleet_->set_goal(delivery_->version());
+    return {};
+  }
+
+  // Until the end of the run and all have it, a signal, or, with --once, all have what is there.
+  [[nodiscard]] Status follow() {
+    Deadline alive = Deadline::after(std::chrono::seconds(0));
+    while (StopSignals::received() == 0) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool delivered, deliver());
+      const bool taken = take_updates();
+      if (delivered || taken || alive.expired()) {
+        DRIFTLESS_RETURN_IF_ERROR(report());
+        alive = Deadline::after(kSignOfLife);
+      }
+      if (!end_) DRIFTLESS_RETURN_IF_ERROR(listen_for_end());
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool over, is_over());
+      if (over) return report();
+    }
+    return {};
+  }
+
+  [[nodiscard]] Result<bool> deliver() {
+    const Result<std::optional<DeliveryReport>> report = delivery_->step(Deadline::after(kLook));
+    if (!report.ok()) {
+      if (!may_pass(report.status().code())) return report.status();
+      tell(report.status());
+      static_cast<void>(Backoff(kSignOfLife, kSignOfLife).sleep(Deadline::after(kSignOfLife)));
+      return false;
+    }
+    if (!*report) return false;
+    board_.delivered(**report);
+    fleet_->set_goal(delivery_->version());
+    return true;
+  }
+
+  [[nodiscard]] bool take_updates() {
+    const std::vector<EngineUpdate> updates = fleet_->take_updates();
+    for (const EngineUpdate& update : updates) board_.updated(update);
+    return !updates.empty();
+  }
+
+  // The version that everybody on this host has: it is what the publisher is told.
+  [[nodiscard]] std::optional<std::uint64_t> confirmed() const {
+    std::uint64_t least = delivery_->version();
+    const std::vector<Worker> workers = delivery_->workers();
+    if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
+      return std::nullopt;
+    }
+    for (const Worker& worker : workers) {
+      if (!worker.version) return std::nullopt;
+      least = std::min(least, *worker.version);
+    }
+    for (const EngineState& engine : fleet_->states()) {
+      if (engine.status.ok()) least = std::min(least, engine.version);
+    }
+    return least;
+  }
+
+  [[nodiscard]] Status report() {
+    ReceiverReport report;
+    report.id = id_;
+    const std::optional<std::uint64_t> version = confirmed();
+    const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
+    if (digest) {
+      report.version = *version;
+      report.proof = proof_with_times(to_hex(*digest), board_.stage_ms(), board_.commit_ms());
+    }
+    if (delivery_->wants_anchor()) {
+      report.version = delivery_->version();
+      report.proof = kAnchorWanted;
+    }
+    const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
+    if (told.code() != StatusCode::kDeadlineExceeded) {
+      unheard_.reset();
+      tell(told);
+      return {};
+    }
+    if (!unheard_) unheard_ = Deadline::after(config_.connect_deadline);
+    if (!unheard_->expired()) return {};
+    return told.with_context(concat("no way to the trainer for deadlines.connect (",
+                                    config_.connect_deadline.count(), " ms)"));
+  }
+
+  // The trainer's last word. One that cannot be read yet is looked at again for a while.
+  [[nodiscard]] Status listen_for_end() {
+    Result<std::optional<EndOfRun>> end = look_for_end(process_, config_, delivery_->run());
+    if (end.ok()) {
+      end_ = *end;
+      if (end_) grace_ = Deadline::after(config_.connect_deadline);
+      unreadable_end_.reset();
+      return {};
+    }
+    if (end.status().code() != StatusCode::kCorrupt) return end.status();
+    if (!unreadable_end_) unreadable_end_ = Deadline::after(config_.receiver.fetch_deadline);
+    return unreadable_end_->expired() ? end.status() : Status();
+  }
+
+  [[nodiscard]] Result<bool> is_over() {
+    if (end_) return grace_->expired() || all_took(end_->version);
+    if (!arguments_.once || delivery_->version() == 0) return false;
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
+    return !behind && all_took(delivery_->version());
+  }
+
+  // Whether nobody is left to be waited for. An engine that was given up is not.
+  [[nodiscard]] bool all_took(std::uint64_t version) {
+    if (delivery_->version() < version) return false;
+    bool all = true;
+    for (const Worker& worker : delivery_->workers()) {
+      const bool there = worker.version && *worker.version >= version;
+      if (there) reached_.insert(worker.id);
+      all = all && there;
+    }
+    const std::vector<EngineState> engines = fleet_->states();
+    return all && reached_.size() >= config_.agent.workers &&
+           std::ranges::all_of(engines, [&](const EngineState& engine) {
+             return !engine.status.ok() || engine.version >= version;
+           });
+  }
+
+  [[nodiscard]] Result<int> close() {
+    const bool stopped = StopSignals::received() != 0 && !end_;
+    const std::uint64_t last = end_ ? end_->version : delivery_->version();
+    const bool took = all_took(last) && fleet_->all_at(last);
+    if (end_) tell(delivery_->tell_end(end_to_json(*end_)));
+    fleet_->stop();
+    static_cast<void>(take_updates());
+    Status wrong;
+    const std::optional<Digest> digest = delivery_->digest(last);
+    if (end_ && digest && *digest != end_->digest) {
+      wrong = error(StatusCode::kMismatch, "version ", last, " has digest ", to_hex(*digest),
+                    " here and ", to_hex(end_->digest), " at the trainer");
+    }
+    board_.ended(last, digest, fleet_->states(), reached_.size());
+    tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
+    fleet_.reset();
+    delivery_.reset();
+    road_.reset();
+    DRIFTLESS_RETURN_IF_ERROR(
+        process_.close(Deadline::after(stopped ? kStopWait : config_.connect_deadline)));
+    DRIFTLESS_RETURN_IF_ERROR(wrong);
+    if (stopped) return 128 + StopSignals::received();
+    if (took) return int{kExitOk};
+    tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ", last));
+    return int{kExitDifferent};
+  }
+
+  void tell(const Status& status) const {
+    if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
+  }
+
+  const AgentArguments& arguments_;
+  Config config_;
+  JobProcess& process_;
+  std::string id_;
+  AgentBoard board_;
+  std::string checkpoint_;
+  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<RolloutWeights> weights_;
+  std::unique_ptr<ReceiveRoad> road_;
+  std::unique_ptr<Delivery> delivery_;
+  std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
+  std::optional<EndOfRun> end_;
+  std::optional<Deadline> grace_;           // after the end, for those that are behind
+  std::optional<Deadline> unreadable_end_;  // how long that is borne
+  std::optional<Deadline> unheard_;         // since the first report that did not come through
+  std::set<std::string> reached_;           // workers that had the last version
+};
+
+}  // namespace
+
+int run_agent(const Common& common, const AgentArguments& arguments) {
+  Result<Config> config = job_config(common, arguments.job);
+  if (!config.ok()) return report(common, config.status());
+  if (config->road == RoadKind::kHostShm) {
+    return report(common, error(StatusCode::kInvalidArgument,
+                                "road.kind: host_shm is what an agent offers; it follows mpi_rma, "
+                                "nccl or shared_fs"));
+  }
+  const StopSignals signals;
+  const std::function<void()> nothing;
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
+  if (!process.ok()) return report(common, process.status());
+  std::optional<Agent> agent(std::in_place, common, arguments, std::move(*config), **process);
+  const Result<int> done = agent->run();
+  if (done.ok()) return *done;
+  const int code = report(common, done.status().with_context(concat("agent ", (*process)->rank())));
+  std::cout.flush();
+  agent.reset();  // engines are resumed, shared memory is given back
+  (*process)->abandon(code);
+  return code;  // not reached
+}
+
+}  // namespace driftless::cli

@@ -1,0 +1,46 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "tools/bench/trace.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+void print_report(const Common& common, const BenchReport& measured) {
+  if (common.json) {
+    nlohmann::ordered_json json;
+    for (const BenchFigure& figure : measured.figures) {
+      json[figure.name] = figure.value ? nlohmann::ordered_json(*figure.value) : nullptr;
+    }
+    print_json(json);
+    return;
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const BenchFigure& figure : measured.figures) {
+    rows.push_back(
+        {figure.name, figure.value ? fixed(*figure.value, 2) : "-", figure.unit, figure.detail});
+  }
+  print_table({"figure", "value", "unit", "what"}, rows);
+}
+
+}  // namespace
+
+int run_bench_command(const Common& common, BenchArguments options) {
+  BenchReport measured;
+  if (!options.trace.empty()) {
+    Result<BenchReport> trace = measure_trace(options.trace, common.thread_count());
+    if (!trace.ok()) return report(common, trace.status());
+    measured = std::move(*trace);
+  }
+  if (options.trace.empty() || options.all) {
+    options.bench.threads = common.thread_count();
+    Result<BenchReport> speed = run_bench(options.bench);
+    if (!speed.ok()) return report(common, speed.status());
+    measured.figures.insert(measured.figures.begin(), speed->figures.begin(), speed->figures.end());
+  }
+  print_report(common, measured);
+  return kExitOk;
+}
+
+}  // namespace driftless::cli

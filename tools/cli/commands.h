@@ -1,0 +1,95 @@
+// The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
+// its result or its failure and returns the exit code. arguments.cpp fills the structs.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/checkpoint/delta_writer.h"
+#include "tools/bench/bench.h"
+#include "tools/cli/console.h"
+#include "tools/cli/job.h"
+#include "tools/synth.h"
+
+namespace driftless::cli {
+
+struct DiffArguments {
+  DeltaOptions delta;
+  std::string layout = "hf_delta";
+  std::string encoding;
+  std::string checksum = "xxh3-128";
+};
+
+struct ApplyArguments {
+  std::string directory;
+  std::string checkpoint;
+  std::optional<std::uint64_t> to_version;
+  std::string verify = "touched";
+  double wait_seconds = 10;
+};
+
+struct VerifyArguments {
+  std::string checkpoint;
+  std::string like;
+  std::string manifest;
+};
+
+struct BenchArguments {
+  BenchOptions bench;
+  std::string trace;
+  bool all = false;
+};
+
+struct DemoArguments {
+  std::string directory;
+  std::uint64_t params = 250'000'000;
+  unsigned steps = 3;
+};
+
+inline constexpr std::uint64_t kDefaultSteps = 10;
+
+struct TrainerArguments {
+  JobArguments job;
+  std::string replay;                  // empty: a run is made up
+  std::optional<std::uint64_t> steps;  // kDefaultSteps, or all that there are to replay
+  std::uint64_t params = 4'000'000;
+  std::uint64_t seed = 0;
+  double lr = 1e-6;
+  std::uint64_t interval_ms = 0;
+  std::optional<unsigned> rollouts;  // to wait for, where they are not part of the job
+};
+
+struct RolloutArguments {
+  JobArguments job;
+  std::string base;  // empty: the run's first anchor
+  std::string save;
+  std::optional<std::uint64_t> target_version;
+  std::optional<std::chrono::milliseconds> timeout;
+  std::string timeout_text;
+  bool verbose = false;
+};
+
+struct AgentArguments {
+  JobArguments job;
+  std::string base;  // hand-over checkpoint: copied where the directory is missing
+  bool once = false;
+  bool verbose = false;
+};
+
+int run_synth(const Common& common, SynthOptions options);
+int run_diff(const Common& common, DiffArguments options);
+int run_apply(const Common& common, const ApplyArguments& options);
+int run_verify(const Common& common, const VerifyArguments& options);
+int run_inspect(const Common& common, const std::string& path);
+int run_bench_command(const Common& common, BenchArguments options);
+int run_demo(const Common& common, DemoArguments options);
+int run_config_check(const Common& common, const JobArguments& arguments);
+int run_info(const Common& common);
+int run_trainer(const Common& common, const TrainerArguments& arguments);
+int run_rollout(const Common& common, RolloutArguments arguments);
+int run_agent(const Common& common, const AgentArguments& arguments);
+
+}  // namespace driftless::cli

@@ -1,0 +1,80 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "kernels/host_kernels.h"
+#include "plugin/job/config.h"
+#include "plugin/job/roads.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+void print_info_json() {
+  nlohmann::ordered_json json;
+  json["keys"] = nlohmann::ordered_json::array();
+  for (const ConfigKey& key : config_keys()) {
+    json["keys"].push_back({{"key", key.name},
+                            {"default", key.default_value()},
+                            {"value", key.expected},
+                            {"help", key.help}});
+  }
+  json["backends"] = nlohmann::ordered_json::array();
+  for (const Backend& backend : backends()) {
+    nlohmann::ordered_json row = {
+        {"name", backend.name}, {"built", backend.built}, {"help", backend.help}};
+    if (!backend.built) row["why_not"] = backend.why_not;
+    json["backends"].push_back(std::move(row));
+  }
+  json["kernels"] = nlohmann::ordered_json::array();
+  for (const HostKernels& kernels : all_host_kernels()) json["kernels"].push_back(kernels.name);
+  print_json(json);
+}
+
+std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
+
+}  // namespace
+
+int run_config_check(const Common& common, const JobArguments& arguments) {
+  const Result<Config> config = job_config(common, arguments);
+  if (!config.ok()) return report(common, config.status());
+  const auto settings = effective_settings(*config);
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["ok"] = true;
+    for (const auto& [key, value] : settings) json["settings"][key] = value;
+    print_json(json);
+    return kExitOk;
+  }
+  std::cout << arguments.config << ": ok\n\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [key, value] : settings) {
+    rows.push_back({key, or_dash(value)});
+  }
+  print_table({"key", "value"}, rows);
+  return kExitOk;
+}
+
+int run_info(const Common& common) {
+  if (common.json) {
+    print_info_json();
+    return kExitOk;
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const ConfigKey& key : config_keys()) {
+    rows.push_back({std::string(key.name), or_dash(key.default_value()), std::string(key.help)});
+  }
+  print_table({"key", "default", "help"}, rows);
+  std::cout << "\n";
+  rows.clear();
+  for (const Backend& backend : backends()) {
+    rows.push_back({std::string(backend.name), backend.built ? "built" : "not built",
+                    std::string(backend.built ? backend.help : backend.why_not)});
+  }
+  print_table({"backend", "", ""}, rows);
+  std::cout << "\nkernels:";
+  for (const HostKernels& kernels : all_host_kernels()) std::cout << " " << kernels.name;
+  std::cout << " (the last is used)\n";
+  return kExitOk;
+}
+
+}  // namespace driftless::cli

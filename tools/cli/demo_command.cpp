@@ -1,0 +1,150 @@
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/stopwatch.h"
+#include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/checkpoint/delta_writer.h"
+#include "plugin/checkpoint/verify.h"
+#include "tools/cli/commands.h"
+#include "tools/synth.h"
+#include "tools/temporary_directory.h"
+
+namespace driftless::cli {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+struct Row {
+  DirectoryLayout layout;
+  Encoding encoding;
+  std::uint64_t bytes = 0;  // of all versions, container included
+  std::uint64_t full_bytes = 0;
+  std::uint64_t changed_units = 0;
+  double publish_seconds = 0;
+  double apply_seconds = 0;
+};
+
+// Publishes every step in one encoding.
+Status publish(const Common& common, const SynthReport& run, const std::string& directory,
+               Row& row) {
+  for (std::size_t step = 1; step < run.directories.size(); ++step) {
+    DeltaOptions delta;
+    delta.old_checkpoint = run.directories[step - 1];
+    delta.new_checkpoint = run.directories[step];
+    delta.directory = directory;
+    delta.directory_layout = row.layout;
+    delta.encoding = row.encoding;
+    delta.threads = common.thread_count();
+    DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done, write_delta(posix_file_system(), delta));
+    row.bytes += done.total_bytes;
+    row.full_bytes += done.manifest.full_bytes;
+    row.changed_units += done.manifest.changed_units;
+    row.publish_seconds += done.seconds;
+  }
+  return {};
+}
+
+// Applies what was published to a copy of the base, and proves that it became the last step.
+Status follow(const Common& common, const SynthReport& run, const std::string& directory,
+              const std::string& copy, Row& row) {
+  FileSystem& fs = posix_file_system();
+  stdfs::copy(run.directories.front(), copy, stdfs::copy_options::recursive);
+  ApplyOptions apply;
+  apply.threads = common.thread_count();
+  Stopwatch watch;
+  DRIFTLESS_ASSIGN_OR_RETURN(const ApplyReport done,
+                             apply_versions(fs, directory, copy, std::nullopt, apply));
+  row.apply_seconds = watch.lap_ms() / 1000;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint result, Checkpoint::open(fs, copy));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint wanted, Checkpoint::open(fs, run.directories.back()));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Difference> difference,
+                             compare_weights(result, wanted, common.thread_count(), {}));
+  if (!difference) return {};
+  return error(StatusCode::kMismatch, copy, ": differs from ", wanted.path(), " after version ",
+               done.to_version, ", first in tensor '", difference->tensor, "' at ",
+               difference->position);
+}
+
+void print_rows(const Common& common, const std::vector<Row>& rows) {
+  std::vector<std::vector<std::string>> cells;
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const Row& row : rows) {
+    const double share = static_cast<double>(row.bytes) / static_cast<double>(row.full_bytes);
+    const double bits =
+        8.0 * static_cast<double>(row.bytes) / static_cast<double>(row.changed_units);
+    cells.push_back({std::string(info(row.encoding).name), std::string(to_string(row.layout)),
+                     human_bytes(row.bytes), fixed(100 * share, 2) + " %",
+                     fixed(1 / share, 1) + "x", fixed(bits, 1), fixed(row.publish_seconds, 2),
+                     fixed(row.apply_seconds, 2), "bit-identical"});
+    json.push_back({{"encoding", info(row.encoding).name},
+                    {"layout", to_string(row.layout)},
+                    {"bytes", row.bytes},
+                    {"full_bytes", row.full_bytes},
+                    {"changed_units", row.changed_units},
+                    {"bits_per_changed", bits},
+                    {"publish_seconds", row.publish_seconds},
+                    {"apply_seconds", row.apply_seconds},
+                    {"identical", true}});
+  }
+  if (common.json) {
+    print_json({{"rows", std::move(json)}});
+    return;
+  }
+  print_table({"encoding", "layout", "bytes", "of full", "smaller", "bits/changed", "publish s",
+               "apply s", "result"},
+              cells);
+}
+
+Result<std::vector<Row>> play(const Common& common, const DemoArguments& options) {
+  SynthOptions synth;
+  synth.out = options.directory + "/run";
+  synth.params = options.params;
+  synth.steps = options.steps;
+  synth.threads = common.thread_count();
+  ProgressBar bar("synthesizing");
+  synth.progress = bar.callback();
+  DRIFTLESS_ASSIGN_OR_RETURN(const SynthReport run, synthesize(posix_file_system(), synth));
+  if (!common.json) {
+    std::cout << "A checkpoint of " << human_bytes(run.bytes_per_step) << " (" << run.params
+              << " parameters) and " << options.steps << " RL steps, changing";
+    for (const double density : run.density) std::cout << " " << fixed(100 * density, 2) << " %";
+    std::cout << " of its weights.\nEach encoding: publish " << options.steps
+              << " versions, apply them to a copy of the base, compare every bit.\n\n"
+              << std::flush;
+  }
+  std::vector<Row> rows = {{DirectoryLayout::kFlush, Encoding::kIndices},
+                           {DirectoryLayout::kFlush, Encoding::kDeltas},
+                           {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+                           {DirectoryLayout::kHfDelta, Encoding::kXor},
+                           {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
+  for (Row& row : rows) {
+    const std::string name(info(row.encoding).name);
+    const std::string copy = options.directory + "/copy_" + name;
+    const std::string published = options.directory + "/published_" + name;
+    DRIFTLESS_RETURN_IF_ERROR(publish(common, run, published, row));
+    DRIFTLESS_RETURN_IF_ERROR(follow(common, run, published, copy, row));
+    stdfs::remove_all(copy);
+  }
+  return rows;
+}
+
+}  // namespace
+
+int run_demo(const Common& common, DemoArguments options) {
+  std::optional<TemporaryDirectory> temporary;
+  if (options.directory.empty()) {
+    Result<TemporaryDirectory> made = TemporaryDirectory::create();
+    if (!made.ok()) return report(common, made.status());
+    options.directory = temporary.emplace(std::move(*made)).path();
+  } else if (exists(posix_file_system(), options.directory)) {
+    return report(common, error(StatusCode::kAlreadyExists, options.directory,
+                                ": is there already; choose a directory that does not exist"));
+  }
+  const Result<std::vector<Row>> rows = play(common, options);
+  if (!rows.ok()) return report(common, rows.status());
+  print_rows(common, *rows);
+  return kExitOk;
+}
+
+}  // namespace driftless::cli

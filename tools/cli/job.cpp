@@ -1,0 +1,57 @@
+#include "tools/cli/job.h"
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+namespace driftless::cli {
+namespace {
+
+// A handler can reach nothing else.
+std::atomic<int> stop_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+extern "C" void remember_signal(int number) { stop_signal = number; }
+
+}  // namespace
+
+Result<Config> job_config(const Common& common, const JobArguments& arguments) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Config config,
+                             load_config(posix_file_system(), arguments.config, arguments.set));
+  DRIFTLESS_RETURN_IF_ERROR(check_built(config).with_context(arguments.config));
+  if (common.threads != 0) config.publisher.threads = config.receiver.threads = common.threads;
+  return config;
+}
+
+LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
+  return [&common, &before](const Status& why) {
+    if (before) before();
+    const int code = report(common, why);
+    std::cout.flush();
+    // mpirun kills the others when the first one ends; they are late at about the same time, and
+    // have files to remove, too.
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::_Exit(code);
+  };
+}
+
+StopSignals::StopSignals() {
+  struct sigaction action{};
+  action.sa_handler = remember_signal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+StopSignals::~StopSignals() {
+  struct sigaction action{};
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+int StopSignals::received() { return stop_signal; }
+
+}  // namespace driftless::cli

@@ -1,0 +1,167 @@
+#include "tools/cli/rollout_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include "formats/checkpoint.h"
+#include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/job/roads.h"
+#include "tools/cli/job.h"
+
+namespace driftless::cli {
+namespace {
+
+namespace stdfs = std::filesystem;
+constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
+constexpr std::uint64_t kMaxModelConfigBytes = std::uint64_t{16} << 20;
+
+class MemoryWeights final : public RolloutWeights {
+ public:
+  explicit MemoryWeights(std::unique_ptr<OwnedWeights> weights) : weights_(std::move(weights)) {}
+  [[nodiscard]] WeightTarget& target() override { return *weights_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const std::byte>)>& use) override {
+    for (std::size_t tensor = 0; tensor < weights_->layout()->size(); ++tensor) {
+      DRIFTLESS_RETURN_IF_ERROR(use(weights_->tensor(tensor)));
+    }
+    return {};
+  }
+
+ private:
+  std::unique_ptr<OwnedWeights> weights_;
+};
+
+class DeviceWeights final : public RolloutWeights {
+ public:
+  explicit DeviceWeights(std::unique_ptr<DeviceTarget> target) : target_(std::move(target)) {}
+  [[nodiscard]] WeightTarget& target() override { return *target_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const std::byte>)>& use) override {
+    std::vector<std::byte> piece;
+    for (std::size_t tensor = 0; tensor < target_->layout()->size(); ++tensor) {
+      const std::uint64_t size = (*target_->layout())[tensor].size_bytes;
+      std::uint64_t at = 0;
+      do {  // a tensor without bytes is visited, too
+        piece.resize(std::min(kPieceBytes, size - at));
+        DRIFTLESS_RETURN_IF_ERROR(target_->read(tensor, at, piece));
+        DRIFTLESS_RETURN_IF_ERROR(use(piece));
+        at += piece.size();
+      } while (at < size);
+    }
+    return {};
+  }
+
+ private:
+  static constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
+  std::unique_ptr<DeviceTarget> target_;
+};
+
+class CheckpointWeights final : public RolloutWeights {
+ public:
+  CheckpointWeights(std::string path, std::unique_ptr<WeightTarget> target)
+      : path_(std::move(path)), target_(std::move(target)) {}
+  [[nodiscard]] WeightTarget& target() override { return *target_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const std::byte>)>& use) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                               Checkpoint::open(posix_file_system(), path_));
+    for (std::size_t tensor = 0; tensor < checkpoint.layout().size(); ++tensor) {
+      DRIFTLESS_RETURN_IF_ERROR(use(checkpoint.tensor(tensor).bytes()));
+    }
+    return {};
+  }
+
+ private:
+  std::string path_;
+  std::unique_ptr<WeightTarget> target_;
+};
+
+// Copies into a hidden sibling, then renames: a copy that was cut is not taken for a checkpoint.
+Status copy_base(const std::string& base, const std::string& path) {
+  FileSystem& fs = posix_file_system();
+  if (base.empty()) {
+    return error(StatusCode::kNotFound, "receiver.checkpoint_dir: ", path,
+                 " is not there; --base CKPT would be copied there");
+  }
+  const stdfs::path target = stdfs::path(path).lexically_normal();
+  const std::string hidden =
+      (target.parent_path() / concat(".", target.filename().string())).string();
+  DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
+  if (target.has_parent_path()) {
+    DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, target.parent_path().string()));
+  }
+  std::error_code failed;
+  stdfs::copy(base, hidden, stdfs::copy_options::recursive, failed);
+  if (failed) return errno_status(failed.value(), concat("copying ", base, " to ", path));
+  return fs.rename_directory(hidden, target.string());
+}
+
+Status copy_model_config(const std::string& base, const std::string& directory) {
+  FileSystem& fs = posix_file_system();
+  const std::string from = join_path(base, "config.json");
+  if (base.empty() || !exists(fs, from)) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, from, kMaxModelConfigBytes));
+  return write_text(fs, join_path(directory, "config.json"), text);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsigned rank,
+                                                     const std::string& base) {
+  FileSystem& fs = posix_file_system();
+  // Others, who bring weights of their own, may land on the device whatever the target.
+  if (config.target != TargetKind::kDevice && config.road == RoadKind::kNccl &&
+      config.nccl.landing == MemoryKind::kDevice) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.nccl.landing: device needs receiver.target: device: other weights are "
+                 "patched from host memory");
+  }
+  if (config.target == TargetKind::kMemory) {
+    const auto start = base.empty() ? std::nullopt : std::optional<std::string>(base);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<OwnedWeights> owned,
+                               make_owned_target(fs, start, config.receiver.threads));
+    return std::unique_ptr<RolloutWeights>(std::make_unique<MemoryWeights>(std::move(owned)));
+  }
+  if (config.target == TargetKind::kDevice) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        std::unique_ptr<DeviceTarget> target,
+        open_device_target(config, base.empty() ? std::nullopt : std::optional(base)));
+    return std::unique_ptr<RolloutWeights>(std::make_unique<DeviceWeights>(std::move(target)));
+  }
+  const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
+  if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<WeightTarget> target,
+                             make_checkpoint_target(fs, path, config.receiver.threads));
+  return std::unique_ptr<RolloutWeights>(
+      std::make_unique<CheckpointWeights>(path, std::move(target)));
+}
+
+Status save_weights(RolloutWeights& weights, const std::string& directory, unsigned rank,
+                    const std::string& base) {
+  FileSystem& fs = posix_file_system();
+  const WeightLayout* layout = weights.target().layout();
+  if (layout == nullptr || !weights.target().state().valid) {
+    return error(StatusCode::kIncomplete, "--save: no version came, so there is nothing to save");
+  }
+  std::array<char, 32> name{};
+  std::snprintf(name.data(), name.size(), "rollout_%02u", rank);
+  const std::string hidden = join_path(directory, std::string(".") + name.data());
+  DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, directory));
+  DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(hidden));
+  const ShardPlan plan =
+      ShardPlan::make({layout->tensors().begin(), layout->tensors().end()}, kShardBytes);
+  CheckpointWriter writer(fs, hidden, plan);
+  DRIFTLESS_RETURN_IF_ERROR(
+      weights.visit([&](std::span<const std::byte> bytes) { return writer.append(bytes); }));
+  DRIFTLESS_RETURN_IF_ERROR(writer.finish());
+  DRIFTLESS_RETURN_IF_ERROR(copy_model_config(base, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(hidden));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(hidden, join_path(directory, name.data())));
+  return fs.sync_directory(directory);
+}
+
+}  // namespace driftless::cli

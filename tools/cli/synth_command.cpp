@@ -1,0 +1,32 @@
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "tools/cli/commands.h"
+#include "tools/synth.h"
+
+namespace driftless::cli {
+int run_synth(const Common& common, SynthOptions options) {
+  ProgressBar bar("synthesizing");
+  options.threads = common.thread_count();
+  options.progress = bar.callback();
+  const Result<SynthReport> done = synthesize(posix_file_system(), options);
+  if (!done.ok()) return report(common, done.status());
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["params"] = done->params;
+    json["bytes_per_step"] = done->bytes_per_step;
+    json["directories"] = done->directories;
+    json["density"] = done->density;
+    print_json(json);
+    return kExitOk;
+  }
+  std::cout << done->directories.front() << ": " << done->params << " parameters, "
+            << human_bytes(done->bytes_per_step) << "\n";
+  for (std::size_t step = 0; step < done->density.size(); ++step) {
+    std::cout << done->directories[step + 1] << ": " << fixed(100 * done->density[step], 3)
+              << " % of the weights changed\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace driftless::cli

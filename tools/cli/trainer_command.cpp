@@ -1,0 +1,383 @@
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "plugin/job/metrics.h"
+#include "plugin/publish/publisher.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/engine_board.h"
+#include "tools/cli/job.h"
+#include "tools/cli/job_board.h"
+#include "tools/cli/run_steps.h"
+#include "tools/synth.h"
+#include "tools/temporary_directory.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played to and fro
+constexpr int kMostFailures = 3;           // of one version, one after the other
+constexpr auto kLongest = std::chrono::hours(24);
+constexpr auto kTrainerStopWait = std::chrono::seconds(10);
+
+// Where the leader puts a run that it makes up. Whoever kills a job gives a second of notice, too
+// short for some waits: at a signal the files go at once. What is mapped stays readable, and no
+// further version is begun.
+class RunFiles {
+ public:
+  [[nodiscard]] Result<std::string> create() {
+    DRIFTLESS_ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::create());
+    const std::string& path = directory_.emplace(std::move(made)).path();
+    watcher_ = std::jthread([path](const std::stop_token& over) {
+      while (!over.stop_requested() && StopSignals::received() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      }
+      std::error_code ignored;
+      if (!over.stop_requested()) std::filesystem::remove_all(path, ignored);
+    });
+    return path + "/run";
+  }
+  void remove() {
+    watcher_ = {};
+    directory_.reset();
+  }
+
+ private:
+  std::optional<TemporaryDirectory> directory_;
+  std::jthread watcher_;  // joined before the directory goes
+};
+
+// One rank of the trainer. The leader decides, the others follow.
+class Trainer {
+ public:
+  Trainer(const Common& common, const TrainerArguments& arguments, Config config,
+          JobProcess& process)
+      : common_(common),
+        arguments_(arguments),
+        config_(std::move(config)),
+        process_(process),
+        board_(common.json, expected(), arguments.rollouts.value_or(0)) {}
+
+  // The exit code; a failure ends the job.
+  [[nodiscard]] Result<int> run() {
+    DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
+    DRIFTLESS_ASSIGN_OR_RETURN(publishers_, process_.group());
+    DRIFTLESS_RETURN_IF_ERROR(prepare_steps());
+    DRIFTLESS_RETURN_IF_ERROR(open());
+    if (leads()) DRIFTLESS_RETURN_IF_ERROR(wait_for_rollouts());
+    DRIFTLESS_RETURN_IF_ERROR(publish_all());
+    return close();
+  }
+  void remove_files() { temporary_.remove(); }
+
+ private:
+  [[nodiscard]] bool leads() const { return process_.rank() == 0; }
+  [[nodiscard]] std::vector<std::string> expected() const {
+    std::vector<std::string> ids;
+    if (!process_.together()) return ids;
+    for (unsigned rollout = 0; rollout < process_.rollouts(); ++rollout) {
+      ids.push_back(receiver_id(config_, process_, rollout));
+    }
+    return ids;
+  }
+
+  [[nodiscard]] Status synthesize_run(const std::string& directory) {
+    SynthOptions synth;
+    synth.out = directory;
+    synth.params = arguments_.params;
+    synth.steps = static_cast<unsigned>(
+        std::min<std::uint64_t>(kMostSynthesized, arguments_.steps.value_or(kDefaultSteps)));
+    synth.lr = arguments_.lr;
+    synth.seed = arguments_.seed;
+    synth.threads = config_.publisher.threads;
+    return synthesize(posix_file_system(), synth).status();
+  }
+
+  // The leader makes up a run where there is none to replay; all ranks then know where it is.
+  [[nodiscard]] Status prepare_steps() {
+    std::string directory = arguments_.replay;
+    if (directory.empty()) {
+      if (leads()) {
+        DRIFTLESS_ASSIGN_OR_RETURN(directory, temporary_.create());
+        DRIFTLESS_RETURN_IF_ERROR(synthesize_run(directory));
+      }
+      group_->begin_epoch(0);
+      DRIFTLESS_ASSIGN_OR_RETURN(directory,
+                                 group_->broadcast(directory, Deadline::after(kLongest)));
+    }
+    Result<RunSteps> steps =
+        arguments_.replay.empty()
+            ? RunSteps::to_and_fro(posix_file_system(), directory,
+                                   arguments_.steps.value_or(kDefaultSteps))
+            : RunSteps::replay(posix_file_system(), directory, arguments_.steps);
+    if (!steps.ok()) return steps.status();
+    steps_.emplace(std::move(*steps));
+    return {};
+  }
+
+  [[nodiscard]] Status open() {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
+                               Checkpoint::open(posix_file_system(), steps_->path(0)));
+    CheckpointSource source(base, process_.rank(), process_.trainers());
+    const std::uint64_t room = config_.anchors() ? anchor_room_bytes(source.tensors()) : 0;
+    // Making up a run took the time it took: only now the others are waited for.
+    DRIFTLESS_ASSIGN_OR_RETURN(road_,
+                               process_.sender(room, Deadline::after(config_.connect_deadline)));
+    DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
+    config_.publisher.background = process_.threads();
+    DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
+    DRIFTLESS_ASSIGN_OR_RETURN(publisher_, Publisher::open(config_.publisher, *publishers_, *road_,
+                                                           history_.get(), source));
+    if (!config_.metrics_file.empty()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          MetricsWriter metrics,
+          MetricsWriter::open(filled_in(config_.metrics_file, "trainer", process_.rank())));
+      metrics_.emplace(std::move(metrics));
+    }
+    if (!leads()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(withdraw_end(config_));
+    DRIFTLESS_ASSIGN_OR_RETURN(engines_, EngineBoard::open(config_));
+    board_.start(publisher_->version().version, publisher_->digest());
+    for (const std::string& note : publisher_->notes()) say(note);
+    if (publisher_->resumed()) {
+      say(concat("resumed at version ", publisher_->version().version));
+    }
+    return {};
+  }
+
+  void say(const std::string& text) const {
+    if (!common_.json) std::cout << text << "\n" << std::flush;
+  }
+
+  [[nodiscard]] Status listen() {
+    road_->progress();
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, road_->receivers());
+    board_.heard(reports);
+    return {};
+  }
+
+  // Those that are expected: whoever comes later might find the ring past its first version.
+  [[nodiscard]] Status wait_for_rollouts() {
+    const Deadline deadline = Deadline::after(config_.connect_deadline);
+    Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
+    for (;;) {
+      DRIFTLESS_RETURN_IF_ERROR(listen());
+      if (board_.present() || StopSignals::received() != 0) return {};
+      if (!backoff.sleep(deadline)) {
+        return error(StatusCode::kDeadlineExceeded, "deadlines.connect (",
+                     config_.connect_deadline.count(), " ms): ", board_.missing());
+      }
+    }
+  }
+
+  // What the leader may do between two versions while the others wait.
+  [[nodiscard]] std::chrono::milliseconds longest_pause() const {
+    return std::chrono::milliseconds(arguments_.interval_ms) + EngineBoard::longest(config_);
+  }
+
+  // The step that all ranks publish next; nothing: the run is over. Said by the leader, who hears
+  // from every rank whether it was asked to stop.
+  [[nodiscard]] Result<std::optional<std::uint64_t>> next_step() {
+    group_->begin_epoch(++round_);
+    const Deadline deadline =
+        Deadline::after(config_.publisher.deadline + config_.connect_deadline + longest_pause());
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const std::vector<std::string> asked,
+        group_->gather(StopSignals::received() != 0 ? "stop" : "go", deadline));
+    std::string word = "end";
+    if (leads()) {
+      stopped_ = std::find(asked.begin(), asked.end(), "stop") != asked.end();
+      const std::uint64_t next = publisher_->version().version + 1;
+      if (!stopped_ && next <= steps_->last()) word = std::to_string(next);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(word, group_->broadcast(word, deadline));
+    if (word == "end") return std::optional<std::uint64_t>();
+    std::uint64_t step = 0;
+    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), step);
+    if (code != std::errc() || end != word.data() + word.size() || step > steps_->last()) {
+      return error(StatusCode::kInternal, "the leader asked for step '", word, "'");
+    }
+    return std::optional<std::uint64_t>(step);
+  }
+
+  [[nodiscard]] Status publish_all() {
+    int failures = 0;
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> step, next_step());
+      if (!step) return {};
+      Result<PublishReport> report = publish(*step);
+      if (!report.ok()) {
+        if (++failures == kMostFailures) return report.status();
+        if (leads()) say(concat("version ", *step, " again: ", report.status().to_string()));
+        continue;
+      }
+      failures = 0;
+      if (metrics_) tell(metrics_->write(metrics_of(*report, process_.rank())));
+      if (!leads()) continue;
+      board_.published(*report);
+      if (engines_) notify(*report);
+      DRIFTLESS_RETURN_IF_ERROR(pause());
+    }
+  }
+
+  [[nodiscard]] Result<PublishReport> publish(std::uint64_t step) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
+                               Checkpoint::open(posix_file_system(), steps_->path(step)));
+    CheckpointSource source(weights, process_.rank(), process_.trainers());
+    return publisher_->publish(source);
+  }
+
+  // An engine that fails is told of and counted; the run goes on.
+  void notify(const PublishReport& report) {
+    for (const EngineResult& result : engines_->notify(report.version)) {
+      board_.engine(result.url, result.status.ok());
+      tell(result.status.with_context(concat("version ", report.version, " at ", result.url)));
+    }
+    if (!engines_->acknowledged() || !config_.notify.cleanup || !listen().ok()) return;
+    if (board_.needed(report.version)) return;
+    tell(engines_->cleanup(report.version));
+  }
+
+  // What a trainer would do in between: here, nothing.
+  [[nodiscard]] Status pause() {
+    const Deadline until = Deadline::after(std::chrono::milliseconds(arguments_.interval_ms));
+    do {
+      DRIFTLESS_RETURN_IF_ERROR(listen());
+      board_.print(false);
+      Backoff(std::chrono::milliseconds(20), std::chrono::milliseconds(20)).sleep(until);
+    } while (!until.expired() && StopSignals::received() == 0);
+    return {};
+  }
+
+  static void tell(const Status& status) {
+    if (!status.ok()) std::cerr << concat("driftless: ", status.to_string(), "\n");
+  }
+
+  // There is no next version to bring the anchor that a rollout asks for. All ranks make it.
+  [[nodiscard]] Status help_stranded() {
+    if (anchored_) return {};  // it is there; the rollout will find it
+    anchored_ = true;
+    DRIFTLESS_RETURN_IF_ERROR(settle_word("anchor").status());
+    return make_anchor();
+  }
+
+  // One that came with the version is as good.
+  [[nodiscard]] Status make_anchor() {
+    const Status made = publisher_->publish_anchor();
+    if (made.code() != StatusCode::kAlreadyExists) tell(made);
+    return {};
+  }
+
+  // Waits as long as rollouts get on.
+  [[nodiscard]] Status wait_for_last() {
+    std::uint64_t progress = board_.progress();
+    Deadline deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
+    Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
+    for (;;) {
+      DRIFTLESS_RETURN_IF_ERROR(listen());
+      board_.print(false);
+      if (board_.complete()) break;
+      if (board_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
+      if (board_.progress() != progress) {
+        progress = board_.progress();
+        deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
+      }
+      if (!backoff.sleep(deadline)) break;
+    }
+    board_.print(true);
+    return {};
+  }
+
+  [[nodiscard]] Result<int> close() {
+    bool ok = true;
+    if (leads()) {
+      DRIFTLESS_RETURN_IF_ERROR(wait_for_last());
+      ok = board_.complete() && board_.engines_ok() && !stopped_;
+      DRIFTLESS_RETURN_IF_ERROR(declare_end(
+          process_, config_,
+          {publisher_->version().run, publisher_->version().version, publisher_->digest()}));
+      board_.print_summary(board_.complete());
+    }
+    // The rollouts let go of the road before its windows go; nobody is waited for for ever.
+    const auto wait = stopped_ ? kTrainerStopWait : config_.connect_deadline;
+    DRIFTLESS_RETURN_IF_ERROR(settle_group());
+    publisher_.reset();
+    history_.reset();
+    road_.reset();
+    publishers_.reset();
+    group_.reset();
+    const Status closed = process_.close(Deadline::after(wait));
+    if (!closed.ok()) return leads() && !ok ? closed.with_context(board_.missing()) : closed;
+    if (stopped_) return 128 + std::max(1, StopSignals::received());
+    if (leads() && !ok) {
+      if (!board_.complete()) {
+        tell(error(StatusCode::kMismatch,
+                   "not every rollout ended at the trainer's last version: ", board_.missing()));
+      }
+      return int{kExitDifferent};
+    }
+    return int{kExitOk};
+  }
+
+  // The other ranks learn from the leader that the rollouts are done: their windows must stay until
+  // then, and the sink of HDF5 is left by all ranks together.
+  [[nodiscard]] Status settle_group() {
+    if (leads()) return settle_word("end").status();
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::string word, settle_word(""));
+      if (word == "end") return {};
+      DRIFTLESS_RETURN_IF_ERROR(make_anchor());
+    }
+  }
+  [[nodiscard]] Result<std::string> settle_word(std::string_view word) {
+    group_->begin_epoch(++round_);
+    return group_->broadcast(word, Deadline::after(kLongest));
+  }
+
+  const Common& common_;
+  const TrainerArguments& arguments_;
+  Config config_;
+  JobProcess& process_;
+  JobBoard board_;
+  RunFiles temporary_;
+  std::optional<RunSteps> steps_;
+  std::unique_ptr<Group> group_;       // for this command
+  std::unique_ptr<Group> publishers_;  // for the publisher
+  std::unique_ptr<SendRoad> road_;
+  std::unique_ptr<ReceiveRoad> history_;
+  std::unique_ptr<Publisher> publisher_;
+  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<EngineBoard> engines_;  // the leader's, where there are engines
+  std::uint64_t round_ = 0;
+  bool stopped_ = false;
+  bool anchored_ = false;  // the last version has its anchor
+};
+
+}  // namespace
+
+int run_trainer(const Common& common, const TrainerArguments& arguments) {
+  Result<Config> config = job_config(common, arguments.job);
+  if (!config.ok()) return report(common, config.status());
+  const StopSignals signals;
+  std::function<void()> clean_up;  // once there is something
+  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
+      *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
+  if (!process.ok()) return report(common, process.status());
+  Trainer trainer(common, arguments, std::move(*config), **process);
+  clean_up = [&trainer] { trainer.remove_files(); };
+  const Result<int> done = trainer.run();
+  if (done.ok()) return *done;
+  // Nothing that waits for others any more: they may be gone.
+  const int code =
+      report(common, done.status().with_context(concat("trainer ", (*process)->rank())));
+  std::cout.flush();
+  trainer.remove_files();
+  (*process)->abandon(code);
+  return code;  // not reached
+}
+
+}  // namespace driftless::cli

@@ -1,0 +1,163 @@
+#include "tools/qwen3_shape.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+namespace driftless {
+namespace {
+
+// A width and the fewest layers that make it worth having; from 1024 on as the published models.
+struct Width {
+  std::uint64_t hidden;
+  std::uint64_t heads;
+  std::uint64_t kv_heads;
+  std::uint64_t head_dim;
+  std::uint64_t min_layers;
+};
+
+constexpr std::array<Width, 9> kWidths{{
+    {64, 4, 2, 16, 1},
+    {128, 4, 2, 32, 2},
+    {256, 4, 2, 64, 3},
+    {512, 8, 4, 64, 5},
+    {1024, 16, 8, 128, 8},
+    {2048, 16, 8, 128, 16},
+    {2560, 32, 8, 128, 24},
+    {4096, 32, 8, 128, 28},
+    {5120, 64, 8, 128, 36},
+}};
+constexpr std::uint64_t kMaxVocabulary = 151'936;
+constexpr std::uint64_t kMinVocabulary = 64;
+constexpr std::uint64_t kFfnStep = 16;
+
+std::uint64_t attention_params(const Qwen3Shape& shape) {
+  const std::uint64_t projections = 2 * (shape.heads + shape.kv_heads) * shape.head_dim;
+  return projections * shape.hidden + 2 * shape.head_dim + 2 * shape.hidden;
+}
+
+std::uint64_t layer_params(const Qwen3Shape& shape) {
+  return attention_params(shape) + 3 * shape.hidden * shape.ffn;
+}
+
+// A quarter of the parameters goes to the vocabulary, as long as it is not larger than the real
+// one.
+Qwen3Shape of_width(const Width& width, std::uint64_t params) {
+  Qwen3Shape shape;
+  shape.hidden = width.hidden;
+  shape.heads = width.heads;
+  shape.kv_heads = width.kv_heads;
+  shape.head_dim = width.head_dim;
+  shape.ffn = 3 * width.hidden;
+  shape.vocabulary = std::min(kMaxVocabulary, params / (8 * width.hidden));
+  const std::uint64_t embeddings = 2 * shape.vocabulary * shape.hidden;
+  shape.layers = (params - embeddings) / layer_params(shape);
+  return shape;
+}
+
+// What the whole layers leave over goes to the vocabulary, and where that is full to the ffn.
+void fit(Qwen3Shape& shape, std::uint64_t params) {
+  const std::uint64_t fixed = shape.hidden + shape.layers * layer_params(shape);
+  const std::uint64_t rest = params > fixed ? params - fixed : 0;
+  shape.vocabulary = std::clamp(rest / (2 * shape.hidden), kMinVocabulary, kMaxVocabulary);
+  if (shape.vocabulary < kMaxVocabulary) return;
+  const std::uint64_t others =
+      shape.hidden + 2 * shape.vocabulary * shape.hidden + shape.layers * attention_params(shape);
+  const std::uint64_t step = 3 * shape.hidden * shape.layers * kFfnStep;
+  shape.ffn = std::max<std::uint64_t>(1, (params - others) / step) * kFfnStep;
+}
+
+Status add(std::vector<TensorSpec>& tensors, std::string name,
+           std::initializer_list<std::uint64_t> extents) {
+  DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec,
+                             TensorSpec::make(std::move(name), DType::kBF16, extents));
+  tensors.push_back(std::move(spec));
+  return {};
+}
+
+Status add_layer(std::vector<TensorSpec>& tensors, const Qwen3Shape& shape, std::uint64_t layer) {
+  const std::string prefix = concat("model.layers.", layer, ".");
+  const std::uint64_t hidden = shape.hidden;
+  const std::uint64_t query = shape.heads * shape.head_dim;
+  const std::uint64_t key = shape.kv_heads * shape.head_dim;
+  const auto matrix = [&](std::string_view name, std::uint64_t rows, std::uint64_t columns) {
+    return add(tensors, concat(prefix, name, ".weight"), {rows, columns});
+  };
+  const auto vector = [&](std::string_view name, std::uint64_t size) {
+    return add(tensors, concat(prefix, name, ".weight"), {size});
+  };
+  DRIFTLESS_RETURN_IF_ERROR(vector("input_layernorm", hidden));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.down_proj", hidden, shape.ffn));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.gate_proj", shape.ffn, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.up_proj", shape.ffn, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(vector("post_attention_layernorm", hidden));
+  DRIFTLESS_RETURN_IF_ERROR(vector("self_attn.k_norm", shape.head_dim));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.k_proj", key, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.o_proj", hidden, query));
+  DRIFTLESS_RETURN_IF_ERROR(vector("self_attn.q_norm", shape.head_dim));
+  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.q_proj", query, hidden));
+  return matrix("self_attn.v_proj", key, hidden);
+}
+
+}  // namespace
+
+std::uint64_t Qwen3Shape::params() const {
+  return 2 * vocabulary * hidden + hidden + layers * layer_params(*this);
+}
+
+Result<Qwen3Shape> qwen3_shape(std::uint64_t params) {
+  if (params < kMinQwen3Params || params > kMaxQwen3Params) {
+    return error(StatusCode::kInvalidArgument, params, " parameters: expected between ",
+                 kMinQwen3Params, " and ", kMaxQwen3Params);
+  }
+  Qwen3Shape shape = of_width(kWidths.front(), params);
+  for (const Width& width : kWidths) {
+    const Qwen3Shape wider = of_width(width, params);
+    if (wider.layers >= width.min_layers) shape = wider;
+  }
+  shape.layers = std::max<std::uint64_t>(shape.layers, 1);
+  fit(shape, params);
+  return shape;
+}
+
+Result<std::vector<TensorSpec>> qwen3_tensors(const Qwen3Shape& shape) {
+  std::vector<TensorSpec> tensors;
+  DRIFTLESS_RETURN_IF_ERROR(
+      add(tensors, "model.embed_tokens.weight", {shape.vocabulary, shape.hidden}));
+  for (std::uint64_t layer = 0; layer < shape.layers; ++layer) {
+    DRIFTLESS_RETURN_IF_ERROR(add_layer(tensors, shape, layer));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(add(tensors, "model.norm.weight", {shape.hidden}));
+  DRIFTLESS_RETURN_IF_ERROR(add(tensors, "lm_head.weight", {shape.vocabulary, shape.hidden}));
+  return tensors;
+}
+
+std::string qwen3_config_json(const Qwen3Shape& shape) {
+  const nlohmann::ordered_json config = {
+      {"architectures", {"Qwen3ForCausalLM"}},
+      {"attention_bias", false},
+      {"attention_dropout", 0.0},
+      {"head_dim", shape.head_dim},
+      {"hidden_act", "silu"},
+      {"hidden_size", shape.hidden},
+      {"initializer_range", 0.02},
+      {"intermediate_size", shape.ffn},
+      {"max_position_embeddings", 40960},
+      {"model_type", "qwen3"},
+      {"num_attention_heads", shape.heads},
+      {"num_hidden_layers", shape.layers},
+      {"num_key_value_heads", shape.kv_heads},
+      {"rms_norm_eps", 1e-6},
+      {"rope_theta", 1000000},
+      {"tie_word_embeddings", false},
+      {"torch_dtype", "bfloat16"},
+      {"use_cache", true},
+      {"vocab_size", shape.vocabulary},
+  };
+  return config.dump(2) + "\n";
+}
+
+}  // namespace driftless
