@@ -228,8 +228,9 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                                       static_cast<double>(layout_.total_units()));
   Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
   mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
-  if (payload.ok()) mine.findings = (*payload)->findings();
-  // A thread of its own may still be writing: it ends before the road drops the parts.
+  // After a failure a thread of the payload may still be writing parts and findings: it ends before
+  // the road drops the parts, and nobody reads what it found.
+  if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
   mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
   flush_parts(mine, plan.full, deadline);

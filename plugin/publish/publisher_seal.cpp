@@ -136,20 +136,18 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
   RankMessage mine;
-  const Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
-  if (!made.ok()) {
-    mine.status = made.status();
-    flush_parts(mine, true, deadline);
-    return mine;
+  Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
+  mine.status = made.status();
+  if (made.ok()) {
+    std::vector<PairedTensor> batch;
+    for (const std::uint32_t tensor : snapshot_.tensors()) {
+      batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
+    }
+    mine.status = (*made)->add(batch);
+    if (mine.status.ok()) mine.status = (*made)->finish();
   }
-  RankPayload& payload = **made;
-  std::vector<PairedTensor> batch;
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
-    batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
-  }
-  mine.status = payload.add(batch);
-  if (mine.status.ok()) mine.status = payload.finish();
-  mine.findings = payload.findings();
+  if (mine.status.ok()) mine.findings = (*made)->findings();
+  if (made.ok() && !mine.status.ok()) made->reset();  // as in produce()
   mine.digest = mine.findings.digest;
   flush_parts(mine, true, deadline);
   return mine;
