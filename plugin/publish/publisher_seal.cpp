@@ -106,10 +106,13 @@ Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& 
                                        const Deadline& deadline, std::vector<std::string>& notes,
                                        bool& doubt) {
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
-  Status sealed = road_.seal(manifest_to_json(manifest), deadline);
-  if (sealed.ok()) return {};
+  const std::string text = manifest_to_json(manifest);
+  sealing_ = xxh3_128(text);
+  Status sealed = note_fence(road_.seal(text, deadline));
+  if (sealed.ok() || !fenced_.ok()) return sealed;
   const Result<bool> visible =
-      road_.published(id, Deadline::after(std::chrono::milliseconds(1'000)));
+      published(id, sealing_, Deadline::after(std::chrono::milliseconds(1'000)));
+  if (!fenced_.ok()) return fenced_;
   doubt = !visible.ok();
   if (doubt || !*visible) return sealed;
   notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
@@ -191,7 +194,9 @@ Status PublisherRank::publish_anchor() {
   group_.next_epoch();
   LeaderMessage message;
   if (group_.leads()) {
-    message.status = road_.begin({id_.version, PublicationKind::kAnchor}, deadline);
+    message.status =
+        fenced_.ok() ? note_fence(road_.begin({id_.version, PublicationKind::kAnchor}, deadline))
+                     : fenced_;
   }
   DRIFTLESS_RETURN_IF_ERROR(tell(message, deadline).status());
   std::vector<std::string> notes;
