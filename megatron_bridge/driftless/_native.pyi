@@ -548,3 +548,7 @@ def masked_overwrite(
 def digest_tensor(
     name: str, tensor: _Tensor, threads: int = 0, stream: int | None = None
 ) -> str: ...
+
+def http_call(
+    url: str, body: str | None, timeout_s: float, token: str = ""
+) -> tuple[int, bytes]: ...

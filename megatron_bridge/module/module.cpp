@@ -26,4 +26,5 @@ PYBIND11_MODULE(_native, module) {
   bind_masked(module);
   bind_receiver(module);
   bind_kernels(module);
+  bind_http(module);
 }
