@@ -1,11 +1,15 @@
 """Pages of docs/ can be followed: every link and every mention of a page leads to a file, every page
-is in the index, and prose wraps."""
+is in the index, prose wraps, and the architecture page has the arrows that are checked."""
 
 import re
 import subprocess
+import sys
 
 import pytest
 from support import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "tests/arrows"))
+import check_arrows  # noqa: E402
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MENTION = re.compile(r"\bdocs/[\w/]+\.(?:md|svg)\b")
@@ -75,3 +79,10 @@ def long_lines(page):
 def test_prose_wraps():
     wrapped = [page for page in pages() if page.name not in NOT_YET_WRAPPED]
     assert [line for page in wrapped for line in long_lines(page)] == []
+
+
+def test_the_architecture_page_has_the_arrows():
+    page = (REPOSITORY / "docs/develop/architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE)
+    shown = {folder: set(re.findall(r"`(\w+)`", may_use)) for folder, may_use in rows}
+    assert shown == check_arrows.ROOM_MAY_SEE
