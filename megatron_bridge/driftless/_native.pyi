@@ -114,7 +114,7 @@ class Layout:
     __hash__: None  # type: ignore[assignment]
 
 class Config:
-    """The configuration of a job; docs/configuration.md has its keys."""
+    """The configuration of a job; docs/operate/configuration.md has its keys."""
 
     @staticmethod
     def load(path: _Path, overrides: Sequence[str] = ()) -> Config: ...

@@ -1,8 +1,8 @@
 // The configuration of a job: the settings of every component, read from one YAML file.
 //
 // One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,
-// `driftless config check` and docs/configuration.md. Defaults are those of the components' own
-// structs. Errors name the file and line (or "--set"), the key, what was expected and what was
+// `driftless config check` and docs/operate/configuration.md. Defaults are those of the components'
+// own structs. Errors name the file and line (or "--set"), the key, what was expected and what was
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
