@@ -42,7 +42,7 @@ ROOM_MAY_SEE = {
 }
 SUFFIXES = {".h", ".cpp", ".cuh", ".cu", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
-TARGET = re.compile(r"\bdriftless(?:_|::)(%s)\b" % "|".join(MAY_SEE))
+TARGET = re.compile(rf"\bdriftless(?:_|::)({'|'.join(MAY_SEE)})\b")
 ROOM_CALL = re.compile(r"\bdriftless_room\s*\(([^)]*)\)")
 ROOM_KEYWORDS = {"SOURCES", "SEES", "LINKS", "PRIVATE_LINKS", "BUILD_LINKS", "NOT_INSTALLED"}
 

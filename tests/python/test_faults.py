@@ -149,7 +149,7 @@ def test_a_trainer_killed_at_any_moment(work, rng):
     assert ended(job.start_trainer(*replay))["ok"]
     assert ended(rollout)["version"] == steps
     assert read_checkpoint(work / "save/rollout_00") == history[steps]
-    assert not [p for p in job.dir.glob(".*.tmp")], "what the killed ones left is gone"
+    assert not list(job.dir.glob(".*.tmp")), "what the killed ones left is gone"
 
 
 # --- sleeping, stalling --------------------------------------------------------------------------
