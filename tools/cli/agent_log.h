@@ -13,9 +13,9 @@
 
 namespace driftless::cli {
 
-class AgentBoard {
+class AgentLog {
  public:
-  AgentBoard(bool json, bool verbose, std::string id, unsigned rank)
+  AgentLog(bool json, bool verbose, std::string id, unsigned rank)
       : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
 
   [[nodiscard]] Status write_metrics(const std::string& path);

@@ -1,4 +1,4 @@
-#include "tools/cli/agent_board.h"
+#include "tools/cli/agent_log.h"
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -7,22 +7,22 @@
 
 namespace driftless::cli {
 
-Status AgentBoard::write_metrics(const std::string& path) {
+Status AgentLog::write_metrics(const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(MetricsWriter metrics, MetricsWriter::open(path));
   metrics_.emplace(std::move(metrics));
   return {};
 }
 
-void AgentBoard::tell(const Status& status) const {
+void AgentLog::tell(const Status& status) const {
   if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
 }
 
-void AgentBoard::write(const MetricsLine& line) {
+void AgentLog::write(const MetricsLine& line) {
   if (metrics_) tell(metrics_->write(line));
   if (verbose_ && json_) std::cout << metrics_json(line) << "\n" << std::flush;
 }
 
-void AgentBoard::delivered(const DeliveryReport& delivery) {
+void AgentLog::delivered(const DeliveryReport& delivery) {
   const UpdateReport& report = delivery.update;
   versions_ += report.anchor ? 0 : report.versions;
   anchors_ += report.anchor ? 1 : 0;
@@ -44,7 +44,7 @@ void AgentBoard::delivered(const DeliveryReport& delivery) {
             << std::flush;
 }
 
-void AgentBoard::updated(const EngineUpdate& update) {
+void AgentLog::updated(const EngineUpdate& update) {
   const EngineTimes& times = update.times;
   if (!update.status.ok()) {
     tell(update.status.with_context(concat("engine ", update.url, " did not take version ",
@@ -72,8 +72,8 @@ void AgentBoard::updated(const EngineUpdate& update) {
             << std::flush;
 }
 
-void AgentBoard::ended(std::uint64_t version, const std::optional<Digest>& digest,
-                       const std::vector<EngineState>& engines, std::size_t workers) const {
+void AgentLog::ended(std::uint64_t version, const std::optional<Digest>& digest,
+                     const std::vector<EngineState>& engines, std::size_t workers) const {
   if (json_) {
     nlohmann::ordered_json json;
     json["event"] = "agent";

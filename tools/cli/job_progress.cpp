@@ -1,21 +1,20 @@
-#include "tools/cli/job_board.h"
+#include "tools/cli/job_progress.h"
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
-#include "plugin/receive/receiver.h"
+#include "plugin/job/report_proof.h"
 #include "tools/cli/console.h"
 
 namespace driftless::cli {
 namespace {
 
 constexpr std::uint64_t kMostWaiting = 16;  // lines that wait for slow rollouts
-constexpr std::size_t kDigestDigits = 32;
 
 double ratio(std::uint64_t full, std::uint64_t wire) {
   return wire == 0 ? 0.0 : static_cast<double>(full) / static_cast<double>(wire);
@@ -26,6 +25,10 @@ double density(const PublishReport& report) {
   return static_cast<double>(report.changed_units) / static_cast<double>(report.total_units);
 }
 
+bool all_took(std::span<const EngineTally> engines) {
+  return std::ranges::all_of(engines, [](const EngineTally& tally) { return tally.failures == 0; });
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -33,44 +36,27 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-double number_after(std::string_view text, std::string_view key) {
-  const std::size_t at = text.find(key);
-  if (at == std::string_view::npos) return 0.0;
-  double value = 0;
-  std::from_chars(text.data() + at + key.size(), text.data() + text.size(), value);
-  return value;
-}
-
 }  // namespace
 
-std::string proof_with_times(std::string_view digest, double stage_ms, double commit_ms) {
-  return concat(digest, " stage_ms=", fixed(stage_ms, 3), " commit_ms=", fixed(commit_ms, 3));
-}
-
-RolloutProof parse_proof(std::string_view proof) {
-  return {std::string(proof.substr(0, kDigestDigits)), number_after(proof, " stage_ms="),
-          number_after(proof, " commit_ms=")};
-}
-
-JobBoard::JobBoard(bool json, std::vector<std::string> expected, std::size_t least)
+JobProgress::JobProgress(bool json, std::vector<std::string> expected, std::size_t least)
     : json_(json), expected_(std::move(expected)), least_(std::max(least, expected_.size())) {}
 
-void JobBoard::start(std::uint64_t version, const Digest& digest) {
+void JobProgress::start(std::uint64_t version, const Digest& digest) {
   last_version_ = printed_ = version;
   last_digest_ = to_hex(digest);
 }
 
-void JobBoard::published(const PublishReport& report) {
+void JobProgress::published(const PublishReport& report) {
   last_version_ = report.version;
   last_digest_ = to_hex(report.digest);
   versions_[report.version] = Version{report, last_digest_};
 }
 
-bool JobBoard::counts(const std::string& id) const {
+bool JobProgress::counts(const std::string& id) const {
   return expected_.empty() || std::find(expected_.begin(), expected_.end(), id) != expected_.end();
 }
 
-void JobBoard::heard(const std::vector<ReceiverReport>& reports) {
+void JobProgress::heard(const std::vector<ReceiverReport>& reports) {
   anchor_wanted_ = false;
   for (const ReceiverReport& report : reports) {
     if (!counts(report.id)) continue;
@@ -80,7 +66,7 @@ void JobBoard::heard(const std::vector<ReceiverReport>& reports) {
       continue;
     }
     if (report.proof.empty() || report.proof == rollout.last_proof) continue;
-    const RolloutProof proof = parse_proof(report.proof);
+    const ReportProof proof = parse_proof(report.proof);
     progress_ += !rollout.there || rollout.version != report.version ? 1 : 0;
     rollout.there = true;
     rollout.version = report.version;
@@ -90,24 +76,23 @@ void JobBoard::heard(const std::vector<ReceiverReport>& reports) {
     if (at == versions_.end()) continue;
     Version& version = at->second;
     if (proof.digest != version.digest) rollout.wrong = true;
-    if (report.proof.size() == kDigestDigits) continue;  // its times come in the next report
+    if (!proof.timed) continue;  // its times come in the next report
     version.staged = true;
     version.stage_ms = std::max(version.stage_ms, proof.stage_ms);
     version.commit_ms = std::max(version.commit_ms, proof.commit_ms);
   }
 }
 
-bool JobBoard::passed(std::uint64_t version) const {
+bool JobProgress::passed(std::uint64_t version) const {
   if (rollouts_.size() < least_) return false;
   return std::all_of(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
     const Rollout& rollout = entry.second;
-    return rollout.there &&
-           (rollout.version > version ||
-            (rollout.version == version && rollout.last_proof.size() > kDigestDigits));
+    return rollout.there && (rollout.version > version ||
+                             (rollout.version == version && parse_proof(rollout.last_proof).timed));
   });
 }
 
-void JobBoard::print(bool all) {
+void JobProgress::print(bool all) {
   while (printed_ < last_version_) {
     const auto next = versions_.upper_bound(printed_);
     if (next == versions_.end()) return;
@@ -117,7 +102,7 @@ void JobBoard::print(bool all) {
   }
 }
 
-void JobBoard::print_line(const Version& version) {
+void JobProgress::print_line(const Version& version) {
   const PublishReport& report = version.report;
   if (json_) {
     auto json = nlohmann::ordered_json::parse(metrics_json(metrics_of(report, 0)));
@@ -150,7 +135,7 @@ void JobBoard::print_line(const Version& version) {
   std::cout.flush();
 }
 
-std::size_t JobBoard::arrived() const {
+std::size_t JobProgress::arrived() const {
   return static_cast<std::size_t>(
       std::count_if(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
         const Rollout& rollout = entry.second;
@@ -159,15 +144,15 @@ std::size_t JobBoard::arrived() const {
       }));
 }
 
-bool JobBoard::present() const { return rollouts_.size() >= least_; }
+bool JobProgress::present() const { return rollouts_.size() >= least_; }
 
-bool JobBoard::complete() const {
+bool JobProgress::complete() const {
   // With --rollouts N it takes N; others may be those of an earlier job.
   const bool named = !expected_.empty() || least_ == 0;
   return present() && arrived() >= (named ? rollouts_.size() : least_);
 }
 
-std::string JobBoard::missing() const {
+std::string JobProgress::missing() const {
   std::string text;
   for (const auto& [id, rollout] : rollouts_) {
     if (rollout.there && !rollout.wrong && rollout.version == last_version_) continue;
@@ -183,24 +168,7 @@ std::string JobBoard::missing() const {
   return text;
 }
 
-bool JobBoard::needed(std::uint64_t version) const {
-  return !present() || std::any_of(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
-    return !entry.second.there || entry.second.version < version;
-  });
-}
-
-void JobBoard::engine(const std::string& url, bool ok) {
-  EngineTally& tally = engines_[url];
-  ++tally.calls;
-  tally.failures += ok ? 0 : 1;
-}
-
-bool JobBoard::engines_ok() const {
-  return std::all_of(engines_.begin(), engines_.end(),
-                     [](const auto& entry) { return entry.second.failures == 0; });
-}
-
-JobBoard::Totals JobBoard::totals() const {
+JobProgress::Totals JobProgress::totals() const {
   Totals totals;
   std::vector<double> publish;
   std::vector<double> stage;
@@ -219,10 +187,11 @@ JobBoard::Totals JobBoard::totals() const {
   return totals;
 }
 
-void JobBoard::print_summary_json(bool ok, const Totals& totals) const {
+void JobProgress::print_summary_json(std::span<const EngineTally> engines,
+                                     const Totals& totals) const {
   nlohmann::ordered_json json;
   json["event"] = "summary";
-  json["ok"] = ok;
+  json["ok"] = complete() && all_took(engines);
   json["version"] = last_version_;
   json["digest"] = last_digest_;
   json["versions"] = versions_.size();
@@ -239,16 +208,17 @@ void JobBoard::print_summary_json(bool ok, const Totals& totals) const {
                                 {"same", rollout.there && !rollout.wrong}});
   }
   json["engines"] = nlohmann::ordered_json::array();
-  for (const auto& [url, tally] : engines_) {
-    json["engines"].push_back({{"url", url}, {"calls", tally.calls}, {"failures", tally.failures}});
+  for (const EngineTally& tally : engines) {
+    json["engines"].push_back(
+        {{"url", tally.url}, {"calls", tally.versions}, {"failures", tally.failures}});
   }
   print_json(json);
   std::cout.flush();
 }
 
-void JobBoard::print_summary(bool ok) const {
+void JobProgress::print_summary(std::span<const EngineTally> engines) const {
   const Totals sums = totals();
-  if (json_) return print_summary_json(ok, sums);
+  if (json_) return print_summary_json(engines, sums);
   std::cout << "\n"
             << versions_.size() << " versions, " << human_bytes(sums.wire_bytes) << " instead of "
             << human_bytes(sums.full_bytes) << " ("
@@ -260,14 +230,17 @@ void JobBoard::print_summary(bool ok) const {
     rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-",
                     rollout.wrong ? "different" : (rollout.there ? "same" : "-")});
   }
-  for (const auto& [url, tally] : engines_) {
-    rows.push_back({url, concat(tally.calls, " calls"),
+  for (const EngineTally& tally : engines) {
+    rows.push_back({tally.url, concat(tally.versions, " calls"),
                     tally.failures == 0 ? "ok" : concat(tally.failures, " failed")});
   }
   if (!rows.empty()) print_table({"rollout", "version", "digest"}, rows);
-  std::cout << (ok ? "All" : "NOT all") << " rollouts ended at version " << last_version_
-            << " with digest " << last_digest_ << "\n"
-            << std::flush;
+  std::cout << (complete() ? "All" : "NOT all") << " rollouts ended at version " << last_version_
+            << " with digest " << last_digest_;
+  if (!engines.empty()) {
+    std::cout << "; " << (all_took(engines) ? "all" : "NOT all") << " engines took every version";
+  }
+  std::cout << "\n" << std::flush;
 }
 
 }  // namespace driftless::cli

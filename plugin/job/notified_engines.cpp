@@ -1,4 +1,4 @@
-#include "tools/cli/engine_board.h"
+#include "plugin/job/notified_engines.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -7,7 +7,7 @@
 #include "formats/version_dir.h"
 #include "plugin/job/config_values.h"
 
-namespace driftless::cli {
+namespace driftless {
 namespace {
 
 constexpr std::uint64_t kMaxTokenBytes = 64 << 10;
@@ -24,8 +24,8 @@ Result<std::string> read_token(const std::string& path) {
   return token;
 }
 
-Result<std::unique_ptr<EngineBoard>> EngineBoard::open(const Config& config) {
-  if (config.engines.empty()) return std::unique_ptr<EngineBoard>();
+Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& config) {
+  if (config.engines.empty()) return std::unique_ptr<NotifiedEngines>();
   NotifyOptions options = config.notify;
   options.engines.clear();
   for (const EngineConfig& engine : config.engines) {
@@ -39,11 +39,20 @@ Result<std::unique_ptr<EngineBoard>> EngineBoard::open(const Config& config) {
   std::error_code failed;
   const std::string dir = std::filesystem::absolute(config.shared_fs.dir, failed).string();
   if (failed) return errno_status(failed.value(), config.shared_fs.dir);
-  return std::unique_ptr<EngineBoard>(
-      new EngineBoard(dir, longest(config), config.publisher.layout, std::move(notifier)));
+  return std::unique_ptr<NotifiedEngines>(new NotifiedEngines(dir, config, std::move(notifier)));
 }
 
-std::chrono::milliseconds EngineBoard::longest(const Config& config) {
+NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
+                                 std::unique_ptr<EngineNotifier> notifier)
+    : dir_(std::move(dir)),
+      longest_(longest(config)),
+      layout_(config.publisher.layout),
+      notifier_(std::move(notifier)) {
+  for (const EngineConfig& engine : config.engines)
+    tallies_.emplace_back().url = engine.endpoint.url;
+}
+
+std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
   if (config.engines.empty()) return milliseconds(0);
   // Two calls at most, each tried retries + 1 times; the waits double. Retries are at most 10.
@@ -54,11 +63,11 @@ std::chrono::milliseconds EngineBoard::longest(const Config& config) {
   return std::min(kMaxDuration, milliseconds(static_cast<std::int64_t>(ms)));
 }
 
-std::string EngineBoard::version_dir(std::uint64_t version) const {
+std::string NotifiedEngines::version_dir(std::uint64_t version) const {
   return join_path(dir_, version_directory_name(version));
 }
 
-std::vector<EngineResult> EngineBoard::notify(std::uint64_t version) {
+std::vector<Status> NotifiedEngines::notify(std::uint64_t version) {
   PublishedVersion published;
   published.source_dir = dir_;
   published.version_dir = version_dir(version);
@@ -69,13 +78,34 @@ std::vector<EngineResult> EngineBoard::notify(std::uint64_t version) {
       if (name.ends_with(".safetensors")) published.files.push_back(name);
     }
   }
-  std::vector<EngineResult> results = notifier_->notify(published, Deadline::after(longest_));
+  const std::vector<EngineResult> results = notifier_->notify(published, Deadline::after(longest_));
   acknowledged_ = all_acknowledged(results);
-  return results;
+  std::vector<Status> failures;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    EngineTally& tally = tallies_[i];
+    ++tally.versions;
+    if (results[i].status.ok()) continue;
+    ++tally.failures;
+    tally.error = results[i].status.message();
+    failures.push_back(
+        results[i].status.with_context(concat("version ", version, " at ", tally.url)));
+  }
+  return failures;
 }
 
-Status EngineBoard::cleanup(std::uint64_t version) const {
+Status NotifiedEngines::cleanup(std::uint64_t version) const {
   return cleanup_version(posix_file_system(), version_dir(version));
 }
 
-}  // namespace driftless::cli
+Status NotifiedEngines::outcome() const {
+  std::string failed;
+  for (const EngineTally& tally : tallies_) {
+    if (tally.failures == 0) continue;
+    failed += concat(failed.empty() ? "" : "; ", tally.url, " failed to take ", tally.failures,
+                     " of ", tally.versions, " versions (", tally.error, ")");
+  }
+  if (failed.empty()) return {};
+  return error(StatusCode::kIncomplete, "not every engine took every version: ", failed);
+}
+
+}  // namespace driftless

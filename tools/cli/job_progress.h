@@ -6,28 +6,20 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "collectives/road.h"
+#include "plugin/job/notified_engines.h"
 #include "plugin/publish/publisher.h"
 
 namespace driftless::cli {
 
-// What a rollout puts into its report beside the digest, and the opposite; what is missing is 0.
-[[nodiscard]] std::string proof_with_times(std::string_view digest, double stage_ms,
-                                           double commit_ms);
-struct RolloutProof {
-  std::string digest;
-  double stage_ms = 0;  // fetching included
-  double commit_ms = 0;
-};
-[[nodiscard]] RolloutProof parse_proof(std::string_view proof);
-
-class JobBoard {
+class JobProgress {
  public:
   // `expected`: the rollouts' ids; empty: whoever reports, but at least `least` of them.
-  JobBoard(bool json, std::vector<std::string> expected, std::size_t least);
+  JobProgress(bool json, std::vector<std::string> expected, std::size_t least);
 
   // The first version of this process, already there.
   void start(std::uint64_t version, const Digest& digest);
@@ -42,20 +34,13 @@ class JobBoard {
   [[nodiscard]] bool complete() const;
   // Which are not, in one line.
   [[nodiscard]] std::string missing() const;
-  // Some rollout has not got as far as this version.
-  [[nodiscard]] bool needed(std::uint64_t version) const;
   // Some rollout fell too far behind and finds no anchor, as of the last heard().
   [[nodiscard]] bool anchor_wanted() const { return anchor_wanted_; }
   // Grows whenever a rollout gets on.
   [[nodiscard]] std::uint64_t progress() const { return progress_; }
 
-  struct EngineTally {
-    std::uint64_t calls = 0, failures = 0;
-  };
-  void engine(const std::string& url, bool ok);
-  [[nodiscard]] bool engines_ok() const;
-
-  void print_summary(bool ok) const;
+  // `engines`: what those that were told took.
+  void print_summary(std::span<const EngineTally> engines) const;
 
  private:
   struct Version {
@@ -79,7 +64,7 @@ class JobBoard {
     double publish_ms = 0, stage_ms = 0, commit_ms = 0;  // medians
   };
   [[nodiscard]] Totals totals() const;
-  void print_summary_json(bool ok, const Totals& totals) const;
+  void print_summary_json(std::span<const EngineTally> engines, const Totals& totals) const;
 
   bool json_;
   std::vector<std::string> expected_;
@@ -90,7 +75,6 @@ class JobBoard {
   std::uint64_t printed_ = 0;
   bool header_ = false;
   std::map<std::string, Rollout> rollouts_;
-  std::map<std::string, EngineTally> engines_;
   bool anchor_wanted_ = false;
   std::uint64_t progress_ = 0;
 };
