@@ -12,10 +12,9 @@ namespace {
 
 constexpr std::size_t kDigestDigits = 32;
 
-// What the engine's workers follow.
-std::string worker_config(const Config& config) {
-  return concat("road:\n  kind: host_shm\n  host_shm:\n    name: ", config.host_shm.name,
-                "\n    dir: ", config.host_shm.dir, "\n");
+// What the engine's workers follow, by the only name that they take from a caller.
+std::string worker_source(const Config& config) {
+  return concat("host_shm:", config.host_shm.name);
 }
 
 class ShmDelivery final : public Delivery {
@@ -87,9 +86,10 @@ class ShmDelivery final : public Delivery {
       engine = make_vllm_engine(std::move(link));
     } else {
       DRIFTLESS_ASSIGN_OR_RETURN(
-          engine, make_sglang_engine(std::move(link), agent.sglang_loader, agent.call_timeout));
+          engine, make_sglang_engine(std::move(link), agent.sglang_loader, agent.call_timeout,
+                                     config_.host_shm.dir));
     }
-    return make_worker_session(std::move(engine), worker_config(config_), agent.stage_timeout);
+    return make_worker_session(std::move(engine), worker_source(config_), agent.stage_timeout);
   }
 
  private:

@@ -42,6 +42,10 @@ Result<Json> EngineLink::call(std::string_view path, const Json* body, bool may_
   const HttpAnswer answer = http_call(call, timeout_, may_stop ? stop_ : nullptr);
   DRIFTLESS_RETURN_IF_ERROR(answer.status);
   const bool yes = answer.number >= 200 && answer.number <= 299;
+  if (answer.number >= 300 && answer.number <= 399) {
+    return error(StatusCode::kInvalidArgument, call.url, ": answered with a redirect (status ",
+                 answer.number, "), which is not followed: name the engine's own address");
+  }
   if (yes && answer.body.empty()) return Json(Json::object());
   Result<Json> parsed = parse_json(answer.body, call.url);
   if (!yes) {

@@ -36,9 +36,10 @@ class EngineSession {
 
 class WorkerEngine;
 // An engine with our receiver in its workers: they stage while it generates, and commit while it is
-// paused. `config`: what the workers follow, YAML; `stage`: for their staging.
+// paused. `source`: the name of what the workers follow ("host_shm:NAME"); `stage`: for their
+// staging.
 [[nodiscard]] std::unique_ptr<EngineSession> make_worker_session(
-    std::unique_ptr<WorkerEngine> engine, std::string config, std::chrono::milliseconds stage);
+    std::unique_ptr<WorkerEngine> engine, std::string source, std::chrono::milliseconds stage);
 
 // What engines that read files are given. The checkpoint is patched by whoever holds `lock`
 // exclusively; who reads it holds it shared, by reading().

@@ -1,11 +1,10 @@
 // SGLang with our receiver in its workers. Its loader is called with a tensor that carries a
 // command (JSON in uint8); the ranks answer by files in a directory of ours, because SGLang has no
 // way back from a loader.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 
 #include "core/deadline.h"
 #include "core/file_system.h"
@@ -24,12 +23,13 @@ constexpr unsigned kMaxSglangRanks = 4096;
 class SglangEngine final : public WorkerEngine {
  public:
   SglangEngine(EngineLink link, std::string loader, std::chrono::milliseconds timeout,
-               std::string answers)
+               std::string answers, std::string token)
       : link_(std::move(link)),
         calls_(link_),
         loader_(std::move(loader)),
         timeout_(timeout),
-        answers_(std::move(answers)) {}
+        answers_(std::move(answers)),
+        token_(std::move(token)) {}
   SglangEngine(const SglangEngine&) = delete;
   SglangEngine& operator=(const SglangEngine&) = delete;
   ~SglangEngine() override { const Status ignored = remove_tree(posix_file_system(), answers_); }
@@ -46,8 +46,7 @@ class SglangEngine final : public WorkerEngine {
     arguments["phase"] = phase;
     arguments["nonce"] = nonce;
     if (phase == "open") {
-      arguments["base"] = base_;
-      arguments["answers"] = answers_;
+      arguments["answers"] = token_;
     }
     DRIFTLESS_RETURN_IF_ERROR(send(arguments));
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<RankReply> replies, answers(nonce, must));
@@ -79,9 +78,7 @@ class SglangEngine final : public WorkerEngine {
  private:
   // What the server is; asked again where it may have been started anew.
   [[nodiscard]] Status learn() {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Json model, link_.get("/model_info"));
     DRIFTLESS_ASSIGN_OR_RETURN(const Json server, link_.get("/server_info"));
-    base_ = json_text(model, "model_path");
     const auto size = server.find("tp_size");
     const bool known = size != server.end() && size->is_number_unsigned();
     ranks_ = known ? size->get<unsigned>() : 1;
@@ -174,7 +171,7 @@ class SglangEngine final : public WorkerEngine {
   std::string loader_;
   std::chrono::milliseconds timeout_;
   std::string answers_;  // a directory of ours
-  std::string base_;
+  std::string token_;    // that names it to the workers, who know where such directories are
   unsigned ranks_ = 1;
   bool opened_ = false, session_ = false;
 };
@@ -182,14 +179,13 @@ class SglangEngine final : public WorkerEngine {
 }  // namespace
 
 Result<std::unique_ptr<WorkerEngine>> make_sglang_engine(EngineLink link, std::string loader,
-                                                         std::chrono::milliseconds timeout) {
-  std::error_code failed;
-  const std::filesystem::path root = std::filesystem::temp_directory_path(failed);
-  if (failed) return errno_status(failed.value(), "the directory for temporary files");
-  std::string path = (root / "driftless-agent-XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr) return errno_status(errno, path);
-  return std::unique_ptr<WorkerEngine>(
-      std::make_unique<SglangEngine>(std::move(link), std::move(loader), timeout, std::move(path)));
+                                                         std::chrono::milliseconds timeout,
+                                                         const std::string& shm_dir) {
+  std::string token = to_hex(random_hash128());
+  std::string path = join_path(shm_dir, concat("driftless-", ::geteuid(), "-answers-", token));
+  if (::mkdir(path.c_str(), 0700) != 0) return errno_status(errno, path);
+  return std::unique_ptr<WorkerEngine>(std::make_unique<SglangEngine>(
+      std::move(link), std::move(loader), timeout, std::move(path), std::move(token)));
 }
 
 }  // namespace driftless

@@ -38,8 +38,11 @@ class WorkerEngine {
 };
 
 [[nodiscard]] std::unique_ptr<WorkerEngine> make_vllm_engine(EngineLink link);
-// `loader`: as the server's --custom-weight-loader names it. `timeout`: for the ranks' answers.
+// `loader`: as the server's --custom-weight-loader names it. `timeout`: for the ranks' answers,
+// which come by files in a directory below `shm_dir` (of the host_shm road; the engine knows it,
+// too).
 [[nodiscard]] Result<std::unique_ptr<WorkerEngine>> make_sglang_engine(
-    EngineLink link, std::string loader, std::chrono::milliseconds timeout);
+    EngineLink link, std::string loader, std::chrono::milliseconds timeout,
+    const std::string& shm_dir);
 
 }  // namespace driftless

@@ -16,9 +16,9 @@ constexpr auto kStageGrace = std::chrono::seconds(30);  // the ranks' own deadli
 
 class WorkerSession final : public EngineSession {
  public:
-  WorkerSession(std::unique_ptr<WorkerEngine> engine, std::string config,
+  WorkerSession(std::unique_ptr<WorkerEngine> engine, std::string source,
                 std::chrono::milliseconds stage)
-      : engine_(std::move(engine)), config_(std::move(config)), stage_(stage) {}
+      : engine_(std::move(engine)), source_(std::move(source)), stage_(stage) {}
 
   Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) override {
     Stopwatch watch;
@@ -57,8 +57,7 @@ class WorkerSession final : public EngineSession {
     const bool closed = std::ranges::any_of(
         replies, [](const RankReply& reply) { return reply.state == "closed"; });
     if (closed) {
-      const Json arguments = {{"config", config_}, {"sets", Json::array()}};
-      DRIFTLESS_ASSIGN_OR_RETURN(replies, engine_->ask("open", arguments, false));
+      DRIFTLESS_ASSIGN_OR_RETURN(replies, engine_->ask("open", {{"source", source_}}, false));
       DRIFTLESS_RETURN_IF_ERROR(check_ranks(replies, "the engine's workers do not follow the run"));
     }
     Result<std::uint64_t> version = one_version(replies);
@@ -154,7 +153,7 @@ class WorkerSession final : public EngineSession {
   }
 
   std::unique_ptr<WorkerEngine> engine_;
-  std::string config_;
+  std::string source_;
   std::chrono::milliseconds stage_;
   bool torn_ = false;  // ranks at different versions: must not serve
 };
@@ -162,9 +161,9 @@ class WorkerSession final : public EngineSession {
 }  // namespace
 
 std::unique_ptr<EngineSession> make_worker_session(std::unique_ptr<WorkerEngine> engine,
-                                                   std::string config,
+                                                   std::string source,
                                                    std::chrono::milliseconds stage) {
-  return std::make_unique<WorkerSession>(std::move(engine), std::move(config), stage);
+  return std::make_unique<WorkerSession>(std::move(engine), std::move(source), stage);
 }
 
 }  // namespace driftless

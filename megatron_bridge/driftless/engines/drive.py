@@ -72,9 +72,10 @@ class Driver:
         self.engine = engine
         self.version = 0
 
-    def open(self, config: str | None, sets: Sequence[str] = ()) -> list[Reply]:
-        """Every rank follows the run. `config` None: the one that the engine was started with."""
-        replies = self.ask("driftless_open", config=config, sets=list(sets))
+    def open(self, source: str | None = None) -> list[Reply]:
+        """Every rank follows the run. `source`: a name that the engine's operator allowed
+        (allowed.py); None: the configuration that it was started with."""
+        replies = self.ask("driftless_open", source=source)
         refuse(replies, "the engine does not follow the run")
         self.version = self._one_version(replies)
         return replies

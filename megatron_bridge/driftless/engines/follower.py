@@ -94,6 +94,10 @@ class Follower:
 
         return self._answer(nonce, lambda: self._remember(refused))
 
+    def refuse_open(self, why: str, nonce: str = "") -> Reply:
+        """For a source that may not be followed: the rank stays as it is."""
+        return {**self._reply(nonce, why), "ok": False}
+
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
         return self._answer(nonce, lambda: self._rollback(version))
@@ -290,6 +294,15 @@ def load_config(config: str, sets: Sequence[str]) -> driftless.Config:
     if "\n" in config or (":" in config and not Path(config).exists()):
         return driftless.Config.parse(config, list(sets))
     return driftless.Config.load(config, list(sets))
+
+
+def checkpoint_directory(model: str, revision: str | None = None) -> str:
+    """Where a model's checkpoint is: the directory itself, or what the hub's cache has."""
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, revision=revision, local_files_only=True)
 
 
 def text_of(problem: BaseException) -> str:

@@ -5,9 +5,10 @@
 SGLang calls load() on every TP rank when /update_weights_from_tensor names it. The tensor is no
 weight: it carries a command (JSON in uint8), so that staging and commits need nothing of SGLang but
 this. Answers come by files in a directory that the driver made, because SGLang has no way back from
-a loader; so the driver runs on the engine's host.
+a loader; so the driver runs on the engine's host, as its user. A command names what the engine's
+operator allowed at start, and holds neither paths nor settings (allowed.py).
 
-    follower = follow("http://127.0.0.1:30000", "job.yaml")
+    follower = follow("http://127.0.0.1:30000", "host_shm:NAME")
     while training:
         follower.update(60)          # staged while requests run; all ranks, or none
 
@@ -20,17 +21,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import secrets
+import shutil
 import struct
-import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import errors
-from . import drive
-from .follower import Follower, Reply, text_of
+from . import allowed, drive
+from .follower import Follower, Reply, checkpoint_directory, text_of
 from .http_calls import request
 
 LOADER = "driftless.engines.sglang.load"
@@ -81,20 +84,26 @@ class Ranks:
             def make_target(chunk_bytes: int) -> Any:
                 from . import ModuleTarget
 
-                base, version = command["base"], command.get("version", 0)
-                return ModuleTarget(model, base=base, run=command.get("run"), version=version,
+                given = allowed.settings()
+                return ModuleTarget(model, base=given.get("base") or base_of_server(),
+                                    run=given.get("run"), version=given.get("version", 0),
                                     chunk_bytes=chunk_bytes)  # fmt: skip
 
             made = model.__dict__["_driftless_follower"] = Follower(self.rank, make_target)
         if command["phase"] == "open":
-            answers = made.answers = Answers(Path(command["answers"]))
+            shm = allowed.shm_dir(allowed.settings())
+            answers = made.answers = Answers(allowed.answer_directory(command["answers"], shm))
             made.on_staged = answers.write_in_turn
         return made
 
     def run(self, follower: Follower, command: dict[str, Any], nonce: str) -> Reply:
         phase = command["phase"]
         if phase == "open":
-            return follower.open(command["config"], command.get("sets", ()), nonce)
+            try:
+                found = allowed.source_of(command.get("source"), allowed.settings())
+            except errors.Error as problem:
+                return follower.refuse_open(text_of(problem), nonce)
+            return follower.open(found.config, found.sets, nonce)
         if phase == "stage":
             return follower.stage(nonce, float(command["timeout_s"]))
         if phase == "commit":
@@ -124,6 +133,15 @@ class Ranks:
         return reply
 
 
+def base_of_server() -> str:
+    """The checkpoint that this server was started with."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+    except ImportError:  # older releases
+        from sglang.srt.server_args import get_global_server_args as get_server_args
+    return checkpoint_directory(get_server_args().model_path)
+
+
 class Answers:
     """Where a rank's newest answer is: whole, and never older than one before."""
 
@@ -145,14 +163,11 @@ class Answers:
 # --- driving it -----------------------------------------------------------------------------------
 
 
-def follow(
-    url: str, config: str, sets: Sequence[str] = (), base: str | None = None, version: int = 0
-) -> drive.Driver:
-    """A driver whose engine follows the run of `config`. `base`: the checkpoint that the engine was
-    started with, where it does not say so itself; `version`: what of the run that is."""
-    server = Server(url, base, version)
-    driver = drive.Driver(server)
-    driver.open(config, sets)
+def follow(url: str, source: str | None = None, shm_dir: str | None = None) -> drive.Driver:
+    """A driver whose engine follows `source`: an agent of its host ("host_shm:NAME"), or a
+    configuration that its operator allowed (allowed.py). `shm_dir`: the engine's host_shm_dir."""
+    driver = drive.Driver(Server(url, shm_dir))
+    driver.open(source)
     return driver
 
 
@@ -161,13 +176,16 @@ class Server:
     new weights, their caches computed again."""
 
     def __init__(
-        self, url: str, base: str | None = None, version: int = 0, timeout_s: float = 120.0
+        self, url: str, shm_dir: str | None = None, timeout_s: float = 120.0
     ) -> None:
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
-        self.base, self.version = base or self.info()["model_path"], version
         self.ranks = int(self.get("/server_info").get("tp_size", 1))
         self.paused = self.in_session = False
-        self._answers = tempfile.TemporaryDirectory(prefix="driftless-sglang-")
+        self._token = secrets.token_hex(16)
+        self._answers = allowed.make_answer_directory(
+            self._token, shm_dir or allowed.shm_dir(allowed.settings())
+        )
+        weakref.finalize(self, shutil.rmtree, self._answers, ignore_errors=True)
 
     def call(self, method: str, **arguments: Any) -> Sequence[Reply]:
         phase, nonce = method.removeprefix("driftless_"), arguments["nonce"]
@@ -175,7 +193,7 @@ class Server:
             return [{**reply, "nonce": nonce} for reply in self.answers(None)]
         command = {"phase": phase, **arguments}
         if phase == "open":
-            command |= {"base": self.base, "version": self.version, "answers": self._answers.name}
+            command["answers"] = self._token
         self.send(command)
         return self.answers(nonce)
 
@@ -239,7 +257,7 @@ class Server:
         """The newest of every rank; with a nonce: to that command."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
-            found = [read_answer(Path(self._answers.name), rank) for rank in range(self.ranks)]
+            found = [read_answer(self._answers, rank) for rank in range(self.ranks)]
             if all(one is not None and nonce in (None, one["nonce"]) for one in found):
                 return [one for one in found if one is not None]
             if time.monotonic() > deadline:
@@ -253,7 +271,8 @@ class Server:
         return request(self.url + path, None, "GET", self.timeout_s)
 
     def post(self, path: str, body: Any) -> dict[str, Any]:
-        answer = request(self.url + path, body, "POST", self.timeout_s)
+        plain = path == "/flush_cache"  # SGLang answers this one in plain text
+        answer = request(self.url + path, body, "POST", self.timeout_s, plain=plain)
         if answer.get("success") is False:
             raise errors.IoError(f"POST {self.url}{path}: {answer.get('message', answer)}")
         return answer

@@ -7,13 +7,15 @@ the reply queue slip by one, and half of the engine would serve other weights (f
 drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
-    follower = follow(llm, "job.yaml")
+    follower = follow(llm)                   # the configuration that the engine was started with
     while training:
         follower.start_staging(60)           # returns at once; the ranks stage on threads
         outputs = llm.generate(prompts)
         follower.update(60, started=True)    # all ranks, or none
 
-    follower = follow("http://host:8000", "job.yaml")      # the same for a server
+    follower = follow("http://host:8000", "host_shm:NAME")      # a server, and an agent of its host
+
+What a call may name is in allowed.py.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from . import drive
-from .follower import Follower, Reply, text_of
+from . import allowed, drive
+from .follower import Follower, Reply, checkpoint_directory, text_of
 from .http_calls import NoSuchRoute, request
 
 BACKEND = "driftless"
@@ -65,11 +67,9 @@ class WorkerExtension:
     """Mixed into vLLM's worker. Each method returns one reply (follower.py), and in `session` whether
     our backend commits between vLLM's start and finish; else driftless_commit does."""
 
-    def driftless_open(
-        self, config: str | None = None, sets: Sequence[str] = (), nonce: str = ""
-    ) -> Reply:
-        """`config` None: the one of the engine's `--additional-config {"driftless": {...}}`."""
-        return self._driftless_answer(nonce, lambda it: open_with(it, config, sets, nonce))
+    def driftless_open(self, source: str | None = None, nonce: str = "") -> Reply:
+        """Follows what the engine's operator allowed under that name (allowed.py)."""
+        return self._driftless_answer(nonce, lambda it: open_with(it, source, nonce))
 
     def driftless_stage(self, nonce: str = "", timeout_s: float = 60.0) -> Reply:
         return self._driftless_answer(nonce, lambda it: it.stage(nonce, float(timeout_s)))
@@ -96,7 +96,7 @@ class WorkerExtension:
 
     def _driftless_follower(self) -> Follower:
         """The backend's, where vLLM runs it; else one of its own."""
-        backend = getattr(self, "weight_transfer_engine", None)
+        backend: Any = getattr(self, "weight_transfer_engine", None)
         if isinstance(getattr(backend, "follower", None), Follower):
             return backend.follower
         made = self.__dict__.get("_driftless_made")
@@ -115,50 +115,37 @@ def make_follower(vllm_config: Any, model: Any, rank: int) -> Follower:
     return follower
 
 
-def make_target(vllm_config: Any, model: Any, chunk_bytes: int) -> Any:
+def make_target(vllm_config: Any, module: Any, chunk_bytes: int) -> Any:
     """In place where that is possible for all weights; else, where the engine was not told
     otherwise ({"reload": false}), by vLLM's own reload."""
     from . import ModuleTarget, vllm_reload
 
     given = settings_of(vllm_config)
-    base = given.get("base") or base_of(vllm_config.model_config)
-    target = ModuleTarget(model, base=base, run=given.get("run"), version=given.get("version", 0),
+    model = vllm_config.model_config
+    base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
+    target = ModuleTarget(module, base=base, run=given.get("run"), version=given.get("version", 0),
                           chunk_bytes=chunk_bytes)  # fmt: skip
-    why = vllm_reload.why_not_in_place(model, target)
+    why = vllm_reload.why_not_in_place(module, target)
     if why is None:
         return target
     if not given.get("reload", True):
         raise errors.UnsupportedError(f"{why}; allow a reload, or keep the load layout")
-    return vllm_reload.ReloadTarget(model, vllm_config, base, why)
+    return vllm_reload.ReloadTarget(module, vllm_config, base, why)
 
 
-def open_with(follower: Follower, config: str | None, sets: Sequence[str], nonce: str) -> Reply:
-    given = getattr(follower, "settings", {})
-    found = config or given.get("config")
-    if not found:
-        problem = errors.InvalidArgumentError(
-            "no configuration: name one, or start vLLM with "
-            '--additional-config \'{"driftless": {"config": "job.yaml"}}\''
-        )
+def open_with(follower: Follower, source: str | None, nonce: str) -> Reply:
+    try:
+        found = allowed.source_of(source, getattr(follower, "settings", {}))
+    except errors.Error as problem:
         return failure(nonce, follower.rank, problem)
-    return follower.open(found, [*given.get("sets", ()), *sets], nonce)
+    return follower.open(found.config, found.sets, nonce)
 
 
 def settings_of(vllm_config: Any) -> dict[str, Any]:
-    """{"config", "sets", "base", "run", "version", "reload"}, as far as somebody gave them."""
+    """What the operator gave at start (allowed.py)."""
     given = getattr(vllm_config, "additional_config", None)
     found = given.get(BACKEND) if isinstance(given, dict) else None
-    return dict(found) if isinstance(found, dict) else {}
-
-
-def base_of(model_config: Any) -> str:
-    """The checkpoint's directory: where it is, or where the hub's cache has it."""
-    model = model_config.model
-    if os.path.isdir(model):
-        return model
-    from huggingface_hub import snapshot_download
-
-    return snapshot_download(model, revision=model_config.revision, local_files_only=True)
+    return allowed.settings(found if isinstance(found, dict) else None)
 
 
 def failure(nonce: str, rank: int, problem: BaseException) -> Reply:
@@ -178,22 +165,21 @@ def in_session(replies: Sequence[Any], before: bool) -> bool:
     return all(said) if said else before
 
 
-def follow(
-    engine: Any, config: str | None = None, sets: Sequence[str] = (), **options: Any
-) -> drive.Driver:
-    """A driver whose engine follows the run of `config`. `engine`: an `LLM`, or a server's address.
-    The configuration is read by the workers, so its paths are theirs."""
+def follow(engine: Any, source: str | None = None, **options: Any) -> drive.Driver:
+    """A driver whose engine follows `source`: an agent of its host ("host_shm:NAME"), or a
+    configuration that its operator allowed (allowed.py). `engine`: an `LLM`, or a server's
+    address."""
     driven = Server(engine, **options) if isinstance(engine, str) else Offline(engine, **options)
     driver = drive.Driver(driven)
-    driver.open(config, sets)
+    driver.open(source)
     return driver
 
 
 def update(
-    engine: Any, config: str | None = None, sets: Sequence[str] = (), timeout_s: float = 60.0
+    engine: Any, source: str | None = None, timeout_s: float = 60.0
 ) -> drive.Update | None:
     """One update, from an open to a confirmed version; None: nothing newer came."""
-    return follow(engine, config, sets).update(timeout_s)
+    return follow(engine, source).update(timeout_s)
 
 
 class Offline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +28,7 @@ RELOADING = (
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    config: str | None = None  # None: the one of --additional-config
-    sets: list[str] = field(default_factory=list)
+    source: str | None = None  # a name that the operator allowed (allowed.py); None: its own
     nonce: str = ""
 
 
@@ -58,7 +57,7 @@ class DriftlessTransferEngine(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.follower is not None:
-            open_with(self.follower, init_info.config, init_info.sets, init_info.nonce)
+            open_with(self.follower, init_info.source, init_info.nonce)
 
     def start_weight_update(self) -> None: ...
 
