@@ -69,22 +69,21 @@ class Rollout {
   [[nodiscard]] Status follow() {
     std::optional<Deadline> timeout;
     if (arguments_.timeout) timeout = Deadline::after(*arguments_.timeout);
-    std::optional<Deadline> after_end;
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
                                  session_.stage_patiently(Deadline::after(kLook)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         tell(session_.report());  // with the times of the commit
-        after_end.reset();
+        after_end_.reset();
       }
       DRIFTLESS_RETURN_IF_ERROR(session_.check_contact());
       if (!end_) {
         DRIFTLESS_ASSIGN_OR_RETURN(end_, session_.listen_for_end());
       }
       if (end_ && at_least(end_->version)) return {};
-      if (end_ && !after_end) after_end = Deadline::after(config_.receiver.fetch_deadline);
-      if (after_end && after_end->expired()) return {};  // check_end() says what is missing
+      if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
+      if (after_end_ && after_end_->expired()) return {};  // check_end() says what is missing
       if (timeout && timeout->expired()) {
         return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
                      session_.state().id.version);
@@ -168,6 +167,7 @@ class Rollout {
   std::unique_ptr<RolloutWeights> weights_;
   ReceiverSession session_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> after_end_;  // until when what is missing is waited for
 };
 
 }  // namespace
