@@ -59,15 +59,14 @@ std::string EngineBoard::version_dir(std::uint64_t version) const {
 }
 
 std::vector<EngineResult> EngineBoard::notify(std::uint64_t version) {
-  PublishedVersion published;
-  published.source_dir = dir_;
-  published.version_dir = version_dir(version);
-  published.version = version;
+  PublishedVersion published{dir_, version_dir(version), version, {}, 0, false};
   if (layout_ == DirectoryLayout::kFlush) {
-    const auto names = posix_file_system().list(published.version_dir);
-    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-      if (name.ends_with(".safetensors")) published.files.push_back(name);
+    Result<PublishedVersion> read = read_published_version(posix_file_system(), dir_, version);
+    if (!read.ok()) {
+      acknowledged_ = false;
+      return {{"engines", read.status(), 0, 0, "", 0}};
     }
+    published = std::move(*read);
   }
   std::vector<EngineResult> results = notifier_->notify(published, Deadline::after(longest_));
   acknowledged_ = all_acknowledged(results);
