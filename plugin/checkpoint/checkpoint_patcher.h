@@ -5,7 +5,8 @@
 //   -> state ]
 //
 // A crash at any byte leaves the checkpoint at the old version, or with a journal from which the
-// next open() ends at the new one. docs/apply.md tells why. One object per checkpoint, one thread.
+// next open() ends at the new one. docs/formats/apply.md tells why. One object per checkpoint, one
+// thread.
 #pragma once
 
 #include <chrono>

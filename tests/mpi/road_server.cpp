@@ -11,7 +11,7 @@ namespace {
 
 class Server {
  public:
-  Server(MPI_Comm workers, const MakeRoadEnds& make) : workers_(workers), make_(make) {}
+  Server(MPI_Comm comm, const MakeRoadEnds& make) : workers_(comm), make_(make) {}
 
   // The reply; false in `more` ends.
   std::string serve(Unpacker in, bool& more) {
