@@ -23,7 +23,7 @@
 
 #if DRIFTLESS_HAS_CUDA
 #include "plugin/device/device_masked.h"
-#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_weight_memory.h"
 #include "plugin/device/device_side.h"
 #endif
 
@@ -328,9 +328,9 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
 #endif
 }
 
-Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device) {
+Result<std::shared_ptr<WeightMemory>> open_device_memory(int device) {
 #if DRIFTLESS_HAS_CUDA
-  return make_device_module_memory(device);
+  return make_device_memory(device);
 #else
   static_cast<void>(device);
   return check_backend("cuda", "parameters on a GPU");
