@@ -1,4 +1,4 @@
-#include "support/module_memory_under_test.h"
+#include "support/weight_memory_under_test.h"
 
 #include <algorithm>
 #include <deque>
@@ -8,7 +8,7 @@ namespace {
 
 class HostTestMemory final : public TestMemory {
  public:
-  std::shared_ptr<ModuleMemory> memory() override { return make_host_module_memory(); }
+  std::shared_ptr<WeightMemory> memory() override { return make_host_memory(); }
   std::byte* allocate(std::size_t bytes) override { return held_.emplace_back(bytes).data(); }
   std::vector<std::byte> read(const std::byte* at, std::size_t bytes) override {
     return {at, at + bytes};

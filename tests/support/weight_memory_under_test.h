@@ -1,5 +1,5 @@
-// Where the module target's contract suite keeps parameters. The suite is built twice: contract/
-// gives the host's memory, gpu/ a GPU's.
+// Where the contract suites of targets keep weights. They are built twice: contract/ gives the
+// host's memory, gpu/ a GPU's.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 #include <span>
 #include <vector>
 
-#include "plugin/targets/module_memory.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless::testing {
 
 class TestMemory {
  public:
   virtual ~TestMemory() = default;
-  [[nodiscard]] virtual std::shared_ptr<ModuleMemory> memory() = 0;
+  [[nodiscard]] virtual std::shared_ptr<WeightMemory> memory() = 0;
   // Zeroed; as long as this lives.
   [[nodiscard]] virtual std::byte* allocate(std::size_t bytes) = 0;
   [[nodiscard]] virtual std::vector<std::byte> read(const std::byte* at, std::size_t bytes) = 0;

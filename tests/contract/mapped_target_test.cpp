@@ -1,14 +1,15 @@
 // A module's parameters follow a run, wherever they lie: transposed, cut into columns, fused,
 // converted, twice; all or nothing, and back.
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/mapped_target.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <map>
 
-#include "support/module_memory_under_test.h"
+#include "plugin/targets/tensor_changes.h"
 #include "support/published_run.h"
+#include "support/weight_memory_under_test.h"
 
 namespace driftless::testing {
 namespace {
@@ -22,8 +23,8 @@ struct Parameter {
 class NotingWriter final : public ExternalWriter {
  public:
   Status check() override { return {}; }
-  Status stage(std::shared_ptr<const TensorNews> given) override {
-    news = std::move(given);
+  Status stage(std::shared_ptr<const TensorChanges> given) override {
+    changes = std::move(given);
     said += "stage ";
     return {};
   }
@@ -37,7 +38,7 @@ class NotingWriter final : public ExternalWriter {
   }
   void drop() override { said += "drop "; }
 
-  std::shared_ptr<const TensorNews> news;
+  std::shared_ptr<const TensorChanges> changes;
   std::string said;
   bool fail = false;
 };
@@ -62,7 +63,7 @@ class ModuleTest : public ::testing::Test {
            const StridedView& source, const StridedView& target,
            ValueCast cast = ValueCast::kNone) {
     constexpr std::uint64_t kUnits = 256 * 48;  // room enough for each
-    ModuleMap made;
+    WeightMap made;
     made.tensor = *run_.layout.find(tensor);
     made.unit_bytes = width;
     made.cast = cast;
@@ -79,7 +80,7 @@ class ModuleTest : public ::testing::Test {
   // What each parameter holds at some weights, the obvious way.
   std::map<std::string, std::vector<std::byte>> expected(const Weights& weights) const {
     std::map<std::string, std::vector<std::byte>> all;
-    for (const ModuleMap& map : maps_) {
+    for (const WeightMap& map : maps_) {
       std::vector<std::byte>& held = all[map.parameter];
       held.resize(parameters_.at(map.parameter).bytes);
       const TestTensor& tensor = weights.at(run_.layout[map.tensor].name);
@@ -109,7 +110,7 @@ class ModuleTest : public ::testing::Test {
   void leave_up_to_the_writer() {
     writer_ = std::make_shared<NotingWriter>();
     external_ = {"model.layers.0.up.weight"};
-    std::erase_if(maps_, [](const ModuleMap& map) {
+    std::erase_if(maps_, [](const WeightMap& map) {
       return map.parameter == "left" || map.parameter == "right";
     });
   }
@@ -124,8 +125,8 @@ class ModuleTest : public ::testing::Test {
     EXPECT_EQ(writer_->said, "stage commit undo drop ");
   }
 
-  std::unique_ptr<ModuleTarget> open(ModuleOptions options = {}) {
-    ModuleParts parts;
+  std::unique_ptr<MappedTarget> open(MappedOptions options = {}) {
+    MappedParts parts;
     parts.layout = run_.layout;
     parts.maps = maps_;
     parts.memory = memory_->memory();
@@ -135,11 +136,11 @@ class ModuleTest : public ::testing::Test {
       parts.refused.emplace_back(*run_.layout.find(name), "repacked");
     }
     options.threads = 2;
-    auto made = make_module_target(std::move(parts), options);
+    auto made = make_mapped_target(std::move(parts), options);
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return made.ok() ? std::move(*made) : nullptr;
   }
-  std::unique_ptr<ModuleTarget> open_base() {
+  std::unique_ptr<MappedTarget> open_base() {
     return open({VersionId{}, digest_of(run_.weights[0]), 2});
   }
   static std::vector<FetchedVersion> chain(const std::vector<Publication>& publications) {
@@ -151,7 +152,7 @@ class ModuleTest : public ::testing::Test {
   PublishedRun run_{random_weights(3)};
   std::unique_ptr<TestMemory> memory_ = test_memory();
   std::map<std::string, Parameter> parameters_;
-  std::vector<ModuleMap> maps_;
+  std::vector<WeightMap> maps_;
   std::vector<std::string> external_, refused_;
   std::shared_ptr<NotingWriter> writer_;
 };
@@ -179,7 +180,7 @@ TEST_F(ModuleTest, FollowsStepsAndFoldsAndGoesBack) {
 TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNothingChanges) {
   const auto target = open_base();
   const Publication first = run_.step(1);
-  for (const ModuleMap& map : maps_) {
+  for (const WeightMap& map : maps_) {
     auto staged = target->stage(chain({first}));
     ASSERT_TRUE(staged.ok()) << staged.status().to_string();
     const TestTensor& before = run_.weights[0].at(run_.layout[map.tensor].name);
@@ -208,11 +209,11 @@ TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNothingChanges) {
 }
 
 TEST_F(ModuleTest, TheDigestMayBeOfWhatIsHeld) {
-  ModuleOptions options;
+  MappedOptions options;
   options.initial = VersionId{};
   options.digest_of_held = true;
   const std::uint32_t up = *run_.layout.find("model.layers.0.up.weight");
-  std::erase_if(maps_, [&](const ModuleMap& map) { return map.tensor == up; });
+  std::erase_if(maps_, [&](const WeightMap& map) { return map.tensor == up; });
   const auto target = open(options);
   ASSERT_TRUE(target && target->state().partial);
   const Publication first = run_.step(1);
@@ -225,11 +226,11 @@ TEST_F(ModuleTest, TheDigestMayBeOfWhatIsHeld) {
 }
 
 TEST_F(ModuleTest, OfATensorThatIsHeldInPartThereIsNoDigest) {
-  std::erase_if(maps_, [](const ModuleMap& map) { return map.parameter == "right"; });
-  ModuleOptions options;
+  std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "right"; });
+  MappedOptions options;
   options.digest_of_held = true;
   const auto made =
-      make_module_target({run_.layout, maps_, {}, {}, {}, memory_->memory()}, options);
+      make_mapped_target({run_.layout, maps_, {}, {}, {}, memory_->memory()}, options);
   ASSERT_EQ(made.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(made.status().message().find("up.weight"), std::string_view::npos);
 }
@@ -266,7 +267,7 @@ TEST_F(ModuleTest, AnAnchorWritesWhatDiffersAndGoesBack) {
 
 TEST_F(ModuleTest, AnAnchorHealsWhatSomebodyElseWrote) {
   static_cast<void>(run_.step(1));
-  for (const ModuleMap& map : maps_) {
+  for (const WeightMap& map : maps_) {
     load(run_.weights[0]);
     const auto target = open_base();
     const Parameter& parameter = parameters_.at(map.parameter);
@@ -313,7 +314,7 @@ TEST_F(ModuleTest, TheWriterIsUndoneWithAnAnchorToo) {
   const auto target = open_base();
   auto staged = target->stage(chain({run_.anchor(1)}));
   ASSERT_TRUE(staged.ok()) << staged.status().to_string();
-  EXPECT_TRUE(writer_->news->whole());
+  EXPECT_TRUE(writer_->changes->whole());
   commits_and_goes_back(*staged);
 }
 
@@ -324,10 +325,10 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   const Publication first = run_.step(1);
   auto staged = target->stage(chain({first}));
   ASSERT_TRUE(staged.ok()) << staged.status().to_string();
-  ASSERT_EQ(writer_->news->tensors().size(), 1U);
-  const std::uint32_t tensor = writer_->news->tensors()[0];
+  ASSERT_EQ(writer_->changes->tensors().size(), 1U);
+  const std::uint32_t tensor = writer_->changes->tensors()[0];
   std::vector<std::byte> patched = run_.weights[0].at("model.layers.0.up.weight").bytes;
-  writer_->news->write(tensor, patched.data(), std::nullopt);
+  writer_->changes->write(tensor, patched.data(), std::nullopt);
   EXPECT_EQ(patched, run_.weights[1].at("model.layers.0.up.weight").bytes);
   writer_->fail = true;
   EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kInternal);
@@ -341,22 +342,46 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   commits_and_goes_back(*staged);
 }
 
+// Changes to a tensor's own bits go where those are, to slices, too.
+TEST_F(ModuleTest, XorAndOverwriteGoThroughTheMapsOfASlice) {
+  std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "right"; });
+  for (const Encoding encoding : {Encoding::kXor, Encoding::kOverwrite}) {
+    load(run_.weights[0]);
+    const auto target = open_base();
+    auto staged =
+        target->stage(chain({run_.step(1, DirectoryLayout::kHfDelta, encoding), run_.step(2)}));
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_TRUE(holds(run_.weights[2]));
+    ASSERT_TRUE((*staged)->undo().ok());
+    EXPECT_TRUE(holds(run_.weights[0]));
+  }
+}
+
+TEST_F(ModuleTest, XorIsRefusedForTensorsWhoseOwnBitsAreNotHere) {
+  const Publication step = run_.step(1, DirectoryLayout::kHfDelta, Encoding::kXor);
+  const auto refusal = [&] {
+    const auto staged = open_base()->stage(chain({step}));
+    EXPECT_EQ(staged.status().code(), StatusCode::kUnsupported) << staged.status().to_string();
+    return staged.status().to_string();
+  };
+  std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "embed"; });
+  EXPECT_NE(refusal().find("embed.weight' is converted"), std::string::npos);
+  leave_up_to_the_writer();
+  std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "wide rows"; });
+  EXPECT_NE(refusal().find("up.weight' is written by the engine's loader"), std::string::npos);
+}
+
 TEST_F(ModuleTest, RefusesWhatItCannotWrite) {
   refused_ = {"model.embed.weight"};
   const auto target = open_base();
   const auto staged = target->stage(chain({run_.step(1)}));
   EXPECT_EQ(staged.status().code(), StatusCode::kUnsupported);
   EXPECT_NE(staged.status().message().find("repacked"), std::string_view::npos);
-  refused_.clear();
-  const auto other = open_base();
-  EXPECT_EQ(other->stage(chain({run_.step(1, DirectoryLayout::kHfDelta, Encoding::kXor)}))
-                .status()
-                .code(),
-            StatusCode::kUnsupported);
-  ModuleParts parts;
+  MappedParts parts;
   parts.layout = run_.layout;
   parts.maps = {maps_[0], maps_[0]};
-  EXPECT_EQ(make_module_target(std::move(parts), {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(make_mapped_target(std::move(parts), {}).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

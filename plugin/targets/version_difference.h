@@ -1,4 +1,4 @@
-// What a full version changes in a module that holds another version: found by comparing every unit
+// What a full version changes in weights that are another version: found by comparing every unit
 // that goes through a map, so that only those are written, in O(changed), and can be taken back.
 #pragma once
 
@@ -10,22 +10,20 @@
 
 #include "core/status.h"
 #include "plugin/targets/delta_pieces.h"
-#include "plugin/targets/dense_stretches.h"
-#include "plugin/targets/module_change.h"
+#include "plugin/targets/mapped_weights.h"
 
 namespace driftless {
 
-class ModuleDifference {
+class VersionDifference {
  public:
-  // Where more than this share of the module differs, the pieces would take more memory than the
+  // If more than this share of the weights differs, the pieces would take more memory than the
   // version itself has.
   static constexpr std::uint64_t kDenseShare = 8;  // one in
 
-  // Of all stretches of a full version, in their order. Nothing where the module differs in more
-  // than its share. Memory: about 40 MB, and for each unit that differs 4 bytes and twice its
-  // width.
-  [[nodiscard]] static Result<std::optional<ModuleDifference>> find(
-      const ModuleWeights& weights, std::span<const DenseStretch> stretches);
+  // Of a full version whose bytes lie on the host. Nothing if the weights differ in more than their
+  // share. Memory: about 40 MB, and for each unit that differs 4 bytes and twice its width.
+  [[nodiscard]] static Result<std::optional<VersionDifference>> find(const MappedWeights& weights,
+                                                                     const VersionSource& version);
 
   // In the order of the tensors; as long as this lives.
   [[nodiscard]] std::span<const DeltaPiece> pieces() const { return pieces_; }

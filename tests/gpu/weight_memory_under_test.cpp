@@ -1,17 +1,17 @@
-#include "support/module_memory_under_test.h"
+#include "support/weight_memory_under_test.h"
 
 #include <deque>
 
 #include "gpu/device.h"
-#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_weight_memory.h"
 
 namespace driftless::testing {
 namespace {
 
 class GpuTestMemory final : public TestMemory {
  public:
-  std::shared_ptr<ModuleMemory> memory() override {
-    auto made = make_device_module_memory(0);
+  std::shared_ptr<WeightMemory> memory() override {
+    auto made = make_device_memory(0);
     must(made.status());
     return *made;
   }

@@ -1,4 +1,4 @@
-// TensorNews by names, and into tensors of Python.
+// TensorChanges by names, and into tensors of Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,16 +11,17 @@
 
 #include "core/layout.h"
 #include "plugin/targets/masked_write.h"
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/tensor_changes.h"
 
 namespace driftless::python {
 
-class HeldNews {
+class HeldChanges {
  public:
-  HeldNews(std::shared_ptr<const TensorNews> news, std::shared_ptr<const WeightLayout> layout);
+  HeldChanges(std::shared_ptr<const TensorChanges> changes,
+              std::shared_ptr<const WeightLayout> layout);
 
   [[nodiscard]] std::vector<std::string> names() const;
-  [[nodiscard]] bool whole() const { return news_->whole(); }
+  [[nodiscard]] bool whole() const { return changes_->whole(); }
   [[nodiscard]] std::uint64_t changed(const std::string& name) const;
   [[nodiscard]] std::optional<std::uint64_t> absent(const std::string& name) const;
   void write(const std::string& name, const pybind11::object& into,
@@ -34,12 +35,12 @@ class HeldNews {
     return (*layout_)[index(name)];
   }
   [[nodiscard]] std::span<const DeltaPiece> pieces(const std::string& name) const {
-    return news_->pieces(index(name));
+    return changes_->pieces(index(name));
   }
 
  private:
   [[nodiscard]] std::uint32_t index(const std::string& name) const;
-  std::shared_ptr<const TensorNews> news_;
+  std::shared_ptr<const TensorChanges> changes_;
   std::shared_ptr<const WeightLayout> layout_;
 };
 
