@@ -81,8 +81,10 @@ class ToySender final : public SendRoad {
     return {};
   }
   Status abort() override { return {}; }
-  Result<bool> published(const PublicationId& id, const Deadline&) override {
-    return medium_->published.contains(id);
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
+    const auto found = medium_->published.find(id);
+    if (found == medium_->published.end()) return std::optional<Hash128>();
+    return std::optional(xxh3_128(found->second.manifest));
   }
   Result<std::vector<ReceiverReport>> receivers() override {
     std::vector<ReceiverReport> all;
