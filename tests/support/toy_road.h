@@ -82,9 +82,9 @@ class ToySender final : public SendRoad {
   }
   Status abort() override { return {}; }
   Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
-    const auto found = medium_->published.find(id);
-    if (found == medium_->published.end()) return std::optional<Hash128>();
-    return std::optional(xxh3_128(found->second.manifest));
+    const auto at = medium_->published.find(id);
+    return at == medium_->published.end() ? std::nullopt
+                                          : std::optional(xxh3_128(at->second.manifest));
   }
   Result<std::vector<ReceiverReport>> receivers() override {
     std::vector<ReceiverReport> all;
