@@ -180,20 +180,10 @@ int run_rollout(const Common& common, RolloutArguments arguments) {
   }
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
-  const StopSignals signals;
-  const std::function<void()> nothing;
-  Result<std::unique_ptr<JobProcess>> joined = join_job(
-      road_table(), *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
-  if (!joined.ok()) return report(common, joined.status());
-  const std::shared_ptr<JobProcess> process = std::move(*joined);
-  Rollout rollout(common, arguments, *config, process);
-  const Result<int> done = rollout.run();
-  if (done.ok()) return *done;
-  // Nothing that waits for others any more: they may be gone.
-  const int code = report(common, done.status().with_context(concat("rollout ", process->rank())));
-  std::cout.flush();
-  process->abandon(code);
-  return code;  // not reached
+  std::optional<Rollout> rollout;
+  return run_in_job(common, *config, JobRole::kRollout, "rollout", {}, [&](const auto& process) {
+    return rollout.emplace(common, arguments, *config, process).run();
+  });
 }
 
 }  // namespace driftless::cli
