@@ -4,13 +4,18 @@ Engines call their workers through queues that lose count when one rank raises a
 So every call here returns a reply (a dict of plain values) with what happened, and echoes the nonce
 it was given: a reply with another nonce belongs to another call.
 
-    {"nonce", "rank", "ok", "error", "state", "version", "staged_version", "digest", "run",
-     "ways": {way: how many tensors}, "timings": {name: ms}}
+    {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
+     "digest", "follows", "ways": {way: how many tensors}, "timings": {name: ms}}
+
+The weights are named by `run`, `version` and `digest` together: the run and the manifest's digest of
+the version that they are, "" for what is not known (a base belongs to no run; a rank that holds a
+part of the tensors has no digest to compare). `follows` is the run that the receiver follows, and
+`process` is random: an answer is that process's, and of none that was started in its place.
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
 can be taken back), failed (the last staging or commit; the weights are those of `version`). An
 error is told by every reply until the next call that succeeds; `version` is always what the weights
-are, -1 where they are none.
+are, -1 if they are parts of two versions.
 
 Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
 else touches the receiver.
@@ -19,6 +24,8 @@ else touches the receiver.
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,14 +37,16 @@ from driftless import units
 
 Reply = dict[str, Any]
 
-# The `version` of a rank whose weights are half of one and half of another.
-NO_VERSION = -1
+# The `version` of a rank whose weights are parts of two versions.
+TORN = -1
+# Names this process; what was forked from it has another number.
+TOKEN = secrets.token_hex(8)
 # How long open() waits for the run's announcement. The engine stands still meanwhile: open() can be
 # called again.
 OPEN_TIMEOUT_S = 10.0
 
 
-class Follower:
+class RankReceiver:
     """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it: of
     a receiver, or an object with one in `native` and a function `written()` that is called when it
     has changed."""
@@ -57,8 +66,11 @@ class Follower:
         self._staged: int | None = None
         self._digest = ""
         self._run = ""
+        self._follows = ""
+        self._ticket = ""  # of the newest staging
         self._timings: dict[str, float] = {}
         self._holds_none = False  # the weights are those of no version
+        self._held_one = False  # they were, once
         # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
         self.on_staged: Callable[[Reply], None] | None = None
 
@@ -69,22 +81,18 @@ class Follower:
         nothing; another configuration takes the place of the first, and the weights stay."""
         return self._answer(nonce, lambda: self._open(config, tuple(sets)))
 
-    def stage(self, nonce: str = "", timeout_s: float = 60.0) -> Reply:
+    def stage(self, nonce: str = "", timeout_s: float = 60.0, ticket: str = "") -> Reply:
         """Starts a thread that waits for something newer and makes it ready; what was staged before
-        is dropped. status() tells how far it is."""
-        return self._answer(nonce, lambda: self._stage(timeout_s, nonce))
-
-    @property
-    def before(self) -> int | None:
-        """The version that the last commit replaced, while it can be taken back."""
-        return self._before
+        is dropped. status() tells how far it is. Only a commit with the same ticket takes it."""
+        return self._answer(nonce, lambda: self._stage(timeout_s, nonce, ticket))
 
     def status(self, nonce: str = "") -> Reply:
         return self._answer(nonce, lambda: None)
 
-    def commit(self, version: int | None = None, nonce: str = "") -> Reply:
-        """Writes what is staged; refused where that is not `version`."""
-        return self._answer(nonce, lambda: self._remember(lambda: self._commit(version)))
+    def commit(self, version: int | None = None, nonce: str = "", ticket: str = "") -> Reply:
+        """Writes what is staged; refused if that is not `version`, or was staged for another: a
+        commit that comes late finds another ticket."""
+        return self._answer(nonce, lambda: self._remember(lambda: self._commit(version, ticket)))
 
     def refuse(self, why: str, nonce: str = "") -> Reply:
         """For a commit that must not be tried: told like one that failed."""
@@ -126,13 +134,15 @@ class Follower:
         return {
             "nonce": nonce,
             "rank": self.rank,
+            "process": process_id(),
             "ok": error is None,
             "error": error,
             "state": self._state,
             "version": self._version,
             "staged_version": self._staged,
-            "digest": self._digest,
             "run": self._run,
+            "digest": self._digest,
+            "follows": self._follows,
             "ways": ways_of(self._target),
             "timings": dict(self._timings),
         }
@@ -156,9 +166,10 @@ class Follower:
         self._state, self._error = "idle", None
         self._look(receiver)
 
-    def _stage(self, timeout_s: float, nonce: str) -> None:
+    def _stage(self, timeout_s: float, nonce: str, ticket: str) -> None:
         receiver = self._ready()
         self._state, self._error, self._staged = "staging", None, None
+        self._ticket = ticket
         arguments = (receiver, timeout_s, nonce)
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
@@ -182,8 +193,12 @@ class Follower:
         if self.on_staged is not None:
             self.on_staged(self.status(nonce))
 
-    def _commit(self, version: int | None) -> None:
+    def _commit(self, version: int | None, ticket: str) -> None:
         receiver = self._ready()
+        if ticket != self._ticket:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} has nothing staged for this commit: stage again"
+            )
         if self._staged is None:
             if self._state == "committed" and version == self._version:
                 return  # asked again: the first answer was lost
@@ -270,10 +285,16 @@ class Follower:
         return self._receiver
 
     def _look(self, receiver: driftless.Receiver) -> None:
+        """What the weights are. A commit that could not be undone leaves no version."""
         with contextlib.suppress(driftless.Error):
-            self._version = NO_VERSION if self._holds_none else receiver.version
-            self._digest = receiver.digest
-            self._run = receiver.run
+            state = receiver.state
+            self._held_one = self._held_one or state.valid
+            torn = self._holds_none or (self._held_one and not state.valid)
+            self._version = TORN if torn else state.version
+            known = state.valid and not state.partial and not torn
+            self._digest = state.digest if known else ""
+            self._run = state.run or ""
+            self._follows = receiver.run
 
     def _close(self) -> None:
         if self._thread is not None and self._thread.is_alive():
@@ -281,12 +302,17 @@ class Follower:
         receiver, job = self._receiver, self._job
         self._receiver = self._job = self._opened = self._thread = None
         self._state, self._staged, self._before = "closed", None, None
+        self._follows = self._ticket = ""
         if receiver is not None:
             with contextlib.suppress(driftless.Error):
                 receiver.leave()
             receiver.close()
         if job is not None:
             job.leave()
+
+
+def process_id() -> str:
+    return f"{TOKEN}-{os.getpid()}"
 
 
 def load_config(config: str, sets: Sequence[str]) -> driftless.Config:
