@@ -114,7 +114,7 @@ class Layout:
     __hash__: None  # type: ignore[assignment]
 
 class Config:
-    """The configuration of a job; docs/configuration.md has its keys."""
+    """The configuration of a job; docs/operate/configuration.md has its keys."""
 
     @staticmethod
     def load(path: _Path, overrides: Sequence[str] = ()) -> Config: ...
@@ -231,6 +231,23 @@ class ReceiverReport:
     @property
     def proof(self) -> str: ...
 
+class EngineTally:
+    """An engine that the leading trainer tells about every version."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def versions(self) -> int:
+        """That it was told of."""
+
+    @property
+    def failures(self) -> int:
+        """Those that it failed to take."""
+
+    @property
+    def error(self) -> str:
+        """Of the last failure."""
+
 class Publisher:
     """The trainer's side. Collective: every publisher rank makes the same calls."""
 
@@ -245,6 +262,14 @@ class Publisher:
     def publish_anchor(self) -> None: ...
     def declare_end(self) -> None:
         """Tells the rollouts that no further version comes. Nothing on ranks but the first."""
+
+    def tell_engines(self) -> list[str]:
+        """Tells the `engines` of the configuration about the last version, waits for them, and
+        cleans up behind them. Returns what went wrong. Nothing on ranks but the first."""
+
+    @property
+    def engines(self) -> list[EngineTally]:
+        """What each of them took. Empty on ranks but the first."""
 
     def receivers(self) -> list[ReceiverReport]: ...
     def progress(self) -> None: ...
@@ -341,7 +366,7 @@ class StridedMap:
 
 def can_cast(source: str, target: str) -> bool: ...
 
-class TensorNews:
+class TensorChanges:
     """New values of the tensors that Python writes."""
 
     @property
@@ -388,7 +413,7 @@ class MaskedDevice:
     def __init__(self, device: int) -> None: ...
     def stage(
         self,
-        news: TensorNews,
+        changes: TensorChanges,
         names: Sequence[str],
         dense_bytes: int,
         first: Sequence[tuple[int, int, int]],
@@ -409,7 +434,7 @@ class _Writer(Protocol):
     """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
 
     def check(self) -> None: ...
-    def stage(self, news: TensorNews, /) -> None: ...
+    def stage(self, changes: TensorChanges, /) -> None: ...
     def commit(self) -> None: ...
     def undo(self) -> None: ...
     def drop(self) -> None: ...
@@ -548,3 +573,39 @@ def masked_overwrite(
 def digest_tensor(
     name: str, tensor: _Tensor, threads: int = 0, stream: int | None = None
 ) -> str: ...
+
+def http_call(
+    url: str, body: str | None, timeout_s: float, token: str = ""
+) -> tuple[int, bytes]: ...
+
+class EngineDriver:
+    """Brings all ranks of one engine to a version, or leaves all where they were. Results are JSON
+    text (drive.py)."""
+
+    @staticmethod
+    def in_process(
+        call: Callable[[str, str], str], source: str | None = None
+    ) -> EngineDriver:
+        """`call(operation, arguments)`: both sides JSON text; NotImplementedError: the engine has no
+        such operation."""
+
+    @staticmethod
+    def vllm(
+        url: str, source: str | None = None, timeout_s: float = 120.0, token: str = ""
+    ) -> EngineDriver: ...
+    @staticmethod
+    def sglang(
+        url: str,
+        source: str | None = None,
+        timeout_s: float = 120.0,
+        token: str = "",
+        *,
+        loader: str,
+        shm_dir: str,
+    ) -> EngineDriver: ...
+    def open(self) -> str: ...
+    def start_staging(self, timeout_s: float) -> str: ...
+    def wait_staged(self, timeout_s: float) -> str: ...
+    def update(self, timeout_s: float, staged: bool) -> str: ...
+    def ask(self) -> str: ...
+    def close(self) -> str: ...

@@ -11,5 +11,7 @@ void bind_module_target(pybind11::module_& module);
 void bind_masked(pybind11::module_& module);
 void bind_receiver(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
+void bind_http(pybind11::module_& module);
+void bind_engine_driver(pybind11::module_& module);
 
 }  // namespace driftless::python

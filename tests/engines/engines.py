@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 
 import pytest
-from environments import HERE, REPOSITORY, environment, python_of
+from environments import HERE, REPOSITORY, allow, environment, python_of
 from hosts import Host, Server, free_port
 
 LIMITS = {"max_model_len": 128, "max_num_seqs": 4}
@@ -118,8 +118,8 @@ class Offline(Host):
         self.rpc("probe_base", path=path)
         self.do("clear")
 
-    def follow(self, config, *sets):
-        return self.do("follow", config=config, sets=sets)["version"]
+    def follow(self, config):
+        return self.do("follow", source=allow(config))["version"]
 
     def update(self, **arguments):
         return self.do("update", **arguments)
@@ -168,10 +168,10 @@ def start_vllm_server(pool, spec):
 class VllmServer(Server):
     reference_tokens = staticmethod(tokens_of_transformers)
 
-    def follow(self, config, *sets):
+    def follow(self, config):
         from driftless.engines import vllm
 
-        self.driver = vllm.follow(self.url, config, sets)
+        self.driver = vllm.follow(self.url, allow(config))
         return self.driver.version
 
     def update(self, timeout_s=60, started=False):
@@ -228,15 +228,15 @@ def start_sglang(pool, spec):
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
     )
     engine = SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
-    engine.exact, engine.base = spec.exact, pool.models[spec.kind].checkpoint(0)
+    engine.exact = spec.exact
     return engine
 
 
 class SglangServer(Server):
-    def follow(self, config, *sets):
+    def follow(self, config):
         from driftless.engines import sglang
 
-        self.driver = sglang.follow(self.url, config, sets, base=self.base)
+        self.driver = sglang.follow(self.url, allow(config))
         return self.driver.version
 
     def update(self, timeout_s=60, started=False):
@@ -251,10 +251,7 @@ class SglangServer(Server):
 
     def to_base(self, path):
         """The base's weights again, and workers that follow nothing."""
-        from driftless.engines import sglang
-
         self.driver = None
-        self.asked = sglang.Server(self.url, path)
         self.probe("base", path=path)
         self.call("/flush_cache")
         named = {"new_version": "base", "abort_all_requests": False}
@@ -274,8 +271,10 @@ class SglangServer(Server):
         """Asks sglang_probe.load on every rank."""
         import sglang_probe
 
-        server = self.driver.engine if self.driver else self.asked
-        return sglang_probe.ask(server, {"what": what, **arguments})
+        def call(path, body=None):
+            return self.call(path, body, method="GET" if body is None else "POST")
+
+        return sglang_probe.ask(call, {"what": what, **arguments})
 
     def checksums(self):
         return self.probe("checksums")

@@ -1,9 +1,14 @@
 """The engines' environments: given by a variable, or made once from pinned requirements."""
 
+import atexit
 import functools
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -63,9 +68,25 @@ def install_entry_points(directory):
     return str(directory)
 
 
+@functools.cache
+def allowed_configs():
+    """The directory whose configurations every engine of the tests may follow, by name."""
+    place = tempfile.mkdtemp(prefix="driftless-configs-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Path(place)
+
+
+def allow(config):
+    """The name by which engines know a configuration from now on."""
+    name = f"job-{hashlib.sha256(config.encode()).hexdigest()[:16]}"
+    (allowed_configs() / f"{name}.yaml").write_text(config)
+    return name
+
+
 def environment(*paths, **more):
     """For an engine's process. Nothing is fetched, and nothing of this process' Python leaks in."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
     kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs())})
     return kept | {k: str(v) for k, v in more.items()}

@@ -77,7 +77,7 @@ def main(config, path, version, arguments):
         raise SystemExit("it must ask for the extension")
     except RuntimeError as problem:
         assert "worker-extension-cls" in str(problem)
-    opened = worker.driftless_open(config, [], "o")
+    opened = worker.driftless_open(config, "o")
     assert opened["ok"] and opened["nonce"] == "o" and not opened["session"], opened
     worker.driftless_stage("s", 30)
     engine.follower.wait(30)

@@ -5,7 +5,7 @@ import json
 import subprocess
 
 import pytest
-from environments import HERE, environment, find_python
+from environments import HERE, allow, environment, find_python
 from hosts import Host, HostError
 
 VERSIONS = 10
@@ -93,7 +93,7 @@ def test_the_command(python, place, run_of):
 def test_the_interface_of_older_vllm(python, run_of, arguments):
     run = run_of("qwen3")
     run.publish()
-    line = [python, HERE / "older_vllm.py", run.config, run.model.checkpoint(0), "1", arguments]
+    line = [python, HERE / "older_vllm.py", allow(run.config), run.model.checkpoint(0), "1", arguments]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found, wanted = json.loads(done.stdout.splitlines()[-1])

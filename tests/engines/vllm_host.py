@@ -18,10 +18,10 @@ class Host:
         self.driver = None
         self.llm = LLM(**options)
 
-    def follow(self, config, sets=()):
+    def follow(self, source):
         from driftless.engines import vllm
 
-        self.driver = vllm.follow(self.llm, config, sets)
+        self.driver = vllm.follow(self.llm, source)
         return {"version": self.driver.version}
 
     def replies(self):

@@ -5,7 +5,7 @@
 #
 # --deps: where libraries lie that the system does not have (its include/ and share/cmake/). Parts
 # whose libraries are missing are left out, and said so. Ends with one table; exit status 0 only if
-# every test passed. The figures in docs/numbers.md come from here.
+# every test passed. The figures in docs/operate/numbers.md come from here.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 

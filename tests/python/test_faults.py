@@ -1,6 +1,6 @@
 """The main job under faults of processes: killed, stopped, stalled. After each the weights are a
 committed version's, the job goes on or ends with one clear error in time, and who is started again
-catches up. test_fault_files.py has faults of files; docs/faults.md lists them all."""
+catches up. test_fault_files.py has faults of files; docs/operate/faults.md lists them all."""
 
 import collections
 import json
