@@ -21,7 +21,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# These have tensor, pipeline, virtual pipeline and expert parallelism between them.
+SHORT = ("tp2_pp2", "pp2_vpp2", "moe_ep2_pp2")
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name not in SHORT]
+
+
+@pytest.mark.parametrize("layout", [*SHORT, *LONG])
 def test_rollouts_hold_the_weights_after_every_step(work, layout):
     """Over both roads at once: 2 rollouts under the same mpirun, 2 that only see the files."""
     job = Job(work, **LAYOUTS[layout])
