@@ -36,7 +36,7 @@ struct DeviceWork {
                                                unsigned unit_bytes, cuda::PositionCoding coding,
                                                const std::byte* positions_dev);
   // The digest of whole tensors on the device; waits.
-  [[nodiscard]] Result<Digest> digest(std::span<const DeviceSide::Piece> tensors);
+  [[nodiscard]] Result<std::vector<Digest>> digests(std::span<const DeviceSide::Piece> tensors);
   // Starts afresh, once the device is done with what was queued.
   [[nodiscard]] Status reset();
 };
