@@ -51,12 +51,11 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
                 Environment::TimePoint end, const Ready& ready) {
   Environment& here = environment();
   if (here.has_threads()) return changed.wait_until(lock, end, ready);
-  constexpr std::chrono::milliseconds kPoll(1);
-  while (!ready()) {
+  for (std::chrono::milliseconds poll(1); !ready(); poll *= 2) {
     const Environment::TimePoint now = here.now();
     if (now >= end) return false;
     lock.unlock();
-    here.sleep_until(std::min(now + kPoll, end));
+    here.sleep_until(std::min(now + poll, end));
     lock.lock();
   }
   return true;

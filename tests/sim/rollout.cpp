@@ -218,9 +218,9 @@ std::string Rollout::check() {
     checked_ = *id;
   }
   const TargetState state = life_->receiver->state();
-  for (const Weights& weights : world_.truth.of(id->run, id->version)) {
-    if (!state.partial && digest_of(weights) != state.digest) continue;
-    if (holds_exactly(*life_, weights)) return {};
+  for (const KnownWeights& known : world_.truth.of(id->run, id->version)) {
+    if (!state.partial && known.digest != state.digest) continue;
+    if (holds_exactly(*life_, known.weights)) return {};
   }
   return concat(name_, " claims version ", id->version, " of run ", to_hex(id->run).substr(0, 6),
                 " and holds other weights");

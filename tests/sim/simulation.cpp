@@ -53,16 +53,17 @@ Simulation::Thread* Simulation::next() {
   return ready[random_.below(ready.size())];
 }
 
-void Simulation::run(const std::function<void()>& check) {
+void Simulation::run(const std::function<void(const Process&)>& check) {
   const EnvironmentScope scope(*this);
   while (Thread* const thread = next()) {
     running_ = thread;
+    const std::shared_ptr<Process> process = thread->process;
     thread->fiber->enter();
     running_ = nullptr;
     if (thread->fiber->ended()) {
       std::erase_if(threads_, [&](const auto& held) { return held.get() == thread; });
     }
-    if (failure_.empty()) check();
+    if (failure_.empty()) check(*process);
   }
 }
 

@@ -66,8 +66,8 @@ class Simulation final : public Environment {
   std::shared_ptr<Process> start(std::string name, std::function<void(Process&)> body);
   // Another fiber of a process.
   void start_fiber(const std::shared_ptr<Process>& process, std::function<void()> body);
-  // Runs until every fiber has ended. `check` is called whenever a fiber has been left.
-  void run(const std::function<void()>& check);
+  // Runs until every fiber has ended. `check` is called whenever one of a process has been left.
+  void run(const std::function<void(const Process&)>& check);
 
   // Called by fibers. The running process.
   [[nodiscard]] Process& self();
@@ -82,6 +82,8 @@ class Simulation final : public Environment {
   void within(std::chrono::milliseconds limit, const std::string& what,
               const std::function<void()>& work);
 
+  // From now on nobody stalls.
+  void calm() { options_.stall_rate = 0; }
   // The first thing that did not hold ends the simulation: every process dies.
   void fail(const std::string& what);
   [[nodiscard]] const std::string& failure() const { return failure_; }

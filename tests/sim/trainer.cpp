@@ -78,7 +78,9 @@ void Trainer::run_rank(Process& process, const std::shared_ptr<Ranks>& ranks, un
   Status ended = open_roads(*ranks, rank, process);
   if (ended.ok()) ended = publish_all(*ranks, rank, steps);
   world_.simulation.trace(concat(process.name, " rank ", rank, " ends: ", ended.to_string()));
-  ranks->of.at(rank) = {};
+  Ranks::Rank& mine = ranks->of.at(rank);
+  mine.history.reset();
+  mine.sender.reset();
 }
 
 Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
@@ -109,7 +111,8 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
       // A version whose outcome is in doubt is settled by the next call: it may be the one after.
       world_.truth.add(run, publisher->version().version + 1, weights);
       world_.truth.add(run, publisher->version().version + 2, weights);
-      if (pace.chance(0.08)) mine.faults->arm(static_cast<RoadFault>(1 + pace.below(8)));
+      if (!world_.calm && pace.chance(0.08))
+        mine.faults->arm(static_cast<RoadFault>(1 + pace.below(8)));
     }
     MemorySource source(weights, rank, world_.ranks, 3);
     Result<PublishReport> report = error(StatusCode::kInternal, "not called");

@@ -13,36 +13,35 @@
 
 namespace driftless::testing {
 
+struct KnownWeights {
+  Weights weights;
+  Digest digest;
+};
+
 class Truth {
  public:
   void add(const Hash128& run, std::uint64_t version, const Weights& weights) {
-    std::vector<Weights>& tried = versions_[{run.high, run.low, version}];
-    for (const Weights& known : tried) {
-      if (same(known, weights)) return;
+    std::vector<KnownWeights>& tried = versions_[{run.high, run.low, version}];
+    for (const KnownWeights& known : tried) {
+      if (same(known.weights, weights)) return;
     }
-    tried.push_back(weights);
+    tried.push_back({weights, digest_of(weights)});
   }
-  void add_base(const Weights& weights) { bases_.push_back(weights); }
+  void add_base(const Weights& weights) { bases_.push_back({weights, digest_of(weights)}); }
   // All that may be meant by a run and a version: more than one where attempts failed, or where two
   // publishers wrote.
-  [[nodiscard]] const std::vector<Weights>& of(const Hash128& run, std::uint64_t version) const {
-    static const std::vector<Weights> none;
+  [[nodiscard]] const std::vector<KnownWeights>& of(const Hash128& run,
+                                                    std::uint64_t version) const {
+    static const std::vector<KnownWeights> none;
     const auto found = versions_.find({run.high, run.low, version});
     if (found != versions_.end()) return found->second;
     return version == 0 ? bases_ : none;  // announced, and its publisher is not open yet
   }
-  // The one with this digest, or null.
-  [[nodiscard]] const Weights* find(const Hash128& run, std::uint64_t version,
-                                    const Digest& digest) const {
-    for (const Weights& weights : of(run, version)) {
-      if (digest_of(weights) == digest) return &weights;
-    }
-    return nullptr;
-  }
 
  private:
-  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, std::vector<Weights>> versions_;
-  std::vector<Weights> bases_;
+  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, std::vector<KnownWeights>>
+      versions_;
+  std::vector<KnownWeights> bases_;
 };
 
 // Small enough that thousands of versions take no time; every tensor can be halved by rows.
