@@ -1,22 +1,31 @@
 # Thin: the work is in CMake, CTest and scripts/. Every target sets up what it needs by itself.
 JOBS ?= 2
 PYTHON ?= /usr/bin/python3
-CTEST_FLAGS = -j$(JOBS) --output-on-failure --no-tests=error
+# Tests wait more than they compute: twice as many at once as there are jobs.
+TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
+CTEST = ctest --test-dir build -j$(TEST_JOBS) --output-on-failure --no-tests=error
+# One worker takes the tests of one file after each other: they share what is slow to make.
+PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadfile
+ENGINES = $(PYTHON) -m pytest -q -rs tests/engines
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-engines demo lint format test-asan test-tsan clean \
-        setup-build setup-test setup-lint configure configure-tests build-tests
+.PHONY: help build test test-long test-engines test-engines-smoke demo lint format test-asan test-tsan \
+        fuzz wheel clean setup-build setup-test setup-lint configure configure-tests build-tests
 
 help:
 	@echo 'make build      the library and the command, build/bin/driftless'
-	@echo 'make test       builds and runs all tests'
+	@echo 'make test       builds and runs the tests, except for the long ones'
+	@echo 'make test-long  soaks, sweeps and network faults that take long and seldom fail'
 	@echo 'make test-engines  real vLLM and SGLang on the CPU; makes their environments first, once'
+	@echo 'make test-engines-smoke  one test of each engine'
 	@echo 'make demo       the main job under mpirun over every road, on made-up data; ends with a table'
-	@echo 'make lint       clang-format and clang-tidy; changes nothing'
-	@echo 'make format     applies clang-format'
+	@echo 'make lint       clang-format, ruff, mypy, and clang-tidy over what changed; changes nothing'
+	@echo 'make format     applies clang-format and ruff'
 	@echo 'make test-asan  tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make test-tsan  tests under ThreadSanitizer'
+	@echo 'make fuzz       libFuzzer (clang) on every decoder, FUZZ_SECONDS each'
+	@echo 'make wheel      a wheel for this Python, in build/wheel'
 	@echo 'make clean      removes the build folders'
 
 setup-build:
@@ -28,52 +37,80 @@ setup-test:
 setup-lint:
 	@scripts/setup.sh build test lint
 
-# Changes of CMake files after this are noticed by the build itself; the presets are not.
+# Development compiles the GPU's parts for one architecture: the GPU that is here, or one that stands
+# for all. CMake's default, for packages and wheels, is all of them.
+CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L > /dev/null 2>&1 && echo native || echo 90-real)
+CONFIGURE = cmake --preset release -DDRIFTLESS_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) $(CMAKE_FLAGS)
+
+# Changes of CMake files after this are noticed by the build itself; the presets are not. A build with
+# tests stays one with tests.
 configure: setup-build
 	@test build/build.ninja -nt CMakePresets.json || \
-	  { cmake --preset release -DDRIFTLESS_BUILD_TESTS=OFF && touch build/build.ninja; }
+	  { $(CONFIGURE) -DDRIFTLESS_BUILD_TESTS=OFF && touch build/build.ninja; }
 
-# Where there is nvcc but no GPU the tests compile the GPU's parts for one architecture, and NCCL's
-# header comes from PyPI: what cannot run here can at least not break unseen.
-TEST_FLAGS = -DDRIFTLESS_CUDA_ARCHITECTURES=90-real $$(scripts/nccl_root.sh)
-
+# The same configuration and the tests: nothing is compiled again but the lists of roads, because NCCL's
+# header comes from PyPI for the tests where nvcc is here and NCCL is not.
 configure-tests: setup-test
 	@{ test build/build.ninja -nt CMakePresets.json && \
 	   grep -q '^DRIFTLESS_BUILD_TESTS:BOOL=ON' build/CMakeCache.txt; } || \
-	  { cmake --preset release $(TEST_FLAGS) && touch build/build.ninja; }
+	  { $(CONFIGURE) -DDRIFTLESS_BUILD_TESTS=ON $$(scripts/nccl_root.sh) && touch build/build.ninja; }
 
 build: configure
-	@cmake --build build
+	@cmake --build build -j $(JOBS)
 
 build-tests: configure-tests
-	@cmake --build build
+	@cmake --build build -j $(JOBS)
 
 # Both runners run, whatever the first one says.
 test: build-tests
 	@status=0; \
-	ctest --test-dir build $(CTEST_FLAGS) || status=1; \
-	if [ -d tests/python ]; then $(PYTHON) -m pytest -q tests/python || status=1; fi; \
+	$(CTEST) -LE long || status=1; \
+	$(PYTEST) -m 'not long' tests/python || status=1; \
+	exit $$status
+
+test-long: build-tests
+	@status=0; \
+	$(CTEST) -L long || status=1; \
+	$(PYTEST) -m long tests/python || status=1; \
 	exit $$status
 
 # About 20 minutes, and as many as pip needs to make the environments once; DRIFTLESS_VLLM_PYTHON,
 # DRIFTLESS_VLLM_OLDER_PYTHON and DRIFTLESS_SGLANG_PYTHON name some that are there.
 test-engines: build-tests
-	@$(PYTHON) -m pytest -q -rs tests/engines
+	@$(ENGINES)
+
+test-engines-smoke: build-tests
+	@$(ENGINES) -m smoke
 
 demo: build
 	@scripts/demo.sh
 
-lint: setup-lint configure-tests
+# LINT_ALL=1: clang-tidy over the whole tree. LINT_BASE: what it is compared with.
+lint: setup-lint
 	@$(SOURCES) | xargs -r clang-format-19 --dry-run -Werror
-	@scripts/lint.sh build $(JOBS)
+	@scripts/lint_python.sh check
+	@cmake --preset lint $$(scripts/nccl_root.sh) > build-lint.log || { cat build-lint.log; exit 1; }
+	@scripts/lint.sh build-lint $(JOBS)
 
 format: setup-lint
 	@$(SOURCES) | xargs -r clang-format-19 -i
+	@scripts/lint_python.sh format
 
 test-asan test-tsan: test-%: setup-test
-	@cmake --preset $*
-	@cmake --build --preset $*
-	@ctest --test-dir build-$* $(CTEST_FLAGS)
+	@cmake --preset $* $(CMAKE_FLAGS)
+	@cmake --build --preset $* -j $(JOBS)
+	@ctest --test-dir build-$* -j$(TEST_JOBS) --output-on-failure --no-tests=error -LE long
+
+FUZZ_SECONDS ?= 60
+fuzz: setup-test
+	@scripts/setup.sh fuzz
+	@cmake --preset fuzz
+	@cmake --build build-fuzz -j $(JOBS)
+	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
+
+wheel: setup-build
+	@$(PYTHON) -m venv build/venvs/wheel-isolated
+	@build/venvs/wheel-isolated/bin/pip wheel --no-deps -w build/wheel .
 
 clean:
-	rm -rf build build-debug build-asan build-tsan build-wheel-*
+	rm -rf build build-debug build-asan build-tsan build-fuzz build-lint build-lint.log build-wheel-*

@@ -1,4 +1,4 @@
-# install(): libraries, headers, the command, and a package for find_package(driftless); the C library
+# install(): libraries, the public headers, the command, and a package for find_package(driftless); the C library
 # also by pkg-config.
 include(CMakePackageConfigHelpers)
 
@@ -6,10 +6,11 @@ get_property(driftless_rooms GLOBAL PROPERTY DRIFTLESS_ROOMS)
 foreach(room ${driftless_rooms})
   install(TARGETS driftless_${room} EXPORT driftlessTargets
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(DIRECTORY ${CMAKE_SOURCE_DIR}/${room}
-          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless FILES_MATCHING PATTERN "*.h"
-          PATTERN "cli" EXCLUDE PATTERN "c_abi" EXCLUDE PATTERN "on_demand" EXCLUDE)
 endforeach()
+install(CODE "
+  set(SOURCE \"${CMAKE_SOURCE_DIR}\")
+  set(INCLUDE_FOLDER \"${CMAKE_INSTALL_INCLUDEDIR}\")")
+install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/DriftlessPublicHeaders.cmake)
 get_property(driftless_road_libraries GLOBAL PROPERTY DRIFTLESS_ROAD_LIBRARIES)
 if(DRIFTLESS_HAS_MPI)
   list(APPEND driftless_road_libraries driftless_mpi)

@@ -1,6 +1,6 @@
 // The native frame: one bucket as it travels over a road, or lies in a journal; or, as a full
-// frame, whole stretches of tensors. docs/frame.md gives the bytes; tests/golden holds examples.
-// All little-endian:
+// frame, whole stretches of tensors. docs/formats/frame.md gives the bytes; tests/golden holds
+// examples. All little-endian:
 //
 //   header (128 bytes, fixed) | body: entry table, positions stream, values stream | xxh3-128 of
 //   all before

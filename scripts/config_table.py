@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of docs/configuration.md, from `driftless info --json` on standard input:
+"""The table of docs/operate/configuration.md, from `driftless info --json` on standard input:
 
     build/bin/driftless info --json | scripts/config_table.py
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the named groups need and that are missing.
 #
-#   scripts/setup.sh GROUP...      groups: build test lint
+#   scripts/setup.sh GROUP...      groups: build test lint fuzz
 #
 # Silent where nothing is missing. DRIFTLESS_SKIP_SETUP=1 skips it altogether.
 set -euo pipefail
@@ -12,10 +12,11 @@ packages_of() {
                 libcli11-dev zlib1g-dev libyaml-cpp-dev libopenmpi-dev openmpi-bin \
                 libhdf5-openmpi-dev libcurl4-openssl-dev libssl-dev python3-dev python3-venv \
                 pybind11-dev ccache ;;
-    test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest \
+    test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
                python3-h5py hdf5-tools iproute2 faketime ;;
-    lint) echo clang-format-19 clang-tidy-19 python3 ;;
-    *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint" >&2; return 2 ;;
+    lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;
+    fuzz) echo clang-19 libclang-rt-19-dev ;;
+    *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint fuzz" >&2; return 2 ;;
   esac
 }
 

@@ -103,9 +103,11 @@ void LoopbackMedium::abort(std::uint64_t attempt, unsigned rank) {
   }
 }
 
-bool LoopbackMedium::published(const PublicationId& id) const {
+std::optional<Hash128> LoopbackMedium::published(const PublicationId& id) const {
   const std::scoped_lock lock(mutex_);
-  return publications_.contains(id);
+  const auto found = publications_.find(id);
+  if (found == publications_.end()) return std::nullopt;
+  return xxh3_128(found->second.manifest);
 }
 
 bool LoopbackMedium::ring_is_exceeded() const {

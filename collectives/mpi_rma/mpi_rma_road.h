@@ -1,5 +1,5 @@
 // mpi_rma: receivers pull from memory windows of the publisher ranks by passive-target MPI_Get,
-// while the publishers go on. docs/mpi_rma.md tells the whole story.
+// while the publishers go on. docs/roads/mpi_rma.md tells the whole story.
 //
 // Rank r's window: control | records, receivers, announcement (leader) | ring of steps | anchor.
 // Parts are written into the ring; what they overwrite is first taken off the list of what is

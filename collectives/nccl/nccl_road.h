@@ -1,5 +1,5 @@
 // nccl: publisher ranks broadcast frames from their GPU to the GPUs of all receivers, each rank
-// over a communicator of its own. docs/nccl.md tells the whole story.
+// over a communicator of its own. docs/roads/nccl.md tells the whole story.
 //
 // NCCL pushes, a road is pulled: a receiver has a thread that takes part in every broadcast from
 // the version on at which it joined, acknowledges what it got with its hashes, and holds the last

@@ -48,7 +48,7 @@ static int32_t resume_engine(void* user) {
   return DRIFTLESS_OK;
 }
 
-/* MPI waits for somebody who does not come: there is no way on. */
+/* MPI waits for a process that does not come: there is no way on. */
 static void end_late(void* user, const char* what) {
   (void)user;
   fprintf(stderr, "follow: %s\n", what);
@@ -245,7 +245,7 @@ int main(int argc, char** argv) {
   ok =
       ok && run(receiver, &weights,
                 strcmp(argv[3], "-") == 0 ? DRIFTLESS_HOLDS_NOTHING : DRIFTLESS_HOLDS_BASE, &error);
-  /* After a failure nobody is waited for. */
+  /* After a failure no process is waited for. */
   if (driftless_close(&receiver, ok ? DRIFTLESS_BY_CONFIG : 0, &error) != DRIFTLESS_OK && ok) {
     ok = failed("closing", error);
   }

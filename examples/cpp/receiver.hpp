@@ -30,7 +30,7 @@ class Receiver {
   }
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
-  ~Receiver() { driftless_close(&handle_, 0, nullptr); }  // after a failure: waits for nobody
+  ~Receiver() { driftless_close(&handle_, 0, nullptr); }  // after a failure: does not wait
 
   // call(driftless_..., ARGUMENTS) without the error, which is thrown.
   template <typename Function, typename... Arguments>

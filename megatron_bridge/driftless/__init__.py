@@ -1,6 +1,6 @@
 """Driftless: ships exactly the changed weights from trainers to rollout engines.
 
-Importing this needs neither torch nor MPI nor CUDA. docs/python.md tells how it is used.
+Importing this needs neither torch nor MPI nor CUDA. docs/start/python.md tells how it is used.
 """
 
 from . import errors, kernels

@@ -114,7 +114,7 @@ class Layout:
     __hash__: None  # type: ignore[assignment]
 
 class Config:
-    """The configuration of a job; docs/configuration.md has its keys."""
+    """The configuration of a job; docs/operate/configuration.md has its keys."""
 
     @staticmethod
     def load(path: _Path, overrides: Sequence[str] = ()) -> Config: ...
@@ -231,6 +231,23 @@ class ReceiverReport:
     @property
     def proof(self) -> str: ...
 
+class EngineTally:
+    """An engine that the leading trainer tells about every version."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def versions(self) -> int:
+        """That it was told of."""
+
+    @property
+    def failures(self) -> int:
+        """Those that it failed to take."""
+
+    @property
+    def error(self) -> str:
+        """Of the last failure."""
+
 class Publisher:
     """The trainer's side. Collective: every publisher rank makes the same calls."""
 
@@ -245,6 +262,14 @@ class Publisher:
     def publish_anchor(self) -> None: ...
     def declare_end(self) -> None:
         """Tells the rollouts that no further version comes. Nothing on ranks but the first."""
+
+    def tell_engines(self) -> list[str]:
+        """Tells the `engines` of the configuration about the last version, waits for them, and
+        cleans up behind them. Returns what went wrong. Nothing on ranks but the first."""
+
+    @property
+    def engines(self) -> list[EngineTally]:
+        """What each of them took. Empty on ranks but the first."""
 
     def receivers(self) -> list[ReceiverReport]: ...
     def progress(self) -> None: ...

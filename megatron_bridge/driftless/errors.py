@@ -1,6 +1,6 @@
 """What driftless raises: every class is an Error and a builtin, and has the library's code.
 
-A code names the next action; docs/python.md lists them.
+A code names the next action; docs/start/python.md lists them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 #include "module/errors.h"
 #include "module/job.h"
 #include "plugin/job/config.h"
-#include "plugin/job/on_demand/roads_access.h"
+#include "plugin/job/roads.h"
 
 namespace driftless::python {
 namespace {
@@ -34,16 +34,16 @@ void bind_config(py::module_& module) {
       .def_static("parse", &parse, py::arg("text"),
                   py::arg("overrides") = std::vector<std::string>())
       .def("settings", &settings);
-  py::class_<BackendState>(module, "Backend")
-      .def_readonly("name", &BackendState::name)
-      .def_readonly("help", &BackendState::help)
-      .def_readonly("built", &BackendState::built)
-      .def_readonly("why_not", &BackendState::why_not)
-      .def("__repr__", [](const BackendState& state) {
-        return concat("Backend(", state.name, ", ",
-                      state.built ? std::string("built") : "not built: " + state.why_not, ")");
+  py::class_<Backend>(module, "Backend")
+      .def_readonly("name", &Backend::name)
+      .def_readonly("help", &Backend::help)
+      .def_readonly("built", &Backend::built)
+      .def_readonly("why_not", &Backend::why_not)
+      .def("__repr__", [](const Backend& backend) {
+        return concat("Backend(", backend.name, ", ",
+                      backend.built ? std::string("built") : "not built: " + backend.why_not, ")");
       });
-  module.def("backends", &backend_states);
+  module.def("backends", [] { return backends(); });
 }
 
 }  // namespace driftless::python

@@ -6,7 +6,7 @@
 
 #include "plugin/job/config_values.h"
 #include "plugin/job/launched.h"
-#include "plugin/job/on_demand/roads_access.h"
+#include "plugin/job/roads.h"
 
 namespace driftless::python {
 namespace {
@@ -33,16 +33,16 @@ Job::Job(Config config, JobRole role, bool launched)
     : config_(std::move(config)), role_(role), launched_(launched) {
   process_ = take([&] {
     const py::gil_scoped_release released;
-    return join_job(config_, role_, launched_);
+    return join_job(road_table(), config_, role_, launched_);
   }());
 }
 
 Job::~Job() { leave(); }
 
-JobProcess& Job::process() {
+const std::shared_ptr<JobProcess>& Job::shared_process() {
   if (process_ == nullptr)
     throw StatusError(error(StatusCode::kInvalidArgument, "the job is closed"));
-  return *process_;
+  return process_;
 }
 
 void Job::drop_members() {

@@ -12,7 +12,7 @@
 
 #include "module/errors.h"
 #include "plugin/job/config.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless::python {
 
@@ -57,7 +57,8 @@ class Job {
   [[nodiscard]] JobRole role() const { return role_; }
   [[nodiscard]] bool launched() const { return launched_; }
   // The process; refused once the job is closed.
-  [[nodiscard]] JobProcess& process();
+  [[nodiscard]] JobProcess& process() { return *shared_process(); }
+  [[nodiscard]] const std::shared_ptr<JobProcess>& shared_process();
   void enter(const std::weak_ptr<JobMember>& member) { members_.push_back(member); }
   void close(std::chrono::milliseconds wait);
   // Leaves without waiting for anybody: after an exception.
@@ -72,7 +73,7 @@ class Job {
   JobRole role_;
   bool launched_;
   InUse in_use_;
-  std::unique_ptr<JobProcess> process_;
+  std::shared_ptr<JobProcess> process_;
   std::vector<std::weak_ptr<JobMember>> members_;
 };
 

@@ -11,7 +11,7 @@
 #include "module/errors.h"
 #include "module/held_news.h"
 #include "module/tensor_ref.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/devices.h"
 #include "plugin/targets/masked_device.h"
 
 namespace driftless::python {

@@ -1,4 +1,4 @@
-// driftless._native: the library for Python. docs/python.md tells how it is used.
+// driftless._native: the library for Python. docs/start/python.md tells how it is used.
 //
 // Every call into the library runs without the GIL; callbacks take it. Objects are used by one
 // thread at a time, and refuse a second one.

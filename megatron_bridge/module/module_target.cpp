@@ -15,7 +15,7 @@
 #include "module/errors.h"
 #include "module/held_news.h"
 #include "module/target.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/devices.h"
 
 namespace driftless::python {
 namespace {

@@ -1,20 +1,15 @@
-// driftless.Publisher.
-#include "plugin/publish/publisher.h"
-
+// driftless.Publisher: a PublisherSession whose job and sources Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
 
-#include "collectives/shared_fs/shared_fs_road.h"
 #include "module/bindings.h"
 #include "module/group.h"
 #include "module/job.h"
 #include "module/source.h"
-#include "plugin/job/job_names.h"
-#include "plugin/job/metrics.h"
-#include "plugin/job/roads.h"
-#include "plugin/job/run_end.h"
+#include "plugin/job/devices.h"
+#include "plugin/job/publisher_session.h"
 
 namespace driftless::python {
 namespace {
@@ -29,17 +24,12 @@ class HeldPublisher final : public JobMember {
                               "trainer, this one is ",
                               to_string(job_->role())));
     }
-    JobProcess& process = job_->process();
-    if (!group.is_none()) group_ = make_own_group(group);
+    std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
     const std::unique_ptr<WeightSource> source = make_source(base, failure_);
+    JobProcess& process = job_->process();
     const InUse::Turn turn = job_->in_use().take("the job");
-    try {
-      publisher_ = native_call_keeping(*source, process);
-      refresh();
-    } catch (...) {
-      drop();
-      throw;
-    }
+    session_ = native_call(failure_, [&] { return open(*source, process, std::move(own)); });
+    refresh();
   }
   HeldPublisher(const HeldPublisher&) = delete;
   HeldPublisher& operator=(const HeldPublisher&) = delete;
@@ -50,25 +40,35 @@ class HeldPublisher final : public JobMember {
     drop_now();
   }
 
-  [[nodiscard]] Publisher& publisher() {
-    if (!publisher_) {
+  [[nodiscard]] PublisherSession& session() {
+    if (!session_) {
       throw StatusError(error(StatusCode::kInvalidArgument, "the publisher is closed"));
     }
-    return *publisher_;
+    return *session_;
   }
   // The last version that was committed, as of the last call: another thread may be at work.
   [[nodiscard]] const EndOfRun& newest() {
-    static_cast<void>(publisher());
+    static_cast<void>(session());
     return newest_;
   }
-  [[nodiscard]] SendRoad& road() { return *road_; }
-  [[nodiscard]] Job& job() { return *job_; }
-  [[nodiscard]] PythonFailure& failure() { return failure_; }
-  [[nodiscard]] InUse& in_use() { return in_use_; }
-  [[nodiscard]] unsigned rank() const { return group_ ? group_->rank() : 0; }
+  [[nodiscard]] unsigned rank() { return session().rank(); }
+
+  // Runs `work` without the GIL; what Python raised meanwhile is raised again.
+  template <typename Work>
+  auto call(Work&& work) {
+    PublisherSession& made = session();
+    const InUse::Turn turn = in_use_.take("the publisher");
+    return native_call(failure_, [&] { return work(made); });
+  }
+  void do_call(const std::function<Status(PublisherSession&)>& work) {
+    call([&](PublisherSession& made) -> Result<bool> {
+      DRIFTLESS_RETURN_IF_ERROR(work(made));
+      return true;
+    });
+  }
 
   [[nodiscard]] PublishReport publish(const py::object& object) {
-    Publisher& made = publisher();
+    PublisherSession& made = session();
     const InUse::Turn turn = in_use_.take("the publisher");
     failure_.forget();
     const std::unique_ptr<WeightSource> source = make_source(object, failure_);
@@ -78,99 +78,63 @@ class HeldPublisher final : public JobMember {
     }();
     refresh();
     if (!report.ok()) failure_.rethrow();
-    PublishReport done = python::take(std::move(report));
-    if (metrics_) note(done, metrics_->write(metrics_of(done, rank())));
-    return done;
+    return python::take(std::move(report));
+  }
+
+  // What went wrong, in words; nothing on ranks but the first.
+  [[nodiscard]] std::vector<std::string> tell_engines() {
+    return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
+      std::vector<std::string> texts;
+      if (!made.leads()) return texts;
+      for (const Status& failure : made.tell_engines(made.newest().version)) {
+        texts.push_back(failure.to_string());
+      }
+      return texts;
+    });
+  }
+
+  // Of every engine, what it took; empty on ranks but the first.
+  [[nodiscard]] std::vector<EngineTally> engines() {
+    const NotifiedEngines* const told = session().engines();
+    return told == nullptr ? std::vector<EngineTally>() : told->tallies();
   }
 
  private:
   [[nodiscard]] std::unique_ptr<Group> make_own_group(const py::object& group) {
     const Config& config = job_->config();
     const bool plain =
-        config.road == RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kHdf5;
+        config.road == kSharedFs && config.publisher.layout != DirectoryLayout::kHdf5;
     if (job_->launched() || !plain) {
       throw StatusError(error(StatusCode::kInvalidArgument,
                               "group= is for jobs that no MPI launcher started, on shared_fs "
                               "without hdf5: this one is ",
-                              to_string(config.road), job_->launched() ? " under MPI" : "",
+                              config.road, job_->launched() ? " under MPI" : "",
                               "; pass launched=False to Job, or no group"));
     }
     return make_group(group, failure_);
   }
 
-  // What its source raised is raised again.
-  [[nodiscard]] std::unique_ptr<Publisher> native_call_keeping(WeightSource& source,
-                                                               JobProcess& process) {
-    Result<std::unique_ptr<Publisher>> made = [&]() -> Result<std::unique_ptr<Publisher>> {
-      const py::gil_scoped_release released;
-      return open(source, process);
-    }();
-    if (!made.ok()) failure_.rethrow();
-    return python::take(std::move(made));
-  }
-
-  [[nodiscard]] Result<std::unique_ptr<Publisher>> open(WeightSource& source, JobProcess& process) {
-    const Config& config = job_->config();
-    if (group_) {
-      DRIFTLESS_ASSIGN_OR_RETURN(road_, make_shared_fs_sender(posix_file_system(), config.shared_fs,
-                                                              group_->rank(), group_->size()));
-    } else {
-      DRIFTLESS_ASSIGN_OR_RETURN(group_, process.group());
-      const std::uint64_t room = config.anchors() ? anchor_room_bytes(source.tensors()) : 0;
-      DRIFTLESS_ASSIGN_OR_RETURN(road_,
-                                 process.sender(room, Deadline::after(config.connect_deadline)));
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(history_, process.history());
-    PublisherOptions options = config.publisher;
-    options.background = process.threads();
-    DRIFTLESS_ASSIGN_OR_RETURN(options.device, open_device(config));
-    DRIFTLESS_ASSIGN_OR_RETURN(auto publisher,
-                               Publisher::open(options, *group_, *road_, history_.get(), source));
-    if (group_->leads()) DRIFTLESS_RETURN_IF_ERROR(withdraw_end(config));
-    if (!config.metrics_file.empty()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          MetricsWriter metrics,
-          MetricsWriter::open(filled_in(config.metrics_file, "trainer", group_->rank())));
-      metrics_.emplace(std::move(metrics));
-    }
-    return publisher;
-  }
-
-  static void note(PublishReport& report, const Status& status) {
-    if (!status.ok()) report.notes.push_back(status.to_string());
+  [[nodiscard]] Result<std::unique_ptr<PublisherSession>> open(WeightSource& source,
+                                                               JobProcess& process,
+                                                               std::unique_ptr<Group> group) const {
+    Config config = job_->config();
+    DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.device, open_device(config));
+    return PublisherSession::open(config, process, source, std::move(group));
   }
 
   void drop_now() {
     const py::gil_scoped_release released;
-    publisher_.reset();
-    history_.reset();
-    road_.reset();
-    group_.reset();
+    session_.reset();
   }
 
-  void refresh() {
-    newest_ = {publisher_->version().run, publisher_->version().version, publisher_->digest()};
-  }
+  void refresh() { newest_ = session_->newest(); }
 
   std::shared_ptr<Job> job_;
   InUse in_use_;
   PythonFailure failure_;
   EndOfRun newest_;
-  std::unique_ptr<Group> group_;
-  std::unique_ptr<SendRoad> road_;
-  std::unique_ptr<ReceiveRoad> history_;
-  std::unique_ptr<Publisher> publisher_;
-  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<PublisherSession> session_;
 };
-
-void declare(HeldPublisher& held) {
-  const EndOfRun end = held.newest();
-  if (held.rank() != 0) return;
-  JobProcess& process = held.job().process();
-  const InUse::Turn turn = held.in_use().take("the publisher");
-  const py::gil_scoped_release released;
-  check(declare_end(process, held.job().config(), end));
-}
 
 void bind_publish_report(py::module_& module) {
   py::class_<PublishReport>(module, "PublishReport")
@@ -200,6 +164,11 @@ void bind_publish_report(py::module_& module) {
       .def_readonly("id", &ReceiverReport::id)
       .def_readonly("version", &ReceiverReport::version)
       .def_readonly("proof", &ReceiverReport::proof);
+  py::class_<EngineTally>(module, "EngineTally")
+      .def_readonly("url", &EngineTally::url)
+      .def_readonly("versions", &EngineTally::versions)
+      .def_readonly("failures", &EngineTally::failures)
+      .def_readonly("error", &EngineTally::error);
 }
 
 }  // namespace
@@ -217,49 +186,46 @@ void bind_publisher(py::module_& module) {
       .def("publish", &HeldPublisher::publish, py::arg("source"))
       .def("request_anchor",
            [](HeldPublisher& held) {
-             Publisher& publisher = held.publisher();
-             const InUse::Turn turn = held.in_use().take("the publisher");
-             publisher.request_anchor();
+             held.do_call([](PublisherSession& session) -> Status {
+               session.publisher().request_anchor();
+               return {};
+             });
            })
       .def("publish_anchor",
            [](HeldPublisher& held) {
-             Publisher& publisher = held.publisher();
-             const InUse::Turn turn = held.in_use().take("the publisher");
-             held.failure().forget();
-             Status made;
-             {
-               const py::gil_scoped_release released;
-               made = publisher.publish_anchor();
-             }
-             if (!made.ok()) held.failure().rethrow();
-             check(std::move(made));
+             held.do_call(
+                 [](PublisherSession& session) { return session.publisher().publish_anchor(); });
            })
-      .def("declare_end", &declare)
+      .def("declare_end",
+           [](HeldPublisher& held) {
+             held.do_call([](PublisherSession& session) {
+               return session.leads() ? session.declare_end() : Status();
+             });
+           })
       .def("receivers",
            [](HeldPublisher& held) {
-             static_cast<void>(held.publisher());
-             const InUse::Turn turn = held.in_use().take("the publisher");
-             const py::gil_scoped_release released;
-             held.road().progress();
-             return take(held.road().receivers());
+             return held.call([](PublisherSession& session) { return session.listen(); });
            })
       .def("progress",
            [](HeldPublisher& held) {
-             static_cast<void>(held.publisher());
-             const InUse::Turn turn = held.in_use().take("the publisher");
-             const py::gil_scoped_release released;
-             held.road().progress();
+             held.do_call([](PublisherSession& session) -> Status {
+               session.road().progress();
+               return {};
+             });
            })
+      .def("tell_engines", &HeldPublisher::tell_engines)
+      .def_property_readonly("engines", &HeldPublisher::engines)
       .def_property_readonly("rank", &HeldPublisher::rank)
-      .def_property_readonly("layout",
-                             [](HeldPublisher& held) { return held.publisher().layout(); })
+      .def_property_readonly(
+          "layout", [](HeldPublisher& held) { return held.session().publisher().layout(); })
       .def_property_readonly("version", [](HeldPublisher& held) { return held.newest().version; })
       .def_property_readonly("run", [](HeldPublisher& held) { return to_hex(held.newest().run); })
       .def_property_readonly("digest",
                              [](HeldPublisher& held) { return to_hex(held.newest().digest); })
-      .def_property_readonly("resumed",
-                             [](HeldPublisher& held) { return held.publisher().resumed(); })
-      .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })
+      .def_property_readonly(
+          "resumed", [](HeldPublisher& held) { return held.session().publisher().resumed(); })
+      .def_property_readonly("notes",
+                             [](HeldPublisher& held) { return held.session().publisher().notes(); })
       .def("close", &HeldPublisher::drop)
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](HeldPublisher& held, const py::object&, const py::object&,

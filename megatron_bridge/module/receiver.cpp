@@ -1,18 +1,13 @@
-// driftless.Receiver.
-#include "plugin/receive/receiver.h"
-
+// driftless.Receiver: a ReceiverSession whose job and target Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <memory>
 
 #include "module/bindings.h"
 #include "module/job.h"
 #include "module/target.h"
-#include "plugin/job/job_names.h"
-#include "plugin/job/metrics.h"
-#include "plugin/job/run_end.h"
+#include "plugin/job/receiver_session.h"
 
 namespace driftless::python {
 namespace {
@@ -34,17 +29,20 @@ class HeldReceiver final : public JobMember {
                               "rollout, this one is ",
                               to_string(job_->role())));
     }
-    JobProcess& process = job_->process();
+    SessionOptions options;
+    options.id = id;
+    options.pause = callback(pause, "pause");
+    options.resume = callback(resume, "resume");
+    options.before_read = callback<std::uint64_t>(before_read, "before_read");
+    if (target_->device() != nullptr) {
+      options.pause = pause_and_wait(options.pause, options.resume);
+    }
+    const std::shared_ptr<JobProcess>& process = job_->shared_process();
     use_ = target_->in_use().hold("the target");
-    options_ = job_->config().receiver;
-    options_.id = id.value_or(receiver_id(job_->config(), process, process.rank()));
-    options_.pause = callback(pause, "pause");
-    options_.resume = callback(resume, "resume");
-    options_.before_read = version_callback(before_read, "before_read");
-    if (target_->device() != nullptr) options_.pause = pause_and_wait(options_.pause);
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
-      open(process, wait);
+      session_.emplace(job_->config(), process, std::move(options));
+      open(wait);
     } catch (...) {
       drop_now();
       throw;
@@ -58,40 +56,36 @@ class HeldReceiver final : public JobMember {
     const InUse::Turn turn = in_use_.take("the receiver");
     drop_now();
   }
-  [[nodiscard]] Receiver& receiver() {
-    if (!receiver_) {
+  [[nodiscard]] ReceiverSession& session() {
+    if (!session_) {
       throw StatusError(error(StatusCode::kInvalidArgument, "the receiver is closed"));
     }
-    return *receiver_;
+    return *session_;
   }
-  [[nodiscard]] const std::string& id() const { return options_.id; }
+  [[nodiscard]] const std::string& id() const { return id_; }
 
   [[nodiscard]] bool stage(milliseconds wait) {
-    Receiver& made = receiver();
+    ReceiverSession& made = session();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Deadline deadline = Deadline::after(wait);
     for (;;) {
-      const bool news = native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
+      const bool staged =
+          native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
       target_->refresh();  // an interrupted commit may have been ended
-      if (news || deadline.expired()) return news;
+      if (staged || deadline.expired()) return staged;
       look_at_signals();
     }
   }
 
   [[nodiscard]] UpdateReport commit() {
-    Receiver& made = receiver();
+    ReceiverSession& made = session();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
-    UpdateReport report = native_call(failure_, [&] { return made.commit(); });
-    if (metrics_) {
-      const Status written = metrics_->write(metrics_of(report, job_->process().rank()));
-      if (!written.ok()) report.notes.push_back(written.to_string());
-    }
-    return report;
+    return native_call(failure_, [&] { return made.commit(); });
   }
 
-  void simple(Status (Receiver::*call)()) {
-    Receiver& made = receiver();
+  void simple(Status (ReceiverSession::*call)()) {
+    ReceiverSession& made = session();
     const InUse::Turn turn = in_use_.take("the receiver");
     const Refresh after(*target_);
     failure_.forget();
@@ -105,21 +99,20 @@ class HeldReceiver final : public JobMember {
   }
 
   [[nodiscard]] std::optional<EndOfRun> end() {
-    Receiver& made = receiver();
+    ReceiverSession& made = session();
     const InUse::Turn turn = in_use_.take("the receiver");
-    return native_call(failure_,
-                       [&] { return look_for_end(job_->process(), job_->config(), made.run()); });
+    return native_call(failure_, [&] { return made.listen_for_end(); });
   }
 
   [[nodiscard]] std::optional<std::uint64_t> staged_version() {
-    Receiver& made = receiver();
+    ReceiverSession& made = session();
     const InUse::Turn turn = in_use_.take("the receiver");
     return made.staged_version();
   }
 
   // As of the last call.
   [[nodiscard]] const TargetState& state() {
-    static_cast<void>(receiver());
+    static_cast<void>(session());
     return target_->state();
   }
 
@@ -137,29 +130,16 @@ class HeldReceiver final : public JobMember {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 
-  [[nodiscard]] std::function<Status()> callback(const py::object& object, std::string name) {
-    if (object.is_none()) return {};
-    callbacks_.push_back(object);
-    return [this, object = callbacks_.back().ptr(), name = std::move(name)]() -> Status {
-      const py::gil_scoped_acquire acquired;
-      try {
-        py::reinterpret_borrow<py::object>(object)();
-        return {};
-      } catch (...) {
-        return failure_.capture(name);
-      }
-    };
-  }
-
-  [[nodiscard]] std::function<Status(std::uint64_t)> version_callback(const py::object& object,
-                                                                      std::string name) {
+  template <typename... Arguments>
+  [[nodiscard]] std::function<Status(Arguments...)> callback(const py::object& object,
+                                                             std::string name) {
     if (object.is_none()) return {};
     callbacks_.push_back(object);
     return [this, object = callbacks_.back().ptr(),
-            name = std::move(name)](std::uint64_t version) -> Status {
+            name = std::move(name)](Arguments... arguments) -> Status {
       const py::gil_scoped_acquire acquired;
       try {
-        py::reinterpret_borrow<py::object>(object)(version);
+        py::reinterpret_borrow<py::object>(object)(arguments...);
         return {};
       } catch (...) {
         return failure_.capture(name);
@@ -168,45 +148,47 @@ class HeldReceiver final : public JobMember {
   }
 
   // After the pause, what the engine has queued on the weights must be done.
-  [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause) {
-    return [this, pause = std::move(pause)]() -> Status {
+  [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause,
+                                                       std::function<Status()> resume) {
+    return [this, pause = std::move(pause), resume = std::move(resume)]() -> Status {
       if (pause) DRIFTLESS_RETURN_IF_ERROR(pause());
       const Status waited = target_->wait_for_stream();
-      if (waited.ok() || !options_.resume) return waited;
-      const Status resumed = options_.resume();
+      if (waited.ok() || !resume) return waited;
+      const Status resumed = resume();
       return waited;
     };
   }
 
   // Until the run is announced. A wait that is cut for a look at the signals begins again, so the
   // slices grow: a slow road must be able to bring the announcement within one.
-  void open(JobProcess& process, milliseconds wait) {
-    road_ = native_call(failure_, [&] { return process.receiver(Deadline::after(wait)); });
+  void open(milliseconds wait) {
     const Deadline deadline = Deadline::after(wait);
+    check(without_gil([&] { return session_->join(Deadline::after(wait)); }));
     for (milliseconds slice = 2 * kSlice;; slice *= 2) {
-      Result<std::unique_ptr<Receiver>> made = [&] {
-        const py::gil_scoped_release released;
-        return Receiver::open(options_, *road_, target_->target(), deadline.sooner(slice));
-      }();
-      const bool late = made.status().code() == StatusCode::kDeadlineExceeded;
-      if (!late || deadline.expired()) {
-        receiver_ = python::take(std::move(made));
-        break;
+      Status opened =
+          without_gil([&] { return session_->open(target_->target(), deadline.sooner(slice)); });
+      if (opened.code() == StatusCode::kDeadlineExceeded && !deadline.expired()) {
+        look_at_signals();
+        continue;
       }
-      look_at_signals();
+      if (!opened.ok()) failure_.rethrow();
+      check(std::move(opened));
+      break;
     }
+    id_ = session_->id();
     target_->refresh();
-    const Config& config = job_->config();
-    if (config.metrics_file.empty()) return;
-    metrics_.emplace(python::take(
-        MetricsWriter::open(filled_in(config.metrics_file, "rollout", process.rank()))));
+  }
+
+  template <typename Work>
+  static Status without_gil(Work&& work) {
+    const py::gil_scoped_release released;
+    return work();
   }
 
   void drop_now() {
     {
       const py::gil_scoped_release released;
-      receiver_.reset();
-      road_.reset();
+      session_.reset();
     }
     use_.reset();
   }
@@ -217,10 +199,8 @@ class HeldReceiver final : public JobMember {
   std::unique_ptr<InUse::Turn> use_;  // of the target, as long as the receiver is open
   PythonFailure failure_;
   std::vector<py::object> callbacks_;
-  ReceiverOptions options_;
-  std::unique_ptr<ReceiveRoad> road_;
-  std::unique_ptr<Receiver> receiver_;
-  std::optional<MetricsWriter> metrics_;
+  std::string id_;
+  std::optional<ReceiverSession> session_;
 };
 
 void bind_update_report(py::module_& module) {
@@ -278,9 +258,9 @@ void bind_receiver(py::module_& module) {
           },
           py::arg("timeout_s") = 0.0)
       .def("commit", &HeldReceiver::commit)
-      .def("rollback", [](HeldReceiver& held) { held.simple(&Receiver::rollback); })
-      .def("report", [](HeldReceiver& held) { held.simple(&Receiver::report); })
-      .def("leave", [](HeldReceiver& held) { held.simple(&Receiver::leave); })
+      .def("rollback", [](HeldReceiver& held) { held.simple(&ReceiverSession::rollback); })
+      .def("report", [](HeldReceiver& held) { held.simple(&ReceiverSession::report); })
+      .def("leave", [](HeldReceiver& held) { held.simple(&ReceiverSession::leave); })
       .def("end", &HeldReceiver::end)
       .def_property_readonly("id", &HeldReceiver::id)
       .def_property_readonly("state", &HeldReceiver::state)
@@ -288,13 +268,12 @@ void bind_receiver(py::module_& module) {
       .def_property_readonly("staged_version", &HeldReceiver::staged_version)
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
-      .def_property_readonly("run",
-                             [](HeldReceiver& held) { return to_hex(held.receiver().run()); })
+      .def_property_readonly("run", [](HeldReceiver& held) { return to_hex(held.session().run()); })
       .def("close", &HeldReceiver::drop)
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](HeldReceiver& held, const py::object& type, const py::object&, const py::object&) {
-             if (type.is_none()) held.simple(&Receiver::leave);
+             if (type.is_none()) held.simple(&ReceiverSession::leave);
              held.drop();
            });
 }

@@ -5,8 +5,8 @@
  *   open -> register tensors -> start -> ( stage -> commit )... -> close
  *
  * stage() fetches, verifies and decodes while the engine works; commit() pauses it by the caller's
- * callback, writes what changed, and resumes it. docs/c_abi.md has a walk through it, examples/c
- * and examples/cpp have programs.
+ * callback, writes what changed, and resumes it. docs/start/c_abi.md has a walk through it,
+ * examples/c and examples/cpp have programs.
  *
  * CONVENTIONS
  *

@@ -10,7 +10,7 @@ namespace {
 struct Tickets {
   std::mutex mutex;
   std::uintptr_t last = 0;
-  std::map<std::uintptr_t, std::shared_ptr<Follower>> followers;
+  std::map<std::uintptr_t, std::shared_ptr<AbiReceiver>> receivers;
 };
 
 // The one global of the library: what a ticket means must be known to every call. Never destroyed,
@@ -26,20 +26,20 @@ std::uintptr_t number_of(const driftless_receiver* ticket) {
 
 }  // namespace
 
-driftless_receiver* give_ticket(std::shared_ptr<Follower> follower) {
+driftless_receiver* give_ticket(std::shared_ptr<AbiReceiver> held) {
   Tickets& table = tickets();
   const std::scoped_lock lock(table.mutex);
-  table.followers.emplace(++table.last, std::move(follower));
+  table.receivers.emplace(++table.last, std::move(held));
   // A number, never an address.
   return reinterpret_cast<driftless_receiver*>(table.last);  // NOLINT(performance-no-int-to-ptr)
 }
 
-Result<std::shared_ptr<Follower>> find(const driftless_receiver* ticket) {
+Result<std::shared_ptr<AbiReceiver>> find(const driftless_receiver* ticket) {
   if (ticket == nullptr) return error(StatusCode::kInvalidArgument, "receiver is NULL");
   Tickets& table = tickets();
   const std::scoped_lock lock(table.mutex);
-  const auto at = table.followers.find(number_of(ticket));
-  if (at != table.followers.end()) return at->second;
+  const auto at = table.receivers.find(number_of(ticket));
+  if (at != table.receivers.end()) return at->second;
   return error(StatusCode::kInvalidArgument,
                "receiver is not open: it was closed, or never was one");
 }
@@ -47,7 +47,7 @@ Result<std::shared_ptr<Follower>> find(const driftless_receiver* ticket) {
 void take_back(const driftless_receiver* ticket) {
   Tickets& table = tickets();
   const std::scoped_lock lock(table.mutex);
-  table.followers.erase(number_of(ticket));
+  table.receivers.erase(number_of(ticket));
 }
 
 }  // namespace driftless::c_abi

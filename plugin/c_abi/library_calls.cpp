@@ -5,7 +5,7 @@
 
 #include "plugin/c_abi/abi_error.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/job/on_demand/roads_access.h"
+#include "plugin/job/roads.h"
 
 using driftless::Status;
 using driftless::c_abi::fenced;
@@ -49,7 +49,7 @@ std::string info_json() {
   json["version"] = driftless_version();
   json["abi"] = driftless_abi();
   json["backends"] = nlohmann::ordered_json::array();
-  for (const driftless::BackendState& backend : driftless::backend_states()) {
+  for (const driftless::Backend& backend : driftless::backends()) {
     json["backends"].push_back({{"name", backend.name},
                                 {"help", backend.help},
                                 {"built", backend.built},

@@ -29,8 +29,8 @@ Result<std::optional<milliseconds>> wait_or_configured(int64_t timeout_ms) {
   return std::optional<milliseconds>(wait);
 }
 
-Result<FollowerOptions> options_of(const driftless_options* options) {
-  FollowerOptions made;
+Result<AbiOptions> options_of(const driftless_options* options) {
+  AbiOptions made;
   made.launched = launched_by_mpi();
   if (options == nullptr) return made;
   DRIFTLESS_ASSIGN_OR_RETURN(const driftless_options read, read_struct(options, "options"));
@@ -58,9 +58,9 @@ Result<std::vector<std::string>> overrides_of(const char* const* overrides, std:
 
 Status start(driftless_receiver* receiver, const std::optional<VersionId>& holds,
              int64_t timeout_ms) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
   DRIFTLESS_ASSIGN_OR_RETURN(const auto wait, wait_or_configured(timeout_ms));
-  return follower->start(holds, wait);
+  return held->start(holds, wait);
 }
 
 }  // namespace
@@ -76,9 +76,9 @@ driftless_code driftless_open(const char* config_path, const char* const* overri
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(receiver, "receiver"));
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(config_path, "config_path"));
     DRIFTLESS_ASSIGN_OR_RETURN(const auto texts, overrides_of(overrides, override_count));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerOptions read, options_of(options));
-    DRIFTLESS_ASSIGN_OR_RETURN(auto follower, Follower::open(config_path, texts, read));
-    *receiver = give_ticket(std::move(follower));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiOptions read, options_of(options));
+    DRIFTLESS_ASSIGN_OR_RETURN(auto held, AbiReceiver::open(config_path, texts, read));
+    *receiver = give_ticket(std::move(held));
     return {};
   });
 }
@@ -87,19 +87,19 @@ driftless_code driftless_set_callbacks(driftless_receiver* receiver,
                                        const driftless_callbacks* callbacks,
                                        driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-    if (callbacks == nullptr) return follower->set_callbacks({});
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+    if (callbacks == nullptr) return held->set_callbacks({});
     DRIFTLESS_ASSIGN_OR_RETURN(const driftless_callbacks read, read_struct(callbacks, "callbacks"));
-    return follower->set_callbacks(read);
+    return held->set_callbacks(read);
   });
 }
 
 driftless_code driftless_register(driftless_receiver* receiver, const driftless_tensor* tensor,
                                   driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const driftless_tensor read, read_struct(tensor, "tensor"));
-    return follower->add(read);
+    return held->add(read);
   });
 }
 
@@ -136,11 +136,11 @@ driftless_code driftless_start_at(driftless_receiver* receiver, const char* run,
 driftless_code driftless_poll(driftless_receiver* receiver, int64_t timeout_ms, int32_t* newer,
                               uint64_t* newest, driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const Polled found, follower->poll(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverSession::Newest found, held->poll(wait));
     if (newer != nullptr) *newer = found.newer ? 1 : 0;
-    if (newest != nullptr) *newest = found.newest;
+    if (newest != nullptr) *newest = found.version;
     return {};
   });
 }
@@ -149,9 +149,9 @@ driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms,
                                driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(staged, "staged"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, follower->stage(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held->stage(wait));
     *staged = news ? 1 : 0;
     return {};
   });
@@ -161,23 +161,23 @@ driftless_code driftless_commit(driftless_receiver* receiver, driftless_report* 
                                 driftless_error** error) {
   return fenced(error, [&]() -> Status {
     if (report != nullptr) DRIFTLESS_RETURN_IF_ERROR(check_struct(report, "report"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport made, follower->commit());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport made, held->commit());
     return report == nullptr ? Status() : write_struct(report_of(made), "report", report);
   });
 }
 
 driftless_code driftless_rollback(driftless_receiver* receiver, driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-    return follower->rollback();
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+    return held->rollback();
   });
 }
 
 driftless_code driftless_keep_alive(driftless_receiver* receiver, driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-    return follower->keep_alive();
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+    return held->keep_alive();
   });
 }
 
@@ -185,9 +185,9 @@ driftless_code driftless_look_for_end(driftless_receiver* receiver, driftless_en
                                       driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_struct(end, "end"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, follower->look_for_end());
-    return write_struct(end_of(found, follower->look().state), "end", end);
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held->look_for_end());
+    return write_struct(end_of(found, held->look().state), "end", end);
   });
 }
 
@@ -196,10 +196,10 @@ driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(receiver, "receiver"));
     if (*receiver == nullptr) return {};
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(*receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(*receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const auto wait, wait_or_configured(timeout_ms));
     bool closed = false;
-    Status status = follower->close(wait, closed);
+    Status status = held->close(wait, closed);
     if (!closed) return status;
     take_back(*receiver);
     *receiver = nullptr;

@@ -46,7 +46,32 @@ driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& stat
   return made;
 }
 
-driftless_state state_of(const FollowerView& view) {
+driftless_metrics metrics_of(const AbiView& view) {
+  const SessionCounts& counts = view.counts;
+  driftless_metrics made{};
+  made.struct_size = sizeof(made);
+  made.version = view.state.id.version;
+  made.newest = counts.newest;
+  made.commits = counts.commits;
+  made.versions = counts.versions;
+  made.anchors = counts.anchors;
+  made.rollbacks = counts.rollbacks;
+  made.stage_failures = counts.stage_failures;
+  made.commit_failures = counts.commit_failures;
+  made.unheard = counts.unheard;
+  made.changed_units = counts.changed_units;
+  made.delta_bytes = counts.delta_bytes;
+  made.wire_bytes = counts.wire_bytes;
+  made.fetch_ms = counts.fetch_ms;
+  made.stage_ms = counts.stage_ms;
+  made.pause_ms = counts.pause_ms;
+  made.apply_ms = counts.apply_ms;
+  made.resume_ms = counts.resume_ms;
+  made.longest_pause_ms = counts.longest_pause_ms;
+  return made;
+}
+
+driftless_state state_of(const AbiView& view) {
   driftless_state made{};
   made.struct_size = sizeof(made);
   made.version = view.state.id.version;

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "plugin/c_abi/abi_receiver.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/c_abi/follower.h"
 
 namespace driftless::c_abi {
 
@@ -14,6 +14,7 @@ void put_hex(const std::string& digits, char* out);
 [[nodiscard]] driftless_report report_of(const UpdateReport& report);
 // `reached` by who holds `state`.
 [[nodiscard]] driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& state);
-[[nodiscard]] driftless_state state_of(const FollowerView& view);
+[[nodiscard]] driftless_metrics metrics_of(const AbiView& view);
+[[nodiscard]] driftless_state state_of(const AbiView& view);
 
 }  // namespace driftless::c_abi

@@ -37,24 +37,24 @@ Json json_of(const driftless_metrics& metrics) {
           {"longest_pause_ms", metrics.longest_pause_ms}};
 }
 
-Result<FollowerView> look(const driftless_receiver* receiver) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto follower, find(receiver));
-  return follower->look();
+Result<AbiView> look(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+  return held->look();
 }
 
-Result<FollowerView> look_at_started(const driftless_receiver* receiver) {
-  DRIFTLESS_ASSIGN_OR_RETURN(FollowerView view, look(receiver));
+Result<AbiView> look_at_started(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(AbiView view, look(receiver));
   if (view.started) return view;
   return error(StatusCode::kIncomplete, "the receiver is not started");
 }
 
-Result<FollowerView> look_at_version(const driftless_receiver* receiver) {
-  DRIFTLESS_ASSIGN_OR_RETURN(FollowerView view, look_at_started(receiver));
+Result<AbiView> look_at_version(const driftless_receiver* receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(AbiView view, look_at_started(receiver));
   if (view.state.valid) return view;
   return error(StatusCode::kIncomplete, "the tensors hold no version yet: stage and commit one");
 }
 
-Result<UpdateReport> last_report(const FollowerView& view) {
+Result<UpdateReport> last_report(const AbiView& view) {
   if (view.last) return *view.last;
   return error(StatusCode::kNotFound, "nothing was committed yet");
 }
@@ -68,7 +68,7 @@ using namespace driftless::c_abi;  // NOLINT(google-build-using-namespace)
 driftless_code driftless_get_state(driftless_receiver* receiver, driftless_state* state,
                                    driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look(receiver));
     return write_struct(state_of(view), "state", state);
   });
 }
@@ -77,7 +77,7 @@ driftless_code driftless_weights_version(driftless_receiver* receiver, uint64_t*
                                          driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(version, "version"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_version(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_version(receiver));
     *version = view.state.id.version;
     return {};
   });
@@ -87,7 +87,7 @@ driftless_code driftless_weights_digest(driftless_receiver* receiver, char* dige
                                         driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(digest, "digest"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_version(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_version(receiver));
     put_hex(to_hex(view.state.digest), digest);
     return {};
   });
@@ -96,7 +96,7 @@ driftless_code driftless_weights_digest(driftless_receiver* receiver, char* dige
 driftless_code driftless_run_id(driftless_receiver* receiver, char* run, driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(run, "run"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look_at_started(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_started(receiver));
     put_hex(to_hex(view.run), run);
     return {};
   });
@@ -105,8 +105,8 @@ driftless_code driftless_run_id(driftless_receiver* receiver, char* run, driftle
 driftless_code driftless_get_metrics(driftless_receiver* receiver, driftless_metrics* metrics,
                                      driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
-    return write_struct(view.metrics, "metrics", metrics);
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look(receiver));
+    return write_struct(metrics_of(view), "metrics", metrics);
   });
 }
 
@@ -114,15 +114,15 @@ driftless_code driftless_metrics_json(driftless_receiver* receiver, char** text,
                                       driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(text, "text"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
-    return give_text(text_of(json_of(view.metrics)), text);
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look(receiver));
+    return give_text(text_of(json_of(metrics_of(view))), text);
   });
 }
 
 driftless_code driftless_last_report(driftless_receiver* receiver, driftless_report* report,
                                      driftless_error** error) {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
     return write_struct(report_of(last), "report", report);
   });
@@ -132,7 +132,7 @@ driftless_code driftless_last_report_json(driftless_receiver* receiver, char** t
                                           driftless_error** error) {
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(text, "text"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const FollowerView view, look(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
     Json json = Json::parse(metrics_json(metrics_of(last, view.rank)));
     json.erase("monotonic_ms");  // of the call, not of the commit

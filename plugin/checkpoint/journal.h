@@ -3,8 +3,8 @@
 //
 // It is written as journal.tmp and renamed to journal once whole. A file named journal therefore
 // always says "go on to the new version", and writing it out again, any number of times, ends
-// there; without it the checkpoint is untouched at the old version. docs/apply.md tells the whole
-// story.
+// there; without it the checkpoint is untouched at the old version. docs/formats/apply.md tells the
+// whole story.
 //
 //   "DRIFTLSJ" | native frames (formats/frame.h) | JSON: states before and after | footer (48
 //   bytes)
@@ -44,6 +44,8 @@ class JournalWriter {
   // Both.
   [[nodiscard]] Status commit(const CheckpointState& before, const CheckpointState& after);
   [[nodiscard]] std::uint64_t size_bytes() const { return offset_; }
+  // Where it is until decide().
+  [[nodiscard]] std::string temporary_path() const { return path_ + ".tmp"; }
 
  private:
   JournalWriter(FileSystem& fs, std::string path) : fs_(&fs), path_(std::move(path)) {}

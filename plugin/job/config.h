@@ -1,8 +1,8 @@
 // The configuration of a job: the settings of every component, read from one YAML file.
 //
 // One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,
-// `driftless config check` and docs/configuration.md. Defaults are those of the components' own
-// structs. Errors name the file and line (or "--set"), the key, what was expected and what was
+// `driftless config check` and docs/operate/configuration.md. Defaults are those of the components'
+// own structs. Errors name the file and line (or "--set"), the key, what was expected and what was
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
@@ -29,9 +29,9 @@
 
 namespace driftless {
 
-enum class RoadKind : unsigned char { kMpiRma, kSharedFs, kLoopback, kNccl, kHostShm };
-// "mpi_rma", "shared_fs", "loopback", "nccl", "host_shm"
-[[nodiscard]] std::string_view to_string(RoadKind kind);
+// Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
+inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs",
+                                  kLoopback = "loopback", kNccl = "nccl", kHostShm = "host_shm";
 
 enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 
@@ -43,10 +43,10 @@ struct EngineConfig {
 struct Config {
   Config() { gpu.snapshot = SnapshotPlace::kHost; }
 
-  // Once parsed, publisher.layout and publisher.encoding are what "auto" stands for.
+  // Once parsed, what "auto" stands for is filled in.
   PublisherOptions publisher;
-  ReceiverOptions receiver;  // without its id
-  RoadKind road = RoadKind::kMpiRma;
+  ReceiverOptions receiver;   // without its id
+  std::string road{kMpiRma};  // road.kind: the name of a road
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   LoopbackOptions loopback;
@@ -55,6 +55,8 @@ struct Config {
   RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;
   bool encoding_auto = true;
+  bool keep_auto = true;            // publisher.keep_versions
+  bool anchor_by_size_auto = true;  // publisher.anchor_by_size
   bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
   std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there
   std::string receiver_id;                              // empty: by the process' place in the job
@@ -66,6 +68,17 @@ struct Config {
   DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
+  // The road's row in the table of roads: its name, and after a slash the variant that
+  // road.layout or road.nccl.rendezvous choose.
+  [[nodiscard]] std::string road_row() const;
+  // Trainers and rollouts have to be one mpirun job.
+  [[nodiscard]] bool one_mpi_job() const {
+    return road == kMpiRma || (road == kNccl && rendezvous.kind == RendezvousKind::kMpi);
+  }
+  // Frames reach a rollout in the memory of its GPU.
+  [[nodiscard]] bool frames_on_device() const {
+    return road == kNccl && nccl.landing == MemoryKind::kDevice;
+  }
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {
     return publisher.first_anchor || publisher.anchor_every > 0 || publisher.anchor_by_size;

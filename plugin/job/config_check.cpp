@@ -15,7 +15,7 @@ Status refuse(const Parts&... parts) {
 void settle_layout(Config& config) {
   if (config.layout_auto) {
     config.publisher.layout =
-        config.road == RoadKind::kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
+        config.road == kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
   }
   if (!config.encoding_auto) return;
   switch (config.publisher.layout) {
@@ -26,8 +26,36 @@ void settle_layout(Config& config) {
   }
 }
 
+// Files pile up on a disk; other roads hold a bounded number of versions anyway. Old steps can be
+// removed only behind an anchor, so one is taken whenever the steps since the last have outgrown
+// it; a version that is whole outgrows it at once, so there anchors go by number.
+void settle_pruning(Config& config) {
+  constexpr std::uint64_t kKeptSteps = 16;
+  constexpr std::uint64_t kKeptWhole = 2;
+  PublisherOptions& publisher = config.publisher;
+  const bool files = config.road == kSharedFs;
+  const bool whole = publisher.mode == UpdateMode::kFull;
+  if (config.keep_auto) publisher.keep_versions = !files ? 0 : whole ? kKeptWhole : kKeptSteps;
+  const bool prunes = files && publisher.keep_versions > 0 && publisher.anchor_every == 0;
+  if (config.anchor_by_size_auto) publisher.anchor_by_size = prunes && !whole;
+  if (prunes && whole && !publisher.anchor_by_size) {
+    publisher.anchor_every = 2 * publisher.keep_versions;
+  }
+}
+
+// The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, is for engines too.
+void settle_engines(Config& config) {
+  if (config.checkpoint_dir.find('{') != std::string::npos) return;
+  for (EngineConfig& engine : config.engines) {
+    if (engine.endpoint.action == EngineAction::kUpdateFlush) continue;
+    if (engine.endpoint.local_checkpoint_dir.empty()) {
+      engine.endpoint.local_checkpoint_dir = config.checkpoint_dir;
+    }
+  }
+}
+
 Status check_rendezvous(const Config& config) {
-  if (config.road != RoadKind::kNccl) return {};
+  if (config.road != kNccl) return {};
   const RendezvousOptions& meet = config.rendezvous;
   if (meet.kind == RendezvousKind::kTcp && (meet.address.empty() || meet.token_file.empty())) {
     return refuse(meet.address.empty() ? "road.nccl.address" : "road.nccl.token_file",
@@ -50,9 +78,8 @@ Status check_polls(const Config& config) {
 
 Status check_road(const Config& config) {
   const std::string_view layout = to_string(config.publisher.layout);
-  if (config.road != RoadKind::kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
-    return refuse("road.layout: ", layout, " is one of files, and road.kind is ",
-                  to_string(config.road),
+  if (config.road != kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
+    return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
                   "road.kind: shared_fs");
   }
@@ -63,13 +90,13 @@ Status check_road(const Config& config) {
                   "; that takes ",
                   interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
   }
-  if (config.road == RoadKind::kSharedFs && config.shared_fs.dir.empty()) {
+  if (config.road == kSharedFs && config.shared_fs.dir.empty()) {
     return refuse(
         "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
         "(or --set road.dir=DIR)");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
-  if (config.road == RoadKind::kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
+  if (config.road == kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
   return check_polls(config);
 }
 
@@ -84,7 +111,7 @@ Status check_snapshot(const Config& config) {
 }
 
 Status check_anchors(const Config& config) {
-  if (config.road == RoadKind::kMpiRma && config.anchors() && !config.anchor_auto &&
+  if (config.road == kMpiRma && config.anchors() && !config.anchor_auto &&
       config.mpi_rma.anchor_bytes == 0) {
     return refuse(
         "road.anchor_size: 0 leaves no room for what anchors.first, anchors.every or "
@@ -125,10 +152,10 @@ Status check_engine(const Config& config, std::size_t item) {
   const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
                                      ? DirectoryLayout::kFlush
                                      : DirectoryLayout::kHfDelta;
-  if (config.road != RoadKind::kSharedFs || config.publisher.layout != wanted) {
+  if (config.road != kSharedFs || config.publisher.layout != wanted) {
     return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
                   " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
-                  " on ", to_string(config.road));
+                  " on ", config.road);
   }
   if ((engine.action == EngineAction::kUpdateFlush) != engine.local_checkpoint_dir.empty()) {
     return refuse(name, ".local_checkpoint_dir ",
@@ -168,6 +195,8 @@ Status check_agent(const Config& config) {
 
 Status settle_config(Config& config) {
   settle_layout(config);
+  settle_pruning(config);
+  settle_engines(config);
   DRIFTLESS_RETURN_IF_ERROR(check_road(config));
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));

@@ -168,11 +168,9 @@ constexpr ConfigKey road_duration_key(std::string_view name, std::string_view he
             return {};
           },
           [](const Config& config, std::size_t) {
-            switch (config.road) {
-              case RoadKind::kSharedFs: return duration_text(Field(config.shared_fs));
-              case RoadKind::kHostShm: return duration_text(Field(config.host_shm));
-              default: return duration_text(Field(config.mpi_rma));
-            }
+            if (config.road == kSharedFs) return duration_text(Field(config.shared_fs));
+            if (config.road == kHostShm) return duration_text(Field(config.host_shm));
+            return duration_text(Field(config.mpi_rma));
           }};
 }
 

@@ -11,11 +11,6 @@ using namespace config_key;
 
 constexpr std::array kModes = {Choice<UpdateMode>{"delta", UpdateMode::kDelta},
                                Choice<UpdateMode>{"full", UpdateMode::kFull}};
-constexpr std::array kRoads = {Choice<RoadKind>{"mpi_rma", RoadKind::kMpiRma},
-                               Choice<RoadKind>{"shared_fs", RoadKind::kSharedFs},
-                               Choice<RoadKind>{"loopback", RoadKind::kLoopback},
-                               Choice<RoadKind>{"nccl", RoadKind::kNccl},
-                               Choice<RoadKind>{"host_shm", RoadKind::kHostShm}};
 constexpr std::array kRendezvous = {Choice<RendezvousKind>{"mpi", RendezvousKind::kMpi},
                                     Choice<RendezvousKind>{"tcp", RendezvousKind::kTcp},
                                     Choice<RendezvousKind>{"file", RendezvousKind::kFile}};
@@ -103,13 +98,9 @@ Status apply_ring_versions(Config& config, std::size_t, std::string_view value) 
 }
 
 std::string ring_versions_text(const Config& config, std::size_t) {
-  switch (config.road) {
-    case RoadKind::kLoopback: return std::to_string(config.loopback.ring_versions);
-    case RoadKind::kNccl: return std::to_string(config.nccl.ring_versions);
-    case RoadKind::kHostShm: return std::to_string(config.host_shm.versions);
-    case RoadKind::kMpiRma:
-    case RoadKind::kSharedFs: break;
-  }
+  if (config.road == kLoopback) return std::to_string(config.loopback.ring_versions);
+  if (config.road == kNccl) return std::to_string(config.nccl.ring_versions);
+  if (config.road == kHostShm) return std::to_string(config.host_shm.versions);
   return std::to_string(config.mpi_rma.ring_versions);
 }
 
@@ -122,6 +113,21 @@ Status apply_anchor_size(Config& config, std::size_t, std::string_view value) {
   return {};
 }
 
+Status apply_anchor_by_size(Config& config, std::size_t, std::string_view value) {
+  config.anchor_by_size_auto = value == kAuto;
+  if (config.anchor_by_size_auto) return {};
+  if (!parse_bool(value).ok()) return not_one_of("true, false or auto", value);
+  config.publisher.anchor_by_size = *parse_bool(value);
+  return {};
+}
+
+Status apply_keep_versions(Config& config, std::size_t, std::string_view value) {
+  config.keep_auto = value == kAuto;
+  if (config.keep_auto) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.keep_versions, parse_count(value, 0, kMost));
+  return {};
+}
+
 Status apply_patience(Config& config, std::size_t, std::string_view value) {
   if (value == kAuto) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
@@ -131,14 +137,11 @@ Status apply_patience(Config& config, std::size_t, std::string_view value) {
 }
 
 std::string patience_text(const Config& config, std::size_t) {
-  switch (config.road) {
-    case RoadKind::kMpiRma: return duration_text(config.mpi_rma.patience);
-    case RoadKind::kSharedFs: return duration_text(config.shared_fs.patience);
-    case RoadKind::kLoopback: return duration_text(config.loopback.patience);
-    case RoadKind::kNccl: return duration_text(config.nccl.patience);
-    case RoadKind::kHostShm: return duration_text(config.host_shm.patience);
-  }
-  return "";
+  if (config.road == kSharedFs) return duration_text(config.shared_fs.patience);
+  if (config.road == kLoopback) return duration_text(config.loopback.patience);
+  if (config.road == kNccl) return duration_text(config.nccl.patience);
+  if (config.road == kHostShm) return duration_text(config.host_shm.patience);
+  return duration_text(config.mpi_rma.patience);
 }
 
 Status apply_device(Config& config, std::size_t, std::string_view value) {
@@ -223,8 +226,8 @@ constexpr std::array kKeys = {
     ConfigKey{
         "threads", kNumber, "", "Threads of one process; 0: all cores", apply_threads,
         [](const Config& config, std::size_t) { return std::to_string(config.publisher.threads); }},
-    choice_key<DRIFTLESS_FIELD(road), kRoads>(
-        "road.kind", "mpi_rma, nccl, shared_fs, host_shm or loopback", "What carries versions"),
+    text_key<DRIFTLESS_FIELD(road)>("road.kind", "mpi_rma, nccl, shared_fs, host_shm or loopback",
+                                    "What carries versions"),
     text_key<DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                              "shared_fs: the directory that both sides see"),
     ConfigKey{"road.layout", "auto, flush, hf_delta, hdf5 or frames", kAuto,
@@ -302,15 +305,25 @@ constexpr std::array kKeys = {
         "anchors.first", "Publish version 0 whole, for rollouts that have no base"),
     count_key<DRIFTLESS_FIELD(publisher.anchor_every)>(
         "anchors.every", "A whole version beside every so many; 0: not by number"),
-    switch_key<DRIFTLESS_FIELD(publisher.anchor_by_size)>(
-        "anchors.by_size", "Another anchor once the versions since the last outgrow it"),
+    ConfigKey{"anchors.by_size", "true, false or auto", kAuto,
+              "Another anchor once the versions since the last outgrow it. auto: true on shared_fs "
+              "if keep_versions is not 0 and anchors.every is",
+              apply_anchor_by_size,
+              [](const Config& config, std::size_t) -> std::string {
+                return config.publisher.anchor_by_size ? "true" : "false";
+              }},
     ConfigKey{"full_above_density", "a number from 0 to 1", "",
               "A version of which a larger share changed is sent whole", apply_density,
               [](const Config& config, std::size_t) {
                 return number_text(config.publisher.full_above_density);
               }},
-    count_key<DRIFTLESS_FIELD(publisher.keep_versions)>(
-        "keep_versions", "Versions to keep beside those that a rollout needs; 0: all"),
+    ConfigKey{"keep_versions", "a whole number, or auto", kAuto,
+              "Versions to keep beside those that a rollout needs, and behind an anchor; 0: all. "
+              "auto: 16 on shared_fs (2 with mode: full), 0 on other roads, which are bounded",
+              apply_keep_versions,
+              [](const Config& config, std::size_t) {
+                return std::to_string(config.publisher.keep_versions);
+              }},
     choice_key<DRIFTLESS_FIELD(publisher.resume), kResumes>(
         "resume", "auto, never or require",
         "A road that holds versions: go on, refuse it, or refuse an empty one"),
@@ -345,7 +358,8 @@ constexpr std::array kKeys = {
         "engines[].action", "pull_weights, update_weights_from_disk or flush",
         "What it is asked to do"),
     text_key<DRIFTLESS_ENGINE(endpoint.local_checkpoint_dir)>(
-        "engines[].local_checkpoint_dir", kPath, "The checkpoint on its host that it patches"),
+        "engines[].local_checkpoint_dir", kPath,
+        "The checkpoint on its host that it patches; empty: receiver.checkpoint_dir"),
     text_key<DRIFTLESS_ENGINE(token_file)>("engines[].token_file", kPath,
                                            "File with its bearer token"),
     duration_key<DRIFTLESS_FIELD(notify.timeout)>("notify.timeout", "For one call to an engine"),
@@ -397,11 +411,11 @@ constexpr std::array kKeys = {
 
 }  // namespace
 
-std::string_view to_string(RoadKind kind) {
-  for (const auto& [name, choice] : kRoads) {
-    if (choice == kind) return name;
-  }
-  return "";
+std::string Config::road_row() const {
+  if (road == kSharedFs && publisher.layout == DirectoryLayout::kHdf5) return "shared_fs/hdf5";
+  if (road == kNccl && rendezvous.kind == RendezvousKind::kTcp) return "nccl/tcp";
+  if (road == kNccl && rendezvous.kind == RendezvousKind::kMpi) return "nccl/mpi";
+  return road;
 }
 
 std::string ConfigKey::default_value() const {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "plugin/job/config.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless {
 

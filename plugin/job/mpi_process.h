@@ -1,5 +1,5 @@
 // This process among the others of an mpirun job: who trains, who rolls out, and the few messages
-// that the command itself needs. Included by roads.cpp only; built where MPI is.
+// that the command itself needs. Built where MPI is.
 //
 // Waits are loops of short looks with sleeps between them: on a machine with fewer cores than
 // processes a rank that spins takes the time of the one it waits for. One thread at a time, the one
@@ -18,7 +18,7 @@
 
 #include "core/deadline.h"
 #include "core/status.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/watchdog.h"
 
 namespace driftless {

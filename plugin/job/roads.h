@@ -1,97 +1,96 @@
-// The list of what this build can do, and how a process of a job gets its road.
+// Roads by name: the table of what this build has.
 //
-// roads.cpp is the one place that knows which backends were built.
+// roads.cpp holds the only table. A road is a folder in collectives/ and a row there; one that was
+// not built stays listed, with the reason. A row may also say that the road is in a library which
+// is loaded when a job asks for it (on_demand/loaded_library.h).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "collectives/group.h"
 #include "collectives/road.h"
-#include "core/deadline.h"
 #include "core/status.h"
-#include "plugin/device/device_target.h"
 #include "plugin/job/config.h"
-#include "plugin/job/watchdog.h"
-#include "plugin/targets/masked_device.h"
-#include "plugin/targets/module_memory.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless {
 
-struct Backend {
-  std::string_view name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...
+class MpiProcess;
+
+// Where a process stands among those that use the road.
+struct RoadPlace {
+  JobRole role = JobRole::kTrainer;
+  unsigned rank = 0;  // among those of its role
+  unsigned trainers = 1;
+  unsigned rollouts = 0;
+  std::uint64_t anchor_bytes = 0;  // of the rank that needs most, if the configuration leaves it
+  MpiProcess* mpi = nullptr;       // null: the process knows of no other
+};
+
+// A road that one process has opened. It outlives what its functions make.
+struct OpenRoad {
+  std::function<Result<std::unique_ptr<SendRoad>>()> sender;
+  std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
+  std::function<Status()> close;  // collective, at an orderly end; may be empty
+  bool threads = true;            // may be used by other threads than the one that opened it
+};
+
+// Whether a backend is linked here, is in a library that is loaded on demand, or is not built.
+struct Availability {
+  std::string_view needs;    // the library of others that it brings along: "MPI"
+  std::string_view library;  // ours, if it is in one that is loaded
+  std::string_view why_not;  // empty: built
+};
+
+struct Road {
+  std::string_view name;  // road.kind; after a slash, a variant that another key chooses
   std::string_view help;
+  Availability at;
+  // Opens it for one process. Collective, if the processes meet by MPI.
+  Result<OpenRoad> (*open)(const Config& config, const RoadPlace& place) = nullptr;
+  // What follows may be null.
+  // Reads what the road held before this process; null: it forgets.
+  Result<std::unique_ptr<ReceiveRoad>> (*history)(const Config& config) = nullptr;
+  // Whether a process of this role has to be an MPI process; null: none.
+  bool (*needs_mpi)(const Config& config, JobRole role) = nullptr;
+  // For rollouts that mpirun did not start beside the trainer (JobProcess has the contracts).
+  Status (*withdraw_end)(const Config& config) = nullptr;
+  Status (*tell_end)(const Config& config, std::string_view text) = nullptr;
+  Result<std::optional<std::string>> (*hear_end)(const Config& config) = nullptr;
+  std::string_view key = "road.kind";  // the setting that asks for it
+};
+
+// What is no road, and may be missing all the same.
+struct Part {
+  std::string_view name, help, why_not;
+};
+
+using JoinMpi = Result<std::unique_ptr<JobProcess>> (*)(const Config& config, const Road& road,
+                                                        JobRole role, const LateHandler& late);
+
+struct RoadTable {
+  const char* build = nullptr;  // build_text(): a loaded library's must be the same
+  std::span<const Road> roads;
+  std::span<const Part> parts;
+  Availability mpi;            // of processes that an MPI launcher started
+  JoinMpi join_mpi = nullptr;  // null: not linked here
+};
+// The table that is linked.
+[[nodiscard]] const RoadTable& road_table();
+
+// A row of either kind, for people. Loads the libraries to know.
+struct Backend {
+  std::string name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...
+  std::string help;
   bool built = false;
-  std::string_view why_not;  // where it is not built
+  std::string why_not;
 };
-[[nodiscard]] std::span<const Backend> backends();
-// kUnsupported, with the reason, where the configuration asks for what was not built.
-[[nodiscard]] Status check_built(const Config& config);
-
-// The publisher's side of the GPU, where the configuration asks for one (else null). For
-// PublisherOptions::device.
-[[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
-// A rollout's weights on its GPU (make_owned_device_target()).
-[[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
-    const Config& config, const std::optional<std::string>& base);
-
-// Where a module on a GPU keeps its parameters (make_device_module_memory()).
-[[nodiscard]] Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device);
-// What its loader's masked overwrites go through (make_masked_device()).
-[[nodiscard]] Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device);
-
-// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
-// others, and has neither a group nor a road.
-enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
-[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout", "bystander"
-
-// One process of a job. Used by one thread: the one that joined. Outlives the groups and roads that
-// it made; those are destroyed before close().
-class JobProcess {
- public:
-  // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes
-  // that it started join. Else MPI is used only where the road needs it. `late`: what to do where
-  // MPI itself waits for longer than config.connect_deadline, in a call that knows no deadline
-  // (here, while the road is made, at the end); watchdog.h. Without it such calls are waited for.
-  [[nodiscard]] static Result<std::unique_ptr<JobProcess>> join(const Config& config, JobRole role,
-                                                                bool launched,
-                                                                const LateHandler& late = {});
-  virtual ~JobProcess() = default;
-
-  [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role
-  [[nodiscard]] virtual unsigned trainers() const = 0;  // that it knows of, and that publish
-  [[nodiscard]] virtual unsigned rollouts() const = 0;
-  // Trainers and rollouts were started as one job, and can hear each other.
-  [[nodiscard]] bool together() const { return trainers() > 0 && rollouts() > 0; }
-
-  // Whether a road may be used by other threads than the one that joined (one at a time). Known
-  // once it is made.
-  [[nodiscard]] virtual bool threads() const = 0;
-
-  // [trainers, collective] A new one on every call.
-  [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
-  // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
-  // kInvalidArgument where they are not configured alike. `anchor_bytes`: room for an anchor of
-  // this rank, where the configuration leaves it open.
-  [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                                 const Deadline& deadline) = 0;
-  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) = 0;
-  // [trainers] Reads what the road held before this process; null where it forgets.
-  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> history() = 0;
-
-  // Where they are together(): the leading trainer's last word to all rollouts; and, on a rollout,
-  // what it was, once it has come.
-  [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline) = 0;
-  [[nodiscard]] virtual Result<std::optional<std::string>> hear_end() = 0;
-
-  // Collective: the orderly end. Without it nothing is waited for.
-  [[nodiscard]] virtual Status close(const Deadline& deadline) = 0;
-  // Ends this process, and with it the job that it is part of: no other process is left waiting.
-  [[noreturn]] virtual void abandon(int exit_code) = 0;
-};
+[[nodiscard]] std::vector<Backend> backends(const RoadTable& table = road_table());
 
 }  // namespace driftless

@@ -2,18 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/file_system.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
-namespace {
-
-constexpr std::string_view kEndName = "closed.json";
-constexpr std::uint64_t kMaxEndBytes = 4096;
-
-std::string end_path(const Config& config) { return join_path(config.shared_fs.dir, kEndName); }
-
-}  // namespace
 
 std::string end_to_json(const EndOfRun& end) {
   nlohmann::ordered_json json;
@@ -34,43 +25,25 @@ Result<EndOfRun> parse_end(std::string_view text, std::string_view what) {
   return end;
 }
 
-Status withdraw_end(const Config& config) {  // on host_shm the sender's start has done it
-  if (config.road != RoadKind::kSharedFs) return {};
-  const Status removed = posix_file_system().remove_file(end_path(config));
-  return removed.code() == StatusCode::kNotFound ? Status() : removed;
+Status declare_end(JobProcess& process, const EndOfRun& end, const Deadline& deadline) {
+  return process.tell_end(end_to_json(end), deadline);
 }
 
-Status declare_end(JobProcess& process, const Config& config, const EndOfRun& end) {
-  const std::string text = end_to_json(end);
-  if (process.together()) {
-    DRIFTLESS_RETURN_IF_ERROR(process.tell_end(text, Deadline::after(config.connect_deadline)));
+Result<std::optional<EndOfRun>> EndListener::listen(JobProcess& process, const Hash128& run) {
+  Result<std::optional<EndOfRun>> end = look(process, run);
+  if (end.status().code() != StatusCode::kCorrupt) {
+    unreadable_.reset();
+    return end;
   }
-  if (config.road == RoadKind::kHostShm) return tell_host_shm_end(config.host_shm, text);
-  if (config.road != RoadKind::kSharedFs) return {};
-  return replace_text(posix_file_system(), end_path(config), text + "\n");
+  if (!unreadable_) unreadable_ = Deadline::after(patience_);
+  if (unreadable_->expired()) return end;
+  return std::optional<EndOfRun>();
 }
 
-Result<std::optional<EndOfRun>> look_for_end(JobProcess& process, const Config& config,
-                                             const Hash128& run) {
-  std::string text;
-  if (process.together()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard, process.hear_end());
-    if (!heard) return std::optional<EndOfRun>();
-    text = *heard;
-  } else if (config.road == RoadKind::kHostShm) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard,
-                               hear_host_shm_end(config.host_shm));
-    if (!heard) return std::optional<EndOfRun>();
-    text = *heard;
-  } else if (config.road != RoadKind::kSharedFs) {
-    return std::optional<EndOfRun>();  // nobody can say it: it goes on until it is stopped
-  } else {
-    const Result<std::string> read = read_text(posix_file_system(), end_path(config), kMaxEndBytes);
-    if (read.status().code() == StatusCode::kNotFound) return std::optional<EndOfRun>();
-    if (!read.ok()) return read.status();
-    text = *read;
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end, parse_end(text, "the trainer's last word"));
+Result<std::optional<EndOfRun>> EndListener::look(JobProcess& process, const Hash128& run) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard, process.hear_end());
+  if (!heard) return std::optional<EndOfRun>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end, parse_end(*heard, "the trainer's last word"));
   if (end.run != run) return std::optional<EndOfRun>();
   return std::optional<EndOfRun>(end);
 }

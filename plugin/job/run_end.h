@@ -1,10 +1,11 @@
 // How rollouts learn that a run is over.
 //
-// Roads know no end of a run. Processes that mpirun started together tell each other; a trainer on
-// shared_fs also leaves <dir>/closed.json for rollouts that were started by themselves, and the
-// sender of host_shm leaves its last word in the shared memory.
+// Roads know no end of a run. Processes that mpirun started together tell each other; for rollouts
+// that were started by themselves, a trainer on shared_fs leaves <dir>/closed.json and the sender
+// of host_shm a word in the shared memory (the road's row in roads.cpp).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,8 +14,7 @@
 #include "core/digest.h"
 #include "core/hash128.h"
 #include "core/status.h"
-#include "plugin/job/config.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless {
 
@@ -27,13 +27,24 @@ struct EndOfRun {
 [[nodiscard]] std::string end_to_json(const EndOfRun& end);
 [[nodiscard]] Result<EndOfRun> parse_end(std::string_view text, std::string_view what);
 
-// [leading trainer, once its road is made] Takes back what an earlier process of the run said.
-[[nodiscard]] Status withdraw_end(const Config& config);
 // [leading trainer]
-[[nodiscard]] Status declare_end(JobProcess& process, const Config& config, const EndOfRun& end);
-// [rollout] Nothing while the run goes on. The end of another run does not count.
-[[nodiscard]] Result<std::optional<EndOfRun>> look_for_end(JobProcess& process,
-                                                           const Config& config,
-                                                           const Hash128& run);
+[[nodiscard]] Status declare_end(JobProcess& process, const EndOfRun& end,
+                                 const Deadline& deadline);
+
+// [rollout] Listens for the trainer's last word.
+class EndListener {
+ public:
+  // On some file systems the bytes of the last word come late: one that cannot be read counts as
+  // not there yet, for `patience` (deadlines.fetch).
+  explicit EndListener(std::chrono::milliseconds patience) : patience_(patience) {}
+  // Nothing while the run goes on. The end of another run does not count.
+  [[nodiscard]] Result<std::optional<EndOfRun>> listen(JobProcess& process, const Hash128& run);
+
+ private:
+  [[nodiscard]] static Result<std::optional<EndOfRun>> look(JobProcess& process,
+                                                            const Hash128& run);
+  std::chrono::milliseconds patience_;
+  std::optional<Deadline> unreadable_;
+};
 
 }  // namespace driftless

@@ -32,7 +32,8 @@ enum class SnapshotPlace : unsigned char { kHost, kPinned, kDevice };
 struct DeviceOptions {
   SnapshotPlace snapshot = SnapshotPlace::kPinned;  // not kHost
   int device = 0;
-  // Compared at a time, of one side; bounds the device memory beside the tensors (docs/gpu.md).
+  // Compared at a time, of one side; bounds the device memory beside the tensors
+  // (docs/operate/gpu.md).
   std::uint64_t slice_bytes = std::uint64_t{256} << 20;
 };
 

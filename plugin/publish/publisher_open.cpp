@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 #include "formats/run_info.h"
 #include "plugin/publish/publisher_rank.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless {
 

@@ -52,10 +52,16 @@ class FollowingReceiver final : public Receiver {
  public:
   FollowingReceiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
                     const Hash128& run, const FetchOptions& fetch)
-      : options_(options), road_(&road), target_(&target), run_(run), fetcher_(road, run, fetch) {}
+      : options_(options),
+        road_(&road),
+        target_(&target),
+        run_(run),
+        threads_(fetch.threads),
+        fetcher_(road, run, fetch) {}
 
   Result<bool> stage(const Deadline& deadline) override {
     staged_.reset();
+    mapped_.clear();
     if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->settle());
     const TargetState state = target_->state();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
@@ -72,6 +78,7 @@ class FollowingReceiver final : public Receiver {
     report_ = describe(state, *chain);
     report_.fetch_ms = watch.lap_ms();
     committed_.reset();  // it could not be undone any more
+    mapped_ = std::move(chain->mapped);
     Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
     note_misfit(staged.status());
     if (!staged.ok()) return staged.status();
@@ -82,6 +89,11 @@ class FollowingReceiver final : public Receiver {
 
   Result<UpdateReport> commit() override {
     if (!staged_) return error(StatusCode::kInvalidArgument, "nothing is staged");
+    // Parts that are mapped may have been changed since they were verified, by a writer gone wrong.
+    if (Status changed = check_unchanged(mapped_, threads_); !changed.ok()) {
+      staged_.reset();
+      return changed;
+    }
     Stopwatch watch;
     if (options_.pause) {
       DRIFTLESS_RETURN_IF_ERROR(
@@ -179,9 +191,11 @@ class FollowingReceiver final : public Receiver {
   ReceiveRoad* road_;
   WeightTarget* target_;
   Hash128 run_;
+  unsigned threads_;
   VersionFetcher fetcher_;
-  unsigned misfits_ = 0;   // in a row
-  bool stranded_ = false;  // neither the next step nor an anchor is there
+  std::vector<MappedPart> mapped_;  // of what is staged
+  unsigned misfits_ = 0;            // in a row
+  bool stranded_ = false;           // neither the next step nor an anchor is there
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged

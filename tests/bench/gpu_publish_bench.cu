@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "plugin/device/device_target.h"
+#include "plugin/job/devices.h"
 #include "plugin/job/roads.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -182,7 +183,7 @@ int main(int argc, char** argv) {
       "snapshot: device\nencoding: deltas\nroad: {kind: nccl, nccl: {landing: device}}\n",
       "the benchmark's configuration", {});
   must(config.status());
-  auto process = JobProcess::join(*config, trains ? JobRole::kTrainer : JobRole::kRollout, true);
+  auto process = join_job(road_table(), *config, trains ? JobRole::kTrainer : JobRole::kRollout, true);
   must(process.status());
   if (trains) {
     train(**process, *config);

@@ -1,4 +1,4 @@
-"""Makes the table of docs/numbers.md from what gpu_bench and torch_bench.py printed."""
+"""Makes the table of docs/operate/numbers.md from what gpu_bench and torch_bench.py printed."""
 
 import json
 import sys

@@ -11,7 +11,10 @@ FLOAT, TWO = Spec("sglang", "qwen3", 1, "float32"), Spec("sglang", "qwen3", 2, "
 SPECS = [FLOAT, Spec("sglang", "qwen3", 1, "bfloat16"), Spec("sglang", "qwen3", 2, "bfloat16"), TWO]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+SMOKE = pytest.param(FLOAT, marks=pytest.mark.smoke)
+
+
+@pytest.mark.parametrize("spec", [SMOKE, *SPECS[1:]], ids=str)
 def test_ten_versions(started, run_of, spec):
     engine = started.get(spec)
     follow_versions(engine, run_of(spec.kind), VERSIONS)

@@ -17,7 +17,10 @@ SERVED = [
 ]
 
 
-@pytest.mark.parametrize("spec", SERVED + OFFLINE, ids=str)
+SMOKE = pytest.param(SERVED[0], marks=pytest.mark.smoke)
+
+
+@pytest.mark.parametrize("spec", [SMOKE, *SERVED[1:], *OFFLINE], ids=str)
 def test_ten_versions(started, run_of, spec):
     engine = started.get(spec)
     follow_versions(engine, run_of(spec.kind), VERSIONS)

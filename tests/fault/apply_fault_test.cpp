@@ -14,12 +14,12 @@
 namespace driftless::testing {
 namespace {
 
-struct Case {
+struct ApplyCase {
   DirectoryLayout layout;
   Encoding encoding;
 };
 
-class ApplyFaultTest : public ::testing::TestWithParam<Case> {
+class ApplyFaultTest : public ::testing::TestWithParam<ApplyCase> {
  protected:
   void SetUp() override {
     before_ = random_weights(1);
@@ -89,13 +89,14 @@ TEST_P(ApplyFaultTest, SurvivesLosingARandomPartOfWhatWasNotSynced) {
   play_everywhere(Fault::kCrashAfter, 0.5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ApplyFaultTest,
-                         ::testing::Values(Case{DirectoryLayout::kHfDelta, Encoding::kXor},
-                                           Case{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
-                                           Case{DirectoryLayout::kFlush, Encoding::kDeltasZstd}),
-                         [](const auto& instance) {
-                           return std::string(driftless::info(instance.param.encoding).name);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Encodings, ApplyFaultTest,
+    ::testing::Values(ApplyCase{DirectoryLayout::kHfDelta, Encoding::kXor},
+                      ApplyCase{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
+                      ApplyCase{DirectoryLayout::kFlush, Encoding::kDeltasZstd}),
+    [](const auto& instance) {
+      return std::string(driftless::info(instance.param.encoding).name);
+    });
 
 }  // namespace
 }  // namespace driftless::testing

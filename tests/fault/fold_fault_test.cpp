@@ -11,12 +11,12 @@
 namespace driftless::testing {
 namespace {
 
-struct Case {
+struct FoldCase {
   DirectoryLayout layout;
   Encoding encoding;
 };
 
-class FoldFaultTest : public ::testing::TestWithParam<Case> {
+class FoldFaultTest : public ::testing::TestWithParam<FoldCase> {
  protected:
   void SetUp() override {
     for (const std::uint64_t version : {1U, 2U}) {
@@ -131,9 +131,9 @@ TEST_P(FoldFaultTest, TheSameTargetGoesOnAfterALackOfSpace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, FoldFaultTest,
-                         ::testing::Values(Case{DirectoryLayout::kFrames, Encoding::kDeltas},
-                                           Case{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
-                                           Case{DirectoryLayout::kHfDelta, Encoding::kXor}),
+                         ::testing::Values(FoldCase{DirectoryLayout::kFrames, Encoding::kDeltas},
+                                           FoldCase{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+                                           FoldCase{DirectoryLayout::kHfDelta, Encoding::kXor}),
                          [](const auto& instance) {
                            return concat(to_string(instance.param.layout), "_",
                                          driftless::info(instance.param.encoding).name);

@@ -31,7 +31,7 @@ using testing::MemorySource;
 using testing::RoadFault;
 using testing::Weights;
 
-constexpr unsigned kRanks = 2;
+constexpr unsigned kSoakRanks = 2;
 constexpr unsigned kReceivers = 4;
 
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
@@ -178,9 +178,9 @@ class SoakTrainer {
 
   void open() {
     publishers_.clear();
-    publishers_.resize(kRanks);
+    publishers_.resize(kSoakRanks);
     each([&](unsigned rank) -> Status {
-      MemorySource source(base_, rank, kRanks, 3);
+      MemorySource source(base_, rank, kSoakRanks, 3);
       auto opened = Publisher::open(options_, *roads_.groups[rank], *roads_.senders[rank],
                                     roads_.histories[rank].get(), source);
       EXPECT_TRUE(opened.ok()) << opened.status().to_string();
@@ -199,12 +199,12 @@ class SoakTrainer {
       if (random_() % 10 == 0) {
         const auto fault = static_cast<RoadFault>(1 + random_() % 8);
         const bool leaders = fault >= RoadFault::kSeal;
-        roads_.senders[leaders ? 0 : random_() % kRanks]->arm(fault);
+        roads_.senders[leaders ? 0 : random_() % kSoakRanks]->arm(fault);
       }
       // A version whose seal is in doubt may be seen before its report is: it is recorded first.
       record.add(version() + 1, hash_of(weights_));
       std::vector<Status> statuses = each([&](unsigned rank) -> Status {
-        MemorySource source(weights_, rank, kRanks, 3);
+        MemorySource source(weights_, rank, kSoakRanks, 3);
         return publishers_[rank]->publish(source).status();
       });
       failures += statuses[0].ok() ? 0 : 1;
@@ -230,7 +230,7 @@ class SoakTrainer {
     for (int attempt = 0; attempt < 3; ++attempt) {
       record.add(version() + 2, hash_of(weights_));
       const std::vector<Status> statuses = each([&](unsigned rank) -> Status {
-        MemorySource source(weights_, rank, kRanks, 3);
+        MemorySource source(weights_, rank, kSoakRanks, 3);
         return publishers_[rank]->publish(source).status();
       });
       if (statuses[0].ok()) return;
@@ -239,7 +239,7 @@ class SoakTrainer {
   }
 
   std::vector<Status> each(const std::function<Status(unsigned)>& work) {
-    std::vector<Status> statuses(kRanks);
+    std::vector<Status> statuses(kSoakRanks);
     std::thread other([&] { statuses[1] = work(1); });
     statuses[0] = work(0);
     other.join();
@@ -308,9 +308,9 @@ PublisherOptions soak_options() {
 TEST(Soak, Loopback) {
   LoopbackOptions small;
   small.ring_versions = 6;  // so that who sleeps falls out of it
-  LoopbackHub hub(small, kRanks);
+  LoopbackHub hub(small, kSoakRanks);
   SoakRoads roads;
-  for (unsigned rank = 0; rank < kRanks; ++rank) {
+  for (unsigned rank = 0; rank < kSoakRanks; ++rank) {
     roads.senders.push_back(std::make_unique<FaultyRoad>(hub.sender(rank)));
     roads.histories.push_back(hub.receiver());
     roads.groups.push_back(hub.group(rank));
@@ -325,10 +325,10 @@ TEST(Soak, SharedFiles) {
     SharedFsOptions files;
     files.dir = directory.file("road");
     files.poll_longest = 20ms;
-    LoopbackHub hub({}, kRanks);  // for the groups
+    LoopbackHub hub({}, kSoakRanks);  // for the groups
     SoakRoads roads;
-    for (unsigned rank = 0; rank < kRanks; ++rank) {
-      auto sender = make_shared_fs_sender(posix_file_system(), files, rank, kRanks);
+    for (unsigned rank = 0; rank < kSoakRanks; ++rank) {
+      auto sender = make_shared_fs_sender(posix_file_system(), files, rank, kSoakRanks);
       ASSERT_TRUE(sender.ok()) << sender.status().to_string();
       roads.senders.push_back(std::make_unique<FaultyRoad>(std::move(*sender)));
       auto history = make_shared_fs_receiver(posix_file_system(), files);

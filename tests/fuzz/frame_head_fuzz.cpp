@@ -25,7 +25,7 @@ Result<EncodedFrameHead> encode_again(const FrameHead& head, const WeightLayout&
                                        info.positions_bytes, info.values_bytes));
 }
 
-void decode(const testing::Bytes& bytes, const WeightLayout& layout) {
+void decode_head(const testing::Bytes& bytes, const WeightLayout& layout) {
   const Result<FrameHead> head = decode_frame_head(bytes, layout);
   if (!head.ok()) return;
   const Result<EncodedFrameHead> again = encode_again(*head, layout);
@@ -39,10 +39,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const WeightLayout layout = testing::golden_layout();
   const auto input = std::as_bytes(std::span(data, size));
   testing::Bytes front(input.begin(), input.end());
-  decode(front, layout);
+  decode_head(front, layout);
   if (size < kFrameHeaderBytes) return 0;
   const std::uint64_t hash = XXH3_64bits(front.data(), kFrameHeaderBytes - 8);
   std::memcpy(front.data() + kFrameHeaderBytes - 8, &hash, 8);
-  decode(front, layout);
+  decode_head(front, layout);
   return 0;
 }

@@ -11,10 +11,9 @@ if(TARGET driftless_nccl)
   endforeach()
 endif()
 if(TARGET driftless_nccl AND TARGET driftless_nccl_mpi)
-  add_executable(gpu_nccl_contract nccl_contract_main.cpp ../mpi/remote_world.cpp ../mpi/road_server.cpp
-                 ../contract/road_contract_test.cpp ../contract/road_room_contract_test.cpp)
+  add_executable(gpu_nccl_contract nccl_contract_main.cpp)
   target_include_directories(gpu_nccl_contract PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_link_libraries(gpu_nccl_contract PRIVATE driftless_nccl driftless_nccl_mpi driftless_kernels_cuda
+  target_link_libraries(gpu_nccl_contract PRIVATE remote_world road_contract driftless_nccl driftless_nccl_mpi driftless_kernels_cuda
                         driftless_test_options GTest::gtest)
   add_dependencies(gpu_all gpu_nccl_contract)
 endif()

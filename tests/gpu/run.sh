@@ -5,16 +5,16 @@
 #
 # --deps: where libraries lie that the system does not have (its include/ and share/cmake/). Parts
 # whose libraries are missing are left out, and said so. Ends with one table; exit status 0 only if
-# every test passed. The figures in docs/numbers.md come from here.
+# every test passed. The figures in docs/operate/numbers.md come from here.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-build=build-gpu
+build=$PWD/build-gpu
 deps=
 only=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --build) build=$2; shift 2 ;;
+    --build) build=$(realpath -m "$2"); shift 2 ;;
     --deps) deps=$(realpath "$2"); shift 2 ;;
     --only) only+=("$2"); shift 2 ;;
     --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -110,7 +110,7 @@ if wanted sanitizer; then
 fi
 # megatron_step SNAPSHOT: what updates add to a step of a model of 1 G parameters.
 megatron_step() {
-  local python="env PYTHONPATH=$PWD/$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} python3"
+  local python="env PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} python3"
   timeout 120 mpirun --allow-run-as-root --oversubscribe --mca plm isolated --bind-to none \
     -n 1 $python tests/bench/megatron_bench.py trainer "$1" : \
     -n 1 $python tests/bench/megatron_bench.py rollout "$1" >"$results/megatron" 2>&1 &&
@@ -119,7 +119,7 @@ megatron_step() {
 }
 # module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
 module_pause() {
-  PYTHONPATH=$PWD/$build/python:${PYTHONPATH:-} timeout 200 \
+  PYTHONPATH=$build/python:${PYTHONPATH:-} timeout 200 \
     python3 tests/bench/module_bench.py --device cuda --versions 5 \
     --probe "$build/bin/libgpu_probe.so" "$@" >"$results/module" 2>&1 &&
     grep -v '^{"module"' "$results/module" &&

@@ -1,5 +1,6 @@
 # Installs BUILD into WORK/prefix, then configures, builds and runs the projects in SOURCE and SOURCE/c
 # against it, and compiles the examples by pkg-config. HAS_MPI: whether the build has it.
+cmake_policy(VERSION 3.25)
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
@@ -10,6 +11,26 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
+# Nothing private is installed, and what is installed compiles without what is not.
+file(GLOB_RECURSE headers RELATIVE ${WORK}/prefix/include/driftless ${WORK}/prefix/include/driftless/*)
+foreach(header ${headers})
+  if(header MATCHES "^tools/|/(agent|c_abi|checkpoint|on_demand|cpu|cuda|reference)/|_internal|journal|payload|_change\\.h$")
+    message(FATAL_ERROR "${header} is private, and was installed: which public header includes it?")
+  endif()
+endforeach()
+set(wanted plugin/publish/publisher.h plugin/receive/receiver.h plugin/targets/weight_target.h
+  plugin/job/config.h plugin/job/roads.h collectives/road.h core/status.h)
+foreach(header ${wanted})
+  if(NOT header IN_LIST headers)
+    message(FATAL_ERROR "${header} is public, and was not installed")
+  endif()
+endforeach()
+list(FILTER headers INCLUDE REGEX "^(core|formats|kernels|plugin)/")  # roads' may need MPI's or NCCL's
+list(TRANSFORM headers REPLACE "(.+)" "#include \"\\1\"" OUTPUT_VARIABLE lines)
+list(JOIN lines "\n" text)
+file(WRITE ${WORK}/all_headers.cpp "${text}\n")
+run(${COMPILER} -std=c++20 -fsyntax-only -Wall -Werror -I${WORK}/prefix/include/driftless
+    ${WORK}/all_headers.cpp)
 set(flags "")
 if(SANITIZE)
   set(flags "-fsanitize=${SANITIZE}")

@@ -3,7 +3,8 @@
 set(mpi_environment
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
   OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_plm=isolated
-  ASAN_OPTIONS=detect_leaks=0)  # MPI itself leaves memory behind
+  ASAN_OPTIONS=detect_leaks=0  # MPI itself leaves memory behind
+  TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp)
 
 # Containers often have a small /dev/shm, where MPI puts windows.
 execute_process(COMMAND df -Pk /dev/shm OUTPUT_VARIABLE shm ERROR_QUIET)

@@ -10,8 +10,8 @@ foreach(ranks 1 2 3)
 endforeach()
 
 driftless_mpi_program(mpi_hdf5_contract
-  SOURCES hdf5_contract_main.cpp ${remote_contract_sources}
-  LINKS driftless_hdf5 GTest::gtest)
+  SOURCES hdf5_contract_main.cpp
+  LINKS driftless_hdf5 ${remote_contract})
 set(contract $<TARGET_FILE:mpi_hdf5_contract>)
 foreach(ranks 2 3 4)
   math(EXPR processes "${ranks} + 1")

@@ -84,7 +84,7 @@ class Log {
 Config config_of(const Task& task) {
   Config config;
   const bool rma = task.road == "mpi_rma";
-  config.road = rma ? RoadKind::kMpiRma : RoadKind::kSharedFs;
+  config.road = rma ? kMpiRma : kSharedFs;
   config.layout_auto = config.encoding_auto = false;
   config.publisher.layout = rma ? DirectoryLayout::kFrames : DirectoryLayout::kHdf5;
   config.publisher.encoding = rma ? Encoding::kDeltas : Encoding::kDeltasZstd;
@@ -333,7 +333,7 @@ Status run(const Task& task) {
   const Config config = config_of(task);
   const JobRole role = task.trains ? JobRole::kTrainer : JobRole::kRollout;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<JobProcess> process,
-                             JobProcess::join(config, role, task.trains));
+                             join_job(road_table(), config, role, task.trains));
   const Weights base = random_weights(task.seed, 16);
   Task mine = task;
   if (!task.trains && task.road == "mpi_rma") mine.number = process->rank();

@@ -20,11 +20,11 @@ class TcpWorld final : public RoadWorld {
   HostNcclWorld world_;
 };
 
-const RoadCase kNccl{
+const RoadCase kNcclTcp{
     .name = "nccl_tcp",
     .make = [](const WorldOptions& options) { return std::make_unique<TcpWorld>(options); },
     .ring = true};
-INSTANTIATE_TEST_SUITE_P(NcclTcp, RoadContractTest, ::testing::Values(kNccl), road_case_name);
+INSTANTIATE_TEST_SUITE_P(NcclTcp, RoadContractTest, ::testing::Values(kNcclTcp), road_case_name);
 
 const FarewellCase kTcp{
     .name = "tcp", .meet = [](const TempDir& dir) {

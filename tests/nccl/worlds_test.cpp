@@ -22,11 +22,11 @@ class FileWorld final : public RoadWorld {
   HostNcclWorld world_;
 };
 
-const RoadCase kNccl{
+const RoadCase kNcclFiles{
     .name = "nccl_files",
     .make = [](const WorldOptions& options) { return std::make_unique<FileWorld>(options); },
     .ring = true};
-INSTANTIATE_TEST_SUITE_P(Nccl, RoadContractTest, ::testing::Values(kNccl), road_case_name);
+INSTANTIATE_TEST_SUITE_P(Nccl, RoadContractTest, ::testing::Values(kNcclFiles), road_case_name);
 
 const FarewellCase kFiles{
     .name = "files", .meet = [](const TempDir& dir) { return file_rendezvous(dir.file("meet")); }};

@@ -38,7 +38,7 @@ def digest(kind, data):
     if kind == "xxh3-128":
         return xxhash.xxh3_128_hexdigest(data)
     if kind == "adler32":
-        return "%08x" % zlib.adler32(data)
+        return f"{zlib.adler32(data):08x}"
     return blake3.blake3(data).hexdigest() if blake3 else None
 
 
@@ -135,7 +135,7 @@ def write_hf_delta(directory, version, old, new, encoding="xor", checksum="xxh3-
         name = f"model-{number:05d}-of-{shards:05d}.safetensors"
         data = safetensors_bytes(part, {tensor: digests[tensor] for tensor in part})
         (path / name).write_bytes(data)
-        weight_map.update({tensor: name for tensor in part})
+        weight_map.update(dict.fromkeys(part, name))
     index = hf_delta_index(version, version - 1, weight_map, encoding, checksum)
     (path / INDEX).write_text(json.dumps(index))
     return path

@@ -166,7 +166,7 @@ def write_checkpoint(path, tensors, shards=1):
     for number, part in enumerate(split(tensors, shards), 1):
         name = f"model-{number:05d}-of-{shards:05d}.safetensors"
         (path / name).write_bytes(safetensors_bytes(part, {"format": "pt"}))
-        weight_map.update({tensor: name for tensor in part})
+        weight_map.update(dict.fromkeys(part, name))
     total = sum(len(t.data) for t in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (path / INDEX).write_text(json.dumps(index, indent=2))

@@ -16,14 +16,15 @@ import pytest
 import binding
 from support import REPOSITORY
 
-TOOLS = ["scikit-build-core==1.1.1", "pybind11==3.1.0"]
+# pybind11 is the system's, as in the build folder: then ccache knows the module, too.
+TOOLS = ["scikit-build-core==1.1.1"]
 
 
 def build_environment():
     """A Python that can build the wheel, or a skip with pip's own reason."""
     path = REPOSITORY / "build/venvs/wheel"
     python = path / "bin/python"
-    probe = [python, "-c", "import scikit_build_core, pybind11"]
+    probe = [python, "-c", "import scikit_build_core"]
     if python.exists() and subprocess.run(probe, capture_output=True).returncode == 0:
         return python
     shutil.rmtree(path, ignore_errors=True)
@@ -38,9 +39,11 @@ def build_environment():
     return python
 
 
-def compiler():
+def setting(name):
+    """Of the build folder, or None."""
     cache = (REPOSITORY / "build/CMakeCache.txt").read_text()
-    return re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", cache, re.M).group(1)
+    found = re.search(rf"^{name}:\w+=(.*)$", cache, re.M)
+    return found and found.group(1)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +52,13 @@ def wheel(tmp_path_factory):
     python = build_environment()
     out = tmp_path_factory.mktemp("wheel")
     line = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    line += ["--disable-pip-version-check", "-w", out, REPOSITORY]
-    # The compiler of the tree, so that ccache may help; sysconfig would name another.
-    environment = {**os.environ, "CXX": compiler()}
+    line += ["--disable-pip-version-check", "-w", out, "-C", "build-dir=build-wheel-test"]
+    # The settings and the compiler of the build folder: what it compiled is not compiled again.
+    for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "NCCL_ROOT"):
+        if setting(name):
+            line += ["-C", f"cmake.define.{name}={setting(name)}"]
+    line += [REPOSITORY]
+    environment = {**os.environ, "CXX": setting("CMAKE_CXX_COMPILER")}
     built = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=1800)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
     (made,) = out.glob("*.whl")

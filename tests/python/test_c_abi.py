@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 import jobs
-import support
 from support import COMMAND, REPOSITORY
 
 BUILD = REPOSITORY / "build"

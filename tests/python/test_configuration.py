@@ -87,7 +87,7 @@ def test_wrong_files_name_line_key_and_nearest_key(work):
 
 
 def test_the_page_has_the_commands_table():
-    page = (REPOSITORY / "docs/configuration.md").read_text()
+    page = (REPOSITORY / "docs/operate/configuration.md").read_text()
     table = config_table.table(ok_json("info"))
     assert table in page, "run: build/bin/driftless info --json | scripts/config_table.py"
 

@@ -1,6 +1,6 @@
 """The main job under faults of processes: killed, stopped, stalled. After each the weights are a
 committed version's, the job goes on or ends with one clear error in time, and who is started again
-catches up. test_fault_files.py has faults of files; docs/faults.md lists them all."""
+catches up. test_fault_files.py has faults of files; docs/operate/faults.md lists them all."""
 
 import collections
 import json
@@ -149,7 +149,7 @@ def test_a_trainer_killed_at_any_moment(work, rng):
     assert ended(job.start_trainer(*replay))["ok"]
     assert ended(rollout)["version"] == steps
     assert read_checkpoint(work / "save/rollout_00") == history[steps]
-    assert not [p for p in job.dir.glob(".*.tmp")], "what the killed ones left is gone"
+    assert not list(job.dir.glob(".*.tmp")), "what the killed ones left is gone"
 
 
 # --- sleeping, stalling --------------------------------------------------------------------------

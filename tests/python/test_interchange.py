@@ -204,7 +204,7 @@ def test_we_apply_their_flush_files(work, rich, encoding, ranks):
 def test_we_apply_their_full_version(pair, shards):
     path = foreign.write_full(pair.published, 5, pair.new, shards)
     if shards == 1:  # an index all the same: without one the version is not whole
-        index = {"metadata": {}, "weight_map": {n: "model.safetensors" for n in pair.new}}
+        index = {"metadata": {}, "weight_map": dict.fromkeys(pair.new, "model.safetensors")}
         (path / INDEX).write_text(json.dumps(index))
     target = pair.checkpoint()
     ok("apply", pair.published, "--to", target)

@@ -357,6 +357,7 @@ def engine():
 
 def with_engine(job, engine, work, action="pull_weights"):
     (work / "token").write_text("secret\n")
+    (work / "token").chmod(0o600)
     settings = {
         "engines[0].url": f"http://127.0.0.1:{engine.server_port}",
         "engines[0].action": action,

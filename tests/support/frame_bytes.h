@@ -1,4 +1,4 @@
-// The bytes of a frame (docs/frame.md), for tests that damage them.
+// The bytes of a frame (docs/formats/frame.md), for tests that damage them.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -7,12 +7,13 @@
 #include "plugin/agent/delivery.h"
 #include "plugin/engines/engine_fleet.h"
 #include "plugin/engines/engine_http.h"
+#include "plugin/job/notified_engines.h"
+#include "plugin/job/report_proof.h"
+#include "plugin/job/run_end.h"
 #include "plugin/receive/receiver.h"
-#include "tools/cli/agent_board.h"
+#include "tools/cli/agent_log.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/engine_board.h"
 #include "tools/cli/job.h"
-#include "tools/cli/job_board.h"
 #include "tools/cli/rollout_weights.h"
 
 namespace driftless::cli {
@@ -42,7 +43,8 @@ class Agent {
         config_(std::move(config)),
         process_(process),
         id_(receiver_id(config_, process_, process_.rank())),
-        board_(common.json, arguments.verbose, id_, process_.rank()) {}
+        log_(common.json, arguments.verbose, id_, process_.rank()),
+        listener_(config_.receiver.fetch_deadline) {}
 
   [[nodiscard]] Result<int> run() {
     DRIFTLESS_RETURN_IF_ERROR(open());
@@ -54,7 +56,7 @@ class Agent {
   [[nodiscard]] Status open() {
     if (!config_.metrics_file.empty()) {
       DRIFTLESS_RETURN_IF_ERROR(
-          board_.write_metrics(filled_in(config_.metrics_file, "agent", process_.rank())));
+          log_.write_metrics(filled_in(config_.metrics_file, "agent", process_.rank())));
     }
     const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
     if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
@@ -130,14 +132,14 @@ class Agent {
       return false;
     }
     if (!*report) return false;
-    board_.delivered(**report);
+    log_.delivered(**report);
     fleet_->set_goal(delivery_->version());
     return true;
   }
 
   [[nodiscard]] bool take_updates() {
     const std::vector<EngineUpdate> updates = fleet_->take_updates();
-    for (const EngineUpdate& update : updates) board_.updated(update);
+    for (const EngineUpdate& update : updates) log_.updated(update);
     return !updates.empty();
   }
 
@@ -165,7 +167,7 @@ class Agent {
     const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
     if (digest) {
       report.version = *version;
-      report.proof = proof_with_times(to_hex(*digest), board_.stage_ms(), board_.commit_ms());
+      report.proof = proof_with_times(to_hex(*digest), log_.stage_ms(), log_.commit_ms());
     }
     if (delivery_->wants_anchor()) {
       report.version = delivery_->version();
@@ -183,18 +185,10 @@ class Agent {
                                     config_.connect_deadline.count(), " ms)"));
   }
 
-  // The trainer's last word. One that cannot be read yet is looked at again for a while.
   [[nodiscard]] Status listen_for_end() {
-    Result<std::optional<EndOfRun>> end = look_for_end(process_, config_, delivery_->run());
-    if (end.ok()) {
-      end_ = *end;
-      if (end_) grace_ = Deadline::after(config_.connect_deadline);
-      unreadable_end_.reset();
-      return {};
-    }
-    if (end.status().code() != StatusCode::kCorrupt) return end.status();
-    if (!unreadable_end_) unreadable_end_ = Deadline::after(config_.receiver.fetch_deadline);
-    return unreadable_end_->expired() ? end.status() : Status();
+    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_, delivery_->run()));
+    if (end_) grace_ = Deadline::after(config_.connect_deadline);
+    return {};
   }
 
   [[nodiscard]] Result<bool> is_over() {
@@ -233,7 +227,7 @@ class Agent {
       wrong = error(StatusCode::kMismatch, "version ", last, " has digest ", to_hex(*digest),
                     " here and ", to_hex(end_->digest), " at the trainer");
     }
-    board_.ended(last, digest, fleet_->states(), reached_.size());
+    log_.ended(last, digest, fleet_->states(), reached_.size());
     tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
     fleet_.reset();
     delivery_.reset();
@@ -255,7 +249,7 @@ class Agent {
   Config config_;
   JobProcess& process_;
   std::string id_;
-  AgentBoard board_;
+  AgentLog log_;
   std::string checkpoint_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<RolloutWeights> weights_;
@@ -263,10 +257,10 @@ class Agent {
   std::unique_ptr<Delivery> delivery_;
   std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
   std::optional<EndOfRun> end_;
-  std::optional<Deadline> grace_;           // after the end, for those that are behind
-  std::optional<Deadline> unreadable_end_;  // how long that is borne
-  std::optional<Deadline> unheard_;         // since the first report that did not come through
-  std::set<std::string> reached_;           // workers that had the last version
+  EndListener listener_;
+  std::optional<Deadline> grace_;    // after the end, for those that are behind
+  std::optional<Deadline> unheard_;  // since the first report that did not come through
+  std::set<std::string> reached_;    // workers that had the last version
 };
 
 }  // namespace
@@ -274,15 +268,15 @@ class Agent {
 int run_agent(const Common& common, const AgentArguments& arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
-  if (config->road == RoadKind::kHostShm) {
+  if (config->road == kHostShm) {
     return report(common, error(StatusCode::kInvalidArgument,
                                 "road.kind: host_shm is what an agent offers; it follows mpi_rma, "
                                 "nccl or shared_fs"));
   }
   const StopSignals signals;
   const std::function<void()> nothing;
-  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
-      *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
+  const Result<std::unique_ptr<JobProcess>> process = join_job(
+      road_table(), *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
   if (!process.ok()) return report(common, process.status());
   std::optional<Agent> agent(std::in_place, common, arguments, std::move(*config), **process);
   const Result<int> done = agent->run();

@@ -6,7 +6,6 @@
 
 #include "core/version.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/version_text.h"
 
 namespace driftless::cli {
 namespace {

@@ -88,6 +88,8 @@ int run_bench_command(const Common& common, BenchArguments options);
 int run_demo(const Common& common, DemoArguments options);
 int run_config_check(const Common& common, const JobArguments& arguments);
 int run_info(const Common& common);
+// Version, and every backend: built, or why not.
+[[nodiscard]] std::string version_text();
 int run_trainer(const Common& common, const TrainerArguments& arguments);
 int run_rollout(const Common& common, RolloutArguments arguments);
 int run_agent(const Common& common, const AgentArguments& arguments);

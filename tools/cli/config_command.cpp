@@ -54,6 +54,15 @@ int run_config_check(const Common& common, const JobArguments& arguments) {
   return kExitOk;
 }
 
+std::string version_text() {
+  std::string text = concat("driftless ", DRIFTLESS_VERSION);
+  for (const Backend& backend : backends()) {
+    text += concat("\n  ", backend.name, ": ", backend.built ? "built" : "not built",
+                   backend.built ? "" : concat(" (", backend.why_not, ")"));
+  }
+  return text;
+}
+
 int run_info(const Common& common) {
   if (common.json) {
     print_info_json();
@@ -67,8 +76,8 @@ int run_info(const Common& common) {
   std::cout << "\n";
   rows.clear();
   for (const Backend& backend : backends()) {
-    rows.push_back({std::string(backend.name), backend.built ? "built" : "not built",
-                    std::string(backend.built ? backend.help : backend.why_not)});
+    rows.push_back({backend.name, backend.built ? "built" : "not built",
+                    backend.built ? backend.help : backend.why_not});
   }
   print_table({"backend", "", ""}, rows);
   std::cout << "\nkernels:";

@@ -15,7 +15,7 @@
 
 namespace driftless::cli {
 
-// Exit codes, documented in docs/command.md and by `driftless --help`.
+// Exit codes, documented in docs/operate/command.md and by `driftless --help`.
 enum ExitCode : int {
   kExitOk = 0,
   kExitDifferent = 1,  // verify: not identical

@@ -21,7 +21,8 @@ extern "C" void remember_signal(int number) { stop_signal = number; }
 Result<Config> job_config(const Common& common, const JobArguments& arguments) {
   DRIFTLESS_ASSIGN_OR_RETURN(Config config,
                              load_config(posix_file_system(), arguments.config, arguments.set));
-  DRIFTLESS_RETURN_IF_ERROR(check_built(config).with_context(arguments.config));
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_available(road_table(), config, false).with_context(arguments.config));
   if (common.threads != 0) config.publisher.threads = config.receiver.threads = common.threads;
   return config;
 }

@@ -8,7 +8,7 @@
 
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/devices.h"
 #include "tools/cli/job.h"
 
 namespace driftless::cli {
@@ -113,8 +113,7 @@ Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsig
                                                      const std::string& base) {
   FileSystem& fs = posix_file_system();
   // Others, who bring weights of their own, may land on the device whatever the target.
-  if (config.target != TargetKind::kDevice && config.road == RoadKind::kNccl &&
-      config.nccl.landing == MemoryKind::kDevice) {
+  if (config.target != TargetKind::kDevice && config.frames_on_device()) {
     return error(StatusCode::kInvalidArgument,
                  "road.nccl.landing: device needs receiver.target: device: other weights are "
                  "patched from host memory");

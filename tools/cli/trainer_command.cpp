@@ -6,12 +6,11 @@
 #include <system_error>
 #include <thread>
 
-#include "plugin/job/metrics.h"
-#include "plugin/publish/publisher.h"
+#include "plugin/job/devices.h"
+#include "plugin/job/publisher_session.h"
 #include "tools/cli/commands.h"
-#include "tools/cli/engine_board.h"
 #include "tools/cli/job.h"
-#include "tools/cli/job_board.h"
+#include "tools/cli/job_progress.h"
 #include "tools/cli/run_steps.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
@@ -60,12 +59,11 @@ class Trainer {
         arguments_(arguments),
         config_(std::move(config)),
         process_(process),
-        board_(common.json, expected(), arguments.rollouts.value_or(0)) {}
+        progress_(common.json, expected(), arguments.rollouts.value_or(0)) {}
 
   // The exit code; a failure ends the job.
   [[nodiscard]] Result<int> run() {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
-    DRIFTLESS_ASSIGN_OR_RETURN(publishers_, process_.group());
     DRIFTLESS_RETURN_IF_ERROR(prepare_steps());
     DRIFTLESS_RETURN_IF_ERROR(open());
     if (leads()) DRIFTLESS_RETURN_IF_ERROR(wait_for_rollouts());
@@ -123,29 +121,14 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
                                Checkpoint::open(posix_file_system(), steps_->path(0)));
     CheckpointSource source(base, process_.rank(), process_.trainers());
-    const std::uint64_t room = config_.anchors() ? anchor_room_bytes(source.tensors()) : 0;
     // Making up a run took the time it took: only now the others are waited for.
-    DRIFTLESS_ASSIGN_OR_RETURN(road_,
-                               process_.sender(room, Deadline::after(config_.connect_deadline)));
-    DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
-    config_.publisher.background = process_.threads();
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
-    DRIFTLESS_ASSIGN_OR_RETURN(publisher_, Publisher::open(config_.publisher, *publishers_, *road_,
-                                                           history_.get(), source));
-    if (!config_.metrics_file.empty()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          MetricsWriter metrics,
-          MetricsWriter::open(filled_in(config_.metrics_file, "trainer", process_.rank())));
-      metrics_.emplace(std::move(metrics));
-    }
+    DRIFTLESS_ASSIGN_OR_RETURN(session_, PublisherSession::open(config_, process_, source));
     if (!leads()) return {};
-    DRIFTLESS_RETURN_IF_ERROR(withdraw_end(config_));
-    DRIFTLESS_ASSIGN_OR_RETURN(engines_, EngineBoard::open(config_));
-    board_.start(publisher_->version().version, publisher_->digest());
-    for (const std::string& note : publisher_->notes()) say(note);
-    if (publisher_->resumed()) {
-      say(concat("resumed at version ", publisher_->version().version));
-    }
+    const EndOfRun first = session_->newest();
+    progress_.start(first.version, first.digest);
+    for (const std::string& note : session_->publisher().notes()) say(note);
+    if (session_->publisher().resumed()) say(concat("resumed at version ", first.version));
     return {};
   }
 
@@ -154,9 +137,8 @@ class Trainer {
   }
 
   [[nodiscard]] Status listen() {
-    road_->progress();
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, road_->receivers());
-    board_.heard(reports);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, session_->listen());
+    progress_.heard(reports);
     return {};
   }
 
@@ -166,17 +148,17 @@ class Trainer {
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
-      if (board_.present() || StopSignals::received() != 0) return {};
+      if (progress_.present() || StopSignals::received() != 0) return {};
       if (!backoff.sleep(deadline)) {
         return error(StatusCode::kDeadlineExceeded, "deadlines.connect (",
-                     config_.connect_deadline.count(), " ms): ", board_.missing());
+                     config_.connect_deadline.count(), " ms): ", progress_.missing());
       }
     }
   }
 
   // What the leader may do between two versions while the others wait.
   [[nodiscard]] std::chrono::milliseconds longest_pause() const {
-    return std::chrono::milliseconds(arguments_.interval_ms) + EngineBoard::longest(config_);
+    return std::chrono::milliseconds(arguments_.interval_ms) + NotifiedEngines::longest(config_);
   }
 
   // The step that all ranks publish next; nothing: the run is over. Said by the leader, who hears
@@ -191,7 +173,7 @@ class Trainer {
     std::string word = "end";
     if (leads()) {
       stopped_ = std::find(asked.begin(), asked.end(), "stop") != asked.end();
-      const std::uint64_t next = publisher_->version().version + 1;
+      const std::uint64_t next = session_->newest().version + 1;
       if (!stopped_ && next <= steps_->last()) word = std::to_string(next);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(word, group_->broadcast(word, deadline));
@@ -216,10 +198,13 @@ class Trainer {
         continue;
       }
       failures = 0;
-      if (metrics_) tell(metrics_->write(metrics_of(*report, process_.rank())));
       if (!leads()) continue;
-      board_.published(*report);
-      if (engines_) notify(*report);
+      progress_.published(*report);
+      // An engine that fails is told of and counted; the run goes on.
+      for (const Status& failure :
+           session_->tell_engines(report->version, arguments_.rollouts.value_or(0))) {
+        tell(failure);
+      }
       DRIFTLESS_RETURN_IF_ERROR(pause());
     }
   }
@@ -228,18 +213,7 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
                                Checkpoint::open(posix_file_system(), steps_->path(step)));
     CheckpointSource source(weights, process_.rank(), process_.trainers());
-    return publisher_->publish(source);
-  }
-
-  // An engine that fails is told of and counted; the run goes on.
-  void notify(const PublishReport& report) {
-    for (const EngineResult& result : engines_->notify(report.version)) {
-      board_.engine(result.url, result.status.ok());
-      tell(result.status.with_context(concat("version ", report.version, " at ", result.url)));
-    }
-    if (!engines_->acknowledged() || !config_.notify.cleanup || !listen().ok()) return;
-    if (board_.needed(report.version)) return;
-    tell(engines_->cleanup(report.version));
+    return session_->publish(source);
   }
 
   // What a trainer would do in between: here, nothing.
@@ -247,7 +221,7 @@ class Trainer {
     const Deadline until = Deadline::after(std::chrono::milliseconds(arguments_.interval_ms));
     do {
       DRIFTLESS_RETURN_IF_ERROR(listen());
-      board_.print(false);
+      progress_.print(false);
       Backoff(std::chrono::milliseconds(20), std::chrono::milliseconds(20)).sleep(until);
     } while (!until.expired() && StopSignals::received() == 0);
     return {};
@@ -261,79 +235,79 @@ class Trainer {
   [[nodiscard]] Status help_stranded() {
     if (anchored_) return {};  // it is there; the rollout will find it
     anchored_ = true;
-    DRIFTLESS_RETURN_IF_ERROR(settle_word("anchor").status());
+    DRIFTLESS_RETURN_IF_ERROR(lead_word("anchor").status());
     return make_anchor();
   }
 
   // One that came with the version is as good.
   [[nodiscard]] Status make_anchor() {
-    const Status made = publisher_->publish_anchor();
+    const Status made = session_->publisher().publish_anchor();
     if (made.code() != StatusCode::kAlreadyExists) tell(made);
     return {};
   }
 
   // Waits as long as rollouts get on.
   [[nodiscard]] Status wait_for_last() {
-    std::uint64_t progress = board_.progress();
+    std::uint64_t progress = progress_.progress();
     Deadline deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
-      board_.print(false);
-      if (board_.complete()) break;
-      if (board_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
-      if (board_.progress() != progress) {
-        progress = board_.progress();
+      progress_.print(false);
+      if (progress_.complete()) break;
+      if (progress_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
+      if (progress_.progress() != progress) {
+        progress = progress_.progress();
         deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
       }
       if (!backoff.sleep(deadline)) break;
     }
-    board_.print(true);
+    progress_.print(true);
     return {};
   }
 
   [[nodiscard]] Result<int> close() {
-    bool ok = true;
+    Status missed;  // what the leader found missing
     if (leads()) {
       DRIFTLESS_RETURN_IF_ERROR(wait_for_last());
-      ok = board_.complete() && board_.engines_ok() && !stopped_;
-      DRIFTLESS_RETURN_IF_ERROR(declare_end(
-          process_, config_,
-          {publisher_->version().run, publisher_->version().version, publisher_->digest()}));
-      board_.print_summary(board_.complete());
+      DRIFTLESS_RETURN_IF_ERROR(session_->declare_end());
+      missed = finish();
     }
     // The rollouts let go of the road before its windows go; nobody is waited for for ever.
     const auto wait = stopped_ ? kTrainerStopWait : config_.connect_deadline;
-    DRIFTLESS_RETURN_IF_ERROR(settle_group());
-    publisher_.reset();
-    history_.reset();
-    road_.reset();
-    publishers_.reset();
+    DRIFTLESS_RETURN_IF_ERROR(end_group());
+    session_.reset();
     group_.reset();
     const Status closed = process_.close(Deadline::after(wait));
-    if (!closed.ok()) return leads() && !ok ? closed.with_context(board_.missing()) : closed;
+    if (!closed.ok()) return missed.ok() ? closed : closed.with_context(missed.message());
     if (stopped_) return 128 + std::max(1, StopSignals::received());
-    if (leads() && !ok) {
-      if (!board_.complete()) {
-        tell(error(StatusCode::kMismatch,
-                   "not every rollout ended at the trainer's last version: ", board_.missing()));
-      }
-      return int{kExitDifferent};
-    }
-    return int{kExitOk};
+    tell(missed);
+    return missed.ok() ? int{kExitOk} : int{kExitDifferent};
+  }
+
+  // The closing line, and the engines or rollouts that do not have all they should.
+  [[nodiscard]] Status finish() {
+    const NotifiedEngines* const engines = session_->engines();
+    progress_.print_summary(engines == nullptr ? std::span<const EngineTally>()
+                                               : engines->tallies());
+    Status missed = engines == nullptr ? Status() : engines->outcome();
+    if (progress_.complete()) return missed;
+    return error(StatusCode::kMismatch,
+                 "not every rollout ended at the trainer's last version: ", progress_.missing(),
+                 missed.ok() ? "" : "; ", missed.message());
   }
 
   // The other ranks learn from the leader that the rollouts are done: their windows must stay until
   // then, and the sink of HDF5 is left by all ranks together.
-  [[nodiscard]] Status settle_group() {
-    if (leads()) return settle_word("end").status();
+  [[nodiscard]] Status end_group() {
+    if (leads()) return lead_word("end").status();
     for (;;) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const std::string word, settle_word(""));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::string word, lead_word(""));
       if (word == "end") return {};
       DRIFTLESS_RETURN_IF_ERROR(make_anchor());
     }
   }
-  [[nodiscard]] Result<std::string> settle_word(std::string_view word) {
+  [[nodiscard]] Result<std::string> lead_word(std::string_view word) {
     group_->begin_epoch(++round_);
     return group_->broadcast(word, Deadline::after(kLongest));
   }
@@ -342,16 +316,11 @@ class Trainer {
   const TrainerArguments& arguments_;
   Config config_;
   JobProcess& process_;
-  JobBoard board_;
+  JobProgress progress_;
   RunFiles temporary_;
   std::optional<RunSteps> steps_;
-  std::unique_ptr<Group> group_;       // for this command
-  std::unique_ptr<Group> publishers_;  // for the publisher
-  std::unique_ptr<SendRoad> road_;
-  std::unique_ptr<ReceiveRoad> history_;
-  std::unique_ptr<Publisher> publisher_;
-  std::optional<MetricsWriter> metrics_;
-  std::unique_ptr<EngineBoard> engines_;  // the leader's, where there are engines
+  std::unique_ptr<Group> group_;  // for this command
+  std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;
   bool stopped_ = false;
   bool anchored_ = false;  // the last version has its anchor
@@ -364,8 +333,8 @@ int run_trainer(const Common& common, const TrainerArguments& arguments) {
   if (!config.ok()) return report(common, config.status());
   const StopSignals signals;
   std::function<void()> clean_up;  // once there is something
-  const Result<std::unique_ptr<JobProcess>> process = JobProcess::join(
-      *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
+  const Result<std::unique_ptr<JobProcess>> process = join_job(
+      road_table(), *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
   if (!process.ok()) return report(common, process.status());
   Trainer trainer(common, arguments, std::move(*config), **process);
   clean_up = [&trainer] { trainer.remove_files(); };

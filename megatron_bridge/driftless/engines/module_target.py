@@ -1,6 +1,6 @@
 """ModuleTarget: a torch module whose parameters follow a run.
 
-docs/module_target.md tells how a way is chosen for each tensor, and what each costs.
+docs/develop/module_target.md tells how a way is chosen for each tensor, and what each costs.
 """
 
 from __future__ import annotations

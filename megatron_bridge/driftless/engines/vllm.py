@@ -96,7 +96,7 @@ class WorkerExtension:
 
     def _driftless_follower(self) -> Follower:
         """The backend's, where vLLM runs it; else one of its own."""
-        backend = getattr(self, "weight_transfer_engine", None)
+        backend: Any = getattr(self, "weight_transfer_engine", None)
         if isinstance(getattr(backend, "follower", None), Follower):
             return backend.follower
         made = self.__dict__.get("_driftless_made")

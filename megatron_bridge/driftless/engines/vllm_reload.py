@@ -59,7 +59,8 @@ def packed_copies(model: Any) -> list[str]:
     found = []
     for name, layer in model.named_modules():
         gemm = getattr(layer, "cpu_linear", None)
-        if gemm is not None and getattr(getattr(gemm, "__code__", None), "co_freevars", ()):
+        code: Any = getattr(gemm, "__code__", None)
+        if getattr(code, "co_freevars", ()):
             found.append(name)
     return found
 

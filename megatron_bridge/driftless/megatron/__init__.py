@@ -3,8 +3,8 @@
     driftless.megatron.add_arguments(parser)
     driftless.megatron.attach(model, optimizer, args)
 
-or none: `python -m driftless.megatron pretrain_gpt.py ARGS...`. See docs/megatron.md. Importing
-this needs neither torch nor Megatron.
+or none: `python -m driftless.megatron pretrain_gpt.py ARGS...`. See docs/start/megatron.md.
+Importing this needs neither torch nor Megatron.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _refuse_unknown(names: dict[str, Any], known: set[str], chunk: int, rank: in
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise MapError(
             f"rank {rank}, model chunk {chunk}: parameter {unknown[0]}{more} is in no map; "
-            "docs/adding_a_model.md says how to add it"
+            "docs/develop/adding_a_model.md says how to add it"
         )
 
 

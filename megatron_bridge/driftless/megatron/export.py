@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ _ALIGN = 16  # of a shard within a message: a multiple of every element's size
 _PASS, _END = 1, 0  # what the source says to the holders
 
 # Where an item's shard lies in this process: None where it is somebody else's.
-Shard = Optional[torch.Tensor]
+Shard: TypeAlias = "torch.Tensor | None"
 
 
 @dataclass

@@ -55,6 +55,7 @@ class Reporter:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.failures = 0
+        self.engines_failed = False
 
     def version(self, step: StepReport) -> None:
         share = 100.0 * step.changed / step.total if step.total else 0.0
@@ -80,3 +81,22 @@ class Reporter:
             file=sys.stderr,
             flush=True,
         )
+
+    def engine_failure(self, text: str) -> None:
+        print(f"driftless: {text}", file=sys.stderr, flush=True)
+
+    def end(self, version: int, engines: list[Any]) -> bool:
+        """The closing line; whether every engine took every version."""
+        failed = [
+            f"{e.url} failed to take {e.failures} of {e.versions} versions ({e.error})"
+            for e in engines
+            if e.failures
+        ]
+        self.engines_failed = bool(failed)
+        updates = f", {self.failures} weight updates failed" if self.failures else ""
+        told = ""
+        if engines:
+            told = "; NOT all" if failed else "; all"
+            told += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
+        print(f"driftless: the run ended at version {version}{updates}{told}", flush=True)
+        return not failed

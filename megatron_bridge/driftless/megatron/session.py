@@ -116,11 +116,6 @@ class Session:
         return binding.bind(plan, self.model, self.stage, self.rank)
 
     def _join(self) -> None:
-        if any(key.startswith("engines[") for key in self.settings):
-            raise MapError(
-                "engines in the configuration are told by `driftless trainer`; under Megatron call "
-                "them from --custom-delta-pre-push-path"
-            )
         self._job = driftless.Job(self.config, "trainer" if self.publishes else "bystander")
 
     def _open(self) -> None:
@@ -220,7 +215,17 @@ class Session:
             self.report.version(self.last)
         if self.options.pre_push is not None:
             directory = Path(self.settings["road.dir"]) / f"weight_v{report.version:06d}"
-            self.options.pre_push(self._args, str(directory), [])
+            self.options.pre_push(self._args, str(directory), self._engine_urls())
+        if self.leads:
+            for text in self._publisher.tell_engines():
+                self.report.engine_failure(text)
+
+    def _engine_urls(self) -> list[str]:
+        return [
+            value
+            for key, value in self.settings.items()
+            if key.startswith("engines[") and key.endswith("].url")
+        ]
 
     @property
     def version(self) -> int:
@@ -241,22 +246,31 @@ class Session:
                 dist.barrier(group=self.groups.everyone)
             if self.leads:
                 self._publisher.declare_end()
+                version, engines = self.version, self._publisher.engines
         finally:
             self._job.close()
+        if not self.leads or self.report.end(version, engines):
+            return
+        if self.options.strict:
+            raise SyncError("not every engine took every version, and --update-weight-strict is set")
+        atexit.register(exit_with_failure)
 
     def _wait_for_rollouts(self) -> None:
         """[leader] Until those of this job have the last version, or do not get on any more."""
         patience = seconds_of(self.settings["deadlines.connect"])
-        seen: list[tuple[str, int]] = []
+        best: list[int] = []
+        now: list[tuple[str, int]] = []
         until = time.monotonic() + patience
         while time.monotonic() < until:
             now = sorted((r.id, r.version) for r in self._publisher.receivers())
             if sum(version >= self.version for _, version in now) >= self._job.rollouts:
                 return
-            if now != seen:
-                seen, until = now, time.monotonic() + patience
+            # Only what never was before counts: not a rollout that comes and goes, or starts over.
+            versions = sorted((version for _, version in now), reverse=True)[: self._job.rollouts]
+            if versions > best:
+                best, until = versions, time.monotonic() + patience
             time.sleep(0.01)
-        self.report.note(f"not every rollout is at version {self.version}: {seen}")
+        self.report.note(f"not every rollout is at version {self.version}: {now}")
 
     # --- all together ----------------------------------------------------------------------------
 
@@ -328,6 +342,18 @@ class Session:
             self.close()
         except Exception as failure:
             self.report.failure(failure)
+        if self.report.engines_failed:
+            exit_with_failure()
+
+
+def exit_with_failure() -> None:
+    """Training ended well, and an engine does not hold its weights: the exit code says so. To be
+    called at exit, where Python has no other way to change it; what else is registered runs first."""
+    atexit.unregister(exit_with_failure)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def torch_environment() -> None:

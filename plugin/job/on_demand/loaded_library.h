@@ -15,10 +15,13 @@ namespace driftless {
 // The same in both, or they do not belong together: they share classes.
 [[nodiscard]] const char* build_text();
 
-// The function that `symbol` names in the library `name`. Its table begins with the text of its
-// build, which must be ours. `needed` is the word for what it brings along ("MPI"). kUnsupported,
-// with the loader's reason. A library stays loaded to the end of the process: MPI and CUDA cannot
-// be unloaded.
+// Of a library of roads: returns its RoadTable (plugin/job/roads.h).
+inline constexpr const char* kRoadLibrarySymbol = "driftless_road_table";
+
+// What the function that `symbol` names in the library `name` returns: a table that begins with the
+// text of its build, which must be ours. `needed` is the word for what it brings along ("MPI").
+// kUnsupported, with the loader's reason. A library stays loaded to the end of the process: MPI and
+// CUDA cannot be unloaded.
 [[nodiscard]] Result<const void*> load_table(const std::string& name, const char* symbol,
                                              std::string_view needed);
 

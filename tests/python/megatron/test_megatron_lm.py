@@ -4,6 +4,7 @@ hand.
     DRIFTLESS_MEGATRON_LM=/path/to/Megatron-LM
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 STEPS = 3
 CONFIG = tiny_config.HF | {
-    "vocab_size": 128,  # 127 and the end of a document
+    "vocab_size": 128,  # with the end of a document
     "num_hidden_layers": 2,
     "head_dim": 16,
     "tie_word_embeddings": False,
@@ -38,7 +39,7 @@ ARGUMENTS = """
  --transformer-impl local --use-cpu-initialization --distributed-backend gloo
  --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-dropout-fusion
  --no-bias-swiglu-fusion --no-rope-fusion --no-persist-layer-norm --tokenizer-type NullTokenizer
- --vocab-size 127 --make-vocab-size-divisible-by 160 --mock-data --split 99,1,0 --eval-iters 0
+ --make-vocab-size-divisible-by 160 --mock-data --split 99,1,0 --eval-iters 0
  --eval-interval 1000 --log-interval 1 --num-workers 0 --use-distributed-optimizer
 """
 EXPERTS = """
@@ -50,6 +51,19 @@ LAYOUTS = {
     "tp2_pp2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", {}),
     "ep2": (2, EXPERTS, {"model_type": "qwen3_moe", "num_experts": 4}),
 }
+
+
+def _vocab_flag(checkout):
+    """--vocab-size for 128 tokens: NullTokenizer adds one for the end of a document in some releases
+    of Megatron-LM, and counts it among those that it is told in newer ones."""
+    path = Path(checkout, "megatron/core/tokenizers/text/libraries/null_tokenizer.py")
+    if not path.is_file():  # before it moved there it always added one
+        return CONFIG["vocab_size"] - 1
+    spec = importlib.util.spec_from_file_location("null_tokenizer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    added = module.NullTokenizer(CONFIG["vocab_size"]).vocab_size - CONFIG["vocab_size"]
+    return CONFIG["vocab_size"] - added
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +106,8 @@ def test_an_unchanged_script_gains_weight_updates_by_flags(work, layout, index_b
             f"{CHECKOUT}/pretrain_gpt.py",
             *ARGUMENTS.split(),
             *parallel.split(),
+            "--vocab-size",
+            _vocab_flag(CHECKOUT),
             "--train-iters",
             STEPS,
             *flags,

@@ -66,7 +66,7 @@ class Run:
         self.trainer = tiny_model.Trainer(job)
         self.restore()
         self.sessions = []
-        for number, wanted in enumerate(job["sessions"]):
+        for wanted in job["sessions"]:
             parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
             args = parser.parse_args(wanted["flags"])
             config = tiny_config.hf_config(job)

@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "support/checkout_paths.h"
+
 namespace driftless {
 namespace {
 
@@ -18,7 +20,7 @@ TEST(KeepThreadGpu, GivesTheThreadItsContextBack) {
 
   std::optional<KeepThreadGpu> from_before;
   from_before.emplace();
-  void* const library = dlopen(DRIFTLESS_DRIVER_STAND_IN, RTLD_NOW);
+  void* const library = dlopen(testing::driver_stand_in(), RTLD_NOW);
   ASSERT_NE(library, nullptr) << dlerror();
   const auto init = reinterpret_cast<void (*)()>(dlsym(library, "cu_init_stand_in"));
   const auto set = reinterpret_cast<int (*)(void*)>(dlsym(library, "cuCtxSetCurrent"));

@@ -16,7 +16,7 @@ using testing::random_bytes;
 using testing::reseal;
 using testing::spec;
 
-constexpr std::uint64_t kMaxBody = 1 << 26;
+constexpr std::uint64_t kMaxFullBody = 1 << 26;
 constexpr std::size_t kTable = kFrameHeaderBytes;  // of three runs
 constexpr std::size_t kFirsts = kTable + 3 * kFrameEntryBytes;
 constexpr std::size_t kValues = kFirsts + 3 * 8;
@@ -36,7 +36,7 @@ class FullFrame : public ::testing::Test {
     return frame;
   }
   [[nodiscard]] StatusCode decode(const Bytes& frame) const {
-    return Frame::decode(frame, layout_, kMaxBody).status().code();
+    return Frame::decode(frame, layout_, kMaxFullBody).status().code();
   }
   [[nodiscard]] StatusCode encode(const std::vector<DenseRun>& runs,
                                   DType dtype = DType::kBF16) const {
@@ -70,7 +70,7 @@ class FullFrame : public ::testing::Test {
 TEST_F(FullFrame, RoundTrips) {
   const Bytes frame = make();
   ASSERT_EQ(frame.size(), kValues + 24 + kFrameTrailerBytes);
-  Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  Result<Frame> decoded = Frame::decode(frame, layout_, kMaxFullBody);
   ASSERT_TRUE(decoded.ok()) << decoded.status().message();
   EXPECT_EQ(decoded->info().context, context_);
   EXPECT_EQ(decoded->info().dtype, DType::kBF16);
@@ -93,7 +93,7 @@ TEST_F(FullFrame, WithoutRunsAndOfPackedTypes) {
   frame.clear();
   const std::vector<DenseRun> packed{{3, 1, std::span(data_).first(31)}};  // 62 elements
   ASSERT_TRUE(encode_full_frame(context_, layout_, DType::kF4, packed, frame).ok());
-  expect_same(Frame::decode(frame, layout_, kMaxBody)->runs(), packed);
+  expect_same(Frame::decode(frame, layout_, kMaxFullBody)->runs(), packed);
 }
 
 TEST_F(FullFrame, ADeltaHasNoRuns) {
@@ -103,7 +103,7 @@ TEST_F(FullFrame, ADeltaHasNoRuns) {
   ASSERT_TRUE(builder.add(testing::delta_at(layout_, 0, 0, {1, 2}).view()).ok());
   Bytes frame;
   ASSERT_TRUE(encode_frame(context, builder.view(), frame).ok());
-  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxBody);
+  const Result<Frame> decoded = Frame::decode(frame, layout_, kMaxFullBody);
   EXPECT_FALSE(decoded->dense());
   EXPECT_TRUE(decoded->runs().empty());
 }
@@ -178,7 +178,7 @@ TEST_F(FullFrame, TheEncoderRefusesWhatTheDecoderWould) {
 TEST_F(FullFrame, AnotherLayoutOrABodyAboveTheBoundIsRefused) {
   const Bytes frame = make();
   const WeightLayout other = layout_of({spec("a", DType::kBF16, {100})});
-  EXPECT_EQ(Frame::decode(frame, other, kMaxBody).status().code(), StatusCode::kWrongLayout);
+  EXPECT_EQ(Frame::decode(frame, other, kMaxFullBody).status().code(), StatusCode::kWrongLayout);
   const std::uint64_t body = read_frame_header(frame)->body_bytes;
   EXPECT_TRUE(Frame::decode(frame, layout_, body).ok());
   EXPECT_EQ(Frame::decode(frame, layout_, body - 1).status().code(), StatusCode::kCorrupt);

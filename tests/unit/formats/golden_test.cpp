@@ -10,6 +10,7 @@
 #include "formats/frame.h"
 #include "formats/tensor_patcher.h"
 #include "formats/zstd_stream.h"
+#include "support/checkout_paths.h"
 #include "support/golden_case.h"
 #include "support/temp_dir.h"
 
@@ -38,7 +39,7 @@ Bytes read_file(const std::string& path) {
 
 // The committed bytes of `name`; `fresh` is what this build makes of the same input.
 Bytes golden(const std::string& name, const Bytes& fresh) {
-  const std::string path = std::string(DRIFTLESS_TEST_DATA) + "/golden/" + name;
+  const std::string path = std::string(testing::test_data()) + "/golden/" + name;
   if (std::getenv("DRIFTLESS_WRITE_GOLDEN") != nullptr && !std::ifstream(path).good()) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char*>(fresh.data()), std::ssize(fresh));
@@ -130,7 +131,7 @@ TEST(Golden, FlushFiles) {
     } else {
       EXPECT_EQ(committed, fresh);
     }
-    const std::string path = std::string(DRIFTLESS_TEST_DATA) + "/golden/" + name;
+    const std::string path = std::string(testing::test_data()) + "/golden/" + name;
     const auto file = FlushFile::open(fs, path, layout, 7, dir.path());
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_EQ(file->encoding(), encoding);

@@ -4,10 +4,14 @@
 
 #include <string>
 
+#include "support/replaced.h"
+
 namespace driftless {
 namespace {
 
-Manifest example() {
+using testing::replaced;
+
+Manifest example_manifest() {
   Manifest manifest;
   manifest.id = {Hash128{1, 2}, 7};
   manifest.base_version = 6;
@@ -29,25 +33,21 @@ Manifest example() {
   return manifest;
 }
 
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  const std::size_t at = text.find(what);
-  EXPECT_NE(at, std::string::npos) << what;
-  return text.replace(at, what.size(), by);
+StatusCode manifest_code_of(const std::string& text) {
+  return parse_manifest(text, "m").status().code();
 }
 
-StatusCode code_of(const std::string& text) { return parse_manifest(text, "m").status().code(); }
-
 TEST(ManifestTest, RoundTrips) {
-  const auto parsed = parse_manifest(manifest_to_json(example()), "m");
+  const auto parsed = parse_manifest(manifest_to_json(example_manifest()), "m");
   ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
-  EXPECT_EQ(*parsed, example());
+  EXPECT_EQ(*parsed, example_manifest());
 }
 
 TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
-  const std::string plain = manifest_to_json(example());
+  const std::string plain = manifest_to_json(example_manifest());
   for (const char* key : {"\"rank", "locator"}) EXPECT_EQ(plain.find(key), std::string::npos);
 
-  Manifest manifest = example();
+  Manifest manifest = example_manifest();
   manifest.ranks = 3;
   manifest.files[0].rank = 2;
   manifest.files[1].locator = ~std::uint64_t{0};
@@ -61,7 +61,7 @@ TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
   }
   const std::string text = manifest_to_json(manifest);
   const auto refuses = [&text](const std::string& what, const std::string& by) {
-    EXPECT_EQ(code_of(replaced(text, what, by)), StatusCode::kCorrupt) << by;
+    EXPECT_EQ(manifest_code_of(replaced(text, what, by)), StatusCode::kCorrupt) << by;
   };
   refuses("\"rank\":2", "\"rank\":3");  // of ranks 0, 1 and 2
   refuses("\"rank\":2", "\"rank\":-1");
@@ -71,24 +71,25 @@ TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
 }
 
 TEST(ManifestTest, OnlyAFullVersionHasItselfAsBase) {
-  Manifest manifest = example();
+  Manifest manifest = example_manifest();
   manifest.id.version = 0;
   manifest.base_version = 0;
-  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
   manifest.encoding = Encoding::kFull;
-  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kOk);
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kOk);
   manifest.id.version = 1;
   manifest.base_version = 1;
-  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kOk);
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kOk);
   manifest.base_version = 2;
-  EXPECT_EQ(code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
 }
 
 TEST(ManifestTest, PassesOverUnknownKeys) {
-  const std::string text = replaced(manifest_to_json(example()), "{", "{\"later\":[1,{}],");
+  const std::string text =
+      replaced(manifest_to_json(example_manifest()), "{", "{\"later\":[1,{}],");
   const auto parsed = parse_manifest(text, "m");
   ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
-  EXPECT_EQ(*parsed, example());
+  EXPECT_EQ(*parsed, example_manifest());
 }
 
 TEST(ManifestTest, RefusesEveryMissingKey) {
@@ -97,49 +98,53 @@ TEST(ManifestTest, RefusesEveryMissingKey) {
         "checksum", "weight_layout", "base_digest", "digest", "changed_tensors", "changed_units",
         "total_units", "full_bytes", "payload_bytes", "files", "tensors"}) {
     const std::string text =
-        replaced(manifest_to_json(example()), concat("\"", key, "\":"), "\"gone\":");
-    EXPECT_EQ(code_of(text), StatusCode::kCorrupt) << key;
+        replaced(manifest_to_json(example_manifest()), concat("\"", key, "\":"), "\"gone\":");
+    EXPECT_EQ(manifest_code_of(text), StatusCode::kCorrupt) << key;
   }
 }
 
 TEST(ManifestTest, RefusesANewerFormat) {
-  const std::string text =
-      replaced(manifest_to_json(example()), "\"format_version\":1", "\"format_version\":2");
-  EXPECT_EQ(code_of(text), StatusCode::kUnsupported);
+  const std::string text = replaced(manifest_to_json(example_manifest()), "\"format_version\":1",
+                                    "\"format_version\":2");
+  EXPECT_EQ(manifest_code_of(text), StatusCode::kUnsupported);
 }
 
 TEST(ManifestTest, RefusesAnUnknownEncoding) {
-  const std::string text = replaced(manifest_to_json(example()), "deltas_zstd", "deltas_zip");
-  EXPECT_EQ(code_of(text), StatusCode::kUnsupported);
+  const std::string text =
+      replaced(manifest_to_json(example_manifest()), "deltas_zstd", "deltas_zip");
+  EXPECT_EQ(manifest_code_of(text), StatusCode::kUnsupported);
 }
 
 TEST(ManifestTest, RefusesABaseThatIsNotBelow) {
-  EXPECT_EQ(
-      code_of(replaced(manifest_to_json(example()), "\"base_version\":6", "\"base_version\":7")),
-      StatusCode::kCorrupt);
+  EXPECT_EQ(manifest_code_of(replaced(manifest_to_json(example_manifest()), "\"base_version\":6",
+                                      "\"base_version\":7")),
+            StatusCode::kCorrupt);
 }
 
 TEST(ManifestTest, RefusesFileNamesThatLeadElsewhere) {
   for (const char* name : {"../a", "a/b", "..", "a\\u0000b"}) {
-    EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "a.safetensors", name)),
-              StatusCode::kCorrupt)
+    EXPECT_EQ(
+        manifest_code_of(replaced(manifest_to_json(example_manifest()), "a.safetensors", name)),
+        StatusCode::kCorrupt)
         << name;
   }
 }
 
 TEST(ManifestTest, RefusesAFileOrTensorTwice) {
-  EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "b.safetensors", "a.safetensors")),
+  EXPECT_EQ(manifest_code_of(
+                replaced(manifest_to_json(example_manifest()), "b.safetensors", "a.safetensors")),
             StatusCode::kCorrupt);
 }
 
 TEST(ManifestTest, RefusesMoreChangedThanThereIs) {
-  EXPECT_EQ(
-      code_of(replaced(manifest_to_json(example()), "\"changed_units\":9", "\"changed_units\":11")),
-      StatusCode::kCorrupt);
+  EXPECT_EQ(manifest_code_of(replaced(manifest_to_json(example_manifest()), "\"changed_units\":9",
+                                      "\"changed_units\":11")),
+            StatusCode::kCorrupt);
 }
 
 TEST(ManifestTest, RefusesADigestOutsideItsField) {
-  EXPECT_EQ(code_of(replaced(manifest_to_json(example()), "\"digest\":\"0", "\"digest\":\"f")),
+  EXPECT_EQ(manifest_code_of(
+                replaced(manifest_to_json(example_manifest()), "\"digest\":\"0", "\"digest\":\"f")),
             StatusCode::kCorrupt);
 }
 

@@ -3,14 +3,16 @@
 #include <gtest/gtest.h>
 
 #include "support/delta_model.h"
+#include "support/replaced.h"
 
 namespace driftless {
 namespace {
 
 using testing::layout_of;
+using testing::replaced;
 using testing::spec;
 
-RunInfo example() {
+RunInfo example_run() {
   RunInfo info;
   info.run = {1, 2};
   info.layout = layout_of({spec("model.\"a\" \xc3\xa9", DType::kBF16, {3, 1ULL << 40}),
@@ -20,16 +22,12 @@ RunInfo example() {
   return info;
 }
 
-std::string replaced(std::string text, const std::string& what, const std::string& by) {
-  const std::size_t at = text.find(what);
-  EXPECT_NE(at, std::string::npos) << what;
-  return text.replace(at, what.size(), by);
+StatusCode run_code_of(const std::string& text) {
+  return parse_run_info(text, "r").status().code();
 }
 
-StatusCode code_of(const std::string& text) { return parse_run_info(text, "r").status().code(); }
-
 TEST(RunInfoTest, RoundTrips) {
-  const RunInfo info = example();
+  const RunInfo info = example_run();
   const auto parsed = parse_run_info(run_info_to_json(info), "r");
   ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
   EXPECT_EQ(parsed->run, info.run);
@@ -41,32 +39,33 @@ TEST(RunInfoTest, RoundTrips) {
 }
 
 TEST(RunInfoTest, ARunWithoutTensorsIsOne) {
-  RunInfo info = example();
+  RunInfo info = example_run();
   info.layout = layout_of({});
-  EXPECT_EQ(code_of(run_info_to_json(info)), StatusCode::kOk);
+  EXPECT_EQ(run_code_of(run_info_to_json(info)), StatusCode::kOk);
 }
 
 TEST(RunInfoTest, PassesOverUnknownKeys) {
-  const std::string text = run_info_to_json(example());
-  EXPECT_EQ(code_of(replaced(text, "{", R"({"later":[1,{}],)")), StatusCode::kOk);
+  const std::string text = run_info_to_json(example_run());
+  EXPECT_EQ(run_code_of(replaced(text, "{", R"({"later":[1,{}],)")), StatusCode::kOk);
 }
 
 TEST(RunInfoTest, RefusesEveryMissingKeyAndCut) {
-  const std::string text = run_info_to_json(example());
+  const std::string text = run_info_to_json(example_run());
   for (const char* key : {"format", "format_version", "run", "ranks", "base_digest",
                           "weight_layout", "tensors", "name", "dtype", "shape"}) {
-    EXPECT_EQ(code_of(replaced(text, concat("\"", key, "\":"), "\"gone\":")), StatusCode::kCorrupt)
+    EXPECT_EQ(run_code_of(replaced(text, concat("\"", key, "\":"), "\"gone\":")),
+              StatusCode::kCorrupt)
         << key;
   }
   for (std::size_t size = 0; size + 1 < text.size(); ++size) {
-    ASSERT_EQ(code_of(text.substr(0, size)), StatusCode::kCorrupt) << size;
+    ASSERT_EQ(run_code_of(text.substr(0, size)), StatusCode::kCorrupt) << size;
   }
 }
 
 TEST(RunInfoTest, RefusesWhatIsNotOfTheRun) {
-  const std::string text = run_info_to_json(example());
+  const std::string text = run_info_to_json(example_run());
   const auto refuses = [&text](const std::string& what, const std::string& by) {
-    EXPECT_EQ(code_of(replaced(text, what, by)), StatusCode::kCorrupt) << what << " -> " << by;
+    EXPECT_EQ(run_code_of(replaced(text, what, by)), StatusCode::kCorrupt) << what << " -> " << by;
   };
   refuses(to_hex(Hash128{1, 2}), to_hex(Hash128{}));
   refuses(R"("ranks":3)", R"("ranks":0)");
@@ -83,16 +82,16 @@ TEST(RunInfoTest, RefusesWhatIsNotOfTheRun) {
 }
 
 TEST(RunInfoTest, RefusesWhatANewerReleaseWrote) {
-  const std::string text = run_info_to_json(example());
-  EXPECT_EQ(code_of(replaced(text, R"("format_version":1)", R"("format_version":2)")),
+  const std::string text = run_info_to_json(example_run());
+  EXPECT_EQ(run_code_of(replaced(text, R"("format_version":1)", R"("format_version":2)")),
             StatusCode::kUnsupported);
-  EXPECT_EQ(code_of(replaced(text, "BF16", "BF17")), StatusCode::kUnsupported);
+  EXPECT_EQ(run_code_of(replaced(text, "BF16", "BF17")), StatusCode::kUnsupported);
 }
 
 TEST(RunInfoTest, ANameThatIsNotUtf8NeverPasses) {
-  RunInfo info = example();
+  RunInfo info = example_run();
   info.layout = layout_of({spec("bad\xff", DType::kU8, {1})});
-  EXPECT_EQ(code_of(run_info_to_json(info)), StatusCode::kCorrupt);
+  EXPECT_EQ(run_code_of(run_info_to_json(info)), StatusCode::kCorrupt);
 }
 
 }  // namespace

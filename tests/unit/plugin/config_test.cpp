@@ -81,7 +81,7 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->publisher.buffer_bytes, 16U << 20);
   EXPECT_EQ(config->publisher.threads, 3U);
   EXPECT_EQ(config->receiver.threads, 3U);
-  EXPECT_EQ(config->road, RoadKind::kSharedFs);
+  EXPECT_EQ(config->road, kSharedFs);
   EXPECT_EQ(config->shared_fs.dir, "/mnt/weights");
   EXPECT_EQ(config->publisher.layout, DirectoryLayout::kHfDelta);
   EXPECT_EQ(config->mpi_rma.ring_bytes, 512'000'000U);

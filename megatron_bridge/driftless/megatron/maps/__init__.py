@@ -2,7 +2,7 @@
 
 A family is a file `<family>.toml`: the model types it is for, the sizes its rows count in (from the
 keys of config.json), and the parts it is made of (`parts/*.toml`), which hold the rows. See
-docs/adding_a_model.md. Needs neither torch nor Megatron.
+docs/develop/adding_a_model.md. Needs neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if model_type not in known:
         raise MapError(
             f"there is no map for model_type {model_type!r}; there are maps for "
-            f"{', '.join(sorted(known))}; docs/adding_a_model.md says how to add one"
+            f"{', '.join(sorted(known))}; docs/develop/adding_a_model.md says how to add one"
         )
     name = known[model_type]
     table = _checked(_read(f"{name}.toml"), _FAMILY_KEYS, f"{name}.toml")

@@ -1,0 +1,270 @@
+#include "plugin/c_abi/abi_receiver.h"
+
+#include <utility>
+
+#include "plugin/job/roads.h"
+
+namespace driftless::c_abi {
+namespace {
+
+Status run_callback(driftless_callback callback, void* user, const char* name) {
+  if (callback == nullptr) return {};
+  int32_t answer = 0;
+  try {
+    answer = callback(user);
+  } catch (...) {
+    return error(StatusCode::kInternal, "the callback ", name, " has thrown an exception");
+  }
+  if (answer == DRIFTLESS_OK) return {};
+  const bool known = answer > DRIFTLESS_OK && answer <= DRIFTLESS_INTERNAL;
+  return error(known ? static_cast<StatusCode>(answer) : StatusCode::kBusy, "the callback ", name,
+               " has failed with ", answer);
+}
+
+// What the file says of the trainer's side, or of a target that is made here, needs no backend.
+void forget_what_is_not_ours(Config& config) {
+  config.target = TargetKind::kMemory;
+  config.gpu.snapshot = SnapshotPlace::kHost;
+  config.engines.clear();
+}
+
+}  // namespace
+
+class AbiReceiver::Turn {
+ public:
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  Turn(Turn&& other) noexcept : of_(std::exchange(other.of_, nullptr)) {}
+  Turn& operator=(Turn&&) = delete;
+  ~Turn() {
+    if (of_ == nullptr) return;
+    of_->show();
+    of_->in_use_.clear();
+  }
+
+  [[nodiscard]] static Result<Turn> take(AbiReceiver& of) {
+    if (of.in_use_.test_and_set()) {
+      return error(StatusCode::kBusy,
+                   "the receiver is in use by another thread, or by the call that this one is made "
+                   "from: one call at a time");
+    }
+    Turn turn(of);
+    if (of.phase_ == Phase::kClosed) {
+      return error(StatusCode::kInvalidArgument, "the receiver is closed");
+    }
+    const bool bound = of.session_ != nullptr && !of.session_->process().threads();
+    if (bound && std::this_thread::get_id() != of.starter_) {
+      return error(StatusCode::kInvalidArgument,
+                   "this MPI was granted without threads: all calls must come from the thread that "
+                   "called driftless_start()");
+    }
+    return turn;
+  }
+
+ private:
+  explicit Turn(AbiReceiver& of) : of_(&of) {}
+  AbiReceiver* of_;
+};
+
+Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config_path,
+                                                       std::span<const std::string> overrides,
+                                                       const AbiOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Config config,
+                             load_config(posix_file_system(), config_path, overrides));
+  forget_what_is_not_ours(config);
+  if (options.threads != 0) config.receiver.threads = options.threads;
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_available(road_table(), config, options.launched).with_context(config_path));
+  auto receiver = std::make_shared<AbiReceiver>(std::move(config), options);
+  receiver->show();
+  return receiver;
+}
+
+AbiReceiver::~AbiReceiver() { drop(); }
+
+Status AbiReceiver::set_callbacks(const driftless_callbacks& callbacks) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  if (phase_ != Phase::kOpen || session_ != nullptr) {
+    return error(StatusCode::kInvalidArgument, "callbacks are set before driftless_start()");
+  }
+  callbacks_ = callbacks;
+  return {};
+}
+
+Status AbiReceiver::add(const driftless_tensor& tensor) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  if (phase_ == Phase::kStarted) {
+    return error(StatusCode::kInvalidArgument, "tensors are registered before driftless_start()");
+  }
+  if (phase_ == Phase::kBroken) return check_started();
+  return tensors_.add(tensor);
+}
+
+Status AbiReceiver::check_started() const {
+  if (phase_ == Phase::kStarted) return {};
+  if (phase_ == Phase::kBroken) {
+    return error(StatusCode::kInvalidArgument,
+                 "it can only be closed, since starting failed: ", broken_.to_string());
+  }
+  return error(StatusCode::kInvalidArgument, "the receiver is not started");
+}
+
+// Whether joining is a meeting with other processes, which cannot be held twice.
+bool AbiReceiver::collective() const { return options_.launched || config_.one_mpi_job(); }
+
+Status AbiReceiver::make_session(const Deadline& deadline) {
+  LateHandler late;
+  if (callbacks_.late != nullptr) {
+    late = [callback = callbacks_.late, user = callbacks_.user](const Status& why) {
+      callback(user, why.to_string().c_str());
+    };
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::shared_ptr<JobProcess> process,
+      join_job(road_table(), config_, JobRole::kRollout, options_.launched, late));
+  SessionOptions options;
+  options.id = options_.id;
+  options.pause = [this] { return pause(); };
+  options.resume = [this] { return resume(); };
+  session_ = std::make_unique<ReceiverSession>(config_, std::move(process), std::move(options));
+  return session_->join(deadline);
+}
+
+Status AbiReceiver::join(const Deadline& deadline) {
+  if (session_ != nullptr) return {};
+  starter_ = std::this_thread::get_id();
+  Status made = make_session(deadline);
+  if (made.ok()) return {};
+  if (collective()) {
+    phase_ = Phase::kBroken;
+    broken_ = made;
+  } else {
+    session_.reset();
+  }
+  return made;
+}
+
+Status AbiReceiver::start(const std::optional<VersionId>& holds, std::optional<Wait> wait) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  if (phase_ == Phase::kStarted) {
+    return error(StatusCode::kInvalidArgument, "the receiver is started already");
+  }
+  if (phase_ == Phase::kBroken) return check_started();
+  if (config_.frames_on_device() && tensors_.device() == nullptr) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.nccl.landing: device needs tensors on a GPU: others are patched from host "
+                 "memory");
+  }
+  // A wrong tensor is told before anybody is met.
+  DRIFTLESS_RETURN_IF_ERROR(tensors_.check());
+  const Deadline deadline = Deadline::after(wait.value_or(config_.connect_deadline));
+  DRIFTLESS_RETURN_IF_ERROR(join(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(target_, tensors_.make_target(holds, config_.receiver.threads));
+  Status opened = session_->open(*target_, deadline);
+  if (!opened.ok()) {
+    target_.reset();
+    return opened;
+  }
+  phase_ = Phase::kStarted;
+  return {};
+}
+
+Status AbiReceiver::pause() {
+  DRIFTLESS_RETURN_IF_ERROR(run_callback(callbacks_.pause, callbacks_.user, "pause"));
+  Status waited = tensors_.wait_for_streams();
+  if (waited.ok()) return {};
+  const Status resumed = resume();
+  if (resumed.ok()) return waited;
+  return error(waited.code(), waited.message(), "; and ", resumed.message());
+}
+
+Status AbiReceiver::resume() { return run_callback(callbacks_.resume, callbacks_.user, "resume"); }
+
+Result<ReceiverSession::Newest> AbiReceiver::poll(Wait wait) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  return session_->poll(Deadline::after(wait));
+}
+
+Result<bool> AbiReceiver::stage(Wait wait) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  return session_->stage(Deadline::after(wait));
+}
+
+Result<UpdateReport> AbiReceiver::commit() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  Result<UpdateReport> report = session_->commit();
+  if (report.ok()) last_ = *report;
+  return report;
+}
+
+Status AbiReceiver::rollback() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  return session_->rollback();
+}
+
+Status AbiReceiver::keep_alive() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  return session_->report();
+}
+
+Result<std::optional<EndOfRun>> AbiReceiver::look_for_end() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  DRIFTLESS_RETURN_IF_ERROR(check_started());
+  return session_->listen_for_end();
+}
+
+Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
+  closed = false;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+  const bool waits = wait != Wait(0);
+  const bool orderly = waits && phase_ != Phase::kBroken;
+  Status left;
+  if (phase_ == Phase::kStarted && (waits || !collective())) left = session_->leave();
+  Status met;
+  if (session_ != nullptr && orderly) {
+    met = session_->close(Deadline::after(wait.value_or(config_.connect_deadline)));
+  }
+  drop();
+  phase_ = Phase::kClosed;
+  closed = true;
+  return met.ok() ? left : met;
+}
+
+// In the opposite order of their making.
+void AbiReceiver::drop() {
+  session_.reset();
+  target_.reset();
+}
+
+// Without memory for the last report's notes the rest is shown, and the report before.
+void AbiReceiver::show() noexcept {
+  const std::scoped_lock lock(view_mutex_);
+  view_.started = phase_ == Phase::kStarted;
+  view_.staged = false;
+  if (session_ != nullptr) {
+    view_.rank = session_->process().rank();
+    view_.counts = session_->counts();
+  }
+  if (view_.started) {
+    view_.state = target_->state();
+    view_.run = session_->run();
+    view_.staged = session_->staged_version().has_value();
+  }
+  try {
+    view_.last = last_;
+  } catch (...) {
+    return;
+  }
+}
+
+AbiView AbiReceiver::look() const {
+  const std::scoped_lock lock(view_mutex_);
+  return view_;
+}
+
+}  // namespace driftless::c_abi

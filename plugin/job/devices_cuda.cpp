@@ -1,0 +1,30 @@
+// devices.h where CUDA is in the build.
+#include "plugin/device/device_masked.h"
+#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_side.h"
+#include "plugin/job/devices.h"
+
+namespace driftless {
+
+Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
+  return make_device_side(config.gpu);
+}
+
+Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
+                                                         const std::optional<std::string>& base) {
+  DeviceTargetOptions options;
+  options.device = config.gpu.device;
+  options.threads = config.receiver.threads;
+  return make_owned_device_target(posix_file_system(), base, options);
+}
+
+Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device) {
+  return make_device_module_memory(device);
+}
+
+Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device) {
+  return make_masked_device(device);
+}
+
+}  // namespace driftless

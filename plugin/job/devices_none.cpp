@@ -1,0 +1,32 @@
+// devices.h where CUDA is not in the build.
+#include "plugin/job/devices.h"
+
+namespace driftless {
+namespace {
+
+Status no_cuda(std::string_view key) {
+  return error(StatusCode::kUnsupported, key,
+               ": cuda is not in this build: ", DRIFTLESS_WHY_NOT_CUDA);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
+  return no_cuda(concat("snapshot: ", to_string(config.gpu.snapshot)));
+}
+
+Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config&,
+                                                         const std::optional<std::string>&) {
+  return no_cuda("receiver.target: device");
+}
+
+Result<std::shared_ptr<ModuleMemory>> open_module_memory(int) {
+  return no_cuda("parameters on a GPU");
+}
+
+Result<std::unique_ptr<MaskedDevice>> open_masked_device(int) {
+  return no_cuda("parameters on a GPU");
+}
+
+}  // namespace driftless

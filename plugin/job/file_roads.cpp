@@ -1,0 +1,60 @@
+// The roads that need no further library, for a process of a job.
+#include "collectives/host_shm/host_shm_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/file_system.h"
+#include "plugin/job/road_openers.h"
+
+namespace driftless {
+namespace {
+
+// What the trainer leaves for rollouts that were started by themselves.
+constexpr std::string_view kEndName = "closed.json";
+constexpr std::uint64_t kMaxEndBytes = 4096;
+
+std::string end_path(const Config& config) { return join_path(config.shared_fs.dir, kEndName); }
+
+}  // namespace
+
+Result<OpenRoad> open_host_shm_road(const Config& config, const RoadPlace& place) {
+  if (place.role == JobRole::kTrainer && place.trainers > 1) {
+    return error(StatusCode::kInvalidArgument, "road.kind: host_shm has one sending process, and ",
+                 place.trainers, " trainers publish: use mpi_rma, nccl or shared_fs");
+  }
+  OpenRoad road;
+  road.sender = [options = config.host_shm] { return make_host_shm_sender(options); };
+  road.receiver = [options = config.host_shm] { return make_host_shm_receiver(options); };
+  return road;
+}
+
+Result<OpenRoad> open_shared_fs_road(const Config& config, const RoadPlace& place) {
+  OpenRoad road;
+  road.sender = [options = config.shared_fs, place] {
+    return make_shared_fs_sender(posix_file_system(), options, place.rank, place.trainers);
+  };
+  road.receiver = [options = config.shared_fs] {
+    return make_shared_fs_receiver(posix_file_system(), options);
+  };
+  return road;
+}
+
+Result<std::unique_ptr<ReceiveRoad>> shared_fs_history(const Config& config) {
+  return make_shared_fs_receiver(posix_file_system(), config.shared_fs);
+}
+
+Status withdraw_shared_fs_end(const Config& config) {
+  const Status removed = posix_file_system().remove_file(end_path(config));
+  return removed.code() == StatusCode::kNotFound ? Status() : removed;
+}
+
+Status tell_shared_fs_end(const Config& config, std::string_view text) {
+  return replace_text(posix_file_system(), end_path(config), concat(text, "\n"));
+}
+
+Result<std::optional<std::string>> hear_shared_fs_end(const Config& config) {
+  Result<std::string> read = read_text(posix_file_system(), end_path(config), kMaxEndBytes);
+  if (read.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
+  if (!read.ok()) return read.status();
+  return std::optional<std::string>(std::move(*read));
+}
+
+}  // namespace driftless

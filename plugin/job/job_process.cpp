@@ -1,0 +1,185 @@
+#include "plugin/job/job_process.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "plugin/job/on_demand/loaded_library.h"
+#include "plugin/job/roads.h"
+
+namespace driftless {
+namespace {
+
+// A process that knows of no other.
+class SoloProcess final : public JobProcess {
+ public:
+  SoloProcess(Config config, const Road& road, JobRole role)
+      : config_(std::move(config)), road_(road), role_(role) {}
+
+  [[nodiscard]] unsigned rank() const override { return 0; }
+  [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
+  [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
+  [[nodiscard]] bool threads() const override { return open_.threads; }
+  [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
+    return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
+  }
+  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
+                                                         const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(open(anchor_bytes));
+    return open_.sender();
+  }
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(open(0));
+    return open_.receiver();
+  }
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
+    if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
+    return road_.history(config_);
+  }
+  [[nodiscard]] Status withdraw_end() override {
+    return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
+  }
+  [[nodiscard]] Status tell_end(std::string_view text, const Deadline&) override {
+    return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
+  }
+  [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
+    if (road_.hear_end == nullptr) return std::optional<std::string>();
+    return road_.hear_end(config_);
+  }
+  [[nodiscard]] Status close(const Deadline&) override {
+    return open_.close ? open_.close() : Status();
+  }
+  [[noreturn]] void abandon(int exit_code) override { std::_Exit(exit_code); }
+
+ private:
+  [[nodiscard]] Status open(std::uint64_t anchor_bytes) {
+    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+    RoadPlace place;
+    place.role = role_;
+    place.rollouts = rollouts();
+    place.anchor_bytes = anchor_bytes;
+    DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
+    return {};
+  }
+
+  Config config_;
+  const Road& road_;
+  JobRole role_;
+  OpenRoad open_;
+};
+
+const Road* find_road(const RoadTable& table, std::string_view name) {
+  const auto at = std::ranges::find(table.roads, name, &Road::name);
+  return at == table.roads.end() ? nullptr : &*at;
+}
+
+Status check_part(const RoadTable& table, std::string_view name, std::string_view key) {
+  const auto at = std::ranges::find(table.parts, name, &Part::name);
+  if (at == table.parts.end() || at->why_not.empty()) return {};
+  return error(StatusCode::kUnsupported, key, ": ", name, " is not in this build: ", at->why_not);
+}
+
+Result<const Road*> road_of(const RoadTable& table, const Config& config) {
+  const Road* const road = find_road(table, config.road_row());
+  if (road == nullptr) {
+    std::string names;
+    for (const Road& row : table.roads) {
+      if (row.name.find('/') == std::string_view::npos) names += concat(" ", row.name);
+    }
+    return error(StatusCode::kInvalidArgument, "road.kind: '", config.road,
+                 "' is no road; those are:", names);
+  }
+  if (!road->at.why_not.empty()) {
+    return error(StatusCode::kUnsupported, road->key, ": ", road->name,
+                 " is not in this build: ", road->at.why_not);
+  }
+  return road;
+}
+
+Result<const RoadTable*> load_roads(const Availability& at) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const void* const table,
+                             load_table(std::string(at.library), kRoadLibrarySymbol, at.needs));
+  return static_cast<const RoadTable*>(table);
+}
+
+// The table that can open the configuration's road: the one that is linked, or a library's.
+Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config, bool launched) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(linked, config));
+  const bool by_road = !road->at.library.empty() || !launched;
+  const Availability& at = by_road ? road->at : linked.mpi;
+  if (launched && !linked.mpi.why_not.empty()) {
+    return error(StatusCode::kUnsupported,
+                 "this process was started by an MPI launcher, and MPI is not in this build: ",
+                 linked.mpi.why_not);
+  }
+  if (at.library.empty()) return &linked;
+  const Result<const RoadTable*> loaded = load_roads(at);
+  if (loaded.ok()) return loaded;
+  return loaded.status().with_context(
+      launched ? std::string("this process was started by an MPI launcher")
+               : concat("road.kind: ", config.road));
+}
+
+Status check_parts(const RoadTable& table, const Config& config) {
+  if (config.target == TargetKind::kDevice) {
+    DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", "receiver.target: device"));
+  }
+  if (config.gpu.snapshot != SnapshotPlace::kHost) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_part(table, "cuda", concat("snapshot: ", to_string(config.gpu.snapshot))));
+  }
+  return config.engines.empty() ? Status() : check_part(table, "engines", "engines");
+}
+
+}  // namespace
+
+std::string_view to_string(JobRole role) {
+  switch (role) {
+    case JobRole::kTrainer: return "trainer";
+    case JobRole::kRollout: return "rollout";
+    case JobRole::kBystander: return "bystander";
+  }
+  return "unknown";
+}
+
+Status check_has_road(JobRole role) {
+  if (role != JobRole::kBystander) return {};
+  return error(StatusCode::kInvalidArgument,
+               "a bystander has no group and no road: only trainers and rollouts have");
+}
+
+Status check_available(const RoadTable& roads, const Config& config, bool launched) {
+  DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
+  return table_for(roads, config, launched).status();
+}
+
+Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
+                                             JobRole role, bool launched, const LateHandler& late) {
+  DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launched));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
+  if (road->open == nullptr) {
+    return error(StatusCode::kInvalidArgument, "road.kind: ", road->name,
+                 " joins threads of one process; between processes use mpi_rma, nccl, shared_fs or "
+                 "host_shm");
+  }
+  const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
+  if (mpi) return table->join_mpi(config, *road, role, late);
+  return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
+}
+
+std::vector<Backend> backends(const RoadTable& table) {
+  std::vector<Backend> list;
+  for (const Road& road : table.roads) {
+    std::string why_not(road.at.why_not);
+    if (!road.at.library.empty()) why_not = load_roads(road.at).status().message();
+    list.push_back(
+        {std::string(road.name), std::string(road.help), why_not.empty(), std::move(why_not)});
+  }
+  for (const Part& part : table.parts) {
+    list.push_back({std::string(part.name), std::string(part.help), part.why_not.empty(),
+                    std::string(part.why_not)});
+  }
+  return list;
+}
+
+}  // namespace driftless

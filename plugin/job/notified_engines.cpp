@@ -1,0 +1,101 @@
+#include "plugin/job/notified_engines.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "core/secret_file.h"
+#include "formats/version_dir.h"
+#include "plugin/job/config_values.h"
+
+namespace driftless {
+
+Result<std::string> read_token(const std::string& path) {
+  return path.empty() ? Result<std::string>(std::string()) : read_secret_file(path);
+}
+
+Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& config) {
+  if (config.engines.empty()) return std::unique_ptr<NotifiedEngines>();
+  NotifyOptions options = config.notify;
+  options.engines.clear();
+  for (const EngineConfig& engine : config.engines) {
+    EngineEndpoint endpoint = engine.endpoint;
+    DRIFTLESS_ASSIGN_OR_RETURN(endpoint.token, read_token(engine.token_file));
+    options.engines.push_back(std::move(endpoint));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineNotifier> notifier,
+                             EngineNotifier::create(std::move(options)));
+  // The engines have another working directory.
+  std::error_code failed;
+  const std::string dir = std::filesystem::absolute(config.shared_fs.dir, failed).string();
+  if (failed) return errno_status(failed.value(), config.shared_fs.dir);
+  return std::unique_ptr<NotifiedEngines>(new NotifiedEngines(dir, config, std::move(notifier)));
+}
+
+NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
+                                 std::unique_ptr<EngineNotifier> notifier)
+    : dir_(std::move(dir)),
+      longest_(longest(config)),
+      layout_(config.publisher.layout),
+      notifier_(std::move(notifier)) {
+  for (const EngineConfig& engine : config.engines)
+    tallies_.emplace_back().url = engine.endpoint.url;
+}
+
+std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
+  using std::chrono::milliseconds;
+  if (config.engines.empty()) return milliseconds(0);
+  // Two calls at most, each tried retries + 1 times; the waits double. Retries are at most 10.
+  const double tries = config.notify.retries + 1.0;
+  const double waits = static_cast<double>(1U << config.notify.retries) - 1;
+  const double ms = 2 * (static_cast<double>(config.notify.timeout.count()) * tries +
+                         static_cast<double>(config.notify.retry_wait.count()) * waits);
+  return std::min(kMaxDuration, milliseconds(static_cast<std::int64_t>(ms)));
+}
+
+std::string NotifiedEngines::version_dir(std::uint64_t version) const {
+  return join_path(dir_, version_directory_name(version));
+}
+
+std::vector<Status> NotifiedEngines::notify(std::uint64_t version) {
+  PublishedVersion published;
+  published.source_dir = dir_;
+  published.version_dir = version_dir(version);
+  published.version = version;
+  if (layout_ == DirectoryLayout::kFlush) {
+    const auto names = posix_file_system().list(published.version_dir);
+    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+      if (name.ends_with(".safetensors")) published.files.push_back(name);
+    }
+  }
+  const std::vector<EngineResult> results = notifier_->notify(published, Deadline::after(longest_));
+  acknowledged_ = all_acknowledged(results);
+  std::vector<Status> failures;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    EngineTally& tally = tallies_[i];
+    ++tally.versions;
+    if (results[i].status.ok()) continue;
+    ++tally.failures;
+    tally.error = results[i].status.message();
+    failures.push_back(
+        results[i].status.with_context(concat("version ", version, " at ", tally.url)));
+  }
+  return failures;
+}
+
+Status NotifiedEngines::cleanup(std::uint64_t version) const {
+  return cleanup_version(posix_file_system(), version_dir(version));
+}
+
+Status NotifiedEngines::outcome() const {
+  std::string failed;
+  for (const EngineTally& tally : tallies_) {
+    if (tally.failures == 0) continue;
+    failed += concat(failed.empty() ? "" : "; ", tally.url, " failed to take ", tally.failures,
+                     " of ", tally.versions, " versions (", tally.error, ")");
+  }
+  if (failed.empty()) return {};
+  return error(StatusCode::kIncomplete, "not every engine took every version: ", failed);
+}
+
+}  // namespace driftless

@@ -1,0 +1,56 @@
+// The engines that the leading trainer tells about every version (`engines` of the configuration),
+// and the account of what they took. One thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugin/engines/engine_notifier.h"
+#include "plugin/job/config.h"
+
+namespace driftless {
+
+// The bearer token in a file, without the end of its line; empty if there is no file.
+[[nodiscard]] Result<std::string> read_token(const std::string& path);
+
+// What one engine was told. A version that it failed to take counts to the end of the run.
+struct EngineTally {
+  std::string url;
+  std::uint64_t versions = 0;
+  std::uint64_t failures = 0;
+  std::string error;  // of the last failure
+};
+
+class NotifiedEngines {
+ public:
+  // Null if no engines are configured. Reads the token files.
+  [[nodiscard]] static Result<std::unique_ptr<NotifiedEngines>> open(const Config& config);
+  // An upper bound of the time that notify() takes; 0 without engines.
+  [[nodiscard]] static std::chrono::milliseconds longest(const Config& config);
+
+  // Tells all of them, and waits for their answers. Returns what failed, each with version and URL.
+  [[nodiscard]] std::vector<Status> notify(std::uint64_t version);
+  // Whether all of them took the last version.
+  [[nodiscard]] bool acknowledged() const { return acknowledged_; }
+  [[nodiscard]] Status cleanup(std::uint64_t version) const;
+
+  [[nodiscard]] const std::vector<EngineTally>& tallies() const { return tallies_; }
+  // Ok if every engine took every version; else kIncomplete, naming those that did not.
+  [[nodiscard]] Status outcome() const;
+
+ private:
+  NotifiedEngines(std::string dir, const Config& config, std::unique_ptr<EngineNotifier> notifier);
+  [[nodiscard]] std::string version_dir(std::uint64_t version) const;
+
+  std::string dir_;
+  std::chrono::milliseconds longest_;
+  DirectoryLayout layout_;
+  std::unique_ptr<EngineNotifier> notifier_;
+  std::vector<EngineTally> tallies_;  // as config.engines
+  bool acknowledged_ = false;
+};
+
+}  // namespace driftless

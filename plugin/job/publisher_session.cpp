@@ -1,0 +1,92 @@
+#include "plugin/job/publisher_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "formats/receiver_proof.h"
+#include "plugin/job/job_names.h"
+
+namespace driftless {
+
+Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,
+                                                                 JobProcess& process,
+                                                                 WeightSource& base,
+                                                                 std::unique_ptr<Group> group) {
+  std::unique_ptr<PublisherSession> session(new PublisherSession(config, process));
+  DRIFTLESS_RETURN_IF_ERROR(session->start(base, std::move(group)));
+  return session;
+}
+
+// In the opposite order of their making.
+PublisherSession::~PublisherSession() {
+  publisher_.reset();
+  history_.reset();
+  road_.reset();
+  group_.reset();
+}
+
+Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group) {
+  if (group != nullptr) {
+    group_ = std::move(group);
+    DRIFTLESS_ASSIGN_OR_RETURN(road_, make_shared_fs_sender(posix_file_system(), config_.shared_fs,
+                                                            group_->rank(), group_->size()));
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
+    const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base.tensors()) : 0;
+    DRIFTLESS_ASSIGN_OR_RETURN(road_,
+                               process_.sender(anchor, Deadline::after(config_.connect_deadline)));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
+  config_.publisher.background = process_.threads();
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base));
+  if (!config_.metrics_file.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        MetricsWriter metrics,
+        MetricsWriter::open(filled_in(config_.metrics_file, "trainer", rank())));
+    metrics_.emplace(std::move(metrics));
+  }
+  if (!leads()) return {};
+  DRIFTLESS_RETURN_IF_ERROR(process_.withdraw_end());
+  DRIFTLESS_ASSIGN_OR_RETURN(engines_, NotifiedEngines::open(config_));
+  return {};
+}
+
+Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
+  Result<PublishReport> report = publisher_->publish(weights);
+  if (!report.ok() || !metrics_) return report;
+  const Status written = metrics_->write(metrics_of(*report, rank()));
+  if (!written.ok()) report->notes.push_back(written.to_string());
+  return report;
+}
+
+Result<std::vector<ReceiverReport>> PublisherSession::listen() {
+  road_->progress();
+  return road_->receivers();
+}
+
+bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
+  const Result<std::vector<ReceiverReport>> reports = listen();
+  if (!reports.ok() || reports->size() < rollouts) return true;
+  return std::ranges::any_of(*reports, [&](const ReceiverReport& report) {
+    return report.proof.empty() || report.proof == kAnchorWanted || report.version < version;
+  });
+}
+
+std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
+  if (engines_ == nullptr) return {};
+  std::vector<Status> failures = engines_->notify(version);
+  if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
+  if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
+  if (needed(version, rollouts)) return failures;
+  Status removed = engines_->cleanup(version);
+  if (!removed.ok()) failures.push_back(std::move(removed));
+  return failures;
+}
+
+Status PublisherSession::declare_end() {
+  return driftless::declare_end(process_, newest(), Deadline::after(config_.connect_deadline));
+}
+
+}  // namespace driftless

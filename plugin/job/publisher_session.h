@@ -1,0 +1,70 @@
+// PublisherSession: one trainer rank's place in a job: group, road, publisher, metrics, the engines
+// that are told about every version, and the end of the run. The command and the Python module are
+// thin callers of it.
+//
+// Collective calls are those of Publisher. One thread at a time. The process outlives it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "plugin/job/config.h"
+#include "plugin/job/job_process.h"
+#include "plugin/job/metrics.h"
+#include "plugin/job/notified_engines.h"
+#include "plugin/job/run_end.h"
+#include "plugin/publish/publisher.h"
+
+namespace driftless {
+
+class PublisherSession {
+ public:
+  // Collective. `base`: version 0 (Publisher::open()). `group`: of trainers that no MPI launcher
+  // joined, on shared_fs; null: the process' own. config.publisher.device is the GPU to compare on.
+  [[nodiscard]] static Result<std::unique_ptr<PublisherSession>> open(
+      const Config& config, JobProcess& process, WeightSource& base,
+      std::unique_ptr<Group> group = nullptr);
+  ~PublisherSession();
+
+  // Collective: Publisher::publish(), and a line of metrics.
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
+  // [leader] Tells the engines that a version is there, and waits for them; returns what failed. A
+  // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs
+  // it; `rollouts` have to be heard of first. Nothing without engines.
+  [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
+  // [leader] Of the engines; null without.
+  [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
+  // [leader] What the rollouts last said.
+  [[nodiscard]] Result<std::vector<ReceiverReport>> listen();
+  // [leader] The last version is the run's last word.
+  [[nodiscard]] Status declare_end();
+
+  [[nodiscard]] bool leads() const { return group_->leads(); }
+  [[nodiscard]] unsigned rank() const { return group_->rank(); }
+  [[nodiscard]] Publisher& publisher() { return *publisher_; }
+  [[nodiscard]] const Publisher& publisher() const { return *publisher_; }
+  [[nodiscard]] SendRoad& road() { return *road_; }
+  // The last version that was committed.
+  [[nodiscard]] EndOfRun newest() const {
+    return {publisher_->version().run, publisher_->version().version, publisher_->digest()};
+  }
+
+ private:
+  PublisherSession(const Config& config, JobProcess& process)
+      : config_(config), process_(process) {}
+  [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group);
+  [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
+
+  Config config_;
+  JobProcess& process_;
+  std::unique_ptr<Group> group_;
+  std::unique_ptr<SendRoad> road_;
+  std::unique_ptr<ReceiveRoad> history_;
+  std::unique_ptr<Publisher> publisher_;
+  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<NotifiedEngines> engines_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,229 @@
+#include "plugin/job/receiver_session.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/stopwatch.h"
+#include "plugin/job/job_names.h"
+#include "plugin/job/report_proof.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::chrono::seconds kSignOfLife{1};
+
+}  // namespace
+
+// The road, with the times of the last commit in every report.
+class ReceiverSession::TimedRoad final : public ReceiveRoad {
+ public:
+  explicit TimedRoad(std::unique_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
+  void set_times(const Digest& digest, double stage_ms, double commit_ms) {
+    digest_ = to_hex(digest);
+    proof_ = proof_with_times(digest_, stage_ms, commit_ms);
+  }
+
+  [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
+    return road_->run_info(deadline);
+  }
+  [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    return road_->list(deadline);
+  }
+  [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return road_->wait_beyond(version, deadline);
+  }
+  [[nodiscard]] Result<std::string> fetch_manifest(const PublicationId& id,
+                                                   const Deadline& deadline) override {
+    return road_->fetch_manifest(id, deadline);
+  }
+  [[nodiscard]] Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                              const Deadline& deadline) override {
+    return road_->fetch_part(id, part, deadline);
+  }
+  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    ReceiverReport timed = report;
+    if (!digest_.empty() && report.proof == digest_) timed.proof = proof_;
+    return road_->report(timed, deadline);
+  }
+  [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
+
+ private:
+  std::unique_ptr<ReceiveRoad> road_;
+  std::string digest_, proof_;
+};
+
+ReceiverSession::ReceiverSession(Config config, std::shared_ptr<JobProcess> process,
+                                 SessionOptions options)
+    : config_(std::move(config)),
+      process_(std::move(process)),
+      options_(std::move(options)),
+      id_(options_.id ? *options_.id : receiver_id(config_, *process_, process_->rank())),
+      end_(config_.receiver.fetch_deadline),
+      alive_(Deadline::after(kSignOfLife)) {}
+
+ReceiverSession::~ReceiverSession() { drop(); }
+
+Status ReceiverSession::join(const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road, process_->receiver(deadline));
+  if (!config_.metrics_file.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        MetricsWriter metrics,
+        MetricsWriter::open(filled_in(config_.metrics_file, "rollout", process_->rank())));
+    metrics_.emplace(std::move(metrics));
+  }
+  road_ = std::make_unique<TimedRoad>(std::move(road));
+  return {};
+}
+
+Status ReceiverSession::open(WeightTarget& target, const Deadline& deadline) {
+  ReceiverOptions options = config_.receiver;
+  options.id = id_;
+  options.before_read = options_.before_read;
+  options.pause = options_.pause;
+  options.resume = options_.resume;
+  DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, *road_, target, deadline));
+  target_ = &target;
+  alive_ = Deadline::after(kSignOfLife);
+  return {};
+}
+
+Result<ReceiverSession::Newest> ReceiverSession::poll(const Deadline& deadline) {
+  const TargetState state = target_->state();
+  Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(200));
+  Newest found;
+  for (;;) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
+                               road_->list(Deadline::after(config_.receiver.report_deadline)));
+    for (const PublicationId& id : listed) {
+      found.version = std::max(found.version, id.version);
+      found.newer = found.newer || !state.valid || id.version > state.id.version;
+    }
+    counts_.newest = std::max(counts_.newest, found.version);
+    sign_of_life();
+    if (found.newer || !backoff.sleep(deadline)) return found;
+  }
+}
+
+Result<bool> ReceiverSession::stage(const Deadline& deadline) {
+  for (;;) {
+    Result<bool> staged = receiver_->stage(deadline.sooner(kSignOfLife));
+    if (!staged.ok()) ++counts_.stage_failures;
+    if (!staged.ok() || *staged) return staged;
+    sign_of_life();
+    if (deadline.expired()) return false;
+  }
+}
+
+Result<bool> ReceiverSession::stage_patiently(const Deadline& deadline) {
+  Result<bool> staged = stage(deadline);
+  const StatusCode code = staged.status().code();
+  if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch) {
+    stranded_.reset();
+    return staged;
+  }
+  trouble_ = staged.status();
+  if (!stranded_) {
+    stranded_ = Deadline::after(config_.receiver.fetch_deadline);
+    warned_stranded_ = false;
+  }
+  // Most gaps close by themselves at once.
+  const bool lasts = stranded_->remaining() < config_.receiver.fetch_deadline - kSignOfLife;
+  if (lasts && !std::exchange(warned_stranded_, true) && options_.warn) {
+    options_.warn(trouble_.with_context("waiting for an anchor, or for what is missing"));
+  }
+  sign_of_life();
+  constexpr std::chrono::milliseconds kBetween{200};
+  if (!Backoff(kBetween, kBetween).sleep(*stranded_)) return staged;
+  return false;
+}
+
+Result<UpdateReport> ReceiverSession::commit() {
+  const TargetState before = target_->state();
+  Stopwatch watch;
+  Result<UpdateReport> report = receiver_->commit();
+  if (!report.ok()) {
+    ++counts_.commit_failures;
+    // A failed resume comes after a commit that holds.
+    const TargetState after = target_->state();
+    if (after.valid && !(after == before)) ++counts_.commits;
+    return report;
+  }
+  road_->set_times(report->digest, report->fetch_ms + report->stage_ms, watch.lap_ms());
+  alive_ = Deadline::after(kSignOfLife);
+  count(*report);
+  return report;
+}
+
+void ReceiverSession::count(UpdateReport& report) {
+  if (metrics_) {
+    const Status written = metrics_->write(metrics_of(report, process_->rank()));
+    if (!written.ok()) report.notes.push_back(written.to_string());
+  }
+  counts_.newest = std::max(counts_.newest, report.version);
+  ++counts_.commits;
+  counts_.versions += report.versions;
+  counts_.anchors += report.anchor ? 1 : 0;
+  counts_.changed_units += report.changed_units;
+  counts_.delta_bytes += report.delta_bytes;
+  counts_.wire_bytes += report.wire_bytes;
+  counts_.fetch_ms += report.fetch_ms;
+  counts_.stage_ms += report.stage_ms;
+  counts_.pause_ms += report.pause_ms;
+  counts_.apply_ms += report.apply_ms;
+  counts_.resume_ms += report.resume_ms;
+  counts_.longest_pause_ms =
+      std::max(counts_.longest_pause_ms, report.pause_ms + report.apply_ms + report.resume_ms);
+}
+
+Status ReceiverSession::rollback() {
+  Status done = receiver_->rollback();
+  if (done.ok()) ++counts_.rollbacks;
+  return done;
+}
+
+// Waiting for versions ends well if the trainer is gone; only a report needs it.
+Status ReceiverSession::report() {
+  alive_ = Deadline::after(kSignOfLife);
+  Status told = receiver_->report();
+  if (told.code() != StatusCode::kDeadlineExceeded) {
+    unheard_.reset();
+  } else if (!unheard_) {
+    unheard_ = Deadline::after(config_.connect_deadline);
+  }
+  unheard_why_ = told;
+  return told;
+}
+
+// One that the road refuses stops nothing: a directory may be readable only.
+void ReceiverSession::sign_of_life() {
+  if (!alive_.expired()) return;
+  const Status told = report();
+  if (told.ok()) return;
+  ++counts_.unheard;
+  if (!unheard_ && options_.warn) options_.warn(told);
+}
+
+Status ReceiverSession::check_contact() const {
+  if (!unheard_ || !unheard_->expired()) return {};
+  return unheard_why_.with_context(concat("no way to the trainer for deadlines.connect (",
+                                          config_.connect_deadline.count(), " ms), at version ",
+                                          state().id.version));
+}
+
+Result<std::optional<EndOfRun>> ReceiverSession::listen_for_end() {
+  return end_.listen(*process_, receiver_->run());
+}
+
+Status ReceiverSession::leave() { return receiver_->leave(); }
+
+void ReceiverSession::drop() {
+  receiver_.reset();
+  road_.reset();
+}
+
+Status ReceiverSession::close(const Deadline& deadline) {
+  drop();
+  return process_->close(deadline);
+}
+
+}  // namespace driftless

@@ -1,0 +1,33 @@
+#include "plugin/job/report_proof.h"
+
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kDigestDigits = 32;
+
+double number_after(std::string_view text, std::string_view key) {
+  const std::size_t at = text.find(key);
+  if (at == std::string_view::npos) return 0.0;
+  double value = 0;
+  std::from_chars(text.data() + at + key.size(), text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace
+
+std::string proof_with_times(std::string_view digest, double stage_ms, double commit_ms) {
+  std::array<char, 96> times{};
+  std::snprintf(times.data(), times.size(), " stage_ms=%.3f commit_ms=%.3f", stage_ms, commit_ms);
+  return std::string(digest) + times.data();
+}
+
+ReportProof parse_proof(std::string_view proof) {
+  return {std::string(proof.substr(0, kDigestDigits)), proof.size() > kDigestDigits,
+          number_after(proof, " stage_ms="), number_after(proof, " commit_ms=")};
+}
+
+}  // namespace driftless

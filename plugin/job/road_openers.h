@@ -1,0 +1,32 @@
+// What the rows of the table of roads open (roads.h). Each is built where its library is; only the
+// table knows which are.
+#pragma once
+
+#include "plugin/job/roads.h"
+
+namespace driftless {
+
+// file_roads.cpp
+[[nodiscard]] Result<OpenRoad> open_host_shm_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<OpenRoad> open_shared_fs_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> shared_fs_history(const Config& config);
+[[nodiscard]] Status withdraw_shared_fs_end(const Config& config);
+[[nodiscard]] Status tell_shared_fs_end(const Config& config, std::string_view text);
+[[nodiscard]] Result<std::optional<std::string>> hear_shared_fs_end(const Config& config);
+
+// mpi_roads.cpp
+[[nodiscard]] Result<OpenRoad> open_mpi_rma_road(const Config& config, const RoadPlace& place);
+// mpi_job.cpp: JoinMpi.
+[[nodiscard]] Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config,
+                                                               const Road& road, JobRole role,
+                                                               const LateHandler& late);
+// hdf5_roads.cpp
+[[nodiscard]] Result<OpenRoad> open_hdf5_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> hdf5_history(const Config& config);
+
+// nccl_roads.cpp, nccl_tcp_roads.cpp, nccl_mpi_roads.cpp: by the way that processes meet.
+[[nodiscard]] Result<OpenRoad> open_nccl_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<OpenRoad> open_nccl_tcp_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<OpenRoad> open_nccl_mpi_road(const Config& config, const RoadPlace& place);
+
+}  // namespace driftless

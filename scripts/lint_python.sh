@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# ruff and mypy, pinned, in an environment of their own; pyproject.toml has their settings.
+#
+#   scripts/lint_python.sh check|format
+#
+# It lies in build/venvs/lint, or $DRIFTLESS_VENVS/lint.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$(scripts/python_env.sh lint)
+case "${1:?usage: scripts/lint_python.sh check|format}" in
+  check)
+    "$venv/bin/ruff" check --quiet .
+    "$venv/bin/mypy" --no-error-summary
+    echo "lint: ruff and mypy: clean"
+    ;;
+  format) "$venv/bin/ruff" check --quiet --fix . ;;
+  *) echo "scripts/lint_python.sh: unknown '$1'; known: check format" >&2; exit 2 ;;
+esac

@@ -1,0 +1,13 @@
+// Where this checkout and its build lie. In a file of its own: what names a path is compiled again
+// in every checkout.
+#pragma once
+
+namespace driftless::testing {
+
+// The folder tests/ of the sources.
+const char* test_data();
+
+// A library that stands for CUDA's driver.
+const char* driver_stand_in();
+
+}  // namespace driftless::testing

@@ -1,0 +1,186 @@
+// A road is a folder and a row: a toy road is added to a table, and a trainer and a rollout use it
+// as they use any other (docs: adding a road). Also what is said of roads that are not there.
+#include "plugin/job/roads.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "plugin/job/publisher_session.h"
+#include "plugin/job/receiver_session.h"
+#include "support/toy_road.h"
+#include "support/weight_source.h"
+#include "support/weights.h"
+
+namespace driftless {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::changed_weights;
+using testing::MemorySource;
+using testing::random_weights;
+using testing::ToyMedium;
+using testing::ToyReceiver;
+using testing::ToySender;
+using testing::Weights;
+
+std::shared_ptr<ToyMedium>& toy() {
+  static auto medium = std::make_shared<ToyMedium>();
+  return medium;
+}
+
+Result<OpenRoad> open_toy(const Config&, const RoadPlace&) {
+  OpenRoad road;
+  road.sender = []() -> Result<std::unique_ptr<SendRoad>> {
+    return std::unique_ptr<SendRoad>(std::make_unique<ToySender>(toy()));
+  };
+  road.receiver = []() -> Result<std::unique_ptr<ReceiveRoad>> {
+    return std::unique_ptr<ReceiveRoad>(std::make_unique<ToyReceiver>(toy()));
+  };
+  return road;
+}
+Status tell_toy_end(const Config&, std::string_view text) {
+  toy()->end = text;
+  return {};
+}
+Result<std::optional<std::string>> hear_toy_end(const Config&) { return toy()->end; }
+
+// What an author adds to roads.cpp: the row of `toy`. The others stand for rows that are there.
+const std::array kRows = {
+    Road{"toy",
+         "a map in memory",
+         {},
+         open_toy,
+         nullptr,
+         nullptr,
+         nullptr,
+         tell_toy_end,
+         hear_toy_end},
+    Road{"threads", "a road that no two processes can use", {}},
+    Road{"absent", "not built here", {"ABSENT", "", "no libabsent was found"}},
+    Road{"loaded", "in a library", {"LOADED", "libdriftless_no_such_library.so", ""}},
+};
+const RoadTable& table() {
+  static const RoadTable rows{"", kRows, {}, {"MPI", "", "no MPI was found"}, nullptr};
+  return rows;
+}
+
+Config config_for(std::string road) {
+  Config config;
+  config.road = std::move(road);
+  config.connect_deadline = 2s;
+  config.receiver.fetch_deadline = 300ms;
+  config.publisher.first_anchor = true;
+  config.publisher.threads = config.receiver.threads = 1;
+  EXPECT_TRUE(settle_config(config).ok());
+  return config;
+}
+
+class Roads : public ::testing::Test {
+ protected:
+  void SetUp() override { toy() = std::make_shared<ToyMedium>(); }
+
+  void start(const Weights& base) {
+    const Config config = config_for("toy");
+    auto trainer = join_job(table(), config, JobRole::kTrainer, false);
+    ASSERT_TRUE(trainer.ok()) << trainer.status().to_string();
+    trainer_ = std::move(*trainer);
+    MemorySource source(base);
+    auto publisher = PublisherSession::open(config, *trainer_, source);
+    ASSERT_TRUE(publisher.ok()) << publisher.status().to_string();
+    publisher_ = std::move(*publisher);
+    auto rollout = join_job(table(), config, JobRole::kRollout, false);
+    ASSERT_TRUE(rollout.ok()) << rollout.status().to_string();
+    SessionOptions options;
+    options.id = "rollout";
+    session_ = std::make_unique<ReceiverSession>(config, std::move(*rollout), options);
+    ASSERT_TRUE(session_->join(Deadline::after(1s)).ok());
+    target_ = std::move(*make_owned_target(posix_file_system(), std::nullopt, 1));
+    const Status opened = session_->open(*target_, Deadline::after(1s));
+    ASSERT_TRUE(opened.ok()) << opened.to_string();
+  }
+  void publish(const Weights& weights) {
+    MemorySource source(weights);
+    const auto report = publisher_->publish(source);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+  }
+  void take() {
+    const auto staged = session_->stage(Deadline::after(1s));
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE(*staged);
+    const auto report = session_->commit();
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+  }
+
+  std::unique_ptr<JobProcess> trainer_;
+  std::unique_ptr<PublisherSession> publisher_;
+  std::unique_ptr<OwnedWeights> target_;
+  std::unique_ptr<ReceiverSession> session_;
+};
+
+TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
+  Weights weights = random_weights(1);
+  ASSERT_NO_FATAL_FAILURE(start(weights));
+  for (std::uint64_t version = 1; version <= 3; ++version) {
+    weights = changed_weights(weights, version, 0.02);
+    ASSERT_NO_FATAL_FAILURE(publish(weights));
+    ASSERT_NO_FATAL_FAILURE(take());
+    EXPECT_EQ(session_->state().id.version, version);
+    EXPECT_EQ(session_->state().digest, publisher_->newest().digest);
+  }
+  EXPECT_EQ(session_->counts().commits, 3U);
+  EXPECT_FALSE(session_->listen_for_end()->has_value());
+  ASSERT_TRUE(publisher_->declare_end().ok());
+  const auto end = session_->listen_for_end();
+  ASSERT_TRUE(end.ok() && end->has_value());
+  EXPECT_EQ((*end)->version, 3U);
+  EXPECT_EQ((*end)->digest, session_->state().digest);
+  EXPECT_TRUE(session_->leave().ok());
+  EXPECT_TRUE(session_->close(Deadline::after(1s)).ok());
+}
+
+// Between two versions the trainer hears of its rollout, though its caller only waits.
+TEST_F(Roads, ASessionThatWaitsGivesSignsOfLife) {
+  ASSERT_NO_FATAL_FAILURE(start(random_weights(2)));
+  ASSERT_NO_FATAL_FAILURE(take());  // the anchor of version 0
+  toy()->receivers.clear();
+  EXPECT_FALSE(*session_->stage(Deadline::after(1200ms)));
+  ASSERT_EQ(publisher_->listen()->size(), 1U);
+  EXPECT_EQ((*publisher_->listen())[0].id, "rollout");
+  EXPECT_NE((*publisher_->listen())[0].proof.find("stage_ms="), std::string::npos);
+}
+
+// A last word that cannot be read yet is no end and no error, until deadlines.fetch has passed.
+TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
+  ASSERT_NO_FATAL_FAILURE(start(random_weights(3)));
+  toy()->end = "{\"run\": \"";
+  const auto early = session_->listen_for_end();
+  ASSERT_TRUE(early.ok()) << early.status().to_string();
+  EXPECT_FALSE(early->has_value());
+  std::this_thread::sleep_for(350ms);
+  EXPECT_EQ(session_->listen_for_end().status().code(), StatusCode::kCorrupt);
+}
+
+TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
+  const auto refusal = [](const std::string& road, bool launched = false) {
+    return join_job(table(), config_for(road), JobRole::kRollout, launched).status();
+  };
+  EXPECT_EQ(refusal("tyo").code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refusal("tyo").message().find("road.kind: 'tyo' is no road; those are: toy"),
+            std::string::npos);
+  EXPECT_EQ(refusal("absent").code(), StatusCode::kUnsupported);
+  EXPECT_NE(refusal("absent").message().find("no libabsent was found"), std::string::npos);
+  EXPECT_NE(refusal("loaded").message().find("LOADED is needed and cannot be loaded"),
+            std::string::npos);
+  EXPECT_NE(refusal("threads").message().find("joins threads of one process"), std::string::npos);
+  EXPECT_NE(refusal("toy", true).message().find("MPI is not in this build: no MPI was found"),
+            std::string::npos);
+  const std::vector<Backend> listed = backends(table());
+  ASSERT_EQ(listed.size(), kRows.size());
+  EXPECT_TRUE(listed[0].built);
+  EXPECT_FALSE(listed[2].built);
+  EXPECT_EQ(listed[2].why_not, "no libabsent was found");
+}
+
+}  // namespace
+}  // namespace driftless

@@ -1,0 +1,250 @@
+#include "tools/cli/job_progress.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "formats/receiver_proof.h"
+#include "plugin/job/metrics.h"
+#include "plugin/job/report_proof.h"
+#include "tools/cli/console.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr std::uint64_t kMostWaiting = 16;  // lines that wait for slow rollouts
+
+double ratio(std::uint64_t full, std::uint64_t wire) {
+  return wire == 0 ? 0.0 : static_cast<double>(full) / static_cast<double>(wire);
+}
+
+double density(const PublishReport& report) {
+  if (report.total_units == 0) return 0.0;
+  return static_cast<double>(report.changed_units) / static_cast<double>(report.total_units);
+}
+
+bool all_took(std::span<const EngineTally> engines) {
+  return std::ranges::all_of(engines, [](const EngineTally& tally) { return tally.failures == 0; });
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+JobProgress::JobProgress(bool json, std::vector<std::string> expected, std::size_t least)
+    : json_(json), expected_(std::move(expected)), least_(std::max(least, expected_.size())) {}
+
+void JobProgress::start(std::uint64_t version, const Digest& digest) {
+  last_version_ = printed_ = version;
+  last_digest_ = to_hex(digest);
+}
+
+void JobProgress::published(const PublishReport& report) {
+  last_version_ = report.version;
+  last_digest_ = to_hex(report.digest);
+  versions_[report.version] = Version{report, last_digest_};
+}
+
+bool JobProgress::counts(const std::string& id) const {
+  return expected_.empty() || std::find(expected_.begin(), expected_.end(), id) != expected_.end();
+}
+
+void JobProgress::heard(const std::vector<ReceiverReport>& reports) {
+  anchor_wanted_ = false;
+  for (const ReceiverReport& report : reports) {
+    if (!counts(report.id)) continue;
+    Rollout& rollout = rollouts_[report.id];  // one that is stranded counts, too
+    if (report.proof == kAnchorWanted) {
+      anchor_wanted_ = true;
+      continue;
+    }
+    if (report.proof.empty() || report.proof == rollout.last_proof) continue;
+    const ReportProof proof = parse_proof(report.proof);
+    // Only what never was before: one that comes and goes, or starts over, does not get on. Nor do
+    // ever new ones.
+    const bool new_one = !rollout.there && rollouts_.size() <= std::max<std::size_t>(least_, 1);
+    progress_ += new_one || (rollout.there && report.version > rollout.best) ? 1 : 0;
+    rollout.best = std::max(rollout.best, report.version);
+    rollout.there = true;
+    rollout.version = report.version;
+    rollout.last_proof = report.proof;
+    const auto at = versions_.find(report.version);
+    if (report.version == last_version_ && proof.digest != last_digest_) rollout.wrong = true;
+    if (at == versions_.end()) continue;
+    Version& version = at->second;
+    if (proof.digest != version.digest) rollout.wrong = true;
+    if (!proof.timed) continue;  // its times come in the next report
+    version.staged = true;
+    version.stage_ms = std::max(version.stage_ms, proof.stage_ms);
+    version.commit_ms = std::max(version.commit_ms, proof.commit_ms);
+  }
+}
+
+bool JobProgress::passed(std::uint64_t version) const {
+  if (rollouts_.size() < least_) return false;
+  return std::all_of(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
+    const Rollout& rollout = entry.second;
+    return rollout.there && (rollout.version > version ||
+                             (rollout.version == version && parse_proof(rollout.last_proof).timed));
+  });
+}
+
+void JobProgress::print(bool all) {
+  while (printed_ < last_version_) {
+    const auto next = versions_.upper_bound(printed_);
+    if (next == versions_.end()) return;
+    if (!all && !passed(next->first) && last_version_ - next->first < kMostWaiting) return;
+    print_line(next->second);
+    printed_ = next->first;
+  }
+}
+
+void JobProgress::print_line(const Version& version) {
+  const PublishReport& report = version.report;
+  if (json_) {
+    auto json = nlohmann::ordered_json::parse(metrics_json(metrics_of(report, 0)));
+    json["event"] = "version";
+    json["ratio"] = ratio(report.full_bytes, report.wire_bytes);
+    if (version.staged) json["stage_ms"] = version.stage_ms;
+    if (version.staged) json["commit_ms"] = version.commit_ms;
+    json["notes"] = report.notes;
+    print_json(json);
+    std::cout.flush();
+    return;
+  }
+  constexpr const char* kFormat = "%7s  %12s  %9s  %10s  %7s  %10s  %9s  %9s\n";
+  std::array<char, 256> line{};
+  if (!header_) {
+    std::snprintf(line.data(), line.size(), kFormat, "version", "changed", "density", "wire",
+                  "ratio", "publish ms", "stage ms", "commit ms");
+    std::cout << line.data();
+    header_ = true;
+  }
+  std::snprintf(
+      line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
+      std::to_string(report.changed_units).c_str(),
+      (fixed(100 * density(report), 3) + " %").c_str(), human_bytes(report.wire_bytes).c_str(),
+      fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
+      fixed(report.total_ms, 1).c_str(), version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
+      version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
+  std::cout << line.data();
+  for (const std::string& note : report.notes) std::cout << "         " << note << "\n";
+  std::cout.flush();
+}
+
+std::size_t JobProgress::arrived() const {
+  return static_cast<std::size_t>(
+      std::count_if(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
+        const Rollout& rollout = entry.second;
+        return rollout.there && !rollout.wrong && rollout.version == last_version_ &&
+               parse_proof(rollout.last_proof).digest == last_digest_;
+      }));
+}
+
+bool JobProgress::present() const { return rollouts_.size() >= least_; }
+
+bool JobProgress::complete() const {
+  // With --rollouts N it takes N; others may be those of an earlier job.
+  const bool named = !expected_.empty() || least_ == 0;
+  return present() && arrived() >= (named ? rollouts_.size() : least_);
+}
+
+std::string JobProgress::missing() const {
+  std::string text;
+  for (const auto& [id, rollout] : rollouts_) {
+    if (rollout.there && !rollout.wrong && rollout.version == last_version_) continue;
+    text += concat(text.empty() ? "" : "; ", id,
+                   rollout.wrong ? " reported another digest than the trainer's at version "
+                                 : (rollout.there ? " is at version " : " has nothing of version "),
+                   rollout.there ? rollout.version : last_version_);
+  }
+  if (rollouts_.size() < least_) {
+    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_,
+                   " rollouts never came");
+  }
+  return text;
+}
+
+JobProgress::Totals JobProgress::totals() const {
+  Totals totals;
+  std::vector<double> publish;
+  std::vector<double> stage;
+  std::vector<double> commit;
+  for (const auto& [number, version] : versions_) {
+    totals.full_bytes += version.report.full_bytes;
+    totals.wire_bytes += version.report.wire_bytes;
+    publish.push_back(version.report.total_ms);
+    if (!version.staged) continue;
+    stage.push_back(version.stage_ms);
+    commit.push_back(version.commit_ms);
+  }
+  totals.publish_ms = median(std::move(publish));
+  totals.stage_ms = median(std::move(stage));
+  totals.commit_ms = median(std::move(commit));
+  return totals;
+}
+
+void JobProgress::print_summary_json(std::span<const EngineTally> engines,
+                                     const Totals& totals) const {
+  nlohmann::ordered_json json;
+  json["event"] = "summary";
+  json["ok"] = complete() && all_took(engines);
+  json["version"] = last_version_;
+  json["digest"] = last_digest_;
+  json["versions"] = versions_.size();
+  json["full_bytes"] = totals.full_bytes;
+  json["wire_bytes"] = totals.wire_bytes;
+  json["publish_ms"] = totals.publish_ms;
+  json["stage_ms"] = totals.stage_ms;
+  json["commit_ms"] = totals.commit_ms;
+  json["rollouts"] = nlohmann::ordered_json::array();
+  for (const auto& [id, rollout] : rollouts_) {
+    json["rollouts"].push_back({{"id", id},
+                                {"version", rollout.version},
+                                {"digest", parse_proof(rollout.last_proof).digest},
+                                {"same", rollout.there && !rollout.wrong}});
+  }
+  json["engines"] = nlohmann::ordered_json::array();
+  for (const EngineTally& tally : engines) {
+    json["engines"].push_back(
+        {{"url", tally.url}, {"calls", tally.versions}, {"failures", tally.failures}});
+  }
+  print_json(json);
+  std::cout.flush();
+}
+
+void JobProgress::print_summary(std::span<const EngineTally> engines) const {
+  const Totals sums = totals();
+  if (json_) return print_summary_json(engines, sums);
+  std::cout << "\n"
+            << versions_.size() << " versions, " << human_bytes(sums.wire_bytes) << " instead of "
+            << human_bytes(sums.full_bytes) << " ("
+            << fixed(ratio(sums.full_bytes, sums.wire_bytes), 1)
+            << " times less); median ms: publish " << fixed(sums.publish_ms, 1) << ", stage "
+            << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [id, rollout] : rollouts_) {
+    rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-",
+                    rollout.wrong ? "different" : (rollout.there ? "same" : "-")});
+  }
+  for (const EngineTally& tally : engines) {
+    rows.push_back({tally.url, concat(tally.versions, " calls"),
+                    tally.failures == 0 ? "ok" : concat(tally.failures, " failed")});
+  }
+  if (!rows.empty()) print_table({"rollout", "version", "digest"}, rows);
+  std::cout << (complete() ? "All" : "NOT all") << " rollouts ended at version " << last_version_
+            << " with digest " << last_digest_;
+  if (!engines.empty()) {
+    std::cout << "; " << (all_took(engines) ? "all" : "NOT all") << " engines took every version";
+  }
+  std::cout << "\n" << std::flush;
+}
+
+}  // namespace driftless::cli
