@@ -96,7 +96,8 @@ class Agent {
     std::vector<std::unique_ptr<EngineSession>> sessions;
     for (const AgentEngine& engine : engines) {
       DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(engine.token_file));
-      EngineLink link(engine.url, std::move(token), config_.agent.call_timeout, fleet_->stopping());
+      EngineLink link(engine.url, std::move(token), config_.agent.call_timeout,
+                      &fleet_->stopping());
       DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineSession> session,
                                  delivery_->session(engine.kind, std::move(link)));
       sessions.push_back(std::move(session));
