@@ -11,12 +11,13 @@ using std::chrono::seconds;
 
 class Fleet {
  public:
-  Fleet(std::uint64_t seed, const FleetOptions& options)
+  Fleet(std::uint64_t seed, const SeedOptions& options)
       : seed_(seed),
         simulation_(seed),
         random_(simulation_.random_source()),
         world_(simulation_, random_.chance(0.25), random_.chance(0.3) ? 2 : 1) {
     world_.receive_fault_rate = random_.chance(0.5) ? 0.03 : 0;
+    world_.call_fault_rate = random_.chance(0.6) ? 0.05 : 0;
     if (random_.chance(0.3)) world_.disk.error_rate = 0.002;
     add_rollouts(options);
   }
@@ -34,17 +35,18 @@ class Fleet {
   }
 
  private:
-  void add_rollouts(const FleetOptions& options) {
+  void add_rollouts(const SeedOptions& options) {
     const auto add = [this](const std::string& name, Holds holds, unsigned part) {
       rollouts_.push_back(std::make_unique<Rollout>(world_, name, holds, part));
     };
-    add("slice0", Holds::kSlice, 0);
-    add("slice1", Holds::kSlice, 1);
+    add("slice", Holds::kSlice, static_cast<unsigned>(random_.below(2)));
     if (random_.chance(0.5)) add("all", Holds::kAll, 0);
     if (random_.chance(0.5)) add("some0", Holds::kSome, 0);
     if (random_.chance(0.3)) add("some1", Holds::kSome, 1);
     if (random_.chance(0.6)) add("checkpoint", Holds::kCheckpoint, 0);
-    if (options.liar) world_.liar = "slice0";
+    engines_.push_back(std::make_unique<Engine>(world_, "engine0"));
+    if (random_.chance(0.3)) engines_.push_back(std::make_unique<Engine>(world_, "engine1"));
+    if (options.liar) world_.liar = "slice";
   }
 
   std::unique_ptr<Trainer> new_trainer(Weights base) {
@@ -57,6 +59,10 @@ class Fleet {
     for (const auto& rollout : rollouts_) {
       if (&ran != rollout->process() && ran.name != "operator") continue;
       if (std::string wrong = rollout->check(); !wrong.empty()) simulation_.fail(wrong);
+    }
+    for (const auto& engine : engines_) {
+      if (&ran != engine->server() && ran.name != "operator") continue;
+      if (std::string wrong = engine->check(); !wrong.empty()) simulation_.fail(wrong);
     }
   }
 
@@ -78,6 +84,7 @@ class Fleet {
   Random& random_;
   World world_;
   std::vector<std::unique_ptr<Rollout>> rollouts_;
+  std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
 
@@ -85,6 +92,10 @@ void Fleet::operate() {
   trainer().start(100);
   for (const auto& rollout : rollouts_) {
     if (random_.chance(0.7)) start_rollout(*rollout);  // the others join late
+  }
+  for (const auto& engine : engines_) {
+    engine->start_server(trainer().base());
+    engine->start_agent();
   }
   const std::uint64_t events = 5 + random_.below(25);
   for (std::uint64_t i = 0; i < events && simulation_.failure().empty(); ++i) {
@@ -97,7 +108,8 @@ void Fleet::operate() {
 
 void Fleet::disturb() {
   Rollout& rollout = any_rollout();
-  switch (random_.below(14)) {
+  Engine& engine = *engines_[random_.below(engines_.size())];
+  switch (random_.below(18)) {
     case 0: return kill(trainer().process());
     case 1: return kill(rollout.process());
     case 2:
@@ -125,7 +137,12 @@ void Fleet::disturb() {
       }
       return;
     case 12: return damage_road();
-    default: break;
+    case 13: return engine.start_server(trainer().base());  // which ends the one before
+    case 14: return kill(engine.server());
+    case 15: return kill(engine.agent());
+    default:
+      if (!engine.agent_running()) engine.start_agent();
+      return;
   }
 }
 
@@ -190,9 +207,14 @@ void Fleet::stop_all() {
   for (const auto& rollout : rollouts_) {
     if (rollout->process() != nullptr) simulation_.kill(*rollout->process());
   }
+  for (const auto& engine : engines_) {
+    if (engine->server() != nullptr) simulation_.kill(*engine->server());
+    if (engine->agent() != nullptr) simulation_.kill(*engine->agent());
+  }
   const auto running = [this] {
     return std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
-           std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); });
+           std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); }) ||
+           std::ranges::any_of(engines_, [](const auto& one) { return one->running(); });
   };
   while (running()) simulation_.sleep(milliseconds(10));
 }
@@ -222,6 +244,10 @@ void Fleet::make_whole() {
     return simulation_.fail(concat("no version was published although nothing fails any more"));
   }
   for (const auto& rollout : rollouts_) rollout->start(trainer().base(), StartsFrom::kBase);
+  for (const auto& engine : engines_) {
+    engine->start_server(trainer().base());
+    engine->start_agent();
+  }
   const VersionId newest = *trainer().published();
   for (int i = 0; i < 600 && !all_are_at(newest); ++i) simulation_.sleep(milliseconds(100));
   if (all_are_at(newest) || !simulation_.failure().empty()) return;
@@ -230,11 +256,16 @@ void Fleet::make_whole() {
     return simulation_.fail(concat(rollout->name(), " did not get to version ", newest.version,
                                    " although nothing fails any more"));
   }
+  for (const auto& engine : engines_) {
+    if (engine->serves(newest)) continue;
+    return simulation_.fail(concat(engine->name(), " does not serve version ", newest.version,
+                                   " although nothing fails any more"));
+  }
 }
 
 }  // namespace
 
-FleetResult run_fleet(std::uint64_t seed, const FleetOptions& options) {
+FleetResult run_fleet(std::uint64_t seed, const SeedOptions& options) {
   return Fleet(seed, options).run();
 }
 

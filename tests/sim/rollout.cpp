@@ -5,58 +5,14 @@
 
 #include "formats/checkpoint.h"
 #include "formats/safetensors.h"
-#include "plugin/targets/module_target.h"
+#include "sim/slice_worker.h"
 #include "sim/step_road.h"
-#include "support/faulty_receive_road.h"
 
 namespace driftless::testing {
 namespace {
 
 constexpr const char* kCheckpoint = "/checkpoint";
 constexpr const char* kShard = "/checkpoint/model.safetensors";
-
-// Half the rows of every tensor.
-Weights half_of(const Weights& weights, unsigned part) {
-  Weights halves;
-  for (const auto& [name, tensor] : weights) {
-    TestTensor half = tensor;
-    half.shape[0] /= 2;
-    const auto middle = tensor.bytes.begin() + static_cast<std::ptrdiff_t>(tensor.bytes.size() / 2);
-    half.bytes = part == 0 ? std::vector<std::byte>(tensor.bytes.begin(), middle)
-                           : std::vector<std::byte>(middle, tensor.bytes.end());
-    halves[name] = std::move(half);
-  }
-  return halves;
-}
-
-// `memory` holds one half of tensors that are `whole`.
-Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layout, Weights& memory,
-                                                        unsigned part,
-                                                        const std::optional<Digest>& base) {
-  ModuleParts parts;
-  parts.layout = layout;
-  for (std::uint32_t i = 0; i < layout.size(); ++i) {
-    const std::uint64_t units = layout[i].units() / 2;
-    ModuleMap map;
-    map.tensor = i;
-    map.data = memory.at(layout[i].name).bytes.data();
-    map.unit_bytes = unit_bytes(layout[i].dtype);
-    map.parameter = layout[i].name;
-    DRIFTLESS_ASSIGN_OR_RETURN(map.map,
-                               StridedMap::make({part * units, {units}, {1}}, layout[i].units(),
-                                                {0, {units}, {1}}, units));
-    parts.maps.push_back(std::move(map));
-  }
-  ModuleOptions options;
-  options.threads = 1;
-  if (base.has_value()) {
-    options.initial = VersionId{};
-    options.initial_digest = base;
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ModuleTarget> made,
-                             make_module_target(std::move(parts), options));
-  return std::unique_ptr<WeightTarget>(std::move(made));
-}
 
 }  // namespace
 
@@ -118,9 +74,8 @@ Status Rollout::make_road(Life& life) {
   } else {
     DRIFTLESS_ASSIGN_OR_RETURN(road, make_shared_fs_receiver(*life.road_fs, world_.shared_fs));
   }
-  road = std::make_unique<StepReceiveRoad>(world_.simulation, std::move(road));
-  life.road = std::make_unique<FaultyReceiveRoad>(std::move(road), world_.random.word(),
-                                                  world_.receive_fault_rate);
+  life.road = std::make_unique<StepReceiveRoad>(world_.simulation, std::move(road),
+                                                world_.receive_fault_rate);
   return {};
 }
 

@@ -8,8 +8,6 @@
 namespace driftless::testing {
 namespace {
 
-constexpr std::size_t kRoomBytes = 4096;
-
 std::vector<std::string> names_of(const std::string& path) {
   std::vector<std::string> names;
   std::size_t at = 0;
@@ -23,23 +21,13 @@ std::vector<std::string> names_of(const std::string& path) {
 
 }  // namespace
 
-SimDisk::SimDisk() : root_(std::make_shared<Node>()) { root_->directory = true; }
+SimDisk::SimDisk() : root_(new_node(true)) {}
 
-std::shared_ptr<SimDisk::Node> SimDisk::new_file() {
+std::shared_ptr<SimDisk::Node> SimDisk::new_node(bool directory) {
   auto node = std::make_shared<Node>();
-  node->bytes = std::make_shared<std::vector<std::byte>>();
+  node->directory = directory;
+  node->number = ++nodes_;
   return node;
-}
-
-// Bytes that are mapped stay where they are: a file that outgrows its room goes on elsewhere.
-void SimDisk::resize(Node& node, std::uint64_t size) {
-  if (size > node.bytes->capacity()) {
-    auto larger = std::make_shared<std::vector<std::byte>>();
-    larger->reserve(std::max<std::size_t>(kRoomBytes, 2 * size));
-    larger->assign(node.bytes->begin(), node.bytes->end());
-    node.bytes = std::move(larger);
-  }
-  node.bytes->resize(size);
 }
 
 std::shared_ptr<SimDisk::Node> SimDisk::find(const std::string& path) const {
@@ -70,21 +58,19 @@ void SimDisk::write(const std::string& path, std::span<const std::byte> bytes) {
   names.pop_back();
   for (const std::string& name : names) {
     std::shared_ptr<Node>& below = node->entries[name];
-    if (below == nullptr) {
-      below = std::make_shared<Node>();
-      below->directory = true;
-    }
+    if (below == nullptr) below = new_node(true);
     node = below;
   }
-  const auto file = new_file();
-  resize(*file, bytes.size());
-  std::ranges::copy(bytes, file->bytes->begin());
+  const auto file = new_node(false);
+  file->bytes.resize(bytes.size());
+  std::ranges::copy(bytes, file->bytes.all().begin());
   node->entries[last] = file;
 }
 
 std::vector<std::byte> SimDisk::read(const std::string& path) const {
   const auto node = find(path);
-  return node == nullptr || node->directory ? std::vector<std::byte>() : *node->bytes;
+  if (node == nullptr) return {};
+  return {node->bytes.all().begin(), node->bytes.all().end()};
 }
 
 std::vector<std::string> SimDisk::list(const std::string& path) const {
@@ -106,8 +92,8 @@ void SimDisk::remove(const std::string& path) {
 bool SimDisk::damage(const std::string& path, Random& random) {
   ++changes;
   const auto node = find(path);
-  if (node == nullptr || node->directory || node->bytes->empty()) return false;
-  (*node->bytes)[random.below(node->bytes->size())] ^=
+  if (node == nullptr || node->directory || node->bytes.size() == 0) return false;
+  node->bytes.all()[random.below(node->bytes.size())] ^=
       static_cast<std::byte>(1 + random.below(255));
   return true;
 }
@@ -116,12 +102,11 @@ void SimDisk::lose_unsynced(const Process& process, double keep, Random& random)
   ++changes;
   for (auto write = writes_.rbegin(); write != writes_.rend(); ++write) {
     if (write->by != &process || random.chance(keep)) continue;
-    std::vector<std::byte>& bytes = *write->node->bytes;
+    SimBytes& bytes = write->node->bytes;
     if (bytes.size() > write->old_size) bytes.resize(write->old_size);
-    const std::size_t back =
-        std::min(write->old_bytes.size(), bytes.size() - std::min(bytes.size(), write->offset));
-    std::copy_n(write->old_bytes.begin(), back,
-                bytes.begin() + static_cast<std::ptrdiff_t>(write->offset));
+    const std::size_t after = bytes.size() - std::min(bytes.size(), write->offset);
+    std::ranges::copy(std::span(write->old_bytes).first(std::min(write->old_bytes.size(), after)),
+                      bytes.all().begin() + static_cast<std::ptrdiff_t>(write->offset));
   }
   std::erase_if(writes_, [&](const UnsyncedWrite& write) { return write.by == &process; });
   const auto own = static_cast<std::size_t>(
@@ -145,26 +130,24 @@ class SimFile final : public File {
     const Status begun = fs_.begin(SimFileSystem::Call::kWrite, "writing " + path_);
     if (!begun.ok() && begun.code() != StatusCode::kNoSpace) return begun;
     if (!begun.ok()) bytes = bytes.first(bytes.size() / 2);
-    SimDisk::UnsyncedWrite undo{fs_.process_, node_, offset, node_->bytes->size(), {}};
+    SimDisk::UnsyncedWrite undo{fs_.process_, node_, offset, node_->bytes.size(), {}};
     if (offset < undo.old_size) {
       const std::size_t count = std::min<std::size_t>(bytes.size(), undo.old_size - offset);
-      const auto from = node_->bytes->begin() + static_cast<std::ptrdiff_t>(offset);
+      const auto from = node_->bytes.all().begin() + static_cast<std::ptrdiff_t>(offset);
       undo.old_bytes.assign(from, from + static_cast<std::ptrdiff_t>(count));
     }
     if (fs_.process_ != nullptr) fs_.disk_->writes_.push_back(std::move(undo));
-    if (offset + bytes.size() > node_->bytes->size()) {
-      SimDisk::resize(*node_, offset + bytes.size());
-    }
-    std::ranges::copy(bytes, node_->bytes->begin() + static_cast<std::ptrdiff_t>(offset));
+    if (offset + bytes.size() > node_->bytes.size()) node_->bytes.resize(offset + bytes.size());
+    std::ranges::copy(bytes, node_->bytes.all().begin() + static_cast<std::ptrdiff_t>(offset));
     return begun;
   }
 
   Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
     DRIFTLESS_RETURN_IF_ERROR(fs_.begin(SimFileSystem::Call::kRead, path_));
-    if (offset + bytes.size() > node_->bytes->size()) {
+    if (offset + bytes.size() > node_->bytes.size()) {
       return error(StatusCode::kCorrupt, path_, ": ends early");
     }
-    if (!bytes.empty()) std::memcpy(bytes.data(), node_->bytes->data() + offset, bytes.size());
+    if (!bytes.empty()) std::memcpy(bytes.data(), node_->bytes.all().data() + offset, bytes.size());
     return {};
   }
 
@@ -204,7 +187,7 @@ Result<std::unique_ptr<File>> SimFileSystem::create(const std::string& path) {
   const auto [above, name] = disk_->parent(path);
   if (above == nullptr) return errno_status(ENOENT, path);
   if (above->entries.contains(name)) return errno_status(EEXIST, path);
-  const auto node = SimDisk::new_file();
+  const auto node = disk_->new_node(false);
   above->entries[name] = node;
   note(above, [above = above, name = name, node] {
     if (const auto at = above->entries.find(name); at != above->entries.end() && at->second == node)
@@ -227,7 +210,8 @@ Result<FileInfo> SimFileSystem::info(const std::string& path) {
   if (node == nullptr) return errno_status(ENOENT, path);
   FileInfo info;
   info.kind = node->directory ? FileKind::kDirectory : FileKind::kFile;
-  info.size_bytes = node->directory ? 0 : node->bytes->size();
+  info.size_bytes = node->bytes.size();
+  info.identity = {1, node->number};
   return info;
 }
 
@@ -244,8 +228,7 @@ Status SimFileSystem::make_directory(const std::string& path) {
   const auto [above, name] = disk_->parent(path);
   if (above == nullptr) return errno_status(ENOENT, path);
   if (above->entries.contains(name)) return errno_status(EEXIST, path);
-  const auto node = std::make_shared<SimDisk::Node>();
-  node->directory = true;
+  const auto node = disk_->new_node(true);
   above->entries[name] = node;
   note(above, [above = above, name = name, node] {
     if (const auto at = above->entries.find(name); at != above->entries.end() && at->second == node)
@@ -317,26 +300,39 @@ Result<MappedFile> SimFileSystem::map(const std::string& path) {
   const auto node = disk_->find(path);
   if (node == nullptr) return errno_status(ENOENT, path);
   if (node->directory) return errno_status(EISDIR, path);
-  return MappedFile(path, node->bytes, *node->bytes);
+  const std::uint64_t size = node->bytes.size();
+  return MappedFile(path, size == 0 ? nullptr : node->bytes.map(), size, {1, node->number});
 }
+
+class SimLock final : public FileLock {
+ public:
+  SimLock(SimFileSystem fs, std::string path, std::shared_ptr<SimDisk::Node> node)
+      : fs_(fs), path_(std::move(path)), node_(std::move(node)), token_(std::make_shared<char>()) {
+    node_->lock = token_;
+  }
+  Result<bool> held() override {
+    DRIFTLESS_RETURN_IF_ERROR(fs_.begin(SimFileSystem::Call::kRead, path_));
+    return fs_.disk_->find(path_) == node_;
+  }
+
+ private:
+  SimFileSystem fs_;
+  std::string path_;
+  std::shared_ptr<SimDisk::Node> node_;
+  std::shared_ptr<void> token_;
+};
 
 Result<std::unique_ptr<FileLock>> SimFileSystem::lock(const std::string& path,
                                                       std::chrono::milliseconds wait) {
-  struct Held final : FileLock {
-    explicit Held(std::shared_ptr<void> held) : token(std::move(held)) {}
-    std::shared_ptr<void> token;
-  };
   const auto end = environment().now() + wait;
   while (true) {
     DRIFTLESS_RETURN_IF_ERROR(begin(Call::kWrite, "locking " + path));
     const auto [above, name] = disk_->parent(path);
     if (above == nullptr) return errno_status(ENOENT, path);
     auto& node = above->entries[name];
-    if (node == nullptr) node = SimDisk::new_file();
+    if (node == nullptr) node = disk_->new_node(false);
     if (node->lock.expired()) {
-      auto token = std::make_shared<char>();
-      node->lock = token;
-      return std::unique_ptr<FileLock>(std::make_unique<Held>(std::move(token)));
+      return std::unique_ptr<FileLock>(std::make_unique<SimLock>(*this, path, node));
     }
     if (environment().now() >= end) return error(StatusCode::kBusy, path, ": is locked");
     environment().sleep_until(environment().now() + std::chrono::milliseconds(10));

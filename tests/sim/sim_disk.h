@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/file_system.h"
+#include "sim/sim_bytes.h"
 #include "sim/simulation.h"
 
 namespace driftless::testing {
@@ -43,10 +44,12 @@ class SimDisk {
  private:
   friend class SimFileSystem;
   friend class SimFile;
+  friend class SimLock;
   struct Node {
     bool directory = false;
     std::map<std::string, std::shared_ptr<Node>> entries;
-    std::shared_ptr<std::vector<std::byte>> bytes;  // never moves while it can be mapped
+    SimBytes bytes;
+    std::uint64_t number = 0;  // the inode's
     std::weak_ptr<void> lock;
   };
   struct UnsyncedWrite {
@@ -64,9 +67,9 @@ class SimDisk {
   [[nodiscard]] std::shared_ptr<Node> find(const std::string& path) const;
   // The directory above, and the last name. Null: not there.
   [[nodiscard]] std::pair<std::shared_ptr<Node>, std::string> parent(const std::string& path) const;
-  static std::shared_ptr<Node> new_file();
-  static void resize(Node& node, std::uint64_t size);
+  std::shared_ptr<Node> new_node(bool directory);
 
+  std::uint64_t nodes_ = 0;
   std::shared_ptr<Node> root_;
   std::vector<UnsyncedWrite> writes_;
   std::vector<UnsyncedName> names_;
@@ -97,6 +100,7 @@ class SimFileSystem final : public FileSystem {
 
  private:
   friend class SimFile;
+  friend class SimLock;
   enum class Call { kRead, kWrite, kRemove };
   Status begin(Call call, const std::string& what);
   Status rename(const std::string& from, const std::string& to);

@@ -1,8 +1,10 @@
-// Roads whose every call is a step of a simulation, for roads in memory: a dead process reaches
-// nobody. Reports are lost, or come twice.
+// Roads whose every call is a step of a simulation: a dead process reaches nobody, on roads in
+// memory too. Words are lost, come twice or fail; parts come damaged.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +43,8 @@ class StepSendRoad final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
     return road_->abort();
   }
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
     return road_->published(id, deadline);
   }
@@ -63,15 +66,16 @@ class StepSendRoad final : public SendRoad {
 
 class StepReceiveRoad final : public ReceiveRoad {
  public:
-  StepReceiveRoad(Simulation& simulation, std::unique_ptr<ReceiveRoad> road)
-      : simulation_(&simulation), road_(std::move(road)) {}
+  // `rate`: of calls that fail.
+  StepReceiveRoad(Simulation& simulation, std::unique_ptr<ReceiveRoad> road, double rate = 0)
+      : simulation_(&simulation), road_(std::move(road)), rate_(rate) {}
 
   Result<std::string> run_info(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
     return road_->run_info(deadline);
   }
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
+    DRIFTLESS_RETURN_IF_ERROR(step());
     return road_->list(deadline);
   }
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
@@ -79,18 +83,24 @@ class StepReceiveRoad final : public ReceiveRoad {
     return road_->wait_beyond(version, deadline);
   }
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
+    DRIFTLESS_RETURN_IF_ERROR(step());
     return road_->fetch_manifest(id, deadline);
   }
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
-    return road_->fetch_part(id, part, deadline);
+    DRIFTLESS_RETURN_IF_ERROR(step());
+    Result<MappedFile> bytes = road_->fetch_part(id, part, deadline);
+    Random& random = simulation_->random_source();
+    if (!bytes.ok() || bytes->bytes().empty() || !random.chance(rate_)) return bytes;
+    const auto damaged =
+        std::make_shared<std::vector<std::byte>>(bytes->bytes().begin(), bytes->bytes().end());
+    (*damaged)[random.below(damaged->size())] ^= std::byte{16};
+    return MappedFile(part.name, damaged, *damaged);
   }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
-    if (simulation_->random_source().chance(0.05)) return {};  // lost on the way
-    if (simulation_->random_source().chance(0.05)) {
+    DRIFTLESS_RETURN_IF_ERROR(step());
+    if (simulation_->random_source().chance(rate_)) return {};  // lost on the way
+    if (simulation_->random_source().chance(rate_)) {
       const Status first = road_->report(report, deadline);
       DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
     }
@@ -102,8 +112,18 @@ class StepReceiveRoad final : public ReceiveRoad {
   }
 
  private:
+  Status step() {
+    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
+    Random& random = simulation_->random_source();
+    if (!random.chance(rate_)) return {};
+    constexpr std::array kCodes{StatusCode::kIncomplete, StatusCode::kIo, StatusCode::kNotFound,
+                                StatusCode::kDeadlineExceeded, StatusCode::kCorrupt};
+    return error(kCodes[random.below(kCodes.size())], "injected failure");
+  }
+
   Simulation* simulation_;
   std::unique_ptr<ReceiveRoad> road_;
+  double rate_;
 };
 
 }  // namespace driftless::testing

@@ -38,6 +38,7 @@ struct World {
   SharedFsOptions shared_fs;
   Truth truth;
   double receive_fault_rate = 0;  // of calls of a receiver to its road
+  double call_fault_rate = 0;     // of an agent's calls, each way
   bool calm = false;              // roads do not fail any more
   bool ending = false;            // processes leave their loops
   // A stranger changed what is on the road: a publisher may refuse to go on with it.
