@@ -113,9 +113,12 @@ class MemoryTarget final : public MappedTarget {
   [[nodiscard]] bool contiguous(std::size_t tensor) const {
     return tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
   }
-  // Whether the memory uses the versions where they lie.
+  // Whether the memory uses the versions where they lie. It proves them by the digest: of several
+  // versions only a digest that is known beforehand tells what somebody else wrote.
   [[nodiscard]] bool applies_in_place(const std::vector<FetchedVersion>& chain) const {
-    return weights_->contiguous && weights_->memory->buckets() != nullptr &&
+    if (!weights_->contiguous || weights_->memory->buckets() == nullptr) return false;
+    const bool known = weights_->summed && !weights_->state.partial;
+    return (known || chain.size() == 1) &&
            std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {
              return info(each.manifest.encoding).positional ||
                     each.manifest.encoding == Encoding::kFull;
@@ -141,9 +144,7 @@ Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
   if (options.initial) {
     weights->state.id = *options.initial;
     weights->state.digest = options.initial_digest.value_or(Digest());
-    if (weights->summed) {
-      DRIFTLESS_ASSIGN_OR_RETURN(weights->state.digest, weights->sum());
-    }
+    if (weights->summed) DRIFTLESS_RETURN_IF_ERROR(weights->sum_state());
     if (options.initial_digest && weights->state.digest != *options.initial_digest) {
       return error(StatusCode::kMismatch, "the module's weights have digest ",
                    to_hex(weights->state.digest), ", but those that it was loaded from have ",

@@ -138,7 +138,24 @@ Status MappedWeights::check_summed() const {
   return {};
 }
 
-Result<Digest> MappedWeights::sum() const {
+Status MappedWeights::sum_state() {
+  if (!state.partial) {
+    DRIFTLESS_ASSIGN_OR_RETURN(state.digest, sum());
+    return {};
+  }
+  auto digests = std::make_shared<std::vector<TensorDigest>>();
+  state.digest = Digest();
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (!maps_any(tensor)) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, sum(tensor));
+    digests->push_back({tensor, digest});
+    state.digest += digest;
+  }
+  state.tensors = std::move(digests);
+  return {};
+}
+
+Result<Digest> MappedWeights::sum(std::optional<std::uint32_t> only) const {
   struct Block {
     std::uint32_t tensor;
     std::uint64_t origin;
@@ -146,6 +163,7 @@ Result<Digest> MappedWeights::sum() const {
   std::vector<Block> blocks;
   std::vector<TensorBytes> whole;
   for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (only && *only != tensor) continue;
     if (tensors[tensor].contiguous) {
       const std::span<const std::byte> bytes(map_of(tensor).at(0), layout[tensor].size_bytes);
       whole.push_back({{0, bytes, memory->kind()}, &tensors[tensor].key});

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,10 @@ struct MappedWeights {
   [[nodiscard]] Status fill(MappedParts parts);
   // Every tensor that is held can be summed.
   [[nodiscard]] Status check_summed() const;
-  // The digest of the complete tensors, as they are. O(weights).
-  [[nodiscard]] Result<Digest> sum() const;
+  // The digest of the complete tensors, or of one of them, as they are. O(weights).
+  [[nodiscard]] Result<Digest> sum(std::optional<std::uint32_t> only = {}) const;
+  // Reads the weights: the state's digest, and of a partial state that of each tensor.
+  [[nodiscard]] Status sum_state();
 
   // All, or those that hold its own units.
   [[nodiscard]] std::vector<const WeightMap*> maps_of(std::uint32_t tensor,

@@ -31,6 +31,8 @@ StagedUpdate::StagedUpdate(std::shared_ptr<MappedWeights> weights,
   after_.id = last.manifest->id;
   after_.digest = last.manifest->digest;
   after_.valid = true;
+  after_.tensors.reset();
+  if (after_.partial) after_.version_digest = last.manifest->digest;
 }
 
 Result<std::unique_ptr<StagedChange>> StagedUpdate::make(std::shared_ptr<MappedWeights> weights,

@@ -24,15 +24,33 @@ struct FetchedVersion {
   std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
 };
 
+struct TensorDigest {
+  std::uint32_t tensor = 0;  // in the layout
+  Digest digest;
+};
+
 struct TargetState {
   VersionId id;          // run zero: not known yet
   Digest digest;         // of the weights
   bool valid = false;    // false: holds no version (nothing yet, or a change that could not be
                          // undone); takes a full version only
-  bool partial = false;  // holds some of the tensors: the digest is theirs, and proves nothing here
+  bool partial = false;  // holds some of the tensors: the digest is theirs
+  // Of a partial state: the digest of all weights of the version, once one was applied.
+  std::optional<Digest> version_digest = std::nullopt;
+  // Of a partial state: of each tensor that is held, as long as the weights are as they were read.
+  std::shared_ptr<const std::vector<TensorDigest>> tensors = nullptr;
 
-  friend bool operator==(const TargetState&, const TargetState&) = default;
+  friend bool operator==(const TargetState& a, const TargetState& b) {
+    return a.id == b.id && a.digest == b.digest && a.valid == b.valid && a.partial == b.partial &&
+           a.version_digest == b.version_digest;
+  }
 };
+
+// Whether the tensors that a partial state holds are those of version 0 of a run. `digests`: of
+// each tensor of the layout there. kWrongBase, naming the first tensor that is not; ok if one side
+// is not known.
+[[nodiscard]] Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
+                                        std::span<const Digest> digests);
 
 struct CommitReport {
   std::uint64_t version = 0;
