@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 
 #include "core/stopwatch.h"
@@ -86,8 +85,7 @@ class CheckpointDelivery final : public Delivery {
     return true;
   }
   [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
-    const auto found = digests_.find(version);
-    return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+    return digests_->find(version);
   }
   [[nodiscard]] bool wants_anchor() const override { return road_.said().proof == kAnchorWanted; }
   [[nodiscard]] std::vector<Worker> workers() const override { return {}; }
@@ -95,20 +93,28 @@ class CheckpointDelivery final : public Delivery {
   [[nodiscard]] const Hash128& run() const override { return receiver_->run(); }
 
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
-    if (kind == EngineKind::kVllm) return make_vllm_disk_session(std::move(link), versions_);
-    return make_sglang_disk_session(std::move(link), versions_, [this](const std::string& path) {
+    SessionOptions options{to_hex(receiver_->run()), "", config_.agent.stage_timeout, digests_};
+    if (kind == EngineKind::kVllm) {
+      return make_engine_session(make_vllm_disk_transport(std::move(link), versions_),
+                                 std::move(options));
+    }
+    const auto check = [this](const std::string& path) {
       // What an agent gave it before, and has removed since, was right.
       if (path.starts_with(changed_root_)) return Status();
       return check_same_shapes(posix_file_system(), path, *watched_.layout());
-    });
+    };
+    return make_engine_session(make_sglang_disk_transport(std::move(link), versions_, check),
+                               std::move(options));
   }
 
  private:
   static constexpr auto kLook = std::chrono::milliseconds(200);
 
   void note(std::uint64_t version, const Digest& digest) {
-    version_ = versions_.version = version;
-    digests_[version] = digest;
+    version_ = version;
+    versions_.holds = {to_hex(receiver_->run()), static_cast<std::int64_t>(version),
+                       to_hex(digest)};
+    digests_->note(version, digest);
   }
 
   // The checkpoint is at the new version, and nobody reads.
@@ -138,7 +144,7 @@ class CheckpointDelivery final : public Delivery {
   bool parts_wanted_ = false;
   bool staged_ = false;
   std::uint64_t version_ = 0;
-  std::map<std::uint64_t, Digest> digests_;
+  std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
 };
 
 }  // namespace

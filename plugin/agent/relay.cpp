@@ -176,7 +176,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
                                          const ManifestFile& file, const Deadline& deadline) {
   const std::string what = concat("part ", file.name);
   const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
-  const ByteGate::Pass held(fetched_gate_, file.size_bytes);
+  const MemoryBudget::Hold held(fetched_budget_, file.size_bytes);
   Carried carried;
   Result<MappedFile> part = error(StatusCode::kInternal, what);
   std::unique_ptr<File> out;
@@ -199,7 +199,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
-  const ByteGate::Pass also_held(inflated_gate_, inflated);
+  const MemoryBudget::Hold also_held(inflated_budget_, inflated);
   DRIFTLESS_ASSIGN_OR_RETURN(carried.delta_bytes, write_plain_part(manifest, *part, layout_, *out));
   return carried;
 }

@@ -23,7 +23,7 @@
 #include "core/hash128.h"
 #include "core/layout.h"
 #include "formats/manifest.h"
-#include "plugin/agent/byte_gate.h"
+#include "plugin/agent/memory_budget.h"
 
 namespace driftless {
 
@@ -82,8 +82,8 @@ class Relay {
       : options_(options),
         up_(&up),
         down_(&down),
-        fetched_gate_(options.read_bytes / 2),
-        inflated_gate_(options.read_bytes / 2) {}
+        fetched_budget_(options.read_bytes / 2),
+        inflated_budget_(options.read_bytes / 2) {}
 
   [[nodiscard]] Result<std::optional<PublicationId>> next_step();
   [[nodiscard]] Result<std::optional<RelayReport>> relay(const PublicationId& id);
@@ -110,8 +110,8 @@ class Relay {
   std::vector<ReceiverReport> receivers_;
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time
-  // Two, since a part is inflated while it is held: who has passed the second waits for nobody.
-  ByteGate fetched_gate_, inflated_gate_;
+  // Two, since a part is inflated while it is held: whoever holds of the second waits for nobody.
+  MemoryBudget fetched_budget_, inflated_budget_;
 };
 
 }  // namespace driftless

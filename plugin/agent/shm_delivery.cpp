@@ -4,7 +4,7 @@
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/relay.h"
-#include "plugin/engines/worker_engine.h"
+#include "plugin/engines/engine_session.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
@@ -30,6 +30,7 @@ class ShmDelivery final : public Delivery {
     options.fetch_deadline = config_.receiver.fetch_deadline;
     options.report_deadline = config_.receiver.report_deadline;
     DRIFTLESS_ASSIGN_OR_RETURN(relay_, Relay::open(options, road, *sender_, deadline));
+    if (const std::optional<Digest> base = relay_->digest(0)) digests_->note(0, *base);
     return {};
   }
 
@@ -39,6 +40,7 @@ class ShmDelivery final : public Delivery {
       DRIFTLESS_ASSIGN_OR_RETURN(report, relay_->follow(deadline));
     }
     if (!report) return std::optional<DeliveryReport>();
+    digests_->note(report->id.version, report->digest);
     UpdateReport update;
     update.version = report->id.version;
     update.from_version = report->base_version;
@@ -61,16 +63,15 @@ class ShmDelivery final : public Delivery {
   }
   [[nodiscard]] bool wants_anchor() const override { return relay_->wants_anchor(); }
 
-  // One whose weights are not those of the version that it names holds nothing.
+  // One whose weights are not those of the version that it names holds nothing; nor does one whose
+  // version this agent cannot compare.
   [[nodiscard]] std::vector<Worker> workers() const override {
     std::vector<Worker> found;
     for (const ReceiverReport& report : relay_->receivers()) {
       Worker& worker = found.emplace_back(Worker{report.id, std::nullopt});
       const std::optional<Digest> expected = relay_->digest(report.version);
       const std::string_view proof = std::string_view(report.proof).substr(0, kDigestDigits);
-      const bool holds = expected ? proof == to_hex(*expected)
-                                  : !report.proof.empty() && report.proof != kAnchorWanted;
-      if (holds) worker.version = report.version;
+      if (expected && proof == to_hex(*expected)) worker.version = report.version;
     }
     return found;
   }
@@ -81,21 +82,22 @@ class ShmDelivery final : public Delivery {
   [[nodiscard]] const Hash128& run() const override { return relay_->run(); }
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
     const AgentOptions& agent = config_.agent;
-    std::unique_ptr<WorkerEngine> engine;
+    SessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
+                           digests_};
     if (kind == EngineKind::kVllm) {
-      engine = make_vllm_engine(std::move(link));
-    } else {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          engine, make_sglang_engine(std::move(link), agent.sglang_loader, agent.call_timeout,
-                                     config_.host_shm.dir));
+      return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
     }
-    return make_worker_session(std::move(engine), worker_source(config_), agent.stage_timeout);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineTransport> transport,
+                               make_sglang_transport(std::move(link), agent.sglang_loader,
+                                                     agent.call_timeout, config_.host_shm.dir));
+    return make_engine_session(std::move(transport), std::move(options));
   }
 
  private:
   const Config config_;
   std::unique_ptr<SendRoad> sender_;
   std::unique_ptr<Relay> relay_;
+  std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
 };
 
 }  // namespace

@@ -60,7 +60,8 @@ class EngineFleet {
   [[nodiscard]] std::vector<EngineState> states() const;
   // Whether every engine is at `version`.
   [[nodiscard]] bool all_at(std::uint64_t version) const;
-  // Ends what may be ended; engines that are paused are resumed before it returns.
+  // Ends what may be ended; engines that are paused are resumed before it returns, if their ranks
+  // hold one version.
   void stop();
 
  private:

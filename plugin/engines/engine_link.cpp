@@ -1,5 +1,8 @@
 #include "plugin/engines/engine_link.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "plugin/engines/engine_http.h"
 
 namespace driftless {
@@ -7,71 +10,118 @@ namespace {
 
 constexpr std::size_t kShownReplyBytes = 400;
 
-std::string words_of(const Result<Json>& answer, std::string_view body) {
-  if (!answer.ok() || !answer->is_object()) return shown(body, kShownReplyBytes);
+std::string words_of(const Json& answer) {
   for (const char* key : {"message", "detail", "error"}) {
-    const auto found = answer->find(key);
-    if (found == answer->end()) continue;
+    const auto found = answer.find(key);
+    if (found == answer.end()) continue;
     if (found->is_string()) return shown(found->get_ref<const std::string&>(), kShownReplyBytes);
-    if (!found->is_object()) continue;
-    const auto inner = found->find("message");
-    if (inner != found->end() && inner->is_string()) {
-      return shown(inner->get_ref<const std::string&>(), kShownReplyBytes);
+    if (found->is_object() && !json_text(*found, "message").empty()) {
+      return shown(json_text(*found, "message"), kShownReplyBytes);
     }
   }
-  return shown(body, kShownReplyBytes);
+  return {};
+}
+
+bool plain_text(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte > ' ' && byte < 0x7F;
+  });
+}
+
+Status judge_status(const std::string& url, const EngineReply& reply, bool object) {
+  if (reply.http_status >= 300 && reply.http_status <= 399) {
+    return error(StatusCode::kInvalidArgument, url, ": answered with a redirect (status ",
+                 reply.http_status, "), which is not followed: name the engine's own address");
+  }
+  if (reply.http_status < 200 || reply.http_status > 299) {
+    return error(reply.http_status >= 500 ? StatusCode::kIo : StatusCode::kInvalidArgument, url,
+                 ": the engine answered with status ", reply.http_status, ": ", reply.words);
+  }
+  if (object) return {};
+  return error(StatusCode::kCorrupt, url, ": expected a JSON object, found ",
+               shown(reply.body, kShownReplyBytes));
 }
 
 }  // namespace
 
 EngineLink::EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
-                       const std::atomic<bool>& stop)
-    : url_(std::move(url)), token_(std::move(token)), timeout_(timeout), stop_(&stop) {
+                       const std::atomic<bool>* stop)
+    : url_(std::move(url)), token_(std::move(token)), timeout_(timeout), stop_(stop) {
   while (url_.ends_with('/')) url_.pop_back();
 }
 
-Result<Json> EngineLink::call(std::string_view path, const Json* body, bool may_stop) const {
+EngineReply EngineLink::call(std::string_view path, const Json* body,
+                             std::chrono::milliseconds timeout, bool must) const {
   HttpCall call{concat(url_, path), {}, token_, body == nullptr};
+  EngineReply reply;
   if (body != nullptr) {
     try {
       call.body = body->dump();
     } catch (const Json::exception&) {
-      return error(StatusCode::kInvalidArgument, call.url, ": what is to be said is not UTF-8");
+      reply.status =
+          error(StatusCode::kInvalidArgument, call.url, ": what is to be said is not UTF-8");
+      return reply;
     }
   }
-  const HttpAnswer answer = http_call(call, timeout_, may_stop ? stop_ : nullptr);
-  DRIFTLESS_RETURN_IF_ERROR(answer.status);
-  const bool yes = answer.number >= 200 && answer.number <= 299;
-  if (answer.number >= 300 && answer.number <= 399) {
-    return error(StatusCode::kInvalidArgument, call.url, ": answered with a redirect (status ",
-                 answer.number, "), which is not followed: name the engine's own address");
+  HttpAnswer answer = http_call(call, timeout, must ? nullptr : stop_);
+  reply.http_status = answer.number;
+  reply.body = std::move(answer.body);
+  if (!answer.status.ok()) {
+    reply.status = answer.status;
+    reply.again = answer.again;
+    reply.words = reply.body;
+    return reply;
   }
-  if (yes && answer.body.empty()) return Json(Json::object());
-  Result<Json> parsed = parse_json(answer.body, call.url);
-  if (!yes) {
-    return error(answer.number >= 500 ? StatusCode::kIo : StatusCode::kInvalidArgument, call.url,
-                 ": the engine answered with status ", answer.number, ": ",
-                 words_of(parsed, answer.body));
+  if (reply.body.empty() && answer.number >= 200 && answer.number <= 299) reply.body = "{}";
+  const Result<Json> parsed = parse_json(reply.body, call.url);
+  const bool object = parsed.ok() && parsed->is_object();
+  reply.words = object ? words_of(*parsed) : shown(reply.body, kShownReplyBytes);
+  if (object && reply.words.empty() && answer.number >= 300) {
+    reply.words = shown(reply.body, kShownReplyBytes);
   }
-  if (parsed.ok() && parsed->is_object()) return parsed;
-  return error(StatusCode::kCorrupt, call.url, ": expected a JSON object, found ",
-               shown(answer.body, kShownReplyBytes));
+  reply.again = answer.number >= 500;
+  reply.status = judge_status(call.url, reply, object);
+  return reply;
 }
 
-Result<Json> EngineLink::post(std::string_view path, const Json& body) const {
-  return call(path, &body, true);
+Result<Json> EngineLink::post(std::string_view path, const Json& body, bool must) const {
+  const EngineReply reply = call(path, &body, timeout_, must);
+  DRIFTLESS_RETURN_IF_ERROR(reply.status);
+  return parse_json(reply.body, path);
 }
 
-Result<Json> EngineLink::get(std::string_view path) const { return call(path, nullptr, true); }
-
-Result<Json> EngineLink::must_post(std::string_view path, const Json& body) const {
-  return call(path, &body, false);
+Result<Json> EngineLink::get(std::string_view path, bool must) const {
+  const EngineReply reply = call(path, nullptr, timeout_, must);
+  DRIFTLESS_RETURN_IF_ERROR(reply.status);
+  return parse_json(reply.body, path);
 }
 
-bool is_unknown_call(const Status& status) {
-  return status.code() == StatusCode::kInvalidArgument &&
-         (status.message().find("status 404") != std::string_view::npos ||
-          status.message().find("status 405") != std::string_view::npos);
+Status check_engine_url(const std::string& url, const std::string& token) {
+  const std::string name = shown(url);
+  if (!url.starts_with("http://") && !url.starts_with("https://")) {
+    return error(StatusCode::kInvalidArgument, "engine ", name,
+                 ": the url must begin with http:// or https://");
+  }
+  if (!plain_text(url) || url.find_first_of("?#") != std::string::npos) {
+    return error(StatusCode::kInvalidArgument, "engine ", name,
+                 ": the url has spaces, '?', '#' or other characters that no base url has");
+  }
+  if (plain_text(token)) return {};
+  return error(StatusCode::kInvalidArgument, "engine ", name,
+               ": the token has spaces or other characters that no header can hold");
+}
+
+Status known_call(const Status& status) {
+  const bool unknown = status.code() == StatusCode::kInvalidArgument &&
+                       (status.message().find("status 404") != std::string_view::npos ||
+                        status.message().find("status 405") != std::string_view::npos);
+  return unknown ? Status(StatusCode::kUnsupported, std::string(status.message())) : status;
+}
+
+std::string json_text(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 }  // namespace driftless

@@ -1,10 +1,9 @@
-// EngineLink: JSON over HTTP with one engine. What it answers is strict JSON, or a failure that
-// names the call, the HTTP status and the engine's words. Internal to agent/.
+// EngineLink: JSON over HTTP with one engine (engine_http.h). What it answers is strict JSON, or a
+// failure that names the call, the HTTP status and the engine's words. Any thread.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -13,32 +12,45 @@
 
 namespace driftless {
 
+// One call, as it was answered.
+struct EngineReply {
+  // kIo: the engine could not be reached, or says 5xx; kInvalidArgument: 3xx or 4xx;
+  // kDeadlineExceeded; kCorrupt: no JSON object. An empty answer is an empty object.
+  Status status;
+  long http_status = 0;  // 0: nothing was answered
+  bool again = false;    // it may go well another time
+  std::string words;     // the engine's own, on one line
+  std::string body;
+};
+
 class EngineLink {
  public:
-  // `stop` ends the calls that may be ended; it outlives the link.
+  // `stop` ends the calls that may be ended; null: none. It outlives the link.
   EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
-             const std::atomic<bool>& stop);
+             const std::atomic<bool>* stop);
 
-  // kIo where the engine could not be reached or says 5xx, kInvalidArgument for 4xx,
-  // kDeadlineExceeded, kCorrupt for what is not a JSON object. An empty answer is an empty object.
-  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body = Json::object()) const;
-  [[nodiscard]] Result<Json> get(std::string_view path) const;
-  // The same for calls that must be made, also while everything ends: what was paused is resumed.
-  [[nodiscard]] Result<Json> must_post(std::string_view path,
-                                       const Json& body = Json::object()) const;
+  // `must`: also while everything ends.
+  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const;
+  [[nodiscard]] Result<Json> get(std::string_view path, bool must) const;
+  // With a timeout of its own, and all that is known of the answer.
+  [[nodiscard]] EngineReply call(std::string_view path, const Json* body,
+                                 std::chrono::milliseconds timeout, bool must) const;
 
   [[nodiscard]] const std::string& url() const { return url_; }
-  [[nodiscard]] bool stopping() const { return *stop_; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
+  [[nodiscard]] bool stopping() const { return stop_ != nullptr && *stop_; }
 
  private:
-  [[nodiscard]] Result<Json> call(std::string_view path, const Json* body, bool may_stop) const;
-
   std::string url_, token_;
   std::chrono::milliseconds timeout_;
   const std::atomic<bool>* stop_;
 };
 
-// A call's path that this engine does not know: 404 or 405.
-[[nodiscard]] bool is_unknown_call(const Status& status);
+// kInvalidArgument, naming the url, if it cannot be called, or if the token fits no header.
+[[nodiscard]] Status check_engine_url(const std::string& url, const std::string& token);
+// kUnsupported in place of a refusal with 404 or 405: this engine does not know the path.
+[[nodiscard]] Status known_call(const Status& status);
+// Text under a key, or nothing.
+[[nodiscard]] std::string json_text(const Json& json, const char* key);
 
 }  // namespace driftless

@@ -1,37 +1,212 @@
 #include "plugin/engines/engine_notifier.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "plugin/engines/engine_calls.h"
+#include "formats/version_dir.h"
 #include "plugin/engines/engine_http.h"
+#include "plugin/engines/engine_link.h"
 
 namespace driftless {
 namespace {
 
 using std::chrono::milliseconds;
 
-// One try of one call.
-EngineReply post(const EngineEndpoint& engine, const EngineCall& call, milliseconds timeout,
-                 long& http_status) {
-  const HttpAnswer answer = http_call({call.url, call.body, engine.token}, timeout);
-  http_status = answer.number;
-  if (answer.status.ok()) return judge_reply(call.url, http_status, answer.body);
-  return {answer.status, answer.body, answer.again};
-}
+constexpr milliseconds kLongestRetryWait{10'000};
+constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
+
+// One engine, on the thread that notifies it.
+class Notified {
+ public:
+  Notified(EngineEndpoint engine, const NotifyOptions& options)
+      : engine_(std::move(engine)),
+        options_(options),
+        link_(engine_.url, engine_.token, options.timeout, nullptr) {}
+
+  void notify(const std::map<std::uint64_t, PublishedVersion>& versions, std::uint64_t newest,
+              const Deadline& deadline, EngineResult& result) {
+    const auto begin = std::chrono::steady_clock::now();
+    result.url = engine_.url;
+    result.status = tell(versions, newest, deadline, result);
+    result.ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+ private:
+  [[nodiscard]] Status tell(const std::map<std::uint64_t, PublishedVersion>& versions,
+                            std::uint64_t newest, const Deadline& deadline, EngineResult& result) {
+    const PublishedVersion& version = versions.at(newest);
+    if (newest > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+      return error(StatusCode::kInvalidArgument, "version ", newest, " is too large");
+    }
+    if (engine_.action == EngineAction::kUpdateFlush) {
+      return tell_flush(versions, newest, deadline, result);
+    }
+    if (engine_.action == EngineAction::kPullWeights) {
+      const Json pull = {{"local_checkpoint_dir", engine_.local_checkpoint_dir},
+                         {"source_dir", version.source_dir},
+                         {"target_version", newest}};
+      DRIFTLESS_RETURN_IF_ERROR(post("/pull_weights", pull, deadline, result));
+    }
+    const Json load = {{"model_path", engine_.local_checkpoint_dir},
+                       {"weight_version", std::to_string(newest)}};
+    return post("/update_weights_from_disk", load, deadline, result);
+  }
+
+  // From what the engine has to the newest version, one post after the other.
+  [[nodiscard]] Status tell_flush(const std::map<std::uint64_t, PublishedVersion>& versions,
+                                  std::uint64_t newest, const Deadline& deadline,
+                                  EngineResult& result) {
+    DRIFTLESS_RETURN_IF_ERROR(ask_what_it_holds(versions));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> missed, way(versions, newest));
+    for (const std::uint64_t number : missed) {
+      const PublishedVersion& version = versions.at(number);
+      const std::string label = std::to_string(number);
+      Json load = {{"model_path", version.version_dir}, {"weight_version", label}};
+      if (!version.full) {
+        load["load_format"] = "delta";
+        load["files"] = version.files;
+      }
+      posted_ = number;
+      if (version.files.empty() && !version.full) {
+        DRIFTLESS_RETURN_IF_ERROR(set_label(label, deadline, result));
+      } else {
+        DRIFTLESS_RETURN_IF_ERROR(post("/update_weights_from_disk", load, deadline, result)
+                                      .with_context(concat("version ", number)));
+      }
+      DRIFTLESS_RETURN_IF_ERROR(confirm(label));
+      holds_ = number;
+      label_ = label;
+    }
+    return {};
+  }
+
+  // The label that it gave itself, or that this notifier gave it. Of another number, as a run of
+  // before leaves it, nobody knows the weights.
+  [[nodiscard]] Status ask_what_it_holds(
+      const std::map<std::uint64_t, PublishedVersion>& versions) {
+    const EngineReply info = link_.call("/model_info", nullptr, options_.timeout, true);
+    const Status known = known_call(info.status);
+    if (known.code() == StatusCode::kUnsupported) {  // it cannot say: what it was told counts
+      if (!posted_) holds_ = 0;
+      return {};
+    }
+    DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
+    const std::string label = json_text(said, "weight_version");
+    if (holds_ && label == label_) return {};
+    if (posted_ && label == std::to_string(*posted_) && versions.contains(*posted_)) {
+      holds_ = posted_;  // the post went well, its answer was lost
+    } else if (label.empty() || label == kFreshLabel) {
+      holds_ = 0;  // as it was started, from the base
+    } else {
+      holds_.reset();
+    }
+    label_ = label;
+    return {};
+  }
+
+  // The versions to post, in order: the deltas that follow what the engine holds, or a full version
+  // and those that follow it.
+  [[nodiscard]] Result<std::vector<std::uint64_t>> way(
+      const std::map<std::uint64_t, PublishedVersion>& versions, std::uint64_t newest) const {
+    std::vector<std::uint64_t> missed;
+    for (std::uint64_t number = newest; !holds_ || number != *holds_;) {
+      const auto found = versions.find(number);
+      if (found == versions.end()) {
+        return error(StatusCode::kWrongBase, engine_.url, ": holds ",
+                     holds_ ? concat("version ", *holds_) : concat("weights labelled ", label_),
+                     ", version ", newest, " needs version ", number,
+                     ", which cannot be posted any more: publish a full version");
+      }
+      missed.insert(missed.begin(), number);
+      if (found->second.full) break;
+      number = found->second.base_version;
+    }
+    return missed;
+  }
+
+  [[nodiscard]] Status confirm(const std::string& label) {
+    const EngineReply info = link_.call("/model_info", nullptr, options_.timeout, true);
+    const Status known = known_call(info.status);
+    if (known.code() == StatusCode::kUnsupported) return {};
+    DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
+    const std::string found = json_text(said, "weight_version");
+    if (found == label || found.empty()) return {};
+    return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ", shown(found),
+                 ", expected ", label);
+  }
+
+  // A version that changes nothing has no files to post.
+  [[nodiscard]] Status set_label(const std::string& label, const Deadline& deadline,
+                                 EngineResult& result) {
+    const Json named = {{"new_version", label}, {"abort_all_requests", false}};
+    return post("/update_weight_version", named, deadline, result);
+  }
+
+  [[nodiscard]] Status post(std::string_view path, const Json& body, const Deadline& deadline,
+                            EngineResult& result) const {
+    Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
+    Status last;
+    for (unsigned tries = 0;; ++tries) {
+      if (Status late = deadline.check(concat(engine_.url, path)); !late.ok()) {
+        return last.ok() ? late : last;
+      }
+      ++result.attempts;
+      const EngineReply reply =
+          link_.call(path, &body, std::min(options_.timeout, deadline.remaining()), true);
+      result.http_status = reply.http_status;
+      result.message = reply.words;
+      last = judge(path, reply);
+      if (!reply.again || tries >= options_.retries || !backoff.sleep(deadline)) return last;
+    }
+  }
+
+  [[nodiscard]] Status judge(std::string_view path, const EngineReply& reply) const {
+    DRIFTLESS_RETURN_IF_ERROR(reply.status);
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, parse_json(reply.body, path));
+    const auto success = answer.find("success");
+    if (success == answer.end() || !success->is_boolean()) {
+      return error(StatusCode::kCorrupt, engine_.url, path,
+                   ": expected {\"success\":true|false,\"message\":...}, found ",
+                   shown(reply.body, 300));
+    }
+    if (success->get<bool>()) return {};
+    return error(StatusCode::kIo, engine_.url, path, ": the engine refused: ", reply.words);
+  }
+
+  const EngineEndpoint engine_;
+  const NotifyOptions& options_;
+  EngineLink link_;
+  std::optional<std::uint64_t> holds_;   // none: nobody knows
+  std::optional<std::uint64_t> posted_;  // last, whatever came of it
+  std::string label_;                    // that goes with holds_
+};
 
 class HttpNotifier final : public EngineNotifier {
  public:
-  explicit HttpNotifier(NotifyOptions options) : options_(std::move(options)) {}
+  explicit HttpNotifier(NotifyOptions options) : options_(std::move(options)) {
+    for (const EngineEndpoint& engine : options_.engines) {
+      engines_.push_back(std::make_unique<Notified>(engine, options_));
+    }
+  }
 
   [[nodiscard]] std::vector<EngineResult> notify(const PublishedVersion& version,
                                                  const Deadline& deadline) override {
-    std::vector<EngineResult> results(options_.engines.size());
+    versions_.insert_or_assign(version.version, version);
+    std::vector<EngineResult> results(engines_.size());
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < results.size(); ++i) {
-      const auto work = [&, i] { notify_one(options_.engines[i], version, deadline, results[i]); };
+      const auto work = [&, i] {
+        engines_[i]->notify(versions_, version.version, deadline, results[i]);
+      };
       try {
         threads.emplace_back(work);
       } catch (const std::system_error&) {
@@ -39,42 +214,17 @@ class HttpNotifier final : public EngineNotifier {
       }
     }
     for (std::thread& thread : threads) thread.join();
+    // What all have is not posted again, unless one of them is started anew.
+    if (version.full && all_acknowledged(results)) {
+      versions_.erase(versions_.begin(), versions_.find(version.version));
+    }
     return results;
   }
 
  private:
-  void notify_one(const EngineEndpoint& engine, const PublishedVersion& version,
-                  const Deadline& deadline, EngineResult& result) const {
-    const auto begin = std::chrono::steady_clock::now();
-    result.url = engine.url;
-    const Result<std::vector<EngineCall>> calls = engine_calls(engine, version);
-    result.status = calls.status();
-    for (std::size_t i = 0; calls.ok() && result.status.ok() && i < calls->size(); ++i) {
-      call(engine, (*calls)[i], deadline, result);
-    }
-    result.ms =
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-  }
-
-  void call(const EngineEndpoint& engine, const EngineCall& call, const Deadline& deadline,
-            EngineResult& result) const {
-    Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestWait));
-    for (unsigned tries = 0;; ++tries) {
-      if (Status late = deadline.check(call.url); !late.ok()) {
-        if (result.status.ok()) result.status = std::move(late);
-        return;
-      }
-      ++result.attempts;
-      EngineReply reply =
-          post(engine, call, std::min(options_.timeout, deadline.remaining()), result.http_status);
-      result.status = std::move(reply.status);
-      result.message = std::move(reply.message);
-      if (!reply.again || tries >= options_.retries || !backoff.sleep(deadline)) return;
-    }
-  }
-
-  static constexpr milliseconds kLongestWait{10'000};
   const NotifyOptions options_;
+  std::vector<std::unique_ptr<Notified>> engines_;
+  std::map<std::uint64_t, PublishedVersion> versions_;  // that were published, for who missed them
 };
 
 bool is_version_name(std::string_view name) {
@@ -91,7 +241,11 @@ bool is_version_name(std::string_view name) {
 
 Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options) {
   for (const EngineEndpoint& engine : options.engines) {
-    DRIFTLESS_RETURN_IF_ERROR(check_endpoint(engine));
+    DRIFTLESS_RETURN_IF_ERROR(check_engine_url(engine.url, engine.token));
+    if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty())
+      continue;
+    return error(StatusCode::kInvalidArgument, "engine ", shown(engine.url),
+                 ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it");
   }
   if (options.timeout.count() <= 0 || options.retry_wait.count() < 0) {
     return error(StatusCode::kInvalidArgument, "engines: timeout ", options.timeout.count(),
@@ -99,6 +253,13 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
   }
   DRIFTLESS_RETURN_IF_ERROR(check_http());
   return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options)));
+}
+
+Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,
+                                                std::uint64_t version) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory found, open_version(fs, source_dir, version));
+  return PublishedVersion{source_dir,          found.path,         version,
+                          found.payload_files, found.base_version, found.full()};
 }
 
 bool all_acknowledged(const std::vector<EngineResult>& results) {

@@ -1,5 +1,10 @@
 // Tells inference engines over HTTP that a version is there, each in its own way, and gathers what
 // they say. Needs libcurl (engine_http.h); without it create() says so.
+//
+// Engines that read flush files hold deltas: each is posted only on top of the version that it was
+// made from. The notifier remembers what an engine has, asks it for its weight_version before and
+// after, and makes up for what the engine missed, in order or by a full version, before anything
+// else is posted.
 #pragma once
 
 #include <chrono>
@@ -17,7 +22,7 @@ namespace driftless {
 enum class EngineAction : unsigned char {
   kPullWeights,     // POST /pull_weights, then POST /update_weights_from_disk
   kUpdateFromDisk,  // POST /update_weights_from_disk: somebody has patched the checkpoint already
-  kUpdateFlush,     // POST /update_weights_from_disk with the flush files of the version
+  kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
 };
 
 struct EngineEndpoint {
@@ -40,8 +45,14 @@ struct PublishedVersion {
   std::string source_dir;          // the directory of versions
   std::string version_dir;         // this one's
   std::uint64_t version = 0;       // at most 2^63-1
-  std::vector<std::string> files;  // base names of its payload, for kUpdateFlush
+  std::vector<std::string> files;  // base names of its payload, for kUpdateFlush; none: no change
+  std::uint64_t base_version = 0;  // that its deltas build on
+  bool full = false;               // every tensor, whole
 };
+// Read from the directory of versions. kIncomplete, kNotFound and kCorrupt as open_version().
+[[nodiscard]] Result<PublishedVersion> read_published_version(FileSystem& fs,
+                                                              const std::string& source_dir,
+                                                              std::uint64_t version);
 
 struct EngineResult {
   std::string url;

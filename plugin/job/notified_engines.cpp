@@ -58,17 +58,19 @@ std::string NotifiedEngines::version_dir(std::uint64_t version) const {
 }
 
 std::vector<Status> NotifiedEngines::notify(std::uint64_t version) {
-  PublishedVersion published;
-  published.source_dir = dir_;
-  published.version_dir = version_dir(version);
-  published.version = version;
-  if (layout_ == DirectoryLayout::kFlush) {
-    const auto names = posix_file_system().list(published.version_dir);
-    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-      if (name.ends_with(".safetensors")) published.files.push_back(name);
-    }
+  Result<PublishedVersion> published = PublishedVersion{};
+  published->source_dir = dir_;
+  published->version_dir = version_dir(version);
+  published->version = version;
+  if (layout_ == DirectoryLayout::kFlush) {  // these engines are told what the version builds on
+    published = read_published_version(posix_file_system(), dir_, version);
   }
-  const std::vector<EngineResult> results = notifier_->notify(published, Deadline::after(longest_));
+  std::vector<EngineResult> results(tallies_.size());
+  if (published.ok()) {
+    results = notifier_->notify(*published, Deadline::after(longest_));
+  } else {
+    for (EngineResult& result : results) result.status = published.status();
+  }
   acknowledged_ = all_acknowledged(results);
   std::vector<Status> failures;
   for (std::size_t i = 0; i < results.size(); ++i) {

@@ -18,10 +18,22 @@ namespace driftless::testing {
 class VllmStandIn {
  public:
   struct Rank {
-    std::uint64_t version = 0;
-    std::optional<std::uint64_t> before, staged;
-    std::string state = "closed", error;
+    std::int64_t version = 0;  // -1: torn
+    std::optional<std::int64_t> before;
+    std::optional<std::uint64_t> staged;
+    std::string state = "closed", error, run, before_run, follows, ticket;
+    // What its receiver says of its weights; empty: nothing yet.
+    [[nodiscard]] std::string digest() const {
+      if (state == "closed" && run.empty()) return "";
+      return version < 0 ? "" : digest_of(run, version);
+    }
   };
+  // The manifest's digest of a version: 32 hex digits that differ by run and version.
+  static std::string digest_of(const std::string& run, std::int64_t version) {
+    const std::string number = std::to_string(version);
+    const char fill = version == 0 || run.empty() ? '0' : run.front();
+    return "0" + number + std::string(15 - number.size(), fill) + "0" + std::string(15, fill);
+  }
 
   explicit VllmStandIn(std::size_t ranks)
       : ranks_(ranks), server_([this](const HttpRequest& request) { return answer(request); }) {}
@@ -49,12 +61,35 @@ class VllmStandIn {
     return static_cast<std::size_t>(std::ranges::count(made, call));
   }
 
+  // The server was killed and started again: the base's weights, nothing followed.
+  void restart() {
+    const std::scoped_lock lock(mutex_);
+    restart_now();
+  }
+  void restart_now() {
+    ranks_ = std::vector<Rank>(ranks_.size());
+    paused_ = session_ = false;
+    weight_version_ = "default";
+    ++process_;
+  }
+  void set_rank(std::size_t rank, const std::function<void(Rank&)>& change) {
+    const std::scoped_lock lock(mutex_);
+    change(ranks_[rank]);
+  }
+  void set_paused(bool paused) {
+    const std::scoped_lock lock(mutex_);
+    paused_ = paused;
+  }
+
   // Set before the engine is driven, or from within these.
-  std::uint64_t published = 1;                                           // what staging finds
-  std::function<std::optional<HttpResponse>(const std::string&)> on;     // by call, before it acts
+  std::function<bool(const std::string& call)> restarts;              // before the call is answered
+  std::string run = std::string(32, 'a');                             // that the road carries
+  std::uint64_t published = 1;                                        // what staging finds
+  std::function<std::optional<HttpResponse>(const std::string&)> on;  // by call, before it acts
   std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
-  int slips = 0;       // so many RPCs are answered with the answer to the one before
-  bool stuck = false;  // all of them with the same old one
+  int slips = 0;              // so many RPCs are answered with the answer to the one before
+  bool stuck = false;         // all of them with the same old one
+  bool session_known = true;  // its workers commit inside vLLM's own session
 
  private:
   HttpResponse answer(const HttpRequest& request) {
@@ -67,6 +102,7 @@ class VllmStandIn {
     const std::string call =
         path == "/collective_rpc" ? "rpc:" + body.at("method").get<std::string>() : path;
     calls_.push_back(call);
+    if (restarts && restarts(call)) restart_now();
     if (on) {
       if (auto instead = on(call)) return *instead;
     }
@@ -78,8 +114,9 @@ class VllmStandIn {
       return {500, R"({"error":"active, or of a reload"})", {}, ""};
     }
     if (path == "/start_weight_update") session_ = true;
-    if (path == "/update_weights") commit(body.at("update_info").at("version"));
+    if (path == "/update_weights") commit(body.at("update_info"));
     if (path == "/finish_weight_update") {
+      if (!session_) return {500, R"({"error":"no update is active"})", {}, ""};
       session_ = false;
       if (body.contains("weight_version")) weight_version_ = body.at("weight_version");
     }
@@ -95,51 +132,81 @@ class VllmStandIn {
     return fails && fails(rank, what);
   }
 
-  void commit(std::uint64_t version) {
+  void commit(const nlohmann::json& info) {
+    const std::uint64_t version = info.at("version");
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      if (failing(i, "commit") || rank.staged != version) {
+      if (failing(i, "commit") || rank.staged != version || info.at("ticket") != rank.ticket) {
         rank.error = "commit refused";
         continue;
       }
       rank.before = rank.version;
-      rank.version = version;
+      rank.before_run = rank.run;
+      rank.version = failing(i, "tear") ? -1 : static_cast<std::int64_t>(version);
+      rank.run = rank.follows;
       rank.staged.reset();
       rank.state = "committed";
     }
+  }
+
+  // False: it refuses.
+  bool obey(Rank& rank, std::size_t number, const std::string& what, const nlohmann::json& given) {
+    if (what != "status" && failing(number, what)) {
+      rank.error = what + " failed";
+      if (what == "stage") rank.state = "failed";
+      return false;
+    }
+    if (what == "open") {
+      if (rank.version > 0 && rank.run != run) {
+        rank.error = "the weights are of another run";
+        return false;
+      }
+      rank.state = "idle";
+      rank.follows = run;
+      rank.error.clear();
+    } else if (what == "close") {
+      rank.state = "closed";
+      rank.follows.clear();
+      rank.staged.reset();
+    } else if (what == "stage") {
+      const bool newer = static_cast<std::int64_t>(published) > rank.version;
+      rank.staged = newer ? std::optional(published) : std::nullopt;
+      rank.ticket = given.at("ticket");
+      rank.state = "staged";
+    } else if (what == "rollback") {
+      rank.staged.reset();
+      if (rank.version == given.at("version")) return true;
+      if (rank.before != given.at("version")) return false;
+      rank.version = *rank.before;
+      rank.run = rank.before_run;
+    }
+    return true;
   }
 
   HttpResponse rpc(const nlohmann::json& body) {
     const std::string method = body.at("method");
     const auto& kwargs = body.at("kwargs");
     if (method == "reload_weights") return ok({{"results", std::vector<std::nullptr_t>(1)}});
+    if (method == "driftless_commit") commit(kwargs);
     nlohmann::json results = nlohmann::json::array();
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      bool good = true;
       const std::string what = method.substr(method.find('_') + 1);
-      if (method != "driftless_status" && failing(i, what)) {
-        good = false;
-        rank.error = what + " failed";
-        if (what == "stage") rank.state = "failed";
-      } else if (method == "driftless_open") {
-        rank.state = "idle";
-      } else if (method == "driftless_stage") {
-        rank.staged = published > rank.version ? std::optional(published) : std::nullopt;
-        rank.state = "staged";
-      } else if (method == "driftless_rollback" && rank.version != kwargs.at("version")) {
-        rank.version = rank.before.value_or(rank.version);
-      }
+      const bool good = what == "commit" || obey(rank, i, what, kwargs);
       const bool bad_state = rank.state == "failed";
       results.push_back(
           {{"nonce", kwargs.at("nonce")},
            {"rank", i},
+           {"process", std::to_string(process_) + "-" + std::to_string(i)},
            {"ok", good && !bad_state},
            {"error", rank.error.empty() ? nlohmann::json() : nlohmann::json(rank.error)},
            {"state", rank.state},
            {"version", rank.version},
            {"staged_version", rank.staged ? nlohmann::json(*rank.staged) : nlohmann::json()},
-           {"digest", ""}});
+           {"run", rank.run},
+           {"follows", rank.follows},
+           {"digest", rank.digest()},
+           {"session", session_known}});
     }
     const nlohmann::json reply = {{"results", results}};
     if (stuck) return ok(last_);
@@ -155,6 +222,7 @@ class VllmStandIn {
   std::vector<Rank> ranks_;
   std::vector<std::string> calls_;
   bool paused_ = false, session_ = false;
+  int process_ = 1;
   std::string weight_version_ = "default";
   nlohmann::json last_;
   HttpServer server_;

@@ -1,0 +1,180 @@
+// Engines that read files, as the driver sees them: one rank, which holds what this transport
+// itself loaded into that very server process. What anybody else loaded is unknown, and then the
+// whole checkpoint is loaded. A load that failed leaves parts of two versions.
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "plugin/engines/engine_transport.h"
+#include "plugin/engines/server_calls.h"
+
+namespace driftless {
+namespace {
+
+using std::chrono_literals::operator""ms;
+
+class DiskTransport : public EngineTransport {
+ public:
+  DiskTransport(EngineLink link, DiskVersions& versions)
+      : link_(std::move(link)), versions_(versions) {}
+
+  [[nodiscard]] const std::string& name() const override { return link_.url(); }
+  [[nodiscard]] bool stopping() const override { return link_.stopping(); }
+  [[nodiscard]] bool has_sessions() const override { return false; }
+  void ended() override {
+    release();
+    // A server that names no process may be another one by the next request.
+    if (process_.empty() && holds_ && holds_->version >= 0) holds_.reset();
+  }
+
+  EngineAnswer carry(const EngineCall& call) override {
+    switch (call.op) {
+      case EngineOp::kAsk:
+      case EngineOp::kRollback: {  // it cannot go back: what it holds is told
+        if (Status seen = look(call.must); !seen.ok()) return {.status = std::move(seen)};
+        return {.ranks = {reply()}};
+      }
+      case EngineOp::kLook: return {.ranks = {reply()}};
+      case EngineOp::kStage: return {.status = hold(), .ranks = {reply()}};
+      case EngineOp::kWrite: return {.status = write()};
+      default: return server_call(call);
+    }
+  }
+
+ protected:
+  // What the server says of itself: process_, and whether it still holds what was loaded.
+  [[nodiscard]] virtual Status look(bool must) = 0;
+  [[nodiscard]] virtual EngineAnswer server_call(const EngineCall& call) = 0;
+  // `little`: it holds the version before, so that the changed tensors suffice.
+  [[nodiscard]] virtual Status load(const EngineIdentity& version, bool little) = 0;
+
+  EngineLink link_;
+  DiskVersions& versions_;
+  std::string process_;                  // empty: it does not tell
+  std::optional<EngineIdentity> holds_;  // loaded by us into process_
+
+ private:
+  [[nodiscard]] RankReply reply() const {
+    RankReply reply;
+    reply.ok = true;
+    reply.process = process_;
+    reply.state = staged_ ? "staged" : holds_ ? "idle" : "unknown";
+    if (holds_) reply.holds = *holds_;
+    if (staged_) reply.staged_version = static_cast<std::uint64_t>(staged_->version);
+    reply.text = Json{{"version", reply.holds.version}, {"state", reply.state}}.dump();
+    return reply;
+  }
+
+  // Lets a writer go first, so that an engine that is tried again and again does not keep the next
+  // version from the others.
+  [[nodiscard]] Status hold() {
+    release();
+    std::shared_lock held(versions_.lock, std::defer_lock);
+    while (versions_.writer_waits || !held.try_lock_for(10ms)) {
+      if (link_.stopping()) return error(StatusCode::kIncomplete, "stopped");
+      std::this_thread::sleep_for(2ms);
+    }
+    reading_ = std::move(held);
+    staged_ = versions_.holds;
+    return {};
+  }
+
+  void release() {
+    staged_.reset();
+    if (reading_.owns_lock()) reading_.unlock();
+  }
+
+  [[nodiscard]] Status write() {
+    if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
+    const EngineIdentity version = *staged_;
+    const bool little = holds_ && !process_.empty() && !versions_.changed.empty() &&
+                        holds_->run == version.run &&
+                        holds_->version == static_cast<std::int64_t>(versions_.changed_from);
+    holds_ = EngineIdentity{version.run, kTornVersion, ""};
+    const Status loaded = load(version, little);
+    release();
+    if (loaded.ok()) holds_ = version;
+    return loaded.with_context(
+        "loading failed, so that the engine may hold parts of two versions until it succeeds");
+  }
+
+  std::shared_lock<std::shared_timed_mutex> reading_;
+  std::optional<EngineIdentity> staged_;
+};
+
+class VllmDiskTransport final : public DiskTransport {
+ public:
+  using DiskTransport::DiskTransport;
+
+ private:
+  Status look(bool) override { return {}; }  // it tells nothing of its process
+  EngineAnswer server_call(const EngineCall& call) override {
+    return vllm_server_call(link_, call);
+  }
+  Status load(const EngineIdentity&, bool) override {
+    const Json reload = {{"method", "reload_weights"},
+                         {"kwargs", {{"weights_path", versions_.checkpoint}}}};
+    return link_.post("/collective_rpc", reload, true).status();
+  }
+};
+
+class SglangDiskTransport final : public DiskTransport {
+ public:
+  SglangDiskTransport(EngineLink link, DiskVersions& versions,
+                      std::function<Status(const std::string&)> check)
+      : DiskTransport(std::move(link), versions), check_(std::move(check)) {}
+
+ private:
+  Status look(bool must) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json info, link_.get("/model_info", must));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json server, link_.get("/server_info", must));
+    const std::string process = sglang_process(server);
+    if (process != process_) {
+      holds_.reset();
+      checked_ = false;
+      process_ = process;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_model(info));
+    // Somebody else has loaded something since.
+    const bool whole = holds_ && holds_->version >= 0;
+    if (whole && json_text(info, "weight_version") != std::to_string(holds_->version)) {
+      holds_.reset();
+    }
+    return {};
+  }
+  EngineAnswer server_call(const EngineCall& call) override {
+    return sglang_server_call(link_, call);
+  }
+  Status load(const EngineIdentity& version, bool little) override {
+    const std::string& directory = little ? versions_.changed : versions_.checkpoint;
+    const Json body = {{"model_path", directory},
+                       {"weight_version", std::to_string(version.version)},
+                       {"flush_cache", false},  // with requests it fails, although it was loaded
+                       {"abort_all_requests", false}};
+    return sglang_post(link_, "/update_weights_from_disk", body, true).with_context(directory);
+  }
+
+  // A tensor of another shape ends the server.
+  [[nodiscard]] Status check_model(const Json& info) {
+    if (checked_) return {};
+    const std::string path = json_text(info, "model_path");
+    DRIFTLESS_RETURN_IF_ERROR(check_(path).with_context(concat("serves ", shown(path))));
+    checked_ = true;
+    return {};
+  }
+
+  std::function<Status(const std::string&)> check_;
+  bool checked_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<EngineTransport> make_vllm_disk_transport(EngineLink link, DiskVersions& versions) {
+  return std::make_unique<VllmDiskTransport>(std::move(link), versions);
+}
+
+std::unique_ptr<EngineTransport> make_sglang_disk_transport(
+    EngineLink link, DiskVersions& versions, std::function<Status(const std::string&)> check) {
+  return std::make_unique<SglangDiskTransport>(std::move(link), versions, std::move(check));
+}
+
+}  // namespace driftless

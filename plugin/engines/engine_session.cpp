@@ -1,0 +1,71 @@
+#include "plugin/engines/engine_session.h"
+
+#include <iterator>
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kMaxDigests = 65'536;
+
+DriverOptions driver_options(const SessionOptions& options, const EngineTransport& transport) {
+  DriverOptions made;
+  made.source = options.source;
+  made.stage_ms = options.stage.count();
+  made.ticket = new_nonce();
+  made.session = transport.has_sessions();
+  return made;
+}
+
+class DrivenSession final : public EngineSession {
+ public:
+  DrivenSession(std::unique_ptr<EngineTransport> transport, SessionOptions options)
+      : transport_(std::move(transport)),
+        options_(std::move(options)),
+        driver_(driver_options(options_, *transport_)) {}
+
+  Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) override {
+    EngineGoal wanted;
+    wanted.run = options_.run;
+    wanted.version = goal;
+    wanted.digest_of = [digests = options_.digests](std::uint64_t version) {
+      const std::optional<Digest> found = digests ? digests->find(version) : std::nullopt;
+      return found ? std::optional<std::string>(to_hex(*found)) : std::nullopt;
+    };
+    const DriverResult result =
+        run_request(driver_, driver_.begin_update(std::move(wanted)), *transport_);
+    times = result.times;
+    DRIFTLESS_RETURN_IF_ERROR(result.status);
+    return static_cast<std::uint64_t>(result.identity.version);
+  }
+
+  Status close() override {
+    return run_request(driver_, driver_.begin_close(), *transport_).status;
+  }
+
+ private:
+  std::unique_ptr<EngineTransport> transport_;
+  SessionOptions options_;
+  EngineDriver driver_;
+};
+
+}  // namespace
+
+void VersionDigests::note(std::uint64_t version, const Digest& digest) {
+  const std::scoped_lock lock(mutex_);
+  digests_[version] = digest;
+  // The base's stays.
+  if (digests_.size() > kMaxDigests) digests_.erase(std::next(digests_.begin()));
+}
+
+std::optional<Digest> VersionDigests::find(std::uint64_t version) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = digests_.find(version);
+  return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+}
+
+std::unique_ptr<EngineSession> make_engine_session(std::unique_ptr<EngineTransport> transport,
+                                                   SessionOptions options) {
+  return std::make_unique<DrivenSession>(std::move(transport), std::move(options));
+}
+
+}  // namespace driftless

@@ -1,0 +1,19 @@
+// The calls of a server that do not depend on who writes its weights: pause, cache, resume, label.
+// Internal to engines/.
+#pragma once
+
+#include "plugin/engines/engine_driver.h"
+#include "plugin/engines/engine_link.h"
+
+namespace driftless {
+
+[[nodiscard]] EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call);
+[[nodiscard]] EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call);
+
+// SGLang's: ok if it was answered with 2xx and does not say "success": false.
+[[nodiscard]] Status sglang_post(const EngineLink& link, std::string_view path, const Json& body,
+                                 bool must);
+// What /server_info tells of the process; empty: nothing that another process would not tell, too.
+[[nodiscard]] std::string sglang_process(const Json& server_info);
+
+}  // namespace driftless

@@ -1,0 +1,111 @@
+// How to say the driver's calls to vLLM.
+#include <nlohmann/json.hpp>
+
+#include "plugin/engines/engine_transport.h"
+#include "plugin/engines/server_calls.h"
+
+namespace driftless {
+namespace {
+
+class VllmTransport final : public EngineTransport {
+ public:
+  explicit VllmTransport(EngineLink link) : link_(std::move(link)) {}
+
+  [[nodiscard]] const std::string& name() const override { return link_.url(); }
+  [[nodiscard]] bool stopping() const override { return link_.stopping(); }
+
+  EngineAnswer carry(const EngineCall& call) override {
+    switch (call.op) {
+      case EngineOp::kAsk:
+      case EngineOp::kLook: return ask("driftless_status", Json::object(), call.must);
+      case EngineOp::kOpen: return ask("driftless_open", {{"source", call.source}}, call.must);
+      case EngineOp::kClose: return ask("driftless_close", Json::object(), call.must);
+      case EngineOp::kStage:
+        return ask("driftless_stage", {{"timeout_s", call.timeout_s}, {"ticket", call.ticket}},
+                   call.must);
+      case EngineOp::kRollback:
+        return ask("driftless_rollback", {{"version", call.version}}, call.must);
+      case EngineOp::kBegin: return {.status = begin()};
+      case EngineOp::kWrite: return write(call);
+      case EngineOp::kFinish: {
+        Json body = Json::object();
+        if (!call.label.empty()) body["weight_version"] = call.label;
+        session_ = false;
+        return {.status = link_.post("/finish_weight_update", body, true).status()};
+      }
+      default: return vllm_server_call(link_, call);
+    }
+  }
+
+ private:
+  [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
+    const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {
+      const Json body = {{"method", asked}, {"kwargs", given}};
+      DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link_.post("/collective_rpc", body, must));
+      const auto results = answer.find("results");
+      return results == answer.end() ? Json() : *results;
+    };
+    Result<std::vector<RankReply>> replies =
+        ask_ranks(call, method, std::move(arguments), "/collective_rpc");
+    if (!replies.ok()) return {.status = replies.status()};
+    return {.ranks = std::move(*replies)};
+  }
+
+  // An update that nobody finished is finished first.
+  [[nodiscard]] Status begin() {
+    // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
+    const Json in_place = {{"is_checkpoint_format", false}};
+    session_ = link_.post("/start_weight_update", in_place, true).ok();
+    if (session_) return {};
+    const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
+    const Status begun = link_.post("/start_weight_update", in_place, true).status();
+    session_ = begun.ok();
+    return begun;
+  }
+
+  [[nodiscard]] EngineAnswer write(const EngineCall& call) {
+    Json commit = {{"version", call.version}, {"ticket", call.ticket}};
+    if (!session_) return {.status = ask("driftless_commit", std::move(commit), true).status};
+    commit["nonce"] = new_nonce();
+    return {.status = link_.post("/update_weights", {{"update_info", commit}}, true).status()};
+  }
+
+  EngineLink link_;
+  bool session_ = false;
+};
+
+}  // namespace
+
+// What every vLLM server is told, whoever writes its weights.
+EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call) {
+  const Json none = Json::object();
+  switch (call.op) {
+    case EngineOp::kPause:
+      return {.status = link.post("/pause?mode=keep&clear_cache=false", none, call.must).status()};
+    case EngineOp::kResume: return {.status = link.post("/resume", none, true).status()};
+    case EngineOp::kClearCache: {
+      const Result<Json> done =
+          link.post("/reset_prefix_cache?reset_running_requests=true", none, call.must);
+      if (!done.ok()) return {.status = done.status()};
+      const auto success = done->find("success");
+      if (success == done->end() || success->is_null() || *success == true) return {};
+      return {.status = error(StatusCode::kBusy, "the prefix cache was not cleared")};
+    }
+    case EngineOp::kReadLabel: {
+      const Result<Json> info = link.get("/weight_info", call.must);
+      if (!info.ok()) return {.status = known_call(info.status())};
+      return {.label = json_text(*info, "weight_version")};
+    }
+    case EngineOp::kSetLabel:
+      return {
+          .status = known_call(
+              link.post("/update_weight_version", {{"new_version", call.label}}, true).status())};
+    default: return {.status = error(StatusCode::kInternal, "vLLM has no ", to_string(call.op))};
+  }
+}
+
+std::unique_ptr<EngineTransport> make_vllm_transport(EngineLink link) {
+  return std::make_unique<VllmTransport>(std::move(link));
+}
+
+}  // namespace driftless

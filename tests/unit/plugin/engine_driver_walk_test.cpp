@@ -1,0 +1,410 @@
+// Walks the engine driver through everything that can happen to it: 2 ranks, 2 versions, 2 runs;
+// every call answered, answered after it was lost, refused, late, half done, or by another process;
+// the driver and the engine started anew at every point. After every step:
+//
+//   an engine that serves holds one run, version and digest on all ranks, and none is torn;
+//   a label was true of the server process that got it, when it got it;
+//   a request that ended well leaves an engine that serves the goal's run, its version or a later
+//   one, and says so; a request that leaves an engine paused says so.
+//
+// Calls of the ranks are answered in their order (the engines queue them). Commits and stagings
+// that were given up may come at any later time all the same.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <deque>
+#include <iostream>
+#include <unordered_set>
+
+#include "plugin/engines/engine_driver.h"
+
+namespace driftless {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr std::uint64_t kVersions = 2;
+
+std::string digest_of(const std::string& run, std::int64_t version) {
+  return version == 0 ? "base" : concat("digest-", run, "-", version);
+}
+
+struct WalkedRank {
+  std::string run;  // of the weights
+  std::int64_t version = 0;
+  std::string follows;  // empty: closed
+  std::optional<std::uint64_t> staged;
+  std::string ticket;
+  std::optional<EngineIdentity> before;  // of the last commit
+
+  [[nodiscard]] EngineIdentity holds() const {
+    return {run, version, version < 0 ? "" : digest_of(run, version)};
+  }
+  [[nodiscard]] std::string key() const {
+    return concat(run, ",", version, ",", follows, ",", staged.value_or(99), ",", ticket, ",",
+                  before ? to_string(*before) : "", ";");
+  }
+};
+
+// What may go wrong on a rank when it writes.
+enum class Fate : unsigned char { kDone, kRefused, kTorn };
+
+struct WalkedEngine {
+  int process = 1;
+  bool paused = false, session = false;
+  std::string label = "default";
+  bool label_true = true;
+  std::array<WalkedRank, kRanks> ranks;
+
+  [[nodiscard]] bool whole() const {
+    return ranks[0].holds() == ranks[1].holds() && ranks[0].version >= 0;
+  }
+  void restart() {
+    const int next = process + 1;
+    *this = WalkedEngine();
+    process = next;
+  }
+};
+
+struct World {
+  WalkedEngine engine;
+  std::string run = "a";        // that the road carries
+  std::uint64_t published = 1;  // on it
+  std::optional<EngineCall> late;
+
+  [[nodiscard]] std::string key() const {
+    std::string text = concat(engine.process, engine.paused ? "P" : "R", engine.session ? "s" : "-",
+                              engine.label, engine.label_true ? "t" : "f", run, published, "|");
+    for (const WalkedRank& rank : engine.ranks) text += rank.key();
+    if (late) text += concat(to_string(late->op), late->version, late->ticket);
+    return text;
+  }
+
+  void write(WalkedRank& rank, std::uint64_t version, const std::string& ticket, Fate fate) {
+    if (!rank.staged || *rank.staged != version || rank.ticket != ticket) return;
+    if (fate == Fate::kRefused) {
+      rank.staged.reset();
+      return;
+    }
+    rank.before = rank.holds();
+    if (rank.version < 0) rank.before.reset();
+    rank.run = rank.follows;
+    rank.version = fate == Fate::kTorn ? kTornVersion : static_cast<std::int64_t>(version);
+    rank.staged.reset();
+  }
+
+  static bool rollback(WalkedRank& rank, std::uint64_t version, Fate fate) {
+    rank.staged.reset();
+    if (rank.version == static_cast<std::int64_t>(version)) return true;
+    if (!rank.before || rank.before->version != static_cast<std::int64_t>(version)) return false;
+    if (fate == Fate::kRefused) return false;
+    rank.version = fate == Fate::kTorn ? kTornVersion : rank.before->version;
+    if (fate == Fate::kDone) rank.run = rank.before->run;
+    rank.before.reset();
+    return fate == Fate::kDone;
+  }
+
+  bool stage(WalkedRank& rank, const std::string& ticket) {
+    if (rank.follows.empty()) return false;
+    rank.staged.reset();
+    rank.ticket = ticket;
+    if (rank.version < static_cast<std::int64_t>(published)) rank.staged = published;
+    return true;
+  }
+
+  // One that follows nothing yet begins with the base, or goes on in its own run.
+  bool open(WalkedRank& rank) {
+    const bool fits = rank.version <= 0 || rank.run == run;
+    if (fits) rank.follows = run;
+    return fits;
+  }
+
+  // The call on every rank; whether each of them took it.
+  std::array<bool, kRanks> apply(const EngineCall& call, std::array<Fate, kRanks> fates) {
+    std::array<bool, kRanks> ok{true, true};
+    if (call.op == EngineOp::kWrite && !engine.session) return {false, false};
+    for (int i = 0; i < kRanks; ++i) {
+      WalkedRank& rank = engine.ranks[i];
+      if (call.op == EngineOp::kOpen) ok[i] = open(rank);
+      if (call.op == EngineOp::kClose) rank.follows.clear(), rank.staged.reset();
+      if (call.op == EngineOp::kStage) ok[i] = fates[i] == Fate::kDone && stage(rank, call.ticket);
+      if (call.op == EngineOp::kWrite) write(rank, call.version, call.ticket, fates[i]);
+      if (call.op == EngineOp::kRollback) ok[i] = rollback(rank, call.version, fates[i]);
+    }
+    return ok;
+  }
+
+  [[nodiscard]] std::vector<RankReply> replies(std::array<bool, kRanks> ok) const {
+    std::vector<RankReply> made;
+    for (int i = 0; i < kRanks; ++i) {
+      const WalkedRank& rank = engine.ranks[i];
+      RankReply reply;
+      reply.rank = i;
+      reply.process = concat(engine.process, "-", i);
+      reply.ok = ok[i];
+      reply.error = ok[i] ? "" : "no";
+      reply.state = rank.follows.empty() ? "closed" : rank.staged ? "staged" : "idle";
+      const bool told = !rank.follows.empty() || !rank.run.empty();
+      if (told) reply.holds = rank.holds();
+      reply.follows = rank.follows;
+      reply.staged_version = rank.staged;
+      reply.session = true;
+      made.push_back(std::move(reply));
+    }
+    return made;
+  }
+
+  // Calls of the server, not of the ranks. False: it refuses.
+  bool serve(const EngineCall& call, EngineAnswer& answer) {
+    if (call.op == EngineOp::kPause) engine.paused = true;
+    if (call.op == EngineOp::kResume) engine.paused = false;
+    if (call.op == EngineOp::kBegin) engine.session = true;
+    if (call.op == EngineOp::kReadLabel) answer.label = engine.label;
+    if (call.op == EngineOp::kFinish && !engine.session) return false;
+    if (call.op == EngineOp::kFinish) engine.session = false;
+    const bool labels = call.op == EngineOp::kFinish || call.op == EngineOp::kSetLabel;
+    if (labels && !call.label.empty()) {
+      engine.label = call.label;
+      const std::string held = std::to_string(engine.ranks[0].version);
+      engine.label_true = call.label == "unproven" || (engine.whole() && held == call.label);
+    }
+    return true;
+  }
+};
+
+bool is_rank_call(EngineOp op) {
+  return op == EngineOp::kAsk || op == EngineOp::kLook || op == EngineOp::kOpen ||
+         op == EngineOp::kClose || op == EngineOp::kStage || op == EngineOp::kRollback;
+}
+
+struct Node {
+  World world;
+  EngineDriver driver{DriverOptions{}};
+  EngineCall call;
+  int agent = 0;                     // which driver this is
+  int requests = 0;                  // still to come
+  int faults = 0;                    // still to come
+  int restarts = 0;                  // of the engine
+  EngineOp broken = EngineOp::kEnd;  // fails until the request ends
+  std::string way;                   // how it came here
+
+  [[nodiscard]] std::string key() const {
+    return concat(world.key(), "#", driver.fingerprint(), "#", agent, requests, faults, restarts,
+                  to_string(broken), call.ticket);
+  }
+};
+
+class Walk {
+ public:
+  std::size_t run(int faults, int requests) {
+    Node first;
+    first.faults = faults;
+    first.requests = requests;
+    first.restarts = 1;
+    start_agent(first, "a", 1);
+    push(std::move(first));
+    while (!open_.empty() && failure_.empty()) {
+      const Node node = std::move(open_.back());
+      open_.pop_back();
+      expand(node);
+    }
+    return seen_.size();
+  }
+  [[nodiscard]] const std::string& failure() const { return failure_; }
+  [[nodiscard]] std::size_t ended_well() const { return ended_well_; }
+  [[nodiscard]] std::size_t left_paused() const { return left_paused_; }
+  [[nodiscard]] std::size_t healed() const { return healed_; }
+
+ private:
+  static void start_agent(Node& node, const std::string& run, std::uint64_t version) {
+    ++node.agent;
+    DriverOptions options;
+    options.source = "host_shm:walk";
+    options.stage_ms = 1'000;
+    options.ticket = concat("t", node.agent);
+    node.driver = EngineDriver(options);
+    node.world.run = run;
+    node.world.published = version;
+    begin(node);
+  }
+
+  static void begin(Node& node) {
+    EngineGoal goal;
+    goal.run = node.world.run;
+    goal.version = node.world.published;
+    goal.digest_of = [run = goal.run](std::uint64_t version) {
+      return std::optional<std::string>(digest_of(run, static_cast<std::int64_t>(version)));
+    };
+    node.broken = EngineOp::kEnd;
+    node.call = node.driver.begin_update(std::move(goal));
+  }
+
+  void push(Node node) {
+    check(node);
+    if (seen_.insert(std::hash<std::string>()(node.key())).second) open_.push_back(std::move(node));
+  }
+
+  void fail(const Node& node, const std::string& why) {
+    if (failure_.empty()) failure_ = concat(why, "\n", node.way, "\nnow: ", node.world.key());
+  }
+
+  void check(const Node& node) {
+    const WalkedEngine& engine = node.world.engine;
+    if (!engine.paused && !engine.whole()) fail(node, "serves what is not one version");
+    if (!engine.label_true) fail(node, "got a label that was not true");
+  }
+
+  void expand(const Node& node) {
+    if (node.call.op == EngineOp::kEnd) return at_end(node);
+    restarts(node);
+    if (node.call.op == EngineOp::kWait) return answer(node, {}, "");
+    if (node.world.late) run_late(node);
+    outcomes(node);
+  }
+
+  // The engine, or the driver, is started anew before the call that is out is made.
+  void restarts(const Node& node) {
+    if (node.restarts > 0) {
+      Node next = node;
+      --next.restarts;
+      next.world.engine.restart();
+      next.way += " ENGINE-RESTART";
+      push(std::move(next));
+    }
+    if (node.requests == 0) return;
+    for (const bool made : {false, true}) {  // the call was not made, or is on its way
+      const bool may_come = node.call.op == EngineOp::kWrite || node.call.op == EngineOp::kStage;
+      if (made && (!may_come || node.world.late)) continue;
+      Node next = node;
+      --next.requests;
+      if (made) next.world.late = node.call;
+      next.way += made ? " DRIVER-RESTART(call on its way)" : " DRIVER-RESTART";
+      start_agent(next, node.world.run, node.world.published);
+      push(std::move(next));
+    }
+  }
+
+  void run_late(const Node& node) {
+    Node next = node;
+    static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
+    next.way += concat(" late:", to_string(node.world.late->op));
+    next.world.late.reset();
+    push(std::move(next));
+  }
+
+  void answer(const Node& node, const EngineAnswer& said, const std::string& how, int faults = 0) {
+    Node next = node;
+    next.faults -= faults;
+    next.way += concat(" ", to_string(node.call.op), how);
+    next.call = next.driver.next(said);
+    push(std::move(next));
+  }
+
+  void outcomes(const Node& node) {
+    const EngineOp op = node.call.op;
+    EngineAnswer lost;
+    lost.status = error(StatusCode::kDeadlineExceeded, "no reply");
+    if (node.broken == op) return answer(node, lost, ":broken");
+    if (is_rank_call(op) || op == EngineOp::kWrite) {
+      rank_outcomes(node, lost);
+    } else {
+      Node made = node;
+      EngineAnswer said;
+      if (!made.world.serve(node.call, said)) said.status = error(StatusCode::kIo, "refused");
+      answer(made, said, said.status.ok() ? "" : ":refused");
+      if (node.faults > 0) answer(made, lost, ":reply-lost", 1);
+    }
+    if (node.faults == 0) return;
+    answer(node, lost, ":not-made", 1);
+    Node broken = node;
+    broken.broken = op;
+    answer(broken, lost, ":broken-from-now", 1);
+    const bool may_come = op == EngineOp::kWrite || op == EngineOp::kStage;
+    if (may_come && !node.world.late) {
+      Node late = node;
+      late.world.late = node.call;
+      answer(late, lost, ":late", 1);
+    }
+  }
+
+  void rank_outcomes(const Node& node, const EngineAnswer& lost) {
+    const EngineOp op = node.call.op;
+    const bool writes = op == EngineOp::kWrite || op == EngineOp::kRollback;
+    const int kinds = writes ? 3 : op == EngineOp::kStage ? 2 : 1;
+    for (int a = 0; a < kinds; ++a) {
+      for (int b = 0; b < kinds; ++b) {
+        const int faults = a + b > 0 ? 1 : 0;
+        if (faults > node.faults) continue;
+        Node made = node;
+        const std::array<Fate, kRanks> fates{static_cast<Fate>(a), static_cast<Fate>(b)};
+        const std::array<bool, kRanks> ok = made.world.apply(node.call, fates);
+        EngineAnswer said;
+        if (op != EngineOp::kWrite) said.ranks = made.world.replies(ok);
+        const std::string how = faults > 0 ? concat(":", a, b) : "";
+        answer(made, said, how, faults);
+        if (node.faults > faults) answer(made, lost, how + ":reply-lost", faults + 1);
+      }
+    }
+  }
+
+  void at_end(const Node& node) {
+    const WalkedEngine& engine = node.world.engine;
+    const DriverResult& result = node.driver.result();
+    if (result.status.ok()) {
+      ++ended_well_;
+      const EngineIdentity held = engine.ranks[0].holds();
+      if (engine.paused) fail(node, "ended well and left the engine paused");
+      if (held.run != node.world.run ||
+          held.version < static_cast<std::int64_t>(node.world.published)) {
+        fail(node, concat("ended well, and the engine holds ", to_string(held)));
+      }
+      if (engine.label != std::to_string(held.version)) fail(node, "ended well with another label");
+    } else if (engine.paused) {
+      ++left_paused_;
+      const std::string_view said = result.status.message();
+      if (said.find("paused") == std::string_view::npos &&
+          said.find("left as it is") == std::string_view::npos) {
+        fail(node, concat("left paused without a word: ", said));
+      }
+    }
+    next_requests(node);
+  }
+
+  void next_requests(const Node& node) {
+    if (node.requests == 0) return;
+    const bool torn = !node.world.engine.whole();
+    Node next = node;
+    --next.requests;
+    next.way += " | NEXT-REQUEST";
+    next.world.published = kVersions;
+    begin(next);
+    healed_ += torn ? 1 : 0;
+    push(std::move(next));
+    for (const std::string run : {"a", "b"}) {
+      if (node.world.run == "b" && run == "a") continue;
+      Node other = node;
+      --other.requests;
+      other.way += concat(" | NEW-DRIVER-OF-RUN-", run);
+      start_agent(other, run, run == "a" ? node.world.published : 1);
+      push(std::move(other));
+    }
+  }
+
+  std::vector<Node> open_;
+  std::unordered_set<std::size_t> seen_;
+  std::string failure_;
+  std::size_t ended_well_ = 0, left_paused_ = 0, healed_ = 0;
+};
+
+TEST(EngineDriverWalk, AnEngineServesOneVersionWhateverHappens) {
+  Walk walk;
+  const std::size_t states = walk.run(2, 2);
+  std::cout << "engine driver: " << states << " states visited, " << walk.ended_well()
+            << " requests ended well, " << walk.left_paused() << " left the engine paused\n";
+  EXPECT_EQ(walk.failure(), "");
+  EXPECT_GT(states, 10'000U);
+  EXPECT_GT(walk.ended_well(), 100U);
+  EXPECT_GT(walk.left_paused(), 10U);
+}
+
+}  // namespace
+}  // namespace driftless
