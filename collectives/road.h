@@ -8,13 +8,16 @@
 //
 // Every wait takes a Deadline and ends with kDeadlineExceeded. Nothing here throws or aborts. Codes
 // that callers act upon: kNotFound (not there any more: take the newest anchor), kIncomplete (not
-// whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace.
+// whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace; and, of
+// a SendRoad, kWrongRun: fenced. Another publisher has taken the road over, so nothing that this
+// one publishes can count any more, and it must stop. A road is fenced for good.
 #pragma once
 
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -85,14 +88,16 @@ class SendRoad {
   // ranks, so a rank that fails before calls abort().
   [[nodiscard]] virtual Result<std::vector<PartReceipt>> flush(const Deadline& deadline) = 0;
   // [leader, once all ranks have flushed] Makes the publication visible. Ok: it is committed, and
-  // durable where the road is. Any other status: look at published().
+  // durable where the road is. kWrongRun: fenced, and it is not visible. Any other status: look at
+  // published().
   [[nodiscard]] virtual Status seal(std::string_view manifest, const Deadline& deadline) = 0;
   // [all] Drops the unfinished publication; nothing of it was or will be visible. Ok where there is
   // none.
   [[nodiscard]] virtual Status abort() = 0;
-  // [all] Whether receivers can see it: settles a seal whose outcome was lost.
-  [[nodiscard]] virtual Result<bool> published(const PublicationId& id,
-                                               const Deadline& deadline) = 0;
+  // [all] The xxh3-128 of its manifest if receivers can see it, else nothing. For a seal whose
+  // outcome was lost: another publisher's manifest tells another hash.
+  [[nodiscard]] virtual Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                                 const Deadline& deadline) = 0;
 
   // [leader] What the receivers last said. One that has been silent for the road's patience is not
   // listed any more.

@@ -1,7 +1,6 @@
 #include "core/deadline.h"
 
 #include <algorithm>
-#include <thread>
 
 namespace driftless {
 
@@ -30,9 +29,10 @@ Status Deadline::check(std::string_view what) const {
 }
 
 bool Backoff::sleep(const Deadline& deadline) {
-  const auto now = Deadline::Clock::now();
+  Environment& here = environment();
+  const auto now = here.now();
   if (now >= deadline.at()) return false;
-  std::this_thread::sleep_until(std::min(now + next_, deadline.at()));
+  here.sleep_until(std::min(now + next_, deadline.at()));
   next_ = std::min(next_ * 2, longest_);
   return true;
 }

@@ -1,9 +1,11 @@
 // Deadline and Backoff: how Driftless waits. Every wait ends; clocks of the calendar play no part.
+// Time is that of the calling thread's Environment.
 #pragma once
 
 #include <chrono>
 #include <string_view>
 
+#include "core/environment.h"
 #include "core/status.h"
 
 namespace driftless {
@@ -11,7 +13,10 @@ namespace driftless {
 // A moment of the monotonic clock. A value; safe to share.
 class Deadline {
  public:
-  using Clock = std::chrono::steady_clock;
+  struct Clock {
+    using time_point = Environment::TimePoint;
+    [[nodiscard]] static time_point now() { return environment().now(); }
+  };
 
   [[nodiscard]] static Deadline after(std::chrono::milliseconds wait);
   // The earlier of this one and `wait` from now.

@@ -32,6 +32,16 @@ class File {
   [[nodiscard]] virtual const std::string& path() const = 0;
 };
 
+// Which file it is, whatever its name: two names with the same identity are one file. All zero: not
+// known. Meaningful while the file is open or mapped; the number of one that is gone may be used
+// again.
+struct FileIdentity {
+  std::uint64_t device = 0;
+  std::uint64_t number = 0;  // of the inode
+
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
 // A file's content, mapped or held: a read-only mapping, or bytes in memory that an owner keeps.
 // Somebody who truncates a file while it is mapped ends the process (SIGBUS): the files of a
 // version are immutable, and a checkpoint is locked while patched.
@@ -39,7 +49,8 @@ class MappedFile {
  public:
   MappedFile() = default;
   // Takes over a mapping of the whole file, and unmaps it.
-  MappedFile(std::string path, const std::byte* data, std::uint64_t size);
+  MappedFile(std::string path, const std::byte* data, std::uint64_t size,
+             const FileIdentity& identity = {});
   // Content that `owner` keeps valid and unchanged for as long as it lives. The path only names it.
   MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
              MemoryKind kind = MemoryKind::kHost);
@@ -51,6 +62,10 @@ class MappedFile {
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }
+  // Whether bytes() are a mapping, which whoever writes into the file changes, at any time.
+  [[nodiscard]] bool mapped() const { return mapped_; }
+  // Of the mapped file; the path may name another one by now.
+  [[nodiscard]] const FileIdentity& identity() const { return identity_; }
   // Where bytes() are; kDevice only from roads that were asked for it.
   [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
   // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
@@ -63,6 +78,7 @@ class MappedFile {
   std::uint64_t size_ = 0;
   bool mapped_ = false;  // else the bytes belong to owner_
   MemoryKind kind_ = MemoryKind::kHost;
+  FileIdentity identity_;
   std::shared_ptr<const void> owner_;
 };
 
@@ -70,6 +86,10 @@ class MappedFile {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  // False once the lock's path names another file, or none: somebody removed it, and another
+  // process may hold a lock by the same name. A process that was stopped for a while asks before it
+  // goes on. Any failure: nobody can say.
+  [[nodiscard]] virtual Result<bool> held() = 0;
 };
 
 enum class FileKind : unsigned char { kFile, kDirectory, kSymlink, kOther };
@@ -78,6 +98,7 @@ struct FileInfo {
   FileKind kind = FileKind::kOther;  // of the path itself; a symbolic link is not followed
   std::uint64_t size_bytes = 0;
   std::uint64_t hard_links = 1;
+  FileIdentity identity;
 };
 
 class FileSystem {

@@ -3,7 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <random>
+#include "core/environment.h"
 
 namespace driftless {
 namespace {
@@ -48,10 +48,6 @@ Hash128 xxh3_128(std::string_view text) {
   return xxh3_128(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-Hash128 random_hash128() {
-  std::random_device device;
-  auto next64 = [&device] { return (std::uint64_t{device()} << 32) | device(); };
-  return {next64(), next64()};
-}
+Hash128 random_hash128() { return environment().random(); }
 
 }  // namespace driftless

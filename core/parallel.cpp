@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/environment.h"
+
 namespace driftless {
 namespace {
 
@@ -29,6 +31,7 @@ Status guarded(const Work& work) {
 // threads than asked for, the work is done by those it gave.
 void run_workers(unsigned threads, const std::function<void(unsigned)>& body) {
   std::vector<std::thread> others;
+  if (!environment().has_threads()) threads = 1;
   others.reserve(threads);
   for (unsigned worker = 1; worker < threads; ++worker) {
     try {

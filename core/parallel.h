@@ -1,4 +1,5 @@
-// Threads for work on elements. Nothing here outlives the call that started it.
+// Threads for work on elements. Nothing here outlives the call that started it. In an Environment
+// without threads the caller does all of it.
 #pragma once
 
 #include <cstddef>

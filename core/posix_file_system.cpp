@@ -83,12 +83,29 @@ class PosixFile final : public File {
   std::string path_;
 };
 
+FileIdentity identity_of(const struct stat& status) {
+  return {static_cast<std::uint64_t>(status.st_dev), static_cast<std::uint64_t>(status.st_ino)};
+}
+
 class PosixLock final : public FileLock {
  public:
-  explicit PosixLock(int fd) : fd_(fd) {}
+  PosixLock(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  // By opening the path, not by its name alone: network file systems look again then.
+  Result<bool> held() override {
+    const Descriptor now(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!now.valid() && (errno == ENOENT || errno == ENOTDIR)) return false;
+    struct stat there{};
+    struct stat mine{};
+    if (!now.valid() || ::fstat(now.get(), &there) != 0 || ::fstat(fd_.get(), &mine) != 0) {
+      return errno_status(errno, concat("looking at the lock ", path_));
+    }
+    return identity_of(there) == identity_of(mine);
+  }
 
  private:
   Descriptor fd_;  // closing it releases the lock
+  std::string path_;
 };
 
 FileKind kind_of(mode_t mode) {
@@ -116,7 +133,7 @@ class PosixFileSystem final : public FileSystem {
     struct stat status{};
     if (::lstat(path.c_str(), &status) != 0) return errno_status(errno, path);
     return FileInfo{kind_of(status.st_mode), static_cast<std::uint64_t>(status.st_size),
-                    static_cast<std::uint64_t>(status.st_nlink)};
+                    static_cast<std::uint64_t>(status.st_nlink), identity_of(status)};
   }
 
   Result<std::vector<std::string>> list(const std::string& directory) override {
@@ -186,33 +203,44 @@ class PosixFileSystem final : public FileSystem {
       return error(StatusCode::kInvalidArgument, path, ": not a regular file");
     }
     const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size == 0) return MappedFile(path, nullptr, 0);
+    if (size == 0) return MappedFile(path, nullptr, 0, identity_of(status));
     void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
     if (data == MAP_FAILED) return errno_status(errno, concat("mapping ", path));
-    return MappedFile(path, static_cast<const std::byte*>(data), size);
+    return MappedFile(path, static_cast<const std::byte*>(data), size, identity_of(status));
   }
 
   Result<std::unique_ptr<FileLock>> lock(const std::string& path,
                                          std::chrono::milliseconds wait) override {
     constexpr std::chrono::milliseconds kPoll(20);
-    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0) return errno_status(errno, concat("opening the lock ", path));
-    auto lock = std::make_unique<PosixLock>(fd);
     const auto deadline = std::chrono::steady_clock::now() + wait;
-    while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK && errno != EINTR) {
-        return errno_status(errno, concat("locking ", path));
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, try_lock(path));
+      // The file may have been removed between its opening and its locking.
+      if (lock != nullptr) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const bool held, lock->held());
+        if (held) return lock;
       }
       if (std::chrono::steady_clock::now() >= deadline) {
         return error(StatusCode::kBusy, path, ": another process holds the lock (waited ",
                      wait.count(), " ms); try again when it has finished");
       }
-      std::this_thread::sleep_for(kPoll);
+      if (lock == nullptr) std::this_thread::sleep_for(kPoll);
+    }
+  }
+
+ private:
+  // Null: another process holds it.
+  static Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return errno_status(errno, concat("opening the lock ", path));
+    auto lock = std::make_unique<PosixLock>(fd, path);
+    while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) return std::unique_ptr<FileLock>();
+      if (errno != EINTR) return errno_status(errno, concat("locking ", path));
     }
     return std::unique_ptr<FileLock>(std::move(lock));
   }
 
- private:
   static Result<std::unique_ptr<File>> open_file(const std::string& path, int flags,
                                                  std::string_view verb) {
     const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
@@ -234,8 +262,13 @@ FileSystem& posix_file_system() {
   return file_system;
 }
 
-MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t size)
-    : path_(std::move(path)), data_(data), size_(size), mapped_(data != nullptr) {}
+MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t size,
+                       const FileIdentity& identity)
+    : path_(std::move(path)),
+      data_(data),
+      size_(size),
+      mapped_(data != nullptr),
+      identity_(identity) {}
 
 MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
                        std::span<const std::byte> bytes, MemoryKind kind)
@@ -251,6 +284,7 @@ MappedFile::MappedFile(MappedFile&& other) noexcept
       size_(std::exchange(other.size_, 0)),
       mapped_(std::exchange(other.mapped_, false)),
       kind_(other.kind_),
+      identity_(other.identity_),
       owner_(std::move(other.owner_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
@@ -259,6 +293,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
   std::swap(kind_, other.kind_);
+  std::swap(identity_, other.identity_);
   std::swap(owner_, other.owner_);
   return *this;
 }

@@ -4,20 +4,22 @@
 #include <chrono>
 #include <string>
 
+#include "core/environment.h"
+
 namespace driftless {
 
 class Stopwatch {
  public:
   // Since construction or the last lap.
   [[nodiscard]] double lap_ms() {
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = environment().now();
     const double ms = std::chrono::duration<double, std::milli>(now - begin_).count();
     begin_ = now;
     return ms;
   }
 
  private:
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  Environment::TimePoint begin_ = environment().now();
 };
 
 // "2026-01-31T12:00:00Z".

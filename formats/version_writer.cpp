@@ -42,7 +42,8 @@ VersionWriter::VersionWriter(FileSystem& fs, std::string directory, std::uint64_
     : fs_(&fs),
       directory_(std::move(directory)),
       final_path_(join_path(directory_, version_directory_name(version))),
-      hidden_path_(join_path(directory_, concat(".", version_directory_name(version), ".tmp"))) {}
+      hidden_path_(join_path(directory_, concat(".", version_directory_name(version), ".",
+                                                to_hex(random_hash128()), ".tmp"))) {}
 
 Result<VersionWriter> VersionWriter::create(FileSystem& fs, const std::string& directory,
                                             std::uint64_t version) {
@@ -80,6 +81,14 @@ Status VersionWriter::publish(Manifest& manifest) {
   DRIFTLESS_RETURN_IF_ERROR(
       write_text(*fs_, file_path(kDoneName), concat(to_hex(xxh3_128(text)), "\n")));
   DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden_path_));
+  // Who takes over has the lock first, and then removes hidden directories: the renaming fails
+  // then.
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool held, lock_->held());
+  if (!held) {
+    return error(StatusCode::kWrongRun, join_path(directory_, kLockName),
+                 ": was removed or replaced, so another process may publish here; nothing was "
+                 "published: try again once no other does, or use another directory");
+  }
   DRIFTLESS_RETURN_IF_ERROR(fs_->rename_directory(hidden_path_, final_path_));
   published_ = true;
   return fs_->sync_directory(directory_);

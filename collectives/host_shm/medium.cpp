@@ -169,6 +169,18 @@ Status Directory::replace(const std::string& name, std::string_view content) con
   return done;
 }
 
+Status Directory::write_new(const std::string& temporary, std::string_view content) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Descriptor file, create(temporary));
+  return write_all(file, 0, std::as_bytes(std::span(content)), join_path(path_, temporary));
+}
+
+Status Directory::put_new(const std::string& temporary, const std::string& name) const {
+  if (::linkat(fd_.get(), temporary.c_str(), fd_.get(), name.c_str(), 0) != 0) {
+    return errno_status(errno, concat("naming ", join_path(path_, name)));
+  }
+  return remove(temporary);
+}
+
 Status Directory::remove(const std::string& name) const {
   if (::unlinkat(fd_.get(), name.c_str(), 0) == 0 || errno == ENOENT) return {};
   return errno_status(errno, concat("removing ", join_path(path_, name)));
@@ -203,6 +215,42 @@ bool Directory::is(const std::string& name, const Descriptor& file) const {
   return ::fstatat(fd_.get(), name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 &&
          ::fstat(file.get(), &open) == 0 && there.st_ino == open.st_ino &&
          there.st_dev == open.st_dev;
+}
+
+namespace {
+
+constexpr std::uint64_t kMaxLockBytes = 64;
+
+std::string holder_of(const Directory& directory) {
+  const Result<std::string> text = directory.read(kLockName, kMaxLockBytes);
+  return text.ok() && !text->empty() ? concat("process ", *text) : std::string("another process");
+}
+
+}  // namespace
+
+Result<SenderLock> SenderLock::take(const Directory& directory) {
+  const std::string what = join_path(directory.path(), kLockName);
+  DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, directory.open_or_create(kLockName));
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool taken, lock_file(file, what));
+  if (!taken || !directory.is(kLockName, file)) {
+    return error(StatusCode::kBusy, directory.path(), ": ", holder_of(directory),
+                 " sends here; stop it, or use another road.host_shm.name");
+  }
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(file.get(), 0) != 0) return errno_status(errno, what);
+  DRIFTLESS_RETURN_IF_ERROR(write_all(file, 0, std::as_bytes(std::span(pid)), what));
+  return SenderLock(std::move(file));
+}
+
+Status SenderLock::check(const Directory& directory) const {
+  if (directory.is(kLockName, file_)) return {};
+  const bool none = directory.open_file(kLockName, false).status().code() == StatusCode::kNotFound;
+  return error(StatusCode::kWrongRun, join_path(directory.path(), kLockName), ": process ",
+               ::getpid(), " does not hold the lock any more: ",
+               none ? std::string("its file was removed")
+                    : concat(holder_of(directory), " has taken it over"),
+               ". Nothing more is sent by this process; start it again once no other sends here, "
+               "or use another road.host_shm.name");
 }
 
 Status write_all(const Descriptor& file, std::uint64_t offset, std::span<const std::byte> bytes,

@@ -65,6 +65,10 @@ class Directory {
   [[nodiscard]] Result<std::string> read(const std::string& name, std::uint64_t max_bytes) const;
   // At every moment the old content or the new one.
   [[nodiscard]] Status replace(const std::string& name, std::string_view content) const;
+  // A new file with this content under `temporary`; put_new() gives it its name. kAlreadyExists if
+  // that is taken, kNotFound if somebody has removed the temporary file.
+  [[nodiscard]] Status write_new(const std::string& temporary, std::string_view content) const;
+  [[nodiscard]] Status put_new(const std::string& temporary, const std::string& name) const;
   // Ok where it is not there.
   [[nodiscard]] Status remove(const std::string& name) const;
   [[nodiscard]] Result<std::vector<std::string>> list() const;
@@ -79,6 +83,20 @@ class Directory {
 
   std::string path_;
   Descriptor fd_;
+};
+
+// The lock of the directory's sender. Any thread.
+class SenderLock {
+ public:
+  // kBusy, naming the process, if another sender lives.
+  [[nodiscard]] static Result<SenderLock> take(const Directory& directory);
+  // Ok while the lock is ours. kWrongRun, naming who sends now, once its file was removed or
+  // replaced: another sender may have taken the directory over, and what is in it is not ours.
+  [[nodiscard]] Status check(const Directory& directory) const;
+
+ private:
+  explicit SenderLock(Descriptor file) : file_(std::move(file)) {}
+  Descriptor file_;
 };
 
 // Bytes of an open file. kNoSpace, saying what to raise, where memory is full.

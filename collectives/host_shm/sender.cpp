@@ -1,8 +1,4 @@
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -16,15 +12,13 @@ namespace driftless {
 namespace host_shm {
 namespace {
 
-constexpr std::uint64_t kMaxLockBytes = 64;
-
 class Sender final : public SendRoad {
  public:
-  Sender(const HostShmOptions& options, Directory directory, Directory receivers, Descriptor lock)
-      : lock_(std::move(lock)),
+  Sender(const HostShmOptions& options, Directory directory, Directory receivers, SenderLock lock)
+      : lock_(std::make_shared<const SenderLock>(std::move(lock))),
         directory_(std::make_shared<const Directory>(std::move(directory))),
         receivers_(std::move(receivers)),
-        shelf_(std::make_shared<Shelf>(options, directory_)),
+        shelf_(std::make_shared<Shelf>(options, directory_, lock_)),
         watch_(options.patience) {}
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
@@ -32,7 +26,7 @@ class Sender final : public SendRoad {
   ~Sender() override {
     drop();
     shelf_->clear();
-    const Status ignored = directory_->remove(kRunName);
+    if (check_held().ok()) const Status ignored = directory_->remove(kRunName);
   }
 
   Status announce(std::string_view run_info, const Deadline& deadline) override;
@@ -44,8 +38,9 @@ class Sender final : public SendRoad {
     drop();
     return {};
   }
-  Result<bool> published(const PublicationId& id, const Deadline&) override {
-    return shelf_->holds(id);
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_held());
+    return shelf_->manifest(id);
   }
   Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
   Result<std::vector<PublicationId>> prune(std::uint64_t) override {
@@ -65,9 +60,11 @@ class Sender final : public SendRoad {
     if (pending_.has_value()) return {};
     return error(StatusCode::kInvalidArgument, "host_shm: ", what, " without a begin()");
   }
+  [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
+  [[nodiscard]] Status put_record(std::string_view bytes);
   void drop();
 
-  Descriptor lock_;  // given up last
+  std::shared_ptr<const SenderLock> lock_;
   std::shared_ptr<const Directory> directory_;
   Directory receivers_;
   std::shared_ptr<Shelf> shelf_;
@@ -81,6 +78,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, "host_shm: an announcement of ", run_info.size(),
                  " bytes, at most ", kMaxRunInfoBytes, " are allowed");
   }
+  DRIFTLESS_RETURN_IF_ERROR(check_held());
   const Result<std::string> before = directory_->read(kRunName, kMaxRunInfoBytes);
   if (before.ok() && *before == run_info) return {};
   if (before.ok()) {
@@ -94,6 +92,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
 Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   drop();
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("host_shm: beginning ", to_string(id))));
+  DRIFTLESS_RETURN_IF_ERROR(check_held());
   DRIFTLESS_RETURN_IF_ERROR(shelf_->check_new(id));
   shelf_->begin(id);
   pending_.emplace(Pending{id, to_hex(random_hash128()), {}, {}});
@@ -147,10 +146,24 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, "host_shm: ", to_string(pending_->id), ": a record of ",
                  bytes.size(), " bytes, at most ", kMaxRecordBytes, " are allowed");
   }
-  DRIFTLESS_RETURN_IF_ERROR(directory_->replace(record_name(pending_->id), bytes));
-  shelf_->put(std::move(segments));
+  DRIFTLESS_RETURN_IF_ERROR(put_record(bytes));
+  shelf_->put(xxh3_128(manifest), std::move(segments));
   pending_.reset();
   return {};
+}
+
+// A sender that takes over first has the lock, and then removes every file that it finds. So if the
+// lock is still ours once the record is written, and another takes over after that, the record is
+// gone before it can get its name.
+Status Sender::put_record(std::string_view bytes) {
+  const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
+  Status done = directory_->write_new(temporary, bytes);
+  if (done.ok()) done = check_held();
+  if (done.ok()) done = directory_->put_new(temporary, record_name(pending_->id));
+  if (done.ok()) return {};
+  const Status ignored = directory_->remove(temporary);
+  const Status held = check_held();
+  return held.ok() ? done : held;
 }
 
 void Sender::drop() {
@@ -163,34 +176,20 @@ void Sender::drop() {
   pending_.reset();
 }
 
-// What a dead sender left; the lock is held. What receivers said stays: they may live.
+// What a dead sender left; the lock is held. What receivers said stays: they may live. Twice: one
+// that is not dead, but has lost its lock, may have named its record while the first round removed.
 Status clear_leftovers(const Directory& directory) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
-  std::vector<std::string> records, others;
-  for (const std::string& name : names) {
-    if (name == kLockName || name == kReceiversName) continue;
-    (parse_record_name(name).has_value() ? records : others).push_back(name);
+  for (int round = 0; round < 2; ++round) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
+    std::vector<std::string> records, others;
+    for (const std::string& name : names) {
+      if (name == kLockName || name == kReceiversName) continue;
+      (parse_record_name(name).has_value() ? records : others).push_back(name);
+    }
+    for (const std::string& name : records) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
+    for (const std::string& name : others) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
   }
-  for (const std::string& name : records) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
-  for (const std::string& name : others) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
   return {};
-}
-
-Result<Descriptor> take_lock(const Directory& directory) {
-  DRIFTLESS_ASSIGN_OR_RETURN(Descriptor lock, directory.open_or_create(kLockName));
-  const std::string what = join_path(directory.path(), kLockName);
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool taken, lock_file(lock, what));
-  if (!taken) {
-    const Result<std::string> holder = directory.read(kLockName, kMaxLockBytes);
-    const std::string who = holder.ok() && !holder->empty() ? concat("process ", *holder)
-                                                            : std::string("another process");
-    return error(StatusCode::kBusy, directory.path(), ": ", who,
-                 " sends here; stop it, or use another road.host_shm.name");
-  }
-  const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(lock.get(), 0) != 0) return errno_status(errno, what);
-  DRIFTLESS_RETURN_IF_ERROR(write_all(lock, 0, std::as_bytes(std::span(pid)), what));
-  return lock;
 }
 
 }  // namespace
@@ -200,7 +199,7 @@ Result<std::unique_ptr<SendRoad>> make_host_shm_sender(const HostShmOptions& opt
   using namespace host_shm;
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
   DRIFTLESS_ASSIGN_OR_RETURN(Directory directory, Directory::open(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(Descriptor lock, take_lock(directory));
+  DRIFTLESS_ASSIGN_OR_RETURN(SenderLock lock, SenderLock::take(directory));
   DRIFTLESS_RETURN_IF_ERROR(clear_leftovers(directory));
   DRIFTLESS_ASSIGN_OR_RETURN(Directory receivers, directory.below(kReceiversName));
   return std::unique_ptr<SendRoad>(std::make_unique<Sender>(options, std::move(directory),

@@ -18,9 +18,10 @@ Status Shelf::check_new(const PublicationId& id) const {
   return {};
 }
 
-bool Shelf::holds(const PublicationId& id) const {
+std::optional<Hash128> Shelf::manifest(const PublicationId& id) const {
   const std::scoped_lock lock(mutex_);
-  return publications_.contains(id);
+  const auto found = publications_.find(id);
+  return found == publications_.end() ? std::nullopt : std::optional(found->second.manifest);
 }
 
 void Shelf::begin(const PublicationId& id) {
@@ -50,9 +51,9 @@ Status Shelf::take_room(std::uint64_t bytes) {
                " are taken by what must stay, of road.host_shm.size: ", size_bytes_, "; raise it");
 }
 
-void Shelf::put(std::vector<std::string> segments) {
+void Shelf::put(const Hash128& manifest, std::vector<std::string> segments) {
   const std::scoped_lock lock(mutex_);
-  publications_[pending_] = {std::move(segments), pending_bytes_};
+  publications_[pending_] = {manifest, std::move(segments), pending_bytes_};
   used_bytes_ += pending_bytes_;
   pending_bytes_ = 0;
   while (count(PublicationKind::kAnchor) > 1) drop(oldest(PublicationKind::kAnchor));
@@ -76,10 +77,13 @@ bool Shelf::drop_one() {
   return true;
 }
 
-// The record first: what has none is not there.
+// The record first: what has none is not there. The record of that name is another sender's once
+// the lock is lost; segments have names of their own.
 void Shelf::drop(Publications::iterator at) {
   // What cannot be removed now is removed by the next sender's start.
-  const Status ignored = directory_->remove(record_name(at->first));
+  if (lock_->check(*directory_).ok()) {
+    const Status ignored = directory_->remove(record_name(at->first));
+  }
   for (const std::string& segment : at->second.segments) {
     const Status also_ignored = directory_->remove(segment);
   }

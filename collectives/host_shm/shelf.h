@@ -15,14 +15,17 @@ namespace driftless::host_shm {
 
 class Shelf {
  public:
-  Shelf(const HostShmOptions& options, std::shared_ptr<const Directory> directory)
+  Shelf(const HostShmOptions& options, std::shared_ptr<const Directory> directory,
+        std::shared_ptr<const SenderLock> lock)
       : size_bytes_(options.size_bytes),
         versions_(options.versions),
-        directory_(std::move(directory)) {}
+        directory_(std::move(directory)),
+        lock_(std::move(lock)) {}
 
   // kAlreadyExists, or kInvalidArgument where a newer one of its kind is there.
   [[nodiscard]] Status check_new(const PublicationId& id) const;
-  [[nodiscard]] bool holds(const PublicationId& id) const;
+  // The hash of its manifest, if it is held.
+  [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const;
 
   // `id` is being written from now on; what was begun before and not put is given up.
   void begin(const PublicationId& id);
@@ -30,13 +33,14 @@ class Shelf {
   // one before. kNoSpace, saying what to raise.
   [[nodiscard]] Status take_room(std::uint64_t bytes);
   // Its record is there: it is held, and what has to go for it goes.
-  void put(std::vector<std::string> segments);
+  void put(const Hash128& manifest, std::vector<std::string> segments);
   void give_up();
   // All of it.
   void clear();
 
  private:
   struct Held {
+    Hash128 manifest;
     std::vector<std::string> segments;
     std::uint64_t bytes = 0;
   };
@@ -50,6 +54,7 @@ class Shelf {
   const std::uint64_t size_bytes_;
   const unsigned versions_;
   std::shared_ptr<const Directory> directory_;
+  std::shared_ptr<const SenderLock> lock_;  // who does not hold it removes nothing by name
   mutable std::mutex mutex_;
   Publications publications_;
   std::uint64_t used_bytes_ = 0;     // of all of them

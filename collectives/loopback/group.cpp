@@ -48,8 +48,8 @@ class LoopbackMail {
       return std::distance(box.letters.lower_bound(Key(when, first)),
                            box.letters.upper_bound(Key(when, last)));
     };
-    const bool all = arrived_.wait_until(
-        lock, deadline.at(), [&] { return count() == std::ptrdiff_t{last} - first + 1; });
+    const bool all = wait_until(arrived_, lock, deadline.at(),
+                                [&] { return count() == std::ptrdiff_t{last} - first + 1; });
     if (!all) {
       std::string silent;
       for (unsigned from = first; from <= last; ++from) {

@@ -103,9 +103,11 @@ void LoopbackMedium::abort(std::uint64_t attempt, unsigned rank) {
   }
 }
 
-bool LoopbackMedium::published(const PublicationId& id) const {
+std::optional<Hash128> LoopbackMedium::published(const PublicationId& id) const {
   const std::scoped_lock lock(mutex_);
-  return publications_.contains(id);
+  const auto found = publications_.find(id);
+  if (found == publications_.end()) return std::nullopt;
+  return xxh3_128(found->second.manifest);
 }
 
 bool LoopbackMedium::ring_is_exceeded() const {
@@ -151,7 +153,7 @@ std::vector<ReceiverReport> LoopbackMedium::receivers() {
 
 Result<std::string> LoopbackMedium::run_info(const Deadline& deadline) const {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline.at(), [&] { return run_info_.has_value(); });
+  wait_until(changed_, lock, deadline.at(), [&] { return run_info_.has_value(); });
   if (run_info_.has_value()) return *run_info_;
   return deadline.check("loopback: waiting for the announcement of the run");
 }
@@ -165,7 +167,7 @@ std::vector<PublicationId> LoopbackMedium::list() const {
 
 Status LoopbackMedium::wait_beyond(std::uint64_t version, const Deadline& deadline) const {
   std::unique_lock lock(mutex_);
-  const bool there = changed_.wait_until(lock, deadline.at(), [&] {
+  const bool there = wait_until(changed_, lock, deadline.at(), [&] {
     return std::ranges::any_of(publications_, [&](const auto& entry) {
       return is_step(entry.first) && entry.first.version > version;
     });

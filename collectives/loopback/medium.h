@@ -37,7 +37,7 @@ class LoopbackMedium {
   [[nodiscard]] Status flush(std::uint64_t attempt, unsigned rank, std::vector<LoopbackPart> parts);
   [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest);
   void abort(std::uint64_t attempt, unsigned rank);
-  [[nodiscard]] bool published(const PublicationId& id) const;
+  [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const;
   [[nodiscard]] std::vector<ReceiverReport> receivers();
 
   // The receiving side.

@@ -176,7 +176,7 @@ class LoopbackSender final : public SendRoad {
     return {};
   }
 
-  Result<bool> published(const PublicationId& id, const Deadline&) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
     return medium_->published(id);
   }
   Result<std::vector<ReceiverReport>> receivers() override { return medium_->receivers(); }

@@ -35,7 +35,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
   [[nodiscard]] Status seal(std::string_view manifest, const Deadline& deadline) override;
   [[nodiscard]] Status abort() override;
-  [[nodiscard]] Result<bool> published(const PublicationId& id, const Deadline& deadline) override;
+  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                         const Deadline& deadline) override;
   [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override;
   // The ring makes room by itself.
   [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
@@ -130,7 +131,7 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(check_new(id));
     if (id.kind == PublicationKind::kAnchor) DRIFTLESS_RETURN_IF_ERROR(check_anchor_is_free());
   } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool there, published(id, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there, published(id, deadline));
     if (there) return already_published(id);
   }
   id_ = id;
@@ -239,12 +240,17 @@ Status Sender::abort() {
   return {};
 }
 
-Result<bool> Sender::published(const PublicationId& id, const Deadline& deadline) {
-  if (leads()) return board().find(id).has_value();
+Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
+                                                 const Deadline& deadline) {
+  const auto hash_in = [&id](const Board& records) {
+    const auto record = records.find(id);
+    return record ? std::optional(record->content_hash) : std::nullopt;
+  };
+  if (leads()) return hash_in(board());
   const WindowMap& leader = medium_.map(0);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
                              medium_.get(0, 0, leader.slots, deadline, "the leader's records"));
-  return Board::read(leader, bytes).find(id).has_value();
+  return hash_in(Board::read(leader, bytes));
 }
 
 // Called before bytes of steps below `version` are overwritten, by whatever thread writes a part.

@@ -115,9 +115,11 @@ void Board::handle(std::uint64_t peer, const Message& message) {
     case MessageKind::kFailed:
       if (check_pending(message.attempt).ok()) fail(status_of(message));
       return;
-    case MessageKind::kPublished:
-      reply(peer, message.request, {}, {.count = shelf_.holds(message.id) ? 1U : 0U});
+    case MessageKind::kPublished: {
+      const std::optional<Hash128> manifest = shelf_.manifest(message.id);
+      reply(peer, message.request, {}, {.name = manifest ? to_hex(*manifest) : std::string()});
       return;
+    }
     default: return;
   }
 }

@@ -54,7 +54,8 @@ class Board final : public Control {
   [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest,
                             const Deadline& deadline) override;
   void abort(std::uint64_t attempt) override;
-  [[nodiscard]] Result<bool> published(const PublicationId& id, const Deadline& deadline) override;
+  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                         const Deadline& deadline) override;
   [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override;
 
  private:

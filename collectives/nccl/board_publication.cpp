@@ -234,7 +234,7 @@ Status Board::seal(std::uint64_t attempt, std::string_view manifest, const Deadl
 void Board::commit(std::string_view manifest) {
   std::map<unsigned, std::uint64_t> bytes;
   for (const auto& [rank, parts] : pending_->offers) bytes[rank] = bytes_of(parts);
-  shelf_.add(pending_->id, std::move(bytes));
+  shelf_.add(pending_->id, xxh3_128(manifest), std::move(bytes));
   Message message;
   message.kind = MessageKind::kCommit;
   message.attempt = pending_->number;
@@ -244,9 +244,9 @@ void Board::commit(std::string_view manifest) {
   for (const std::uint64_t peer : pending_->members) send(peer, message);
 }
 
-Result<bool> Board::published(const PublicationId& id, const Deadline&) {
+Result<std::optional<Hash128>> Board::published(const PublicationId& id, const Deadline&) {
   const std::scoped_lock lock(mutex_);
-  return shelf_.holds(id);
+  return shelf_.manifest(id);
 }
 
 Result<std::vector<ReceiverReport>> Board::receivers() {

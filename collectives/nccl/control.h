@@ -44,8 +44,8 @@ class Control {
   [[nodiscard]] virtual Status seal(std::uint64_t attempt, std::string_view manifest,
                                     const Deadline& deadline) = 0;
   virtual void abort(std::uint64_t attempt) = 0;
-  [[nodiscard]] virtual Result<bool> published(const PublicationId& id,
-                                               const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                                 const Deadline& deadline) = 0;
   [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
 };
 

@@ -32,7 +32,7 @@ enum class MessageKind : std::uint8_t {
   kAnnounce,  // text
   kPong,
   kProbe,    // to be answered by a kPing at once
-  kReply,    // request, code, text, attempt, generation, count
+  kReply,    // request, code, text, attempt, generation, count, name: a manifest's hash
   kReceive,  // attempt, rank, generation, meeting, index, count, wait_ms, parts
   kDrop,     // attempt
   kCommit,   // attempt, id, text: the manifest, ids: what is there from now on

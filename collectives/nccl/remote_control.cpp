@@ -63,10 +63,13 @@ class RemoteControl final : public Control {
     if (!sent.ok()) link_.reset();
   }
 
-  [[nodiscard]] Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                         const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
                                ask({.kind = MessageKind::kPublished, .id = id}, deadline));
-    return told.count != 0;
+    if (told.name.empty()) return std::optional<Hash128>();
+    DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 manifest, hash128_from_hex(told.name));
+    return std::optional(manifest);
   }
 
  private:

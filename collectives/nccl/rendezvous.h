@@ -63,14 +63,16 @@ class Connector {
 // token by a challenge and HMAC-SHA256, and so does the leader; from then on every message carries
 // an HMAC over its number and content, with a key of that connection. Nothing is encrypted: what
 // travels are names, sizes and hashes, the weights go by NCCL. `bound`: the address with the port
-// that was chosen, where options.address has port 0.
+// that was chosen, where options.address has port 0. At most 64 connections that have not proved
+// themselves are held; beyond that the oldest goes, so that silent strangers shut nobody out.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options,
                                                         std::string* bound = nullptr);
 [[nodiscard]] Result<std::unique_ptr<Connector>> make_tcp_connector(
     const RendezvousOptions& options);
 
 // A directory that all see, owned by this user and closed to others (made so where it is missing):
-// who may write there is who takes part. The hub takes over what an earlier one left.
+// who may write there is who takes part. The hub takes over what an earlier one left; kBusy if that
+// one lives.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options);
 [[nodiscard]] Result<std::unique_ptr<Connector>> make_file_connector(
     const RendezvousOptions& options);

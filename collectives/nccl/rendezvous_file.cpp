@@ -1,6 +1,7 @@
 // The rendezvous of files. In the directory:
 //
 //   leader                      the session of the leader that is there
+//   .lock                       held by it
 //   <session>/<peer>/up/<n>     messages to it, numbered from 0, each renamed into place
 //   <session>/<peer>/down/<n>   messages from it
 //   <session>/<peer>/gone       either side has ended the link
@@ -28,6 +29,8 @@ using std::chrono::milliseconds;
 
 constexpr std::string_view kLeader = "leader";
 constexpr std::string_view kGone = "gone";
+constexpr std::string_view kLock = ".lock";
+constexpr milliseconds kLockWait{2'000};
 constexpr std::uint64_t kSessionBytes = 64;
 
 Status make_private(const std::string& path) {
@@ -101,13 +104,14 @@ struct FilePeer {
 
 class FileHub final : public Hub {
  public:
-  FileHub(std::string root, const std::string& session)
-      : root_(std::move(root)), dir_(join_path(root_, session)) {}
+  FileHub(std::string root, const std::string& session, std::unique_ptr<FileLock> lock)
+      : lock_(std::move(lock)), root_(std::move(root)), dir_(join_path(root_, session)) {}
   FileHub(const FileHub&) = delete;
   FileHub& operator=(const FileHub&) = delete;
   ~FileHub() override {
     FileSystem& fs = posix_file_system();
-    const Status name = fs.remove_file(join_path(root_, kLeader));
+    const Result<bool> held = lock_->held();  // else the name is another leader's
+    if (held.ok() && *held) const Status name = fs.remove_file(join_path(root_, kLeader));
     // In this order, and a link in the other: whoever comes second sees the first, and removes.
     std::erase_if(peers_,
                   [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
@@ -172,6 +176,7 @@ class FileHub final : public Hub {
     }
   }
 
+  const std::unique_ptr<FileLock> lock_;
   const std::string root_, dir_;
   std::mutex mutex_;
   std::map<std::string, std::uint64_t> known_;
@@ -261,6 +266,11 @@ class FileConnector final : public Connector {
 Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
   FileSystem& fs = posix_file_system();
   DRIFTLESS_RETURN_IF_ERROR(make_private(options.dir));
+  Result<std::unique_ptr<FileLock>> lock = fs.lock(join_path(options.dir, kLock), kLockWait);
+  if (!lock.ok()) {
+    return lock.status().with_context(
+        concat("nccl: another trainer leads at ", options.dir, "; use another directory"));
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options.dir));
   for (const std::string& name : names) {
     // Sessions of leaders that did not end in order, or whose links are just about to remove them:
@@ -271,7 +281,7 @@ Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
   }
   const std::string session = to_hex(random_hash128());
   DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(options.dir, session)));
-  auto hub = std::make_unique<FileHub>(options.dir, session);
+  auto hub = std::make_unique<FileHub>(options.dir, session, std::move(*lock));
   DRIFTLESS_RETURN_IF_ERROR(replace_text(fs, join_path(options.dir, kLeader), session));
   return std::unique_ptr<Hub>(std::move(hub));
 }

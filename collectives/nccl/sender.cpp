@@ -33,7 +33,8 @@ class Sender final : public SendRoad {
     drop();
     return {};
   }
-  [[nodiscard]] Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
+                                                         const Deadline& deadline) override {
     return control_->published(id, deadline);
   }
   [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {

@@ -17,8 +17,14 @@ Status Shelf::check_new(const PublicationId& id) const {
                " cannot be published: ", to_string({*newest, id.kind}), " is");
 }
 
-void Shelf::add(const PublicationId& id, std::map<unsigned, std::uint64_t> bytes) {
-  held_[id] = std::move(bytes);
+std::optional<Hash128> Shelf::manifest(const PublicationId& id) const {
+  const auto found = held_.find(id);
+  return found == held_.end() ? std::nullopt : std::optional(found->second.manifest);
+}
+
+void Shelf::add(const PublicationId& id, const Hash128& manifest,
+                std::map<unsigned, std::uint64_t> bytes) {
+  held_[id] = {manifest, std::move(bytes)};
   if (!is_step(id)) {
     newest_anchor_ = id.version;
     std::erase_if(held_, [&](const auto& entry) {
@@ -38,10 +44,10 @@ void Shelf::add(const PublicationId& id, std::map<unsigned, std::uint64_t> bytes
 bool Shelf::exceeded() const {
   unsigned steps = 0;
   std::map<unsigned, std::uint64_t> sums;
-  for (const auto& [id, bytes] : held_) {
+  for (const auto& [id, held] : held_) {
     if (!is_step(id)) continue;
     ++steps;
-    for (const auto& [rank, size] : bytes) sums[rank] += size;
+    for (const auto& [rank, size] : held.bytes) sums[rank] += size;
   }
   return steps > ring_versions_ ||
          std::ranges::any_of(sums, [&](const auto& sum) { return sum.second > ring_bytes_; });
@@ -49,7 +55,7 @@ bool Shelf::exceeded() const {
 
 std::vector<PublicationId> Shelf::ids() const {
   std::vector<PublicationId> all;
-  for (const auto& [id, bytes] : held_) all.push_back(id);
+  for (const auto& [id, held] : held_) all.push_back(id);
   return all;
 }
 

@@ -16,19 +16,25 @@ class Shelf {
   Shelf(std::uint64_t ring_bytes, unsigned ring_versions)
       : ring_bytes_(ring_bytes), ring_versions_(ring_versions) {}
 
-  [[nodiscard]] bool holds(const PublicationId& id) const { return held_.contains(id); }
+  // The hash of its manifest, if it is held.
+  [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const;
   // kAlreadyExists where it, or a newer one of its kind, was added before.
   [[nodiscard]] Status check_new(const PublicationId& id) const;
   // Makes room as needed. `bytes`: of each rank's parts.
-  void add(const PublicationId& id, std::map<unsigned, std::uint64_t> bytes);
+  void add(const PublicationId& id, const Hash128& manifest,
+           std::map<unsigned, std::uint64_t> bytes);
   [[nodiscard]] std::vector<PublicationId> ids() const;
 
  private:
+  struct Held {
+    Hash128 manifest;
+    std::map<unsigned, std::uint64_t> bytes;  // by rank
+  };
   [[nodiscard]] bool exceeded() const;
 
   std::uint64_t ring_bytes_;
   unsigned ring_versions_;
-  std::map<PublicationId, std::map<unsigned, std::uint64_t>> held_;
+  std::map<PublicationId, Held> held_;
   std::optional<std::uint64_t> newest_step_, newest_anchor_;
 };
 

@@ -46,12 +46,14 @@ std::optional<PublicationId> parse_publication_name(std::string_view name) {
   return id;
 }
 
-std::string new_hidden_name(const PublicationId& id) {
-  return concat(".", publication_name(id), ".", to_hex(random_hash128()), kHiddenSuffix);
+std::string new_hidden_name(const PublicationId& id, std::string_view session) {
+  return concat(".", publication_name(id), ".", session, ".", to_hex(random_hash128()),
+                kHiddenSuffix);
 }
 
-bool is_hidden_name_of(const PublicationId& id, std::string_view name) {
-  return name.starts_with(concat(".", publication_name(id), ".")) && name.ends_with(kHiddenSuffix);
+bool is_hidden_name_of(const PublicationId& id, std::string_view session, std::string_view name) {
+  return name.starts_with(concat(".", publication_name(id), ".", session, ".")) &&
+         name.ends_with(kHiddenSuffix);
 }
 
 bool is_dropped(std::string_view name) {

@@ -31,10 +31,11 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
 [[nodiscard]] std::string publication_name(const PublicationId& id);
 [[nodiscard]] std::optional<PublicationId> parse_publication_name(std::string_view name);
 
-// ".weight_v000007.<token>.tmp" with a new token: whoever still writes into the directory of an
-// earlier attempt does not reach this one.
-[[nodiscard]] std::string new_hidden_name(const PublicationId& id);
-[[nodiscard]] bool is_hidden_name_of(const PublicationId& id, std::string_view name);
+// ".weight_v000007.<session>.<token>.tmp" with a new token: whoever still writes into the directory
+// of an earlier attempt, or of another publisher, does not reach this one.
+[[nodiscard]] std::string new_hidden_name(const PublicationId& id, std::string_view session);
+[[nodiscard]] bool is_hidden_name_of(const PublicationId& id, std::string_view session,
+                                     std::string_view name);
 // A hidden directory of any publication, being written or being removed.
 [[nodiscard]] bool is_leftover(std::string_view name);
 [[nodiscard]] bool is_dropped(std::string_view name);

@@ -5,6 +5,7 @@
 #include "collectives/shared_fs/medium.h"
 #include "collectives/shared_fs/part_files.h"
 #include "collectives/shared_fs/pruning.h"
+#include "collectives/shared_fs/publisher_lock.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
 
@@ -19,6 +20,7 @@ class Sender final : public SendRoad {
       : fs_(&fs),
         options_(options),
         rank_(rank),
+        lock_(PublisherLock::follow(fs, options.dir)),
         sink_(std::move(sink)),
         watch_(fs, join_path(options.dir, kReceiversName), options.patience) {}
   Sender(const Sender&) = delete;
@@ -33,7 +35,8 @@ class Sender final : public SendRoad {
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
   Status seal(std::string_view manifest, const Deadline& deadline) override;
   Status abort() override;
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override;
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override;
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
   [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
@@ -49,19 +52,20 @@ class Sender final : public SendRoad {
   [[nodiscard]] std::string path(std::string_view name) const {
     return join_path(options_.dir, name);
   }
+  // `failed`, or, if that is why, that another publisher has taken the directory over.
+  [[nodiscard]] Status or_fenced(Status failed);
   [[nodiscard]] Status check_leads(std::string_view what) const;
   [[nodiscard]] Status check_begun(std::string_view what) const;
   [[nodiscard]] Status clear_leftovers();
   [[nodiscard]] Status already_there(const PublicationId& id) const;
   [[nodiscard]] Status check_order(const PublicationId& id) const;
-  [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id,
-                                                 const Deadline& deadline) const;
+  [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Result<std::vector<PublicationId>> there() const;
 
   FileSystem* fs_;
   const SharedFsOptions options_;
   const unsigned rank_;
-  std::unique_ptr<FileLock> lock_;  // the leader's; given up last
+  PublisherLock lock_;  // given up last
   std::unique_ptr<PartSink> sink_;
   ReceiverWatch watch_;
   std::optional<Pending> pending_;
@@ -71,15 +75,14 @@ class Sender final : public SendRoad {
 Status Sender::open() {
   DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, options_.dir));
   if (!leads()) return {};
-  auto lock = fs_->lock(path(kLockName), options_.lock_wait);
-  if (lock.status().code() == StatusCode::kBusy) {
-    return error(StatusCode::kBusy, options_.dir,
-                 ": another publisher holds this directory (waited ", options_.lock_wait.count(),
-                 " ms); stop it, or publish to another directory");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(lock.status());
-  lock_ = std::move(*lock);
+  DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
   return clear_leftovers();
+}
+
+Status Sender::or_fenced(Status failed) {
+  if (failed.ok()) return failed;
+  Status held = lock_.check();
+  return held.code() == StatusCode::kWrongRun ? held : failed;
 }
 
 Status Sender::check_leads(std::string_view what) const {
@@ -94,7 +97,8 @@ Status Sender::check_begun(std::string_view what) const {
                " without a begin()");
 }
 
-// What a publisher that died, or an attempt of ours, left behind. The lock is held.
+// What a publisher that died, or an attempt of ours, left behind. The lock is held. One that lives,
+// but has lost its lock, loses what it was writing: it cannot seal it any more.
 Status Sender::clear_leftovers() {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
   for (const std::string& name : names) {
@@ -116,6 +120,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, file, ": an announcement of ", run_info.size(),
                  " bytes, at most ", kMaxRunInfoBytes, " are allowed");
   }
+  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
   const auto before = read_small(*fs_, file, kMaxRunInfoBytes);
   if (before.ok() && *before == run_info) return {};
   if (before.ok()) {
@@ -154,13 +159,15 @@ Status Sender::check_order(const PublicationId& id) const {
   return {};
 }
 
-Result<std::string> Sender::await_hidden(const PublicationId& id, const Deadline& deadline) const {
+Result<std::string> Sender::await_hidden(const PublicationId& id, const Deadline& deadline) {
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
+    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
     if (std::ranges::find(names, publication_name(id)) != names.end()) return already_there(id);
     std::erase_if(names, [&](const std::string& name) {
-      return !is_hidden_name_of(id, name) || name == last_hidden_;
+      return lock_.session().empty() || !is_hidden_name_of(id, lock_.session(), name) ||
+             name == last_hidden_;
     });
     if (names.size() == 1) return names.front();
   } while (backoff.sleep(deadline));
@@ -173,12 +180,14 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
   std::string name;
   if (leads()) {
+    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
     DRIFTLESS_RETURN_IF_ERROR(clear_leftovers());
     DRIFTLESS_RETURN_IF_ERROR(check_order(id));
-    name = new_hidden_name(id);
+    name = new_hidden_name(id, lock_.session());
     DRIFTLESS_RETURN_IF_ERROR(fs_->make_directory(path(name)));
   } else {
     DRIFTLESS_ASSIGN_OR_RETURN(name, await_hidden(id, deadline));
+    lock_.keep();
   }
   last_hidden_ = name;
   pending_ = Pending{id, name};
@@ -195,14 +204,17 @@ Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
     return error(StatusCode::kInvalidArgument, path(pending_->name), ": a part cannot be named '",
                  name, "'");
   }
-  return sink_->create_part(name);
+  auto part = sink_->create_part(name);
+  if (!part.ok()) return or_fenced(part.status());
+  return part;
 }
 
 Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> receipts, sink_->flush(deadline));
-  for (PartReceipt& receipt : receipts) receipt.rank = rank_;
-  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(path(pending_->name)));
+  auto receipts = sink_->flush(deadline);
+  if (!receipts.ok()) return or_fenced(receipts.status());
+  for (PartReceipt& receipt : *receipts) receipt.rank = rank_;
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(path(pending_->name))));
   return receipts;
 }
 
@@ -216,10 +228,15 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, final_path, ": a manifest of ", manifest.size(),
                  " bytes, at most ", kMaxManifestBytes, " are allowed");
   }
-  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kManifestName), manifest));
-  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest)));
-  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden));
-  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_directory(hidden, final_path));
+  DRIFTLESS_RETURN_IF_ERROR(
+      or_fenced(write_text(*fs_, join_path(hidden, kManifestName), manifest)));
+  DRIFTLESS_RETURN_IF_ERROR(
+      or_fenced(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest))));
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
+  // A leader that takes over first has the lock, and then takes the hidden directories out of the
+  // way. So if the lock is still ours here and another takes over after this, the renaming fails.
+  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_directory(hidden, final_path)));
   pending_.reset();
   DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
   const VisibilityHook hook{
@@ -240,13 +257,19 @@ Status Sender::abort() {
   return {};
 }
 
-Result<bool> Sender::published(const PublicationId& id, const Deadline& deadline) {
-  const std::string done = join_path(path(publication_name(id)), kDoneName);
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("looking for ", done)));
-  const auto info = fs_->info(done);
-  if (info.ok()) return true;
-  if (info.status().code() == StatusCode::kNotFound) return false;
-  return info.status();
+Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
+                                                 const Deadline& deadline) {
+  const std::string directory = path(publication_name(id));
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("looking for ", directory)));
+  const auto done = read_small(*fs_, join_path(directory, kDoneName), done_text("").size());
+  if (done.status().code() == StatusCode::kNotFound) return std::optional<Hash128>();
+  DRIFTLESS_RETURN_IF_ERROR(done.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::string manifest,
+      read_small(*fs_, join_path(directory, kManifestName), kMaxManifestBytes));
+  if (done_text(manifest) == *done) return std::optional(xxh3_128(manifest));
+  return error(StatusCode::kCorrupt, directory, ": DONE is not the hash of manifest.json; remove ",
+               "this directory if nobody needs it");
 }
 
 Result<std::vector<ReceiverReport>> Sender::receivers() {
@@ -259,6 +282,7 @@ Result<std::vector<ReceiverReport>> Sender::receivers() {
 
 Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
   DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
+  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverWatch::Receiver> alive, watch_.look());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
   std::vector<PublicationId> removed;

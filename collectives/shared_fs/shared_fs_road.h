@@ -3,15 +3,20 @@
 //   <dir>/run.json                     the announcement
 //   <dir>/weight_v000007/              a step: its parts, manifest.json, DONE (hash of the
 //   manifest) <dir>/anchor_v000007/              an anchor, likewise
-//   <dir>/.weight_v000007.<token>.tmp/ one that is being written; the token is new for each attempt
-//   <dir>/.dropped_*.tmp/              one that is being removed
-//   <dir>/.receivers/<id>.json         what a receiver last said
-//   <dir>/.driftless-publisher.lock    held by the leader
+//   <dir>/.weight_v000007.*.tmp/       one that is being written, under a name that is new each
+//   time <dir>/.dropped_*.tmp/              one that is being removed <dir>/.receivers/<id>.json
+//   what a receiver last said <dir>/.driftless-publisher.lock    held by the leader; says its
+//   session and process
 //
 // A publication is written into the hidden directory by all ranks, synced, and renamed. What is
 // removed is renamed first. So a name without a dot stands for something whole, whatever happens
 // to whoever made it. Nobody's clock is compared with anybody else's: whether a receiver is alive
 // is told by its file changing.
+//
+// There is one publisher. A leader whose lock file was removed or replaced, while it was stopped
+// for instance, is fenced: its calls fail with kWrongRun, and nothing of it becomes visible any
+// more. The next leader first takes the lock and then takes hidden directories out of the way, so
+// that the renaming of one that was sealed in that moment fails.
 //
 // A system call on a file system that stalls cannot be interrupted: deadlines are looked at between
 // calls, not within one. Mount such a file system so that its calls end (NFS: "soft" or "timeo").

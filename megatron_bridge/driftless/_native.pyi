@@ -366,7 +366,7 @@ class StridedMap:
 
 def can_cast(source: str, target: str) -> bool: ...
 
-class TensorNews:
+class TensorChanges:
     """New values of the tensors that Python writes."""
 
     @property
@@ -413,7 +413,7 @@ class MaskedDevice:
     def __init__(self, device: int) -> None: ...
     def stage(
         self,
-        news: TensorNews,
+        changes: TensorChanges,
         names: Sequence[str],
         dense_bytes: int,
         first: Sequence[tuple[int, int, int]],
@@ -434,7 +434,7 @@ class _Writer(Protocol):
     """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
 
     def check(self) -> None: ...
-    def stage(self, news: TensorNews, /) -> None: ...
+    def stage(self, changes: TensorChanges, /) -> None: ...
     def commit(self) -> None: ...
     def undo(self) -> None: ...
     def drop(self) -> None: ...

@@ -207,8 +207,10 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
 // Whether a receiver that takes this anchor finds the steps that follow it.
 Result<bool> Relay::leads_on(std::uint64_t anchor) {
   if (anchor >= version_) return true;
-  return down_->published({anchor + 1, PublicationKind::kStep},
-                          Deadline::after(options_.report_deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> next,
+                             down_->published({anchor + 1, PublicationKind::kStep},
+                                              Deadline::after(options_.report_deadline)));
+  return next.has_value();
 }
 
 Result<std::optional<RelayReport>> Relay::help() {

@@ -40,20 +40,37 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(path));
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,
                              fs.lock(sync_path(path, kLockName), options.lock_wait));
+  // On an overlay, a container's for instance, the first opening to write makes the file that is
+  // written from then on: before it is mapped. A file that cannot be written is refused later.
+  for (const SafetensorsFile& file : probe.files()) {
+    const Status ignored = fs.open(file.file().path()).status();
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->checkpoint_, Checkpoint::open(fs, path));
   DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));
-  const Hash128& signature = patcher->checkpoint_->layout().signature();
-  if (!patcher->state_.layout.is_zero() && patcher->state_.layout != signature) {
-    return error(StatusCode::kWrongLayout, path, ": the state was written for weight layout ",
-                 to_hex(patcher->state_.layout), ", but the files have ", to_hex(signature),
-                 ": the checkpoint was replaced; ", kResync);
-  }
+  DRIFTLESS_RETURN_IF_ERROR(patcher->check_layout());
   return patcher;
 }
 
+Status CheckpointPatcher::check_layout() const {
+  const Hash128& signature = checkpoint_->layout().signature();
+  if (state_.layout.is_zero() || state_.layout == signature) return {};
+  return error(StatusCode::kWrongLayout, path_, ": the state was written for weight layout ",
+               to_hex(state_.layout), ", but the files have ", to_hex(signature),
+               ": the checkpoint was replaced; ", kResync);
+}
+
+Status CheckpointPatcher::check_files() const { return check_same_files(*fs_, *checkpoint_); }
+
+Status CheckpointPatcher::reopen() {
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint now, Checkpoint::open(*fs_, path_));
+  DRIFTLESS_RETURN_IF_ERROR(checkpoint_->layout().check_same(now.layout(), path_, "the new files"));
+  checkpoint_ = std::move(now);
+  digest_proven_ = false;
+  return {};
+}
+
 Status CheckpointPatcher::recover() {
-  const std::string journal_path = sync_path(path_, kJournalName);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              fs_->list(join_path(path_, kSyncDirectory)));
   for (const std::string& name : names) {  // what a dead applier left, and nobody acts on
@@ -61,20 +78,38 @@ Status CheckpointPatcher::recover() {
       DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(sync_path(path_, name)));
     }
   }
-  if (!exists(*fs_, journal_path)) return {};
-  recovered_ = true;
-  return write_out(journal_path);
+  recovered_ = unsettled();
+  return settle();
 }
 
-// From a whole journal to the new version. The order of the syncs is what makes it safe: the
-// weights, then the state, and only then the journal goes.
-Status CheckpointPatcher::write_out(const std::string& journal_path) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
-  if (journal.after().layout != checkpoint_->layout().signature()) {
-    return error(StatusCode::kWrongLayout, journal_path,
-                 ": belongs to a checkpoint with other tensors; ", kResync);
+// Whether the files are those that the journal was made for. The interrupted apply may have written
+// any part of it: the digest of the weights as they are, plus what the journal's values change in
+// them, is the new version's if, and only if, writing it out ends at the new version.
+Status CheckpointPatcher::prove_journal(const Journal& journal,
+                                        const std::string& journal_path) const {
+  if (!journal.after().digest) {
+    return error(StatusCode::kMismatch, journal_path, ": does not say what it expects in ", path_,
+                 " (an earlier release wrote it); ", kResync);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  const Result<Digest> change = journal_change(journal, *checkpoint_, options_.threads);
+  if (!change.ok()) {
+    return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (",
+                 change.status().message(), "), so the checkpoint may be between two versions; ",
+                 kResync);
+  }
+  const Digest now = sweep();
+  if (now + *change == *journal.after().digest) return {};
+  return error(StatusCode::kMismatch, path_, ": its files have digest ", to_hex(now),
+               " and are neither version ", journal.before().version, " nor version ",
+               journal.after().version, " nor between them, as ", journal_path,
+               ", the journal of an interrupted apply, expects: they were restored, replaced or "
+               "damaged since. Nothing was written; ",
+               kResync);
+}
+
+// From a whole, proven journal to the new version. The order of the syncs is what makes it safe:
+// the weights, then the state, and only then the journal goes.
+Status CheckpointPatcher::write_out(const Journal& journal, const std::string& journal_path) {
   if (Status replayed = replay_journal(*fs_, journal, *checkpoint_, options_.threads);
       !replayed.ok()) {
     if (replayed.code() != StatusCode::kCorrupt) return replayed;
@@ -205,6 +240,9 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
   DRIFTLESS_RETURN_IF_ERROR(check_chain(chain, trust));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   Stopwatch watch;
+  // A journal says which digest it ends with. Where neither the state nor the version does, the
+  // weights are read once; from then on the state does.
+  if (!state_.digest && !chain.back().version().manifest) state_.digest = sweep();
   StagedApply staged;
   DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
                              JournalWriter::create(*fs_, sync_path(path_, kJournalName)));
@@ -217,6 +255,7 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
       stage_version(view_of(*checkpoint_), chain, options,
                     [&](std::span<const std::byte> frame) { return journal.append(frame); }));
   staged.before = state_;
+  staged.digest_change = found.digest_change;
   DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, found));
   DRIFTLESS_RETURN_IF_ERROR(journal.seal(staged.before, staged.after));
   staged.applied.version = chain.back().version().version;
@@ -230,14 +269,29 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
   return staged;
 }
 
+// Whether the files are those that were read, and hold at the places to be written what was read.
+Status CheckpointPatcher::check_unchanged(const StagedApply& staged, const Journal& journal) const {
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
+                             journal_change(journal, *checkpoint_, options_.threads));
+  if (change == staged.digest_change) return {};
+  return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
+               staged.after.version, " changes, since it was staged. Nothing was changed; ",
+               kResync);
+}
+
 Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   if (staged.before != state_) {
     return error(StatusCode::kWrongBase, path_, ": is at version ", state_.version,
                  " now, the change was staged for version ", staged.before.version);
   }
   Stopwatch watch;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal,
+                             Journal::open(*fs_, staged.journal->temporary_path()));
+  DRIFTLESS_RETURN_IF_ERROR(check_unchanged(staged, journal));
   DRIFTLESS_RETURN_IF_ERROR(staged.journal->decide());
-  if (const Status written = settle(); !written.ok()) {
+  const Status written = write_out(journal, sync_path(path_, kJournalName));
+  if (!written.ok()) {
     return written.with_context(concat("version ", staged.applied.version,
                                        " is decided but not written out; repeat the command to "
                                        "finish it"));
@@ -249,7 +303,16 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
 bool CheckpointPatcher::unsettled() const { return exists(*fs_, sync_path(path_, kJournalName)); }
 
 Status CheckpointPatcher::settle() {
-  return unsettled() ? write_out(sync_path(path_, kJournalName)) : Status();
+  if (!unsettled()) return {};
+  const std::string journal_path = sync_path(path_, kJournalName);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
+  if (journal.after().layout != checkpoint_->layout().signature()) {
+    return error(StatusCode::kWrongLayout, journal_path,
+                 ": belongs to a checkpoint with other tensors; ", kResync);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  DRIFTLESS_RETURN_IF_ERROR(prove_journal(journal, journal_path));
+  return write_out(journal, journal_path);
 }
 
 Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {

@@ -61,6 +61,7 @@ enum class BaseTrust : unsigned char {
 struct StagedApply {
   std::unique_ptr<JournalWriter> journal;
   CheckpointState before, after;
+  Digest digest_change;  // of the weights as they were read
   AppliedVersion applied;
 };
 
@@ -79,14 +80,22 @@ class CheckpointPatcher {
 
   // The two halves of apply(), for who wants to do something between them. stage() proves
   // everything and leaves a whole journal that nobody acts on yet; the weights are only read.
-  // Dropping the result drops the journal. There is one at a time.
+  // Dropping the result drops the journal. There is one at a time. commit() refuses (kMismatch, and
+  // nothing was written) if a file was replaced, or a place that the version changes was written
+  // into by somebody else, since stage().
   [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
                                           BaseTrust trust = BaseTrust::kProven);
   [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);
   // Whether a decided version is not written out: the weights may be between two versions.
   [[nodiscard]] bool unsettled() const;
-  // Writes out what is decided; ok where nothing is.
+  // Writes out what is decided; ok where nothing is. As in open(), only once the weights as they
+  // are, with the journal's values at their places, have the digest that the journal says: files
+  // that were restored or replaced meanwhile are refused (kMismatch), and not written into.
   [[nodiscard]] Status settle();
+  // Ok where the files are those that were opened; kMismatch, naming one that was replaced. Then
+  // nothing can be staged or committed until reopen() has read them anew.
+  [[nodiscard]] Status check_files() const;
+  [[nodiscard]] Status reopen();
   // Ok where the checkpoint, whose state says that it is at `version`, is not contradicted by what
   // that version says of itself: run, layout, digest, checksums of the tensors it changed.
   [[nodiscard]] Status check_at(const VersionDirectory& version);
@@ -108,7 +117,10 @@ class CheckpointPatcher {
   [[nodiscard]] Digest sweep() const;
   [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
                                                     const StagedVersion& staged) const;
-  Status write_out(const std::string& journal_path);
+  Status check_layout() const;
+  Status check_unchanged(const StagedApply& staged, const Journal& journal) const;
+  Status prove_journal(const Journal& journal, const std::string& journal_path) const;
+  Status write_out(const Journal& journal, const std::string& journal_path);
 
   FileSystem* fs_;
   std::string path_;

@@ -32,7 +32,10 @@ class CheckpointTarget final : public WeightTarget {
   }
 
   Status settle() override {
-    if (proven_ || !patcher_->unsettled()) return {};
+    const bool replaced = patcher_->check_files().code() == StatusCode::kMismatch;
+    if (replaced) proven_ = false;
+    if (proven_ || (!replaced && !patcher_->unsettled())) return {};
+    if (replaced) DRIFTLESS_RETURN_IF_ERROR(patcher_->reopen());
     DRIFTLESS_RETURN_IF_ERROR(patcher_->settle());
     return prove();
   }
@@ -78,7 +81,8 @@ class CheckpointTarget::Change final : public StagedChange {
     staged_.reset();
     target_->staged_ = false;
     if (!applied.ok()) {
-      target_->proven_ = target_->proven_ && !target_->patcher_->unsettled();
+      target_->proven_ = target_->proven_ && !target_->patcher_->unsettled() &&
+                         target_->patcher_->check_files().ok();
       return applied.status();
     }
     target_->proven_ = true;

@@ -44,7 +44,7 @@ Status damaged(std::string_view what, std::string_view how) {
 Result<std::unique_ptr<JournalWriter>> JournalWriter::create(FileSystem& fs,
                                                              const std::string& path) {
   std::unique_ptr<JournalWriter> writer(new JournalWriter(fs, path));
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = writer->temporary_path();
   if (exists(fs, temporary)) DRIFTLESS_RETURN_IF_ERROR(fs.remove_file(temporary));
   DRIFTLESS_ASSIGN_OR_RETURN(writer->file_, fs.create(temporary));
   DRIFTLESS_RETURN_IF_ERROR(writer->file_->pwrite(0, bytes_of(kBeginMagic)));
@@ -55,7 +55,7 @@ Result<std::unique_ptr<JournalWriter>> JournalWriter::create(FileSystem& fs,
 JournalWriter::~JournalWriter() {
   if (file_ == nullptr || committed_) return;
   file_.reset();
-  const Status ignored = fs_->remove_file(path_ + ".tmp");  // the next writer removes it too
+  const Status ignored = fs_->remove_file(temporary_path());  // the next writer removes it too
 }
 
 Status JournalWriter::append(std::span<const std::byte> frame) {
@@ -92,7 +92,7 @@ Status JournalWriter::seal(const CheckpointState& before, const CheckpointState&
 }
 
 Status JournalWriter::decide() {
-  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_file(path_ + ".tmp", path_));
+  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_file(temporary_path(), path_));
   committed_ = true;
   return fs_->sync_directory(path_.substr(0, path_.rfind('/') + 1));
 }

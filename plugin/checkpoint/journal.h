@@ -44,6 +44,8 @@ class JournalWriter {
   // Both.
   [[nodiscard]] Status commit(const CheckpointState& before, const CheckpointState& after);
   [[nodiscard]] std::uint64_t size_bytes() const { return offset_; }
+  // Where it is until decide().
+  [[nodiscard]] std::string temporary_path() const { return path_ + ".tmp"; }
 
  private:
   JournalWriter(FileSystem& fs, std::string path) : fs_(&fs), path_(std::move(path)) {}

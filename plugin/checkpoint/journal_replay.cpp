@@ -1,6 +1,7 @@
 #include "plugin/checkpoint/journal_replay.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -58,24 +59,25 @@ class StretchWriter {
   std::vector<std::uint32_t> offsets_;
 };
 
-Status replay_frame(std::span<const std::byte> bytes, const Checkpoint& checkpoint,
-                    const std::vector<std::unique_ptr<File>>& files, StretchWriter& writer) {
+// Every piece of a frame, with the tensor that it is of.
+Status visit_frame(std::span<const std::byte> bytes, const Checkpoint& checkpoint,
+                   const std::function<Status(std::uint32_t tensor, const DeltaView&)>& visit) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
                              Frame::decode(bytes, checkpoint.layout(), kMaxFrameBytes));
   if (frame.dense()) return error(StatusCode::kCorrupt, "a full frame in a journal");
   const BucketView bucket = frame.bucket();
   for (const BucketEntry& entry : bucket.entries) {
-    const TensorLocation& location = checkpoint.location(entry.tensor);
     EntryCursor cursor(checkpoint.layout(), bucket, entry);
     while (true) {
       DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
       if (delta.offsets.empty()) break;
-      DRIFTLESS_RETURN_IF_ERROR(writer.write(*files[location.file], location.file_offset, delta));
+      DRIFTLESS_RETURN_IF_ERROR(visit(entry.tensor, delta));
     }
   }
   return {};
 }
 
+// The files by their paths. Compared once they are open: what is written into is what is mapped.
 Result<std::vector<std::unique_ptr<File>>> open_files(FileSystem& fs,
                                                       const Checkpoint& checkpoint) {
   std::vector<std::unique_ptr<File>> files;
@@ -83,6 +85,7 @@ Result<std::vector<std::unique_ptr<File>>> open_files(FileSystem& fs,
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> opened, fs.open(file.file().path()));
     files.push_back(std::move(opened));
   }
+  DRIFTLESS_RETURN_IF_ERROR(check_same_files(fs, checkpoint));
   return files;
 }
 
@@ -95,10 +98,58 @@ Status replay_journal(FileSystem& fs, const Journal& journal, const Checkpoint& 
   std::vector<StretchWriter> writers(std::max(1U, threads));
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(journal.frames().size(), threads, [&](std::size_t task, unsigned worker) {
-        return replay_frame(journal.frames()[task], checkpoint, files, writers[worker]);
+        return visit_frame(
+            journal.frames()[task], checkpoint, [&](std::uint32_t tensor, const DeltaView& delta) {
+              const TensorLocation& location = checkpoint.location(tensor);
+              return writers[worker].write(*files[location.file], location.file_offset, delta);
+            });
       }));
   return parallel_for(files.size(), threads,
                       [&](std::size_t file, unsigned) { return files[file]->sync(); });
+}
+
+Result<Digest> journal_change(const Journal& journal, const Checkpoint& checkpoint,
+                              unsigned threads) {
+  std::vector<Digest> sums(std::max(1U, threads));
+  std::vector<std::vector<std::byte>> values(sums.size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(journal.frames().size(), threads, [&](std::size_t task, unsigned worker) {
+        return visit_frame(
+            journal.frames()[task], checkpoint,
+            [&](std::uint32_t tensor, const DeltaView& delta) -> Status {
+              const HostKernels& kernels = host_kernels();
+              const TensorView now = checkpoint.tensor(tensor);
+              values[worker].resize(delta.offsets.size() * delta.unit_bytes);
+              kernels.gather(now.data + delta.origin * delta.unit_bytes, delta.unit_bytes,
+                             delta.offsets.data(), delta.offsets.size(), values[worker].data());
+              sums[worker] += kernels.digest_change(
+                  digest_tensor_key(now.spec->name), delta.unit_bytes, delta.origin,
+                  delta.offsets.data(), delta.offsets.size(), values[worker].data(), delta.values);
+              return {};
+            });
+      }));
+  Digest change;
+  for (const Digest& sum : sums) change += sum;
+  return change;
+}
+
+Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint) {
+  for (const SafetensorsFile& safetensors : checkpoint.files()) {
+    const MappedFile& mapped = safetensors.file();
+    const Result<FileInfo> now = fs.info(mapped.path());
+    const bool gone = now.status().code() == StatusCode::kNotFound;
+    if (!now.ok() && !gone) return now.status();
+    if (!gone && now->identity == mapped.identity() && now->size_bytes == mapped.bytes().size()) {
+      continue;
+    }
+    return error(StatusCode::kMismatch, mapped.path(), ": ",
+                 gone ? std::string("was removed")
+                      : concat("was replaced by another file, or changed its size from ",
+                               mapped.bytes().size(), " to ", now->size_bytes, " bytes,"),
+                 " since this process opened it. Nothing was written into it; if the new files are "
+                 "meant to stay, remove the checkpoint's .weight_sync directory, then start again");
+  }
+  return {};
 }
 
 Status check_patchable(FileSystem& fs, const Checkpoint& checkpoint) {

@@ -1,8 +1,8 @@
 #include "plugin/engines/engine_transport.h"
 
 #include <algorithm>
-#include <thread>
 
+#include "core/environment.h"
 #include "core/stopwatch.h"
 
 namespace driftless {
@@ -14,7 +14,7 @@ Status wait_for(const EngineCall& call, const EngineTransport& transport) {
   constexpr milliseconds kSlice{20};
   for (milliseconds left(call.wait_ms); left.count() > 0; left -= kSlice) {
     if (!call.must && transport.stopping()) break;
-    std::this_thread::sleep_for(std::min(left, kSlice));
+    environment().sleep_until(environment().now() + std::min(left, kSlice));
   }
   if (call.must || !transport.stopping()) return {};
   return error(StatusCode::kIncomplete, "stopped");

@@ -4,24 +4,14 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/secret_file.h"
 #include "formats/version_dir.h"
 #include "plugin/job/config_values.h"
 
 namespace driftless {
-namespace {
-
-constexpr std::uint64_t kMaxTokenBytes = 64 << 10;
-
-}  // namespace
 
 Result<std::string> read_token(const std::string& path) {
-  if (path.empty()) return std::string();
-  DRIFTLESS_ASSIGN_OR_RETURN(std::string token,
-                             read_text(posix_file_system(), path, kMaxTokenBytes));
-  while (!token.empty() && (token.back() == '\n' || token.back() == '\r' || token.back() == ' ')) {
-    token.pop_back();
-  }
-  return token;
+  return path.empty() ? Result<std::string>(std::string()) : read_secret_file(path);
 }
 
 Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& config) {

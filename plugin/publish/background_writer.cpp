@@ -3,6 +3,8 @@
 #include <exception>
 #include <utility>
 
+#include "core/environment.h"
+
 namespace driftless {
 namespace {
 
@@ -18,7 +20,7 @@ Status guarded(const BackgroundWriter::Work& work) {
 }  // namespace
 
 BackgroundWriter::BackgroundWriter(bool background) {
-  if (background) thread_ = std::thread([this] { run(); });
+  if (background && environment().has_threads()) thread_ = std::thread([this] { run(); });
 }
 
 BackgroundWriter::~BackgroundWriter() { stop(); }

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "core/stopwatch.h"
+#include "formats/run_info.h"
 #include "plugin/publish/publisher_rank.h"
 
 namespace driftless {
@@ -89,7 +90,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
 Status PublisherRank::give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                               const RankMessage& mine) {
   if (verdict.verdict == Verdict::kDoubt) {
-    doubt_ = Doubt{plan.version, mine.digest, verdict.digest, plan.full};
+    doubt_ = Doubt{plan.version, mine.digest, verdict.digest, plan.full, sealing_};
     return verdict.status;
   }
   const Status dropped = road_.abort();
@@ -118,10 +119,40 @@ Status PublisherRank::check_memory(const OfferedTensor& offered) const {
 // Leader: whether the version that it sealed, perhaps, is there.
 Status PublisherRank::settle_own_doubt(const Deadline& deadline) {
   if (!doubt_) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool there,
-                             road_.published({doubt_->version, PublicationKind::kStep}, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool there, published({doubt_->version, PublicationKind::kStep},
+                                                         doubt_->manifest, deadline));
   settle(there ? Verdict::kCommit : Verdict::kAbort);
   return {};
+}
+
+Result<bool> PublisherRank::published(const PublicationId& id, const Hash128& manifest,
+                                      const Deadline& deadline) {
+  const Result<std::optional<Hash128>> there = road_.published(id, deadline);
+  if (!there.ok()) return note_fence(there.status());
+  if (!there->has_value()) return false;
+  if (**there == manifest) return true;
+  return note_fence(error(StatusCode::kWrongRun, to_string(id),
+                          " is there with a manifest of hash ", to_hex(**there),
+                          ", this publisher's has ", to_hex(manifest)));
+}
+
+Status PublisherRank::note_fence(Status said) {
+  if (said.code() != StatusCode::kWrongRun) return said;
+  const Deadline at_once = Deadline::after(std::chrono::milliseconds(0));
+  const Result<std::string> text =
+      history_ == nullptr ? Result<std::string>(error(StatusCode::kNotFound, "no history"))
+                          : history_->run_info(at_once);
+  const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
+                                        : Result<RunInfo>(text.status());
+  const std::string carries =
+      now.ok() ? concat("the road carries run ", to_hex(now->run), " now",
+                        now->run == id_.run ? ", the same, by another publisher" : "")
+               : std::string("nobody can say which run the road carries now");
+  fenced_ =
+      error(StatusCode::kWrongRun, "run ", to_hex(id_.run), " of this trainer is fenced at ",
+            "version ", id_.version, ": another publisher has taken its road over, and ", carries,
+            ". Stop one of the two trainers, then start this one again: ", said.message());
+  return fenced_;
 }
 
 void PublisherRank::settle(Verdict verdict) {
@@ -142,7 +173,7 @@ void PublisherRank::settle(Verdict verdict) {
 LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
                                      const Deadline& deadline) {
   LeaderMessage plan;
-  plan.status = settle_own_doubt(deadline);
+  plan.status = fenced_.ok() ? settle_own_doubt(deadline) : fenced_;
   if (!plan.status.ok()) return plan;
   plan.full = options_.mode == UpdateMode::kFull;
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
@@ -158,7 +189,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.base_version = id_.version;
   plan.version = id_.version + 1;
   plan.digest = digest_;
-  plan.status = road_.begin({plan.version, PublicationKind::kStep}, deadline);
+  plan.status = note_fence(road_.begin({plan.version, PublicationKind::kStep}, deadline));
   return plan;
 }
 
@@ -228,8 +259,9 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
                                                       static_cast<double>(layout_.total_units()));
   Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
   mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
-  if (payload.ok()) mine.findings = (*payload)->findings();
-  // A thread of its own may still be writing: it ends before the road drops the parts.
+  // After a failure a thread of the payload may still be writing parts and findings: it ends before
+  // the road drops the parts, and nobody reads what it found.
+  if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
   mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
   flush_parts(mine, plan.full, deadline);
@@ -244,7 +276,8 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
   LeaderMessage outcome;
   outcome.verdict = Verdict::kAbort;
   if (!ranks.ok()) {
-    outcome.status = ranks.status().with_context(concat(to_string(id), " was not published"));
+    outcome.status =
+        note_fence(ranks.status()).with_context(concat(to_string(id), " was not published"));
     return outcome;
   }
   bool dense = false;
@@ -262,7 +295,7 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
                                    " of the units changed, above full_above_density (",
                                    percent(options_.full_above_density), "): sent in full"));
     const Status dropped = road_.abort();
-    outcome.status = road_.begin(id, deadline);
+    outcome.status = note_fence(road_.begin(id, deadline));
     return outcome;
   }
   seal(plan, *ranks, outcome, deadline);
@@ -312,7 +345,7 @@ void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadli
       anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
       (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
   if (!due) return;
-  const Status begun = road_.begin({version, PublicationKind::kAnchor}, deadline);
+  const Status begun = note_fence(road_.begin({version, PublicationKind::kAnchor}, deadline));
   outcome.anchor = begun.ok();
   if (begun.ok()) return;
   anchor_requested_ = true;  // at the next version, then

@@ -90,7 +90,8 @@ class Publisher {
 
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
   // where the outcome of the seal could not be learnt, the next call settles it first; the message
-  // names the rank and what failed there.
+  // names the rank and what failed there. kWrongRun: another publisher has taken the road over;
+  // nothing of this one becomes visible any more, and every further call says so.
   [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;
   // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
   // because it fell too far behind (kAnchorWanted in its report).

@@ -39,6 +39,7 @@ class PublisherRank final : public Publisher {
     Digest part_digest;  // of this rank's weights in it
     Digest digest;       // of all; known to the leader
     bool full = false;
+    Hash128 manifest;  // the hash of what was to be sealed; known to the leader
   };
 
   // Agreement. The leader's view of all ranks; a failure of one names it.
@@ -73,6 +74,11 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
   [[nodiscard]] Status settle_own_doubt(const Deadline& deadline);
+  // Leader: whether the publication is there as this publisher sealed it. kWrongRun: another's is.
+  [[nodiscard]] Result<bool> published(const PublicationId& id, const Hash128& manifest,
+                                       const Deadline& deadline);
+  // Leader: what the road said, with both runs named if it fenced this publisher. Remembers that.
+  [[nodiscard]] Status note_fence(Status said);
   void settle(Verdict verdict);
   [[nodiscard]] RankMessage produce(const LeaderMessage& plan, WeightSource& weights,
                                     const Deadline& deadline);
@@ -99,7 +105,7 @@ class PublisherRank final : public Publisher {
                                  std::vector<RankMessage>& ranks, const Deadline& deadline);
   [[nodiscard]] Manifest manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
                                      const std::vector<RankMessage>& ranks) const;
-  // Ok: sealed. `doubt` is set where nobody can say.
+  // Ok: sealed. `doubt` is set where nobody can say; then sealing_ is the manifest's hash.
   [[nodiscard]] Status seal_publication(const PublicationId& id, const Manifest& manifest,
                                         const Deadline& deadline, std::vector<std::string>& notes,
                                         bool& doubt);
@@ -124,12 +130,17 @@ class PublisherRank final : public Publisher {
   Digest digest_;       // of all ranks' weights at id_
   Digest part_digest_;  // of this rank's
   Digest base_digest_;  // of version 0, all ranks
+  // Of each tensor of version 0, as the layout; known to the leader. Empty where the announcement
+  // on the road has none.
+  std::vector<Digest> tensor_digests_;
   bool needs_full_ = false;
   bool resumed_ = false;
   double flush_ms_ = 0;  // of the last version
   std::optional<Doubt> doubt_;
 
   // The leader's.
+  Status fenced_;    // not ok: another publisher has taken the road over; nothing more is published
+  Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be
   bool anchor_requested_ = false;
   std::optional<std::uint64_t> newest_anchor_;
   std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base

@@ -106,10 +106,13 @@ Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& 
                                        const Deadline& deadline, std::vector<std::string>& notes,
                                        bool& doubt) {
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
-  Status sealed = road_.seal(manifest_to_json(manifest), deadline);
-  if (sealed.ok()) return {};
+  const std::string text = manifest_to_json(manifest);
+  sealing_ = xxh3_128(text);
+  Status sealed = note_fence(road_.seal(text, deadline));
+  if (sealed.ok() || !fenced_.ok()) return sealed;
   const Result<bool> visible =
-      road_.published(id, Deadline::after(std::chrono::milliseconds(1'000)));
+      published(id, sealing_, Deadline::after(std::chrono::milliseconds(1'000)));
+  if (!fenced_.ok()) return fenced_;
   doubt = !visible.ok();
   if (doubt || !*visible) return sealed;
   notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
@@ -136,20 +139,18 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
   RankMessage mine;
-  const Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
-  if (!made.ok()) {
-    mine.status = made.status();
-    flush_parts(mine, true, deadline);
-    return mine;
+  Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
+  mine.status = made.status();
+  if (made.ok()) {
+    std::vector<PairedTensor> batch;
+    for (const std::uint32_t tensor : snapshot_.tensors()) {
+      batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
+    }
+    mine.status = (*made)->add(batch);
+    if (mine.status.ok()) mine.status = (*made)->finish();
   }
-  RankPayload& payload = **made;
-  std::vector<PairedTensor> batch;
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
-    batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
-  }
-  mine.status = payload.add(batch);
-  if (mine.status.ok()) mine.status = payload.finish();
-  mine.findings = payload.findings();
+  if (mine.status.ok()) mine.findings = (*made)->findings();
+  if (made.ok() && !mine.status.ok()) made->reset();  // as in produce()
   mine.digest = mine.findings.digest;
   flush_parts(mine, true, deadline);
   return mine;
@@ -193,7 +194,9 @@ Status PublisherRank::publish_anchor() {
   group_.next_epoch();
   LeaderMessage message;
   if (group_.leads()) {
-    message.status = road_.begin({id_.version, PublicationKind::kAnchor}, deadline);
+    message.status =
+        fenced_.ok() ? note_fence(road_.begin({id_.version, PublicationKind::kAnchor}, deadline))
+                     : fenced_;
   }
   DRIFTLESS_RETURN_IF_ERROR(tell(message, deadline).status());
   std::vector<std::string> notes;

@@ -73,7 +73,8 @@ class Receiver {
   // deadline passed and nothing was new. kWrongBase: the steps are gone and there is no anchor.
   // After any failure the target is as it was, and stage() may be called again.
   [[nodiscard]] virtual Result<bool> stage(const Deadline& deadline) = 0;
-  // Commits what stage() made ready, and reports it to the road.
+  // Commits what stage() made ready, and reports it to the road. kCorrupt, with nothing committed:
+  // a part that is mapped, not copied, was changed since; stage() fetches it again.
   [[nodiscard]] virtual Result<UpdateReport> commit() = 0;
   // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo).
   [[nodiscard]] virtual Status rollback() = 0;

@@ -1,6 +1,8 @@
 #include "plugin/receive/version_fetcher.h"
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 
 #include "core/parallel.h"
 
@@ -17,6 +19,18 @@ bool may_pass(StatusCode code) {
 
 bool is_newer(const TargetState& state, const PublicationId& id) {
   return !state.valid || id.version > state.id.version;
+}
+
+Result<MappedFile> copy_of(const MappedFile& part) {
+  const std::span<const std::byte> bytes = part.bytes();
+  try {
+    const auto held = std::make_shared_for_overwrite<std::byte[]>(bytes.size());
+    std::memcpy(held.get(), bytes.data(), bytes.size());
+    return MappedFile(part.path(), held, {held.get(), bytes.size()});
+  } catch (const std::bad_alloc&) {
+    return error(StatusCode::kNoSpace, "no memory for a copy of part ", part.path(), " of ",
+                 bytes.size(), " bytes; lower the receiver's fold_bytes");
+  }
 }
 
 Status nothing_full(const TargetState& state, FetchMode mode,
@@ -84,12 +98,11 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
   for (Candidate& candidate : chosen) {
     const std::size_t manifest_bytes = candidate.manifest_bytes;
-    Result<FetchedVersion> version = fetch_parts(std::move(candidate), deadline);
+    const Status fetched = fetch_parts(std::move(candidate), chain, deadline);
     // What is whole goes ahead; the next round looks at the failure.
-    if (!version.ok() && !chain.versions.empty() && may_pass(version.status().code())) break;
-    if (!version.ok()) return version.status();
+    if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
+    DRIFTLESS_RETURN_IF_ERROR(fetched);
     chain.manifest_bytes += manifest_bytes;
-    chain.versions.push_back(std::move(*version));
   }
   return std::optional<FetchedChain>(std::move(chain));
 }
@@ -174,31 +187,69 @@ Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const Publicati
   return Candidate{id, std::move(manifest), text->size()};
 }
 
-Result<FetchedVersion> VersionFetcher::fetch_parts(Candidate candidate, const Deadline& deadline) {
+Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,
+                                   const Deadline& deadline) {
   FetchedVersion version;
   version.source = to_string(candidate.id);
   version.manifest = std::move(candidate.manifest);
   const std::vector<ManifestFile>& files = version.manifest.files;
+  std::vector<MappedPart> mapped;
+  std::uint64_t copied =
+      0;  // of all versions of the chain: follow() keeps deltas within fold_bytes
+  for (const FetchedVersion& before : chain.versions) {
+    for (const MappedFile& part : before.parts) copied += part.bytes().size();
+  }
   for (const ManifestFile& file : files) {
     const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
     Result<MappedFile> part = road_->fetch_part(candidate.id, receipt, deadline);
     if (!part.ok()) {
       return part.status().with_context(concat(version.source, ": part ", file.name));
     }
+    copied += part->bytes().size();
+    if (part->mapped() && copied > options_.fold_bytes) {
+      mapped.push_back({std::make_shared<const MappedFile>(std::move(*part)),
+                        concat(version.source, ": part ", file.name), file.hash});
+      const MappedFile& kept = *mapped.back().file;
+      part = MappedFile(kept.path(), mapped.back().file, kept.bytes());
+    }
     version.parts.push_back(std::move(*part));
   }
-  DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(files.size(), options_.threads, [&](std::size_t i, unsigned) -> Status {
-        const std::span<const std::byte> bytes = version.parts[i].bytes();
-        // What is on the device was compared there, by the road.
-        const bool compared = version.parts[i].memory_kind() == MemoryKind::kDevice;
-        if (compared && bytes.size() == files[i].size_bytes) return {};
-        if (bytes.size() == files[i].size_bytes && xxh3_128(bytes) == files[i].hash) return {};
-        return error(StatusCode::kCorrupt, version.source, ": part ", files[i].name, " has ",
-                     bytes.size(), " bytes with xxh3-128 ", to_hex(xxh3_128(bytes)),
-                     ", the manifest says ", files[i].size_bytes, " with ", to_hex(files[i].hash));
-      }));
-  return version;
+  DRIFTLESS_RETURN_IF_ERROR(take_parts(version));
+  chain.mapped.insert(chain.mapped.end(), mapped.begin(), mapped.end());
+  chain.versions.push_back(std::move(version));
+  return {};
+}
+
+// Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
+// writes into the file later changes what was compared.
+Status VersionFetcher::take_parts(FetchedVersion& version) const {
+  const std::vector<ManifestFile>& files = version.manifest.files;
+  return parallel_for(files.size(), options_.threads, [&](std::size_t i, unsigned) -> Status {
+    MappedFile& part = version.parts[i];
+    if (part.mapped()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
+    }
+    const std::span<const std::byte> bytes = part.bytes();
+    // What is on the device was compared there, by the road.
+    const bool compared = part.memory_kind() == MemoryKind::kDevice;
+    if (compared && bytes.size() == files[i].size_bytes) return {};
+    const Hash128 found = xxh3_128(bytes);
+    if (bytes.size() == files[i].size_bytes && found == files[i].hash) return {};
+    return error(StatusCode::kCorrupt, version.source, ": part ", files[i].name, " has ",
+                 bytes.size(), " bytes with xxh3-128 ", to_hex(found), ", the manifest says ",
+                 files[i].size_bytes, " with ", to_hex(files[i].hash));
+  });
+}
+
+Status check_unchanged(std::span<const MappedPart> parts, unsigned threads) {
+  return parallel_for(parts.size(), threads, [&](std::size_t i, unsigned) -> Status {
+    const MappedPart& part = parts[i];
+    const Hash128 found = xxh3_128(part.file->bytes());
+    if (found == part.hash) return {};
+    return error(StatusCode::kCorrupt, part.what, " was changed after it was verified: its ",
+                 "xxh3-128 is ", to_hex(found), " now, the manifest says ", to_hex(part.hash),
+                 ". Nothing was committed; it is fetched again");
+  });
 }
 
 }  // namespace driftless

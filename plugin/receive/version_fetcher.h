@@ -6,7 +6,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "collectives/road.h"
@@ -16,17 +19,29 @@
 namespace driftless {
 
 struct FetchOptions {
-  std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of the parts of a chain; one step always
-  std::chrono::milliseconds deadline{60'000};         // of one fetch()
-  unsigned threads = 1;                               // for hashing
+  // Of the parts of a chain; one step always. Mapped parts are copied as far as this goes.
+  std::uint64_t fold_bytes = std::uint64_t{1} << 30;
+  std::chrono::milliseconds deadline{60'000};  // of one fetch()
+  unsigned threads = 1;                        // for hashing
   // Before a publication is read: once for each, and again where its reading has to be tried again.
   // May be empty.
   std::function<Status(const PublicationId&)> before_read;
 };
 
+// A part that is too large to be copied stays a mapping of a file, which whoever writes into the
+// file changes after its hash was compared.
+struct MappedPart {
+  std::shared_ptr<const MappedFile> file;
+  std::string what;  // for messages
+  Hash128 hash;
+};
+// kCorrupt, naming the part, if one of them is not what it was.
+[[nodiscard]] Status check_unchanged(std::span<const MappedPart> parts, unsigned threads);
+
 // Steps that adjoin the target's version, or one full publication.
 struct FetchedChain {
   std::vector<FetchedVersion> versions;
+  std::vector<MappedPart> mapped;  // those of their parts that are mappings
   bool anchor = false;
   std::uint64_t manifest_bytes = 0;
 };
@@ -43,7 +58,8 @@ class VersionFetcher {
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
   // tried again until the deadline of the options; then the last failure is returned. Every part
-  // has its hash, every manifest is of the run. Nothing: there is nothing newer.
+  // has its hash, and is memory of its own or listed as mapped; every manifest is of the run.
+  // Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
                                                           FetchMode mode = FetchMode::kAny);
 
@@ -62,7 +78,9 @@ class VersionFetcher {
   [[nodiscard]] Result<std::vector<Candidate>> newest_full(const TargetState& state,
                                                            const std::vector<PublicationId>& listed,
                                                            const Deadline& deadline);
-  [[nodiscard]] Result<FetchedVersion> fetch_parts(Candidate candidate, const Deadline& deadline);
+  [[nodiscard]] Status fetch_parts(Candidate candidate, FetchedChain& chain,
+                                   const Deadline& deadline);
+  [[nodiscard]] Status take_parts(FetchedVersion& version) const;
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
                                                             FetchMode mode,
                                                             const Deadline& deadline);

@@ -158,7 +158,7 @@ TEST_P(RoadContractTest, NothingIsVisibleBeforeTheSeal) {
   for (unsigned rank = 0; rank < 2; ++rank) {
     const auto after = world.sender(rank).published(step(1), soon());
     ASSERT_OK(after);
-    EXPECT_TRUE(*after);
+    EXPECT_EQ(*after, xxh3_128(manifest_of(step(1)))) << "rank " << rank;
   }
 }
 

@@ -102,10 +102,13 @@ class RemoteSender final : public SendRoad {
     return call(packed(Call::kSeal).text(manifest).number(ms(deadline))).status();
   }
   Status abort() override { return call(packed(Call::kAbort)).status(); }
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     Unpacker in = call(packed(Call::kPublished, id).number(ms(deadline)));
     DRIFTLESS_RETURN_IF_ERROR(in.status());
-    return in.number() != 0;
+    const bool there = in.number() != 0;
+    const Hash128 manifest{in.number(), in.number()};
+    return there ? std::optional(manifest) : std::nullopt;
   }
   Result<std::vector<ReceiverReport>> receivers() override {
     Unpacker in = call(packed(Call::kReceivers));

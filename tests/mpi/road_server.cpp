@@ -99,7 +99,9 @@ class Server {
       case Call::kPublished: {
         const PublicationId what = id(in);
         const auto there = ends_.sender->published(what, deadline(in));
-        out.status(there.status()).number(there.ok() && *there ? 1 : 0);
+        const Hash128 manifest = there.ok() ? there->value_or(Hash128()) : Hash128();
+        out.status(there.status()).number(there.ok() && there->has_value() ? 1 : 0);
+        out.number(manifest.high).number(manifest.low);
         break;
       }
       case Call::kReceivers: {

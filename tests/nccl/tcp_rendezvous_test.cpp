@@ -126,6 +126,26 @@ TEST_F(TcpRendezvousTest, RandomBytesDoNotDisturbIt) {
   EXPECT_TRUE(connect(options_).ok());
 }
 
+TEST_F(TcpRendezvousTest, StrangersThatSayNothingShutNobodyOut) {
+  auto known = connect(options_);
+  ASSERT_OK(known);
+  std::vector<nccl::Socket> strangers;
+  for (int i = 0; i < 300; ++i) {
+    auto socket = nccl::connect_to(options_.address, soon());
+    ASSERT_OK(socket);
+    strangers.push_back(std::move(*socket));
+    if (i % 10 == 0) EXPECT_TRUE(events(1, 1).empty());
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(is_ok(connect(options_)));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  // The one that was there stays.
+  ASSERT_OK((*known)->send("still here", soon()));
+  bool heard = false;
+  for (const HubEvent& event : events(3, 500)) heard = heard || event.text == "still here";
+  EXPECT_TRUE(heard);
+}
+
 TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
   nccl::FrameWriter writer("key", nccl::Direction::kToServer);
   std::vector<std::string> frames;

@@ -136,7 +136,7 @@ class VllmStandIn {
     const std::uint64_t version = info.at("version");
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      if (failing(i, "commit") || rank.staged != version || rank.ticket != info.at("ticket")) {
+      if (failing(i, "commit") || rank.staged != version || info.at("ticket") != rank.ticket) {
         rank.error = "commit refused";
         continue;
       }

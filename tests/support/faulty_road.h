@@ -65,7 +65,8 @@ class FaultyRoad final : public SendRoad {
     return sealed.ok() ? failure("seal") : sealed;
   }
   Status abort() override { return road_->abort(); }
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     if (std::exchange(lie_, false)) return failure("published");
     return road_->published(id, deadline);
   }

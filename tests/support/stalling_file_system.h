@@ -1,9 +1,11 @@
 // A file system on real files of which one call takes long, as on a server that is away for a
-// while. Every call is numbered from 0. May be used by several threads.
+// while, or before one call of which something happens. Every call is numbered from 0. May be used
+// by several threads.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,9 +20,13 @@ class StallingFileSystem final : public FileSystem {
  public:
   // Call number `at_call` from now on takes so much longer.
   void plan(std::uint64_t at_call, std::chrono::milliseconds stall) {
+    plan(at_call, [stall] { std::this_thread::sleep_for(stall); });
+  }
+  // `before` happens before call number `at_call` from now on.
+  void plan(std::uint64_t at_call, std::function<void()> before) {
     calls_ = 0;
+    before_ = std::move(before);
     at_call_ = at_call;
-    stall_ = stall;
   }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
 
@@ -80,7 +86,7 @@ class StallingFileSystem final : public FileSystem {
   };
 
   FileSystem& tick() {
-    if (calls_++ == at_call_) std::this_thread::sleep_for(stall_);
+    if (calls_++ == at_call_) before_();
     return posix_file_system();
   }
   Result<std::unique_ptr<File>> slow(Result<std::unique_ptr<File>> file) {
@@ -90,7 +96,7 @@ class StallingFileSystem final : public FileSystem {
 
   std::atomic<std::uint64_t> calls_ = 0;
   std::uint64_t at_call_ = ~std::uint64_t{0};
-  std::chrono::milliseconds stall_{0};
+  std::function<void()> before_;
 };
 
 }  // namespace driftless::testing

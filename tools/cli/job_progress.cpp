@@ -67,7 +67,11 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports) {
     }
     if (report.proof.empty() || report.proof == rollout.last_proof) continue;
     const ReportProof proof = parse_proof(report.proof);
-    progress_ += !rollout.there || rollout.version != report.version ? 1 : 0;
+    // Only what never was before: one that comes and goes, or starts over, does not get on. Nor do
+    // ever new ones.
+    const bool new_one = !rollout.there && rollouts_.size() <= std::max<std::size_t>(least_, 1);
+    progress_ += new_one || (rollout.there && report.version > rollout.best) ? 1 : 0;
+    rollout.best = std::max(rollout.best, report.version);
     rollout.there = true;
     rollout.version = report.version;
     rollout.last_proof = report.proof;

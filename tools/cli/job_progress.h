@@ -51,8 +51,9 @@ class JobProgress {
   };
   struct Rollout {
     std::uint64_t version = 0;
-    bool there = false;  // holds a version at all
-    bool wrong = false;  // reported another digest than the trainer's, at any time
+    std::uint64_t best = 0;  // the highest that it ever said
+    bool there = false;      // holds a version at all
+    bool wrong = false;      // reported another digest than the trainer's, at any time
     std::string last_proof;
   };
   [[nodiscard]] bool counts(const std::string& id) const;

@@ -80,7 +80,7 @@ Result<Socket> listen_on(const std::string& address, std::string* bound) {
   if (socket.get() < 0 ||
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      ::listen(socket.get(), 128) != 0) {
+      ::listen(socket.get(), 1024) != 0) {
     return errno_status(errno, concat("nccl: listening on ", address));
   }
   if (bound != nullptr) {

@@ -18,16 +18,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kProofTime{5'000};   // for a connection to prove itself
+constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
+// So long it has in any case; then it makes room for the next one, if there are too many.
+constexpr milliseconds kLeastProofTime{250};
+constexpr milliseconds kFullPause{10};      // until strangers are looked at again
 constexpr milliseconds kEndTime{1'000};     // for the last words
-constexpr std::size_t kMostStrangers = 64;  // that have not yet
-constexpr std::size_t kMostConnections = 4096;
+constexpr std::size_t kMostStrangers = 64;  // that have not proved themselves yet
+constexpr std::size_t kMostKnown = 4096;
 
 // A connection: a stranger until it has proved that it knows the token.
 struct Connection {
   explicit Connection(Socket opened) : socket(std::move(opened)) {}
   Socket socket;
   Deadline prove_until = Deadline::after(kProofTime);
+  Deadline may_stay_until = Deadline::after(kLeastProofTime);
   std::string nonce;  // ours
   std::string said;   // of the proof, so far
   std::optional<FrameReader> reader;
@@ -104,28 +108,54 @@ class TcpHub final : public Hub {
   }
 
   void wait(const Deadline& deadline) {
-    std::vector<pollfd> waits{{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}};
+    long long longest = 1'000;
     {
       const std::scoped_lock lock(mutex_);
+      // Who comes while there is no room waits in the listener's queue.
+      if (takes_one_more()) {
+        waits.push_back({listener_.get(), POLLIN, 0});
+      } else {
+        longest = kFullPause.count();
+      }
       for (const auto& [peer, connection] : connections_) {
         const bool writes = !connection.outgoing.empty();
         waits.push_back(
             {connection.socket.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0});
       }
     }
-    const auto left = std::min<long long>(deadline.remaining().count(), 1'000);
+    const auto left = std::min<long long>(deadline.remaining().count(), longest);
     ::poll(waits.data(), waits.size(), static_cast<int>(left));
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
   }
 
+  struct Strangers {
+    std::size_t count = 0;
+    Connection* oldest = nullptr;
+  };
+  [[nodiscard]] Strangers strangers() {
+    Strangers found;
+    for (auto& [peer, connection] : connections_) {  // in the order in which they came
+      if (connection.known() || connection.over) continue;
+      if (found.count++ == 0) found.oldest = &connection;
+    }
+    return found;
+  }
+
+  // Whether one more may come in: there is room, or the oldest stranger, which has had its time,
+  // can go for it. Who has proved itself never does.
+  [[nodiscard]] bool takes_one_more() {
+    const Strangers now = strangers();
+    if (connections_.size() - now.count >= kMostKnown) return false;
+    return now.count < kMostStrangers || now.oldest->may_stay_until.expired();
+  }
+
   void accept_all() {
-    for (;;) {
+    while (takes_one_more()) {
       Socket socket = accept_one(listener_);
       if (socket.get() < 0) return;
-      std::size_t strangers = 0;
-      for (const auto& [peer, connection] : connections_) strangers += connection.known() ? 0 : 1;
-      if (strangers >= kMostStrangers || connections_.size() >= kMostConnections) continue;
+      if (const Strangers now = strangers(); now.count >= kMostStrangers) now.oldest->over = true;
       Connection connection(std::move(socket));
       const Result<std::string> nonce = new_nonce();
       if (!nonce.ok()) continue;

@@ -1,51 +1,25 @@
 #include "collectives/nccl/tcp/token.h"
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
+
+#include "core/secret_file.h"
 
 namespace driftless::nccl {
 namespace {
 
 constexpr std::size_t kLeastBytes = 16;
-constexpr std::size_t kMostBytes = 4096;
-
-Result<std::string> read_private(int file, const std::string& path) {
-  struct stat info{};
-  if (::fstat(file, &info) != 0) return errno_status(errno, path);
-  if (!S_ISREG(info.st_mode) || (info.st_mode & 077) != 0 || info.st_uid != ::geteuid()) {
-    return error(StatusCode::kInvalidArgument, path,
-                 ": the token must be in a file that its owner, who runs this, alone may read: "
-                 "chmod 600 ",
-                 path);
-  }
-  std::string text(kMostBytes + 1, '\0');
-  const ssize_t size = ::read(file, text.data(), text.size());
-  if (size < 0) return errno_status(errno, path);
-  text.resize(static_cast<std::size_t>(size));
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  if (text.size() < kLeastBytes || text.size() > kMostBytes) {
-    return error(StatusCode::kInvalidArgument, path, ": a token of ", text.size(),
-                 " bytes, expected ", kLeastBytes, " to ", kMostBytes,
-                 ": openssl rand -hex 32 makes one");
-  }
-  return text;
-}
-
 }  // namespace
 
 Result<std::string> read_token(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (file < 0) return errno_status(errno, concat("token file ", path));
-  Result<std::string> token = read_private(file, path);
-  ::close(file);
-  return token;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_secret_file(path));
+  if (token.size() >= kLeastBytes) return token;
+  return error(StatusCode::kInvalidArgument, path, ": a token of ", token.size(),
+               " bytes, expected ", kLeastBytes, " or more: openssl rand -hex 32 makes one");
 }
 
 Result<std::string> prove(std::string_view key, std::string_view text) {

@@ -258,16 +258,19 @@ class Session:
     def _wait_for_rollouts(self) -> None:
         """[leader] Until those of this job have the last version, or do not get on any more."""
         patience = seconds_of(self.settings["deadlines.connect"])
-        seen: list[tuple[str, int]] = []
+        best: list[int] = []
+        now: list[tuple[str, int]] = []
         until = time.monotonic() + patience
         while time.monotonic() < until:
             now = sorted((r.id, r.version) for r in self._publisher.receivers())
             if sum(version >= self.version for _, version in now) >= self._job.rollouts:
                 return
-            if now != seen:
-                seen, until = now, time.monotonic() + patience
+            # Only what never was before counts: not a rollout that comes and goes, or starts over.
+            versions = sorted((version for _, version in now), reverse=True)[: self._job.rollouts]
+            if versions > best:
+                best, until = versions, time.monotonic() + patience
             time.sleep(0.01)
-        self.report.note(f"not every rollout is at version {self.version}: {seen}")
+        self.report.note(f"not every rollout is at version {self.version}: {now}")
 
     # --- all together ----------------------------------------------------------------------------
 

@@ -175,6 +175,31 @@ TEST_F(HostShmTest, ASecondSenderIsRefusedAndToldWhoIsFirst) {
   EXPECT_TRUE(make_host_shm_sender(options_).ok()) << "a dead one holds nothing";
 }
 
+TEST_F(HostShmTest, ASenderWhoseLockFileWasRemovedIsFenced) {
+  auto first = sender();
+  ASSERT_OK(first->announce("run", soon()));
+  ASSERT_OK(put(*first, step(1), {{"part", random_part(100, 1)}}));
+  ASSERT_OK(first->begin(step(2), soon()));
+  ASSERT_OK(write_part(*first, {"part", random_part(100, 2)}));
+  ASSERT_OK(first->flush(soon()));
+  stdfs::remove(road_dir() + "/lock");
+  const auto second = sender();
+  ASSERT_OK(second->announce("another run", soon()));
+  ASSERT_OK(put(*second, step(1), {{"part", random_part(100, 3)}}));
+  const Status sealed = first->seal(manifest_of(step(2)), soon());
+  EXPECT_EQ(sealed.code(), StatusCode::kWrongRun) << sealed.to_string();
+  EXPECT_NE(sealed.message().find("process"), std::string::npos) << sealed.to_string();
+  EXPECT_EQ(first->begin(step(2), soon()).code(), StatusCode::kWrongRun);
+  EXPECT_EQ(first->published(step(1), soon()).status().code(), StatusCode::kWrongRun);
+  EXPECT_EQ(first->announce("run", soon()).code(), StatusCode::kWrongRun);
+  first.reset();
+  const auto there = receiver();
+  EXPECT_EQ(listed(*there), std::vector{step(1)}) << "what the other one sent stays";
+  const auto run = there->run_info(soon());
+  ASSERT_OK(run);
+  EXPECT_EQ(*run, "another run");
+}
+
 TEST_F(HostShmTest, TheSegmentsOfADeadSenderAreReadableUntilTheNextRemovesThem) {
   const std::vector<TestPart> parts{{"part", random_part(200'000, 1)}};
   Child dying([&] {

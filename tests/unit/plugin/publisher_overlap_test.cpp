@@ -123,7 +123,8 @@ class HoldingRoad final : public SendRoad {
     return road_->seal(manifest, deadline);
   }
   Status abort() override { return road_->abort(); }
-  Result<bool> published(const PublicationId& id, const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     return road_->published(id, deadline);
   }
   Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }

@@ -321,6 +321,26 @@ TEST_P(PublisherRanks, DoubtIsSettledByTheNextVersion) {
   }
 }
 
+TEST_P(PublisherRanks, DoubtIsNotSettledByAnotherPublishersVersion) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  const Weights ours = testing::changed_weights(base, 1, 0.01, "none");
+  const Weights theirs = testing::changed_weights(base, 2, 0.01, "none");
+  Trainer late(hub, GetParam(), quick_options(), base);
+  late.road(0).arm(RoadFault::kSealUnknownNot);
+  for (const Status& status : late.publish(ours)) ASSERT_FALSE(status.ok());
+  Trainer other(hub, GetParam(), quick_options(), base);
+  expect_ok(other.publish(theirs));
+  for (int round = 0; round < 2; ++round) {
+    for (const Status& status : late.publish(ours)) {
+      EXPECT_EQ(status.code(), StatusCode::kWrongRun) << status.to_string();
+    }
+  }
+  Rollout rollout(hub, base);
+  ASSERT_EQ(rollout.follow().to_string(), "ok");
+  EXPECT_TRUE(rollout.holds(theirs));
+}
+
 TEST_P(PublisherRanks, AnchorsByNumberOnDemandAndBySize) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);

@@ -1,0 +1,37 @@
+#include "core/environment.h"
+
+#include <random>
+#include <thread>
+
+namespace driftless {
+namespace {
+
+class SystemEnvironment final : public Environment {
+ public:
+  TimePoint now() override { return std::chrono::steady_clock::now(); }
+  void sleep_until(TimePoint when) override { std::this_thread::sleep_until(when); }
+  [[nodiscard]] bool has_threads() const override { return true; }
+  Hash128 random() override {
+    std::random_device device;
+    const auto word = [&] { return (std::uint64_t{device()} << 32) | device(); };
+    return {word(), word()};
+  }
+};
+
+// Null: the system's.
+thread_local Environment* replacement = nullptr;
+
+}  // namespace
+
+Environment& environment() {
+  static SystemEnvironment system;
+  return replacement == nullptr ? system : *replacement;
+}
+
+EnvironmentScope::EnvironmentScope(Environment& instead) : before_(replacement) {
+  replacement = &instead;
+}
+
+EnvironmentScope::~EnvironmentScope() { replacement = before_; }
+
+}  // namespace driftless

@@ -1,0 +1,272 @@
+#include "sim/fleet.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace driftless::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Fleet {
+ public:
+  Fleet(std::uint64_t seed, const SeedOptions& options)
+      : seed_(seed),
+        simulation_(seed),
+        random_(simulation_.random_source()),
+        world_(simulation_, random_.chance(0.25), random_.chance(0.3) ? 2 : 1) {
+    world_.receive_fault_rate = random_.chance(0.5) ? 0.03 : 0;
+    world_.call_fault_rate = random_.chance(0.6) ? 0.05 : 0;
+    if (random_.chance(0.3)) world_.disk.error_rate = 0.002;
+    add_rollouts(options);
+  }
+
+  FleetResult run() {
+    trainers_.push_back(new_trainer(small_weights(seed_)));
+    simulation_.start("operator", [this](Process&) { operate(); });
+    simulation_.run([this](const Process& ran) { check(ran); });
+    FleetResult result;
+    result.seed = seed_;
+    result.failure = simulation_.failure();
+    result.trace = simulation_.traced();
+    result.steps = simulation_.steps();
+    return result;
+  }
+
+ private:
+  void add_rollouts(const SeedOptions& options) {
+    const auto add = [this](const std::string& name, Holds holds, unsigned part) {
+      rollouts_.push_back(std::make_unique<Rollout>(world_, name, holds, part));
+    };
+    add("slice", Holds::kSlice, static_cast<unsigned>(random_.below(2)));
+    if (random_.chance(0.5)) add("all", Holds::kAll, 0);
+    if (random_.chance(0.5)) add("some0", Holds::kSome, 0);
+    if (random_.chance(0.3)) add("some1", Holds::kSome, 1);
+    if (random_.chance(0.6)) add("checkpoint", Holds::kCheckpoint, 0);
+    engines_.push_back(std::make_unique<Engine>(world_, "engine0"));
+    if (random_.chance(0.3)) engines_.push_back(std::make_unique<Engine>(world_, "engine1"));
+    if (options.liar) world_.liar = "slice";
+  }
+
+  std::unique_ptr<Trainer> new_trainer(Weights base) {
+    return std::make_unique<Trainer>(world_, concat("trainer", trainers_.size()), std::move(base));
+  }
+  [[nodiscard]] Trainer& trainer() { return *trainers_.back(); }
+
+  // Weights change by the hand of who holds them, or of the operator.
+  void check(const Process& ran) {
+    for (const auto& rollout : rollouts_) {
+      if (&ran != rollout->process() && ran.name != "operator") continue;
+      if (std::string wrong = rollout->check(); !wrong.empty()) simulation_.fail(wrong);
+    }
+    for (const auto& engine : engines_) {
+      if (&ran != engine->server() && ran.name != "operator") continue;
+      if (std::string wrong = engine->check(); !wrong.empty()) simulation_.fail(wrong);
+    }
+  }
+
+  // The operator, whose own process never dies.
+  void operate();
+  void disturb();
+  void kill(Process* process);
+  void start_rollout(Rollout& rollout);
+  void new_run();
+  void second_trainer();
+  void damage_road();
+  void make_whole();
+  void stop_all();
+  [[nodiscard]] bool all_are_at(const VersionId& id) const;
+  [[nodiscard]] Rollout& any_rollout() { return *rollouts_[random_.below(rollouts_.size())]; }
+
+  const std::uint64_t seed_;
+  Simulation simulation_;
+  Random& random_;
+  World world_;
+  std::vector<std::unique_ptr<Rollout>> rollouts_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<Trainer>> trainers_;
+};
+
+void Fleet::operate() {
+  trainer().start(100);
+  for (const auto& rollout : rollouts_) {
+    if (random_.chance(0.7)) start_rollout(*rollout);  // the others join late
+  }
+  for (const auto& engine : engines_) {
+    engine->start_server(trainer().base());
+    engine->start_agent();
+  }
+  const std::uint64_t events = 5 + random_.below(25);
+  for (std::uint64_t i = 0; i < events && simulation_.failure().empty(); ++i) {
+    simulation_.sleep(random_.between(milliseconds(1), milliseconds(4'000)));
+    disturb();
+  }
+  if (simulation_.failure().empty()) make_whole();
+  world_.ending = true;
+}
+
+void Fleet::disturb() {
+  Rollout& rollout = any_rollout();
+  Engine& engine = *engines_[random_.below(engines_.size())];
+  switch (random_.below(18)) {
+    case 0: return kill(trainer().process());
+    case 1: return kill(rollout.process());
+    case 2:
+    case 3:
+      if (!rollout.running()) start_rollout(rollout);
+      return;
+    case 4:
+    case 5:
+      if (!trainer().running()) trainer().start(100);
+      return;
+    case 6: return new_run();
+    case 7: return second_trainer();
+    case 8: world_.disk.full = random_.chance(0.5); return;
+    case 9: rollout.disk().full = random_.chance(0.5); return;
+    case 10:
+      if (rollout.process() != nullptr) {
+        Simulation::jump(*rollout.process(), milliseconds(std::uint64_t{1} << random_.below(21)));
+      }
+      return;
+    case 11:
+      if (random_.chance(0.5) && rollout.scribble()) {
+        simulation_.trace(concat("a stranger writes into ", rollout.name()));
+      } else if (rollout.restore_files(trainer().base())) {
+        simulation_.trace(concat("a stranger restores the files of ", rollout.name()));
+      }
+      return;
+    case 12: return damage_road();
+    case 13: return engine.start_server(trainer().base());  // which ends the one before
+    case 14: return kill(engine.server());
+    case 15: return kill(engine.agent());
+    default:
+      if (!engine.agent_running()) engine.start_agent();
+      return;
+  }
+}
+
+void Fleet::kill(Process* process) {
+  if (process == nullptr || process->dead || process->fibers == 0) return;
+  if (random_.chance(0.7)) {
+    process->crash_in = 1 + random_.below(60);  // in the middle of something
+  } else {
+    simulation_.kill(*process);
+  }
+}
+
+void Fleet::start_rollout(Rollout& rollout) {
+  StartsFrom from = StartsFrom::kBase;
+  if (random_.chance(0.2)) from = StartsFrom::kNothing;
+  if (random_.chance(0.1)) from = StartsFrom::kAnotherBase;
+  if (rollout.holds() == Holds::kCheckpoint && random_.chance(0.8)) from = StartsFrom::kWhatIsThere;
+  rollout.start(trainer().base(), from);
+}
+
+// Every restart of a trainer without its directory is a new run: its versions count from 0 again.
+void Fleet::new_run() {
+  if (world_.hub != nullptr) return;
+  simulation_.trace("a new run in the same directory");
+  if (random_.chance(0.7)) kill(trainer().process());
+  world_.disk.remove(kRoad);
+  world_.road_is_damaged = false;
+  const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
+  trainers_.push_back(new_trainer(base));
+  trainer().start(100);
+}
+
+// One more publisher of the same run; the lock file is gone.
+void Fleet::second_trainer() {
+  if (world_.hub != nullptr) return;
+  simulation_.trace("a second trainer on the same directory");
+  if (random_.chance(0.8)) world_.disk.remove(concat(kRoad, "/.driftless-publisher.lock"));
+  trainers_.push_back(new_trainer(trainer().base()));
+  trainer().start(100);
+}
+
+void Fleet::damage_road() {
+  if (world_.hub != nullptr) return;
+  const std::vector<std::string> names = world_.disk.list(kRoad);
+  if (names.empty()) return;
+  const std::string path = concat(kRoad, "/", names[random_.below(names.size())]);
+  simulation_.trace(concat("a stranger damages ", path));
+  world_.road_is_damaged = true;
+  if (random_.chance(0.3)) return world_.disk.remove(path);
+  const std::vector<std::string> files = world_.disk.list(path);
+  const bool done =
+      files.empty()
+          ? world_.disk.damage(path, random_)
+          : world_.disk.damage(concat(path, "/", files[random_.below(files.size())]), random_);
+  if (!done) simulation_.trace("... which has no bytes");
+}
+
+void Fleet::stop_all() {
+  for (const auto& trainer : trainers_) {
+    if (trainer->process() != nullptr) simulation_.kill(*trainer->process());
+  }
+  for (const auto& rollout : rollouts_) {
+    if (rollout->process() != nullptr) simulation_.kill(*rollout->process());
+  }
+  for (const auto& engine : engines_) {
+    if (engine->server() != nullptr) simulation_.kill(*engine->server());
+    if (engine->agent() != nullptr) simulation_.kill(*engine->agent());
+  }
+  const auto running = [this] {
+    return std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
+           std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); }) ||
+           std::ranges::any_of(engines_, [](const auto& one) { return one->running(); });
+  };
+  while (running()) simulation_.sleep(milliseconds(10));
+}
+
+bool Fleet::all_are_at(const VersionId& id) const {
+  return std::ranges::all_of(rollouts_,
+                             [&](const auto& rollout) { return rollout->claim() == id; });
+}
+
+// Nothing fails any more: what could not be had before must come now.
+void Fleet::make_whole() {
+  stop_all();
+  simulation_.trace("all is made whole");
+  simulation_.calm();
+  world_.calm = true;
+  world_.disk.full = false;
+  world_.disk.error_rate = 0;
+  world_.receive_fault_rate = 0;
+  for (const auto& rollout : rollouts_) rollout->disk().full = false;
+  if (world_.road_is_damaged) {
+    world_.disk.remove(kRoad);
+    trainers_.push_back(new_trainer(trainer().base()));
+  }
+  trainer().start(3);
+  while (trainer().running()) simulation_.sleep(milliseconds(100));
+  if (!trainer().published().has_value()) {
+    return simulation_.fail(concat("no version was published although nothing fails any more"));
+  }
+  for (const auto& rollout : rollouts_) rollout->start(trainer().base(), StartsFrom::kBase);
+  for (const auto& engine : engines_) {
+    engine->start_server(trainer().base());
+    engine->start_agent();
+  }
+  const VersionId newest = *trainer().published();
+  for (int i = 0; i < 600 && !all_are_at(newest); ++i) simulation_.sleep(milliseconds(100));
+  if (all_are_at(newest) || !simulation_.failure().empty()) return;
+  for (const auto& rollout : rollouts_) {
+    if (rollout->claim() == newest) continue;
+    return simulation_.fail(concat(rollout->name(), " did not get to version ", newest.version,
+                                   " although nothing fails any more"));
+  }
+  for (const auto& engine : engines_) {
+    if (engine->serves(newest)) continue;
+    return simulation_.fail(concat(engine->name(), " does not serve version ", newest.version,
+                                   " although nothing fails any more"));
+  }
+}
+
+}  // namespace
+
+FleetResult run_fleet(std::uint64_t seed, const SeedOptions& options) {
+  return Fleet(seed, options).run();
+}
+
+}  // namespace driftless::testing

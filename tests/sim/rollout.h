@@ -1,0 +1,84 @@
+// A rollout in the simulation: a process that keeps weights up to date by a Receiver, and serves
+// them between a resume and the next pause.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plugin/receive/receiver.h"
+#include "sim/world.h"
+
+namespace driftless::testing {
+
+enum class Holds {
+  kAll,         // tensors in memory
+  kSome,        // the same without some of them
+  kSlice,       // a rank's half of every tensor, through maps
+  kCheckpoint,  // a directory on a disk of its own
+};
+
+// What a rollout starts from.
+enum class StartsFrom { kBase, kNothing, kAnotherBase, kWhatIsThere };
+
+class Rollout {
+ public:
+  // `part`: which half of the tensors, or of their rows.
+  Rollout(World& world, std::string name, Holds holds, unsigned part);
+
+  // `base` is what the operator believes the run to start from.
+  void start(const Weights& base, StartsFrom from);
+  [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }
+  [[nodiscard]] Process* process() { return process_.get(); }
+  [[nodiscard]] SimDisk& disk() { return disk_; }
+  [[nodiscard]] Holds holds() const { return holds_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  // What it claims to hold, where it serves.
+  [[nodiscard]] std::optional<VersionId> claim() const;
+
+  // Whether what it serves is what it claims; empty: it does, or nothing is served.
+  [[nodiscard]] std::string check();
+
+  // Another program writes where the weights are: one byte in place, or the files of a checkpoint
+  // by others of the same names. False: there is nothing now.
+  bool scribble();
+  bool restore_files(const Weights& weights);
+  static void write_base(SimDisk& disk, const Weights& weights);
+
+ private:
+  // One life of it.
+  struct Life {
+    Process* process = nullptr;
+    Weights memory;
+    std::unique_ptr<SimFileSystem> road_fs, disk_fs;
+    std::unique_ptr<ReceiveRoad> road;
+    std::unique_ptr<WeightTarget> target;
+    std::unique_ptr<Receiver> receiver;
+    bool serving = false;
+    bool committing = false;
+    bool scribbled = false;  // where a delta need not look: until the next start
+    bool restored = false;   // until the next commit, which must look
+    bool lies = false;
+  };
+
+  Status run(Life& life, const Weights& base, StartsFrom from);
+  Status make_road(Life& life);
+  Status make_target(Life& life, const Weights& base, StartsFrom from);
+  Status follow(Life& life);
+  Status commit(Life& life);
+  [[nodiscard]] bool holds_exactly(const Life& life, const Weights& weights) const;
+  [[nodiscard]] bool has_tensor(std::size_t index) const { return index % 2 == part_; }
+
+  World& world_;
+  const std::string name_;
+  const Holds holds_;
+  const unsigned part_;
+  SimDisk disk_;
+  std::shared_ptr<Process> process_;
+  Life* life_ = nullptr;
+  std::uint64_t checked_changes_ = ~std::uint64_t{0};
+  VersionId checked_;
+};
+
+}  // namespace driftless::testing

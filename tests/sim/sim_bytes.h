@@ -1,0 +1,36 @@
+// The bytes of a simulated file. They can be mapped: a mapping shows what is written later, as one
+// of a real file does, and outlives the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace driftless::testing {
+
+class SimBytes {
+ public:
+  SimBytes() = default;
+  ~SimBytes();
+  SimBytes(const SimBytes&) = delete;
+  SimBytes& operator=(const SimBytes&) = delete;
+
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  [[nodiscard]] std::span<std::byte> all() { return {data(), size_}; }
+  void resize(std::uint64_t size);  // what is new is zero
+  // A read-only mapping of all bytes, which are not none; the caller unmaps it.
+  [[nodiscard]] const std::byte* map();
+
+ private:
+  [[nodiscard]] std::byte* data() { return shared_ != nullptr ? shared_ : held_.data(); }
+  void reserve_shared(std::uint64_t bytes);
+
+  std::uint64_t size_ = 0;
+  std::vector<std::byte> held_;  // until somebody maps it
+  int file_ = -1;                // then it lies in a file in memory
+  std::byte* shared_ = nullptr;
+  std::uint64_t room_ = 0;
+};
+
+}  // namespace driftless::testing

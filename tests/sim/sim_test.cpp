@@ -1,0 +1,82 @@
+// A fleet in one process, for many seeds. A failing seed is one number:
+//   DRIFTLESS_SIM_SEED=<seed> build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed
+// DRIFTLESS_SIM_SEEDS sets how many new ones are tried.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+
+#include "sim/fleet.h"
+
+namespace driftless::testing {
+namespace {
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+std::string tail_of(const FleetResult& result, std::size_t lines) {
+  std::string text;
+  const std::size_t all = result.trace.size();
+  for (std::size_t i = all - std::min(all, lines); i < all; ++i) text += result.trace[i] + "\n";
+  return text;
+}
+
+// The number of seeds that failed; says which, and how to replay them.
+void expect_all_hold(std::uint64_t first, std::uint64_t count) {
+  const std::uint64_t most = from_environment("DRIFTLESS_SIM_FAILURES", 10);
+  std::uint64_t failed = 0;
+  for (std::uint64_t seed = first; seed < first + count && failed < most; ++seed) {
+    const FleetResult result = run_fleet(seed);
+    if (result.failure.empty()) continue;
+    ++failed;
+    ADD_FAILURE() << "seed " << seed << ": " << result.failure << "\n"
+                  << tail_of(result, 12) << "replay: DRIFTLESS_SIM_SEED=" << seed
+                  << " build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed";
+  }
+}
+
+TEST(Fleet, HoldsWhatItClaimsForFixedSeeds) { expect_all_hold(1, 200); }
+
+TEST(Fleet, HoldsWhatItClaimsForNewSeeds) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const std::uint64_t base = from_environment(
+      "DRIFTLESS_SIM_BASE",
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count()) *
+          1000);
+  const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", 500);
+  std::cout << "seeds " << base << " to " << base + count - 1 << "\n";
+  expect_all_hold(base, count);
+}
+
+TEST(Fleet, ReplaysOneSeed) {
+  const std::uint64_t seed = from_environment("DRIFTLESS_SIM_SEED", 0);
+  if (seed == 0) GTEST_SKIP() << "DRIFTLESS_SIM_SEED names no seed";
+  const FleetResult result = run_fleet(seed);
+  std::cout << tail_of(result, 4000);
+  EXPECT_EQ(result.failure, "");
+}
+
+TEST(Fleet, DoesTheSameForTheSameSeed) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    const FleetResult once = run_fleet(seed);
+    const FleetResult again = run_fleet(seed);
+    EXPECT_EQ(once.trace, again.trace);
+    EXPECT_EQ(once.steps, again.steps);
+  }
+}
+
+// The check can fail: a worker whose weights are not those that it claims is found.
+TEST(Fleet, FindsAWorkerThatClaimsWhatItDoesNotHold) {
+  unsigned found = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const FleetResult result = run_fleet(seed, {.liar = true});
+    if (result.failure.find("slice claims") != std::string::npos) ++found;
+  }
+  EXPECT_GE(found, 15U);
+}
+
+}  // namespace
+}  // namespace driftless::testing

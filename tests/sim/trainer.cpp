@@ -1,0 +1,147 @@
+#include "sim/trainer.h"
+
+#include <array>
+#include <utility>
+
+#include "formats/manifest.h"
+#include "sim/step_road.h"
+#include "support/faulty_road.h"
+#include "support/weight_source.h"
+
+namespace driftless::testing {
+
+// What the ranks of one process share.
+struct Trainer::Ranks {
+  struct Rank {
+    std::unique_ptr<SimFileSystem> fs;
+    std::unique_ptr<Group> group;
+    std::unique_ptr<SendRoad> sender;
+    FaultyRoad* faults = nullptr;
+    std::unique_ptr<ReceiveRoad> history;
+  };
+  std::array<Rank, 2> of;
+  std::unique_ptr<LoopbackHub> mail;  // the ranks' group
+  PublisherOptions options;
+  std::uint64_t seed = 0;
+  Weights weights;  // that training goes on from
+};
+
+Trainer::Trainer(World& world, std::string name, Weights base)
+    : world_(world), name_(std::move(name)), base_(std::move(base)), weights_(base_) {
+  world_.truth.add_base(base_);
+}
+
+void Trainer::start(std::uint64_t steps) {
+  const auto ranks = std::make_shared<Ranks>();
+  Random& random = world_.random;
+  ranks->mail = std::make_unique<LoopbackHub>(LoopbackOptions{}, world_.ranks);
+  ranks->seed = random.word();
+  ranks->weights = weights_;
+  ranks->options.threads = 1;
+  ranks->options.deadline = kPublishDeadline;
+  ranks->options.buffer_bytes = 64 + random.below(512);
+  ranks->options.first_anchor = true;
+  ranks->options.anchor_every = random.below(5);
+  ranks->options.keep_versions = random.below(4);
+  const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd};
+  ranks->options.encoding = encodings[random.below(encodings.size())];
+  process_ = world_.simulation.start(
+      name_, [this, ranks, steps](Process& process) { run_rank(process, ranks, 0, steps); });
+  for (unsigned rank = 1; rank < world_.ranks; ++rank) {
+    world_.simulation.start_fiber(process_, [this, ranks, rank, steps, process = process_] {
+      run_rank(*process, ranks, rank, steps);
+    });
+  }
+}
+
+Status Trainer::open_roads(Ranks& ranks, unsigned rank, Process& process) {
+  Ranks::Rank& mine = ranks.of.at(rank);
+  mine.fs = std::make_unique<SimFileSystem>(world_.simulation, world_.disk, process);
+  mine.group = ranks.mail->group(rank);
+  std::unique_ptr<SendRoad> sender;
+  if (world_.hub != nullptr) {
+    sender = std::make_unique<StepSendRoad>(world_.simulation, world_.hub->sender(rank));
+    mine.history = std::make_unique<StepReceiveRoad>(world_.simulation, world_.hub->receiver());
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        sender, make_shared_fs_sender(*mine.fs, world_.shared_fs, rank, world_.ranks));
+    DRIFTLESS_ASSIGN_OR_RETURN(mine.history, make_shared_fs_receiver(*mine.fs, world_.shared_fs));
+  }
+  auto faulty = std::make_unique<FaultyRoad>(std::move(sender));
+  mine.faults = faulty.get();
+  mine.sender = std::move(faulty);
+  return {};
+}
+
+void Trainer::run_rank(Process& process, const std::shared_ptr<Ranks>& ranks, unsigned rank,
+                       std::uint64_t steps) {
+  Status ended = open_roads(*ranks, rank, process);
+  if (ended.ok()) ended = publish_all(*ranks, rank, steps);
+  world_.simulation.trace(concat(process.name, " rank ", rank, " ends: ", ended.to_string()));
+  Ranks::Rank& mine = ranks->of.at(rank);
+  mine.history.reset();
+  mine.sender.reset();
+}
+
+Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
+  Ranks::Rank& mine = ranks.of.at(rank);
+  Simulation& simulation = world_.simulation;
+  std::unique_ptr<Publisher> publisher;
+  Status failed;
+  MemorySource base(base_, rank, world_.ranks, 3);
+  simulation.within(kPublishDeadline, "opening the publisher", [&] {
+    auto opened =
+        Publisher::open(ranks.options, *mine.group, *mine.sender, mine.history.get(), base);
+    failed = opened.status();
+    if (opened.ok()) publisher = std::move(*opened);
+  });
+  DRIFTLESS_RETURN_IF_ERROR(failed);
+  const Hash128 run = publisher->version().run;
+  if (rank == 0) {
+    world_.truth.add(run, 0, base_);
+    simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
+                            publisher->version().version));
+  }
+  Weights weights = ranks.weights;
+  Random pace(ranks.seed + rank);
+  for (std::uint64_t step = 0; step < steps && !world_.ending; ++step) {
+    DRIFTLESS_RETURN_IF_ERROR(simulation.step());
+    weights = trained_weights(std::move(weights), ranks.seed + step);
+    if (rank == 0) {
+      // A version whose outcome is in doubt is settled by the next call: it may be the one after.
+      world_.truth.add(run, publisher->version().version + 1, weights);
+      world_.truth.add(run, publisher->version().version + 2, weights);
+      if (!world_.calm && pace.chance(0.08))
+        mine.faults->arm(static_cast<RoadFault>(1 + pace.below(8)));
+    }
+    MemorySource source(weights, rank, world_.ranks, 3);
+    Result<PublishReport> report = error(StatusCode::kInternal, "not called");
+    simulation.within(kPublishDeadline, "publish()", [&] { report = publisher->publish(source); });
+    if (rank == 0) {
+      simulation.trace(
+          concat(name_, " publish: ",
+                 report.ok() ? concat("version ", report->version) : report.status().to_string()));
+      weights_ = weights;
+      if (report.ok()) check_published(*report, run);
+    }
+    simulation.sleep(pace.between(std::chrono::milliseconds(1), std::chrono::milliseconds(3'000)));
+  }
+  return {};
+}
+
+// A publisher that says ok has published: what receivers find is its own version.
+void Trainer::check_published(const PublishReport& report, const Hash128& run) {
+  published_ = VersionId{run, report.version};
+  if (world_.hub != nullptr || world_.road_is_damaged) return;
+  const std::string file =
+      concat(kRoad, "/weight_v", version_string(report.version), "/manifest.json");
+  const std::vector<std::byte> bytes = world_.disk.read(file);
+  if (bytes.empty()) return;  // pruned
+  const auto manifest =
+      parse_manifest({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file);
+  if (manifest.ok() && manifest->id.run == run && manifest->digest == report.digest) return;
+  world_.simulation.fail(concat(name_, " said that it published version ", report.version,
+                                ", but receivers find another's"));
+}
+
+}  // namespace driftless::testing

@@ -1,0 +1,44 @@
+// A trainer in the simulation: a process with one or two publisher ranks that trains and publishes.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/version.h"
+#include "plugin/publish/publisher.h"
+#include "sim/world.h"
+
+namespace driftless::testing {
+
+// One trainer's career: it goes on after a crash with the weights that it had, or older ones.
+class Trainer {
+ public:
+  Trainer(World& world, std::string name, Weights base);
+
+  // A process that opens the run on the road, or begins one, and publishes until it is told to end,
+  // `steps` versions at most.
+  void start(std::uint64_t steps);
+  [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }
+  [[nodiscard]] Process* process() { return process_.get(); }
+  [[nodiscard]] const Weights& base() const { return base_; }
+  // Of the last publish() that said ok.
+  [[nodiscard]] const std::optional<VersionId>& published() const { return published_; }
+
+ private:
+  struct Ranks;
+  void run_rank(Process& process, const std::shared_ptr<Ranks>& ranks, unsigned rank,
+                std::uint64_t steps);
+  Status open_roads(Ranks& ranks, unsigned rank, Process& process);
+  Status publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps);
+  void check_published(const PublishReport& report, const Hash128& run);
+
+  World& world_;
+  const std::string name_;
+  const Weights base_;
+  Weights weights_;
+  std::shared_ptr<Process> process_;
+  std::optional<VersionId> published_;
+};
+
+}  // namespace driftless::testing

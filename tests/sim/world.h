@@ -1,0 +1,50 @@
+// What the processes of a simulated fleet share: the roads, the truth, and what may go wrong.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "collectives/loopback/loopback_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "sim/sim_disk.h"
+#include "sim/simulation.h"
+#include "sim/truth.h"
+
+namespace driftless::testing {
+
+inline constexpr std::chrono::milliseconds kPublishDeadline{10'000};
+inline constexpr std::chrono::milliseconds kConnectDeadline{5'000};
+inline constexpr std::chrono::milliseconds kStageWait{2'000};
+inline constexpr std::chrono::milliseconds kFetchDeadline{5'000};
+inline constexpr std::chrono::milliseconds kReportDeadline{1'000};
+
+inline constexpr const char* kRoad = "/road";
+
+struct World {
+  World(Simulation& simulation_, bool loopback, unsigned ranks_)
+      : simulation(simulation_),
+        random(simulation_.random_source()),
+        ranks(ranks_),
+        hub(loopback ? std::make_unique<LoopbackHub>(LoopbackOptions{}, ranks_) : nullptr) {
+    shared_fs.dir = kRoad;
+  }
+
+  Simulation& simulation;
+  Random& random;
+  const unsigned ranks;              // of the publisher
+  std::unique_ptr<LoopbackHub> hub;  // null: the road is a directory of `disk`
+  SimDisk disk;
+  SharedFsOptions shared_fs;
+  Truth truth;
+  double receive_fault_rate = 0;  // of calls of a receiver to its road
+  double call_fault_rate = 0;     // of an agent's calls, each way
+  bool calm = false;              // roads do not fail any more
+  bool ending = false;            // processes leave their loops
+  // A stranger changed what is on the road: a publisher may refuse to go on with it.
+  bool road_is_damaged = false;
+  // The worker of this name claims a version that it does not hold: the check must find it.
+  std::string liar;
+};
+
+}  // namespace driftless::testing

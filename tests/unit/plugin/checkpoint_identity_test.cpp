@@ -1,0 +1,166 @@
+// A checkpoint whose files are replaced, restored or written into under a rollout: what was read
+// through a mapping is not taken for what lies at the path, and a journal is not written into files
+// that it was not made for.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/targets/weight_target.h"
+#include "support/faulty_file_system.h"
+#include "support/published_run.h"
+#include "support/temp_dir.h"
+
+namespace driftless::testing {
+namespace {
+
+class CheckpointIdentity : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (std::size_t version = 0; version < run_.weights.size(); ++version) {
+      write_checkpoint(kept(version), run_.weights[version], 2);
+    }
+    copy_directory(kept(0), copy_);
+    std::filesystem::create_directory(dir_.file("stash"));
+  }
+
+  [[nodiscard]] std::string kept(std::size_t version) const {
+    return dir_.file(concat("kept", version));
+  }
+  [[nodiscard]] static std::vector<FetchedVersion> chain_of(const Publication& step) {
+    std::vector<FetchedVersion> chain;
+    chain.push_back(step.fetched());
+    return chain;
+  }
+  [[nodiscard]] Publication step(std::uint64_t version) {
+    return run_.step(version, DirectoryLayout::kFrames, Encoding::kDeltas);
+  }
+  // Each weight file by another one of the same name, as rsync, cp --remove-destination or a
+  // download do it.
+  void replace_files(const std::string& from) const {
+    for (const auto& entry : std::filesystem::directory_iterator(from)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const std::string name = entry.path().filename().string();
+      std::filesystem::copy_file(entry.path(), copy_ + "/" + name + ".new");
+      std::filesystem::rename(copy_ + "/" + name + ".new", copy_ + "/" + name);
+    }
+  }
+  // An apply of version 1 that ends as soon as its journal is decided.
+  void crash_after_deciding() {
+    for (std::uint64_t at = 0; at < 200; ++at) {
+      copy_directory(kept(0), copy_);
+      FaultyFileSystem faulty(Fault::kCrashAfter, at, dir_.file("stash"));
+      auto target = make_checkpoint_target(faulty, copy_, 1);
+      if (!target.ok()) continue;
+      auto staged = (*target)->stage(chain_of(step(1)));
+      if (staged.ok()) {
+        EXPECT_FALSE((*staged)->commit().ok());
+      }
+      if (journal_is_there()) return;
+    }
+    FAIL() << "no call decides";
+  }
+  [[nodiscard]] bool journal_is_there() const {
+    return exists(posix_file_system(), copy_ + "/.weight_sync/journal");
+  }
+
+  TempDir dir_{TempDir::Where::kMemory};
+  std::string copy_ = dir_.file("copy");
+  PublishedRun run_ = make_run();
+
+  static PublishedRun make_run() {
+    PublishedRun run(random_weights(1));
+    run.weights.push_back(changed_weights(run.weights.back(), 1, 0.02));
+    run.weights.push_back(changed_weights(run.weights.back(), 2, 0.02));
+    return run;
+  }
+};
+
+TEST_F(CheckpointIdentity, FilesReplacedBetweenStagingAndCommitAreNotWritten) {
+  auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  auto staged = (*target)->stage(chain_of(step(1)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  replace_files(kept(2));
+  const Status refused = (*staged)->commit().status();
+  EXPECT_EQ(refused.code(), StatusCode::kMismatch) << refused.to_string();
+  EXPECT_NE(refused.message().find(copy_ + "/model-0000"), std::string::npos)
+      << refused.to_string();
+  EXPECT_TRUE(holds(copy_, run_.weights[2])) << "what was put there stays as it is";
+  EXPECT_FALSE(journal_is_there());
+  EXPECT_FALSE((*target)->state().valid) << "nobody knows what these files are";
+}
+
+TEST_F(CheckpointIdentity, FilesReplacedBeforeStagingAreReadAgain) {
+  for (const bool same : {true, false}) {
+    copy_directory(kept(0), copy_);
+    auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+    ASSERT_TRUE(target.ok()) << target.status().to_string();
+    replace_files(kept(same ? 0 : 2));
+    auto staged = (*target)->stage(chain_of(step(1)));
+    EXPECT_EQ(staged.ok(), same) << staged.status().to_string();
+    EXPECT_EQ((*target)->state().valid, same);
+    if (staged.ok()) {
+      EXPECT_TRUE((*staged)->commit().ok());
+    }
+    EXPECT_TRUE(holds(copy_, run_.weights[same ? 1 : 2]));
+  }
+}
+
+TEST_F(CheckpointIdentity, PlacesWrittenByOthersBetweenStagingAndCommitAreNotOverwritten) {
+  auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  auto staged = (*target)->stage(chain_of(step(1)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  for (const auto& entry : std::filesystem::directory_iterator(kept(2))) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::ifstream from(entry.path(), std::ios::binary);
+    std::fstream to(copy_ + "/" + entry.path().filename().string(),
+                    std::ios::in | std::ios::out | std::ios::binary);
+    to << from.rdbuf();
+  }
+  const Status refused = (*staged)->commit().status();
+  EXPECT_EQ(refused.code(), StatusCode::kMismatch) << refused.to_string();
+  EXPECT_TRUE(holds(copy_, run_.weights[2]));
+  EXPECT_FALSE(journal_is_there());
+}
+
+TEST_F(CheckpointIdentity, AJournalIsFinishedInTheFilesThatItWasMadeFor) {
+  crash_after_deciding();
+  const auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  EXPECT_TRUE(holds(copy_, run_.weights[1]));
+  EXPECT_TRUE((*target)->state().valid);
+  // Restored from a copy of what was there: other files, the same weights.
+  for (const std::size_t version : {0U, 1U}) {
+    crash_after_deciding();
+    replace_files(kept(version));
+    ASSERT_TRUE(make_checkpoint_target(posix_file_system(), copy_, 1).ok());
+    EXPECT_TRUE(holds(copy_, run_.weights[1]));
+  }
+}
+
+TEST_F(CheckpointIdentity, AJournalIsNotReplayedOntoOtherFiles) {
+  crash_after_deciding();
+  replace_files(kept(2));
+  const auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  EXPECT_EQ(target.status().code(), StatusCode::kMismatch) << target.status().to_string();
+  EXPECT_NE(target.status().message().find(copy_), std::string::npos);
+  EXPECT_NE(target.status().message().find("journal"), std::string::npos);
+  EXPECT_TRUE(holds(copy_, run_.weights[2])) << "nothing was written into them";
+  EXPECT_TRUE(journal_is_there());
+}
+
+TEST_F(CheckpointIdentity, AJournalIsNotReplayedOntoFilesThatDifferElsewhere) {
+  crash_after_deciding();
+  Weights odd = run_.weights[0];
+  odd.at("model.norm.weight").bytes[7] ^= std::byte{1};  // version 1 does not touch it
+  write_checkpoint(dir_.file("odd"), odd, 2);
+  replace_files(dir_.file("odd"));
+  const auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  EXPECT_EQ(target.status().code(), StatusCode::kMismatch) << target.status().to_string();
+  EXPECT_TRUE(holds(copy_, odd)) << "nothing was written into them";
+}
+
+}  // namespace
+}  // namespace driftless::testing
