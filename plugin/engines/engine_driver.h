@@ -57,7 +57,7 @@ struct EngineCall {
   bool must = false;  // to be made also while everything ends
   PauseState pause = PauseState::kUnknown;
 
-  friend bool operator==(const EngineCall&, const EngineCall&) = default;
+  [[nodiscard]] static EngineCall of(EngineOp op);
 };
 
 struct EngineAnswer {
