@@ -165,7 +165,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
                   : step_ <= Step::kUndone  ? result_.times.apply_ms
                                             : result_.times.resume_ms;
   spent += answer.elapsed_ms;
-  if (step_ == Step::kStaged) staging_ms_ += answer.elapsed_ms;
+  if (step_ == Step::kStaged || step_ == Step::kAhead) staging_ms_ += answer.elapsed_ms;
   if (call_.op == EngineOp::kWait && answer.status.ok()) {
     call_ = pending_;
     call_.pause = pause_;
@@ -206,6 +206,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
       pause_ = PauseState::kRunning;
       first_ = false;
       return ready();
+    case Step::kAhead: return on_ahead(answer);
     case Step::kStaging: return on_staging(answer);
     case Step::kStaged: return on_staged(answer);
     case Step::kPausing: return on_paused(answer);
@@ -273,6 +274,12 @@ bool EngineDriver::is_goal(const EngineIdentity& identity) const {
   if (static_cast<std::uint64_t>(identity.version) < goal_.version) return false;
   const std::optional<std::string> digest = known_digest(identity.version);
   return identity.run == goal_.run && digest && *digest == identity.digest;
+}
+
+bool EngineDriver::is_ahead(const EngineIdentity& identity) const {
+  return goal_.version > 0 && identity.run == goal_.run && identity.version >= 0 &&
+         static_cast<std::uint64_t>(identity.version) >= goal_.version &&
+         !known_digest(identity.version);
 }
 
 EngineCall EngineDriver::on_first_ask(const EngineAnswer& answer) {
@@ -386,8 +393,21 @@ EngineCall EngineDriver::ready() {
     reached_ = true;
     return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
   }
+  if (result_.known && is_ahead(result_.identity)) {
+    static_cast<void>(make(Step::kAhead, EngineCall::of(EngineOp::kAsk)));
+    return again();
+  }
   if (staged_already_) return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
   return stage();
+}
+
+// An agent that was started anew learns of the versions that its engine has, one after the other.
+EngineCall EngineDriver::on_ahead(const EngineAnswer& answer) {
+  if (!answer.status.ok()) return leave(answer.status);
+  if (!is_ahead(result_.identity)) return judge();
+  if (staging_ms_ < static_cast<double>(options_.stage_ms)) return again();
+  return leave(error(StatusCode::kIncomplete, "the engine holds ", to_string(result_.identity),
+                     ", a version whose digest is not known here: nothing proves it"));
 }
 
 }  // namespace driftless

@@ -108,6 +108,26 @@ TEST_F(AgentEnginesTest, AVersionWithoutAKnownDigestIsNotProven) {
   EXPECT_FALSE(reached.ok()) << "nobody told this agent the digest of version 8";
 }
 
+TEST_F(AgentEnginesTest, AnAgentStartedAnewLearnsTheVersionThatItsEngineHas) {
+  VllmStandIn engine(1);
+  engine.published = 8;
+  ASSERT_TRUE(vllm(engine)->update(8, times_).ok());
+  SessionOptions options = options_of(engine.run, 3);
+  const auto digests = std::make_shared<VersionDigests>();
+  options.digests = digests;
+  const auto session =
+      make_engine_session(make_vllm_transport(link(engine.url())), std::move(options));
+  std::thread relay([&] {
+    std::this_thread::sleep_for(200ms);
+    digests->note(8, *digest_from_hex(VllmStandIn::digest_of(engine.run, 8)));
+  });
+  const auto reached = session->update(3, times_);
+  relay.join();
+  ASSERT_TRUE(reached.ok()) << reached.status().to_string();
+  EXPECT_EQ(*reached, 8U);
+  EXPECT_EQ(engine.count("rpc:driftless_stage"), 1U) << "nothing newer is waited for";
+}
+
 // Defect 2: what a server said is not true of the one that was started in its place.
 TEST_F(AgentEnginesTest, ARestartedServerGetsNoLabelOfTheDeadOne) {
   for (const std::string moment :
