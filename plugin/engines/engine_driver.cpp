@@ -143,6 +143,8 @@ EngineCall EngineDriver::leave(Status problem) {
 
 EngineCall EngineDriver::stay_paused(std::string why) {
   result_.left_paused = true;
+  first_ =
+      first_ || wrote_;  // a commit may be on its way still: the next request drops what it takes
   return end(error(problem_.ok() ? StatusCode::kMismatch : problem_.code(), why,
                    "; the engine is left paused, because it must not serve what nobody can name: ",
                    "publish a full version, or restart it"));
