@@ -154,8 +154,8 @@ Status SliceWorker::stage(std::chrono::milliseconds timeout, const std::string& 
   error_.clear();
   staged_.reset();
   ticket_ = ticket;
-  world_.simulation.start_fiber(process_, [this, timeout, following = following_,
-                                           process = process_] {
+  world_.simulation.start_fiber(process_, [this, self = shared_from_this(), timeout,
+                                           following = following_, process = process_] {
     Result<bool> staged = false;
     world_.simulation.within(timeout + kFetchDeadline + kReportDeadline, "a worker's stage()", [&] {
       staged = following->receiver->stage(Deadline::after(timeout));
@@ -188,7 +188,9 @@ Status SliceWorker::commit_staged(std::uint64_t version, const std::string& tick
     return error(StatusCode::kIo, "rank ", rank_, ": the commit failed");
   }
   const Result<UpdateReport> report = following_->receiver->commit();
-  if (!world_.calm && random.chance(0.01)) {
+  const bool tears = !world_.calm && random.chance(0.01);
+  if (report.ok() && report->anchor) torn_ = false;  // all of it was written anew
+  if (tears) {
     torn_ = true;
     memory_.begin()->second.bytes[0] ^= std::byte{1};
   }
