@@ -56,6 +56,26 @@ Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
   return layout;
 }
 
+// All tensors have one, and they add up to the base's; or none has.
+Status read_tensor_digests(const Json& json, std::string_view what, RunInfo& info) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(json, "tensors", what));
+  Digest sum;
+  for (const Json& item : *list) {
+    if (!item.contains("digest")) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, json_digest(item, "digest", what));
+    info.tensor_digests.push_back(digest);
+    sum += digest;
+  }
+  if (info.tensor_digests.empty()) return {};
+  if (info.tensor_digests.size() != info.layout.size()) {
+    return error(StatusCode::kCorrupt, what, ": ", info.tensor_digests.size(), " of ",
+                 info.layout.size(), " tensors have a digest; all must, or none");
+  }
+  if (sum == info.base_digest) return {};
+  return error(StatusCode::kCorrupt, what, ": the digests of its tensors add up to ", to_hex(sum),
+               ", but 'base_digest' is ", to_hex(info.base_digest));
+}
+
 Status check_format(const Json& json, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
   if (format != kRunFormatName) {
@@ -79,8 +99,10 @@ std::string run_info_to_json(const RunInfo& info) {
   json["base_digest"] = to_hex(info.base_digest);
   json["weight_layout"] = to_hex(info.layout.signature());
   json["tensors"] = nlohmann::ordered_json::array();
-  for (const TensorSpec& tensor : info.layout.tensors()) {
+  for (std::size_t i = 0; i < info.layout.size(); ++i) {
+    const TensorSpec& tensor = info.layout[i];
     nlohmann::ordered_json& item = json["tensors"].emplace_back();
+    if (i < info.tensor_digests.size()) item["digest"] = to_hex(info.tensor_digests[i]);
     item["name"] = tensor.name;
     item["dtype"] = driftless::info(tensor.dtype).name;
     item["shape"] = tensor.shape;
@@ -106,6 +128,7 @@ Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
   result.ranks = static_cast<std::uint32_t>(ranks);
   DRIFTLESS_ASSIGN_OR_RETURN(result.base_digest, json_digest(json, "base_digest", what));
   DRIFTLESS_ASSIGN_OR_RETURN(result.layout, read_layout(json, what));
+  DRIFTLESS_RETURN_IF_ERROR(read_tensor_digests(json, what, result));
   return result;
 }
 

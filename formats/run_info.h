@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/digest.h"
 #include "core/hash128.h"
@@ -21,6 +22,9 @@ struct RunInfo {
   WeightLayout layout;      // of all ranks together
   Digest base_digest;       // of the weights of version 0
   std::uint32_t ranks = 1;  // publisher ranks, at least 1
+  // Of each tensor of version 0, as the layout; together the base's. A receiver of some of them
+  // proves its base by these. Empty: the publisher does not say.
+  std::vector<Digest> tensor_digests;
 };
 
 // One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses

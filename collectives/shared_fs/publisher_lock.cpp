@@ -39,9 +39,9 @@ Result<PublisherLock> PublisherLock::take(FileSystem& fs, const std::string& dir
   Result<std::unique_ptr<FileLock>> lock = fs.lock(mine.path_, wait);
   if (lock.status().code() == StatusCode::kBusy) {
     const Result<std::string> text = mine.read();
-    return error(StatusCode::kBusy, dir, ": ", text.ok() ? owner_in(*text) : "another process",
-                 " publishes into this directory (waited ", wait.count(),
-                 " ms for it); stop it, or publish to another directory");
+    return error(StatusCode::kBusy, dir, ": another publisher (",
+                 text.ok() ? owner_in(*text) : "another process", ") holds this directory, waited ",
+                 wait.count(), " ms; stop it, or publish to another directory");
   }
   DRIFTLESS_RETURN_IF_ERROR(lock.status());
   mine.lock_ = std::move(*lock);

@@ -52,6 +52,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] std::string path(std::string_view name) const {
     return join_path(options_.dir, name);
   }
+  // `failed`, or, if that is why, that another publisher has taken the directory over.
+  [[nodiscard]] Status or_fenced(Status failed);
   [[nodiscard]] Status check_leads(std::string_view what) const;
   [[nodiscard]] Status check_begun(std::string_view what) const;
   [[nodiscard]] Status clear_leftovers();
@@ -75,6 +77,12 @@ Status Sender::open() {
   if (!leads()) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
   return clear_leftovers();
+}
+
+Status Sender::or_fenced(Status failed) {
+  if (failed.ok()) return failed;
+  Status held = lock_.check();
+  return held.code() == StatusCode::kWrongRun ? held : failed;
 }
 
 Status Sender::check_leads(std::string_view what) const {
@@ -196,14 +204,17 @@ Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
     return error(StatusCode::kInvalidArgument, path(pending_->name), ": a part cannot be named '",
                  name, "'");
   }
-  return sink_->create_part(name);
+  auto part = sink_->create_part(name);
+  if (!part.ok()) return or_fenced(part.status());
+  return part;
 }
 
 Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> receipts, sink_->flush(deadline));
-  for (PartReceipt& receipt : receipts) receipt.rank = rank_;
-  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(path(pending_->name)));
+  auto receipts = sink_->flush(deadline);
+  if (!receipts.ok()) return or_fenced(receipts.status());
+  for (PartReceipt& receipt : *receipts) receipt.rank = rank_;
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(path(pending_->name))));
   return receipts;
 }
 
@@ -217,16 +228,15 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, final_path, ": a manifest of ", manifest.size(),
                  " bytes, at most ", kMaxManifestBytes, " are allowed");
   }
-  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kManifestName), manifest));
-  DRIFTLESS_RETURN_IF_ERROR(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest)));
-  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden));
+  DRIFTLESS_RETURN_IF_ERROR(
+      or_fenced(write_text(*fs_, join_path(hidden, kManifestName), manifest)));
+  DRIFTLESS_RETURN_IF_ERROR(
+      or_fenced(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest))));
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
   // A leader that takes over first has the lock, and then takes the hidden directories out of the
   // way. So if the lock is still ours here and another takes over after this, the renaming fails.
   DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-  if (Status renamed = fs_->rename_directory(hidden, final_path); !renamed.ok()) {
-    const Status held = lock_.check();
-    return held.code() == StatusCode::kWrongRun ? held : renamed;
-  }
+  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_directory(hidden, final_path)));
   pending_.reset();
   DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
   const VisibilityHook hook{

@@ -366,7 +366,7 @@ class StridedMap:
 
 def can_cast(source: str, target: str) -> bool: ...
 
-class TensorNews:
+class TensorChanges:
     """New values of the tensors that Python writes."""
 
     @property
@@ -413,7 +413,7 @@ class MaskedDevice:
     def __init__(self, device: int) -> None: ...
     def stage(
         self,
-        news: TensorNews,
+        changes: TensorChanges,
         names: Sequence[str],
         dense_bytes: int,
         first: Sequence[tuple[int, int, int]],
@@ -434,7 +434,7 @@ class _Writer(Protocol):
     """Who writes the tensors that have no maps. Each may raise; commit then leaves no trace."""
 
     def check(self) -> None: ...
-    def stage(self, news: TensorNews, /) -> None: ...
+    def stage(self, changes: TensorChanges, /) -> None: ...
     def commit(self) -> None: ...
     def undo(self) -> None: ...
     def drop(self) -> None: ...
@@ -577,3 +577,35 @@ def digest_tensor(
 def http_call(
     url: str, body: str | None, timeout_s: float, token: str = ""
 ) -> tuple[int, bytes]: ...
+
+class EngineDriver:
+    """Brings all ranks of one engine to a version, or leaves all where they were. Results are JSON
+    text (drive.py)."""
+
+    @staticmethod
+    def in_process(
+        call: Callable[[str, str], str], source: str | None = None
+    ) -> EngineDriver:
+        """`call(operation, arguments)`: both sides JSON text; NotImplementedError: the engine has no
+        such operation."""
+
+    @staticmethod
+    def vllm(
+        url: str, source: str | None = None, timeout_s: float = 120.0, token: str = ""
+    ) -> EngineDriver: ...
+    @staticmethod
+    def sglang(
+        url: str,
+        source: str | None = None,
+        timeout_s: float = 120.0,
+        token: str = "",
+        *,
+        loader: str,
+        shm_dir: str,
+    ) -> EngineDriver: ...
+    def open(self) -> str: ...
+    def start_staging(self, timeout_s: float) -> str: ...
+    def wait_staged(self, timeout_s: float) -> str: ...
+    def update(self, timeout_s: float, staged: bool) -> str: ...
+    def ask(self) -> str: ...
+    def close(self) -> str: ...

@@ -12,5 +12,6 @@ void bind_masked(pybind11::module_& module);
 void bind_receiver(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_http(pybind11::module_& module);
+void bind_engine_driver(pybind11::module_& module);
 
 }  // namespace driftless::python

@@ -9,35 +9,35 @@
 #include "module/bindings.h"
 #include "module/device_kernels.h"
 #include "module/errors.h"
-#include "module/held_news.h"
+#include "module/held_changes.h"
 #include "module/tensor_ref.h"
 #include "plugin/job/devices.h"
 #include "plugin/targets/masked_device.h"
 
 namespace driftless::python {
 
-HeldNews::HeldNews(std::shared_ptr<const TensorNews> news,
-                   std::shared_ptr<const WeightLayout> layout)
-    : news_(std::move(news)), layout_(std::move(layout)) {}
+HeldChanges::HeldChanges(std::shared_ptr<const TensorChanges> changes,
+                         std::shared_ptr<const WeightLayout> layout)
+    : changes_(std::move(changes)), layout_(std::move(layout)) {}
 
-std::vector<std::string> HeldNews::names() const {
+std::vector<std::string> HeldChanges::names() const {
   std::vector<std::string> names;
-  for (const std::uint32_t tensor : news_->tensors()) names.push_back((*layout_)[tensor].name);
+  for (const std::uint32_t tensor : changes_->tensors()) names.push_back((*layout_)[tensor].name);
   return names;
 }
 
-std::uint64_t HeldNews::changed(const std::string& name) const {
-  return news_->changed_units(index(name));
+std::uint64_t HeldChanges::changed(const std::string& name) const {
+  return changes_->changed_units(index(name));
 }
 
-std::optional<std::uint64_t> HeldNews::absent(const std::string& name) const {
+std::optional<std::uint64_t> HeldChanges::absent(const std::string& name) const {
   const std::uint32_t tensor = index(name);
   const py::gil_scoped_release released;
-  return news_->absent_bits(tensor);
+  return changes_->absent_bits(tensor);
 }
 
-void HeldNews::write(const std::string& name, const py::object& into,
-                     std::optional<std::uint64_t> only) const {
+void HeldChanges::write(const std::string& name, const py::object& into,
+                        std::optional<std::uint64_t> only) const {
   const std::uint32_t tensor = index(name);
   const TensorRef ref = tensor_ref(into, name);
   check(check_on_host(ref, name));
@@ -47,20 +47,20 @@ void HeldNews::write(const std::string& name, const py::object& into,
                             ref.size_bytes, " bytes, expected ", (*layout_)[tensor].size_bytes));
   }
   const py::gil_scoped_release released;
-  news_->write(tensor, ref.data, only);
+  changes_->write(tensor, ref.data, only);
 }
 
-MaskedWrite HeldNews::overwrite(const std::string& name, const StridedMap& map,
-                                std::uint64_t target, const std::string& dtype,
-                                unsigned threads) const {
+MaskedWrite HeldChanges::overwrite(const std::string& name, const StridedMap& map,
+                                   std::uint64_t target, const std::string& dtype,
+                                   unsigned threads) const {
   const std::uint32_t tensor = index(name);
   const MaskedTarget into = masked_target(target, (*layout_)[tensor].dtype, dtype);
   const py::gil_scoped_release released;
-  return take(MaskedWrite::make(map, news_->pieces(tensor), into,
+  return take(MaskedWrite::make(map, changes_->pieces(tensor), into,
                                 threads == 0 ? default_threads() : threads));
 }
 
-std::uint32_t HeldNews::index(const std::string& name) const {
+std::uint32_t HeldChanges::index(const std::string& name) const {
   const std::optional<std::uint32_t> found = layout_->find(name);
   if (found) return *found;
   throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
@@ -95,16 +95,16 @@ class HeldMasked {
 
   explicit HeldMasked(int device) : device_(device), masked_(take(open_masked_device(device))) {}
 
-  void stage(std::shared_ptr<HeldNews> news, const std::vector<std::string>& names,
+  void stage(std::shared_ptr<HeldChanges> changes, const std::vector<std::string>& names,
              std::uint64_t dense_bytes, const std::vector<Dense>& first) {
     std::vector<MaskedDevice::Tensor> tensors;
     specs_.clear();
     for (const std::string& name : names) {
-      const TensorSpec& spec = news->spec(name);
+      const TensorSpec& spec = changes->spec(name);
       specs_.push_back(spec);
-      tensors.push_back({spec.units(), unit_bytes(spec.dtype), news->pieces(name)});
+      tensors.push_back({spec.units(), unit_bytes(spec.dtype), changes->pieces(name)});
     }
-    news_ = std::move(news);
+    changes_ = std::move(changes);
     const std::vector<MaskedDevice::Dense> filled = checked(first);
     const py::gil_scoped_release released;
     check(masked_->stage(tensors, dense_bytes, filled));
@@ -156,21 +156,21 @@ class HeldMasked {
 
   int device_;
   std::unique_ptr<MaskedDevice> masked_;
-  std::shared_ptr<HeldNews> news_;  // what is staged points into it
+  std::shared_ptr<HeldChanges> changes_;  // what is staged points into it
   std::vector<TensorSpec> specs_;
 };
 
 }  // namespace
 
 void bind_masked(py::module_& module) {
-  py::class_<HeldNews, std::shared_ptr<HeldNews>>(module, "TensorNews")
-      .def_property_readonly("names", &HeldNews::names)
-      .def_property_readonly("whole", &HeldNews::whole)
-      .def("changed", &HeldNews::changed, py::arg("name"))
-      .def("absent", &HeldNews::absent, py::arg("name"))
-      .def("write", &HeldNews::write, py::arg("name"), py::arg("tensor"),
+  py::class_<HeldChanges, std::shared_ptr<HeldChanges>>(module, "TensorChanges")
+      .def_property_readonly("names", &HeldChanges::names)
+      .def_property_readonly("whole", &HeldChanges::whole)
+      .def("changed", &HeldChanges::changed, py::arg("name"))
+      .def("absent", &HeldChanges::absent, py::arg("name"))
+      .def("write", &HeldChanges::write, py::arg("name"), py::arg("tensor"),
            py::arg("only") = py::none())
-      .def("overwrite", &HeldNews::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
+      .def("overwrite", &HeldChanges::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
            py::arg("dtype"), py::arg("threads") = 0);
   py::class_<MaskedWrite>(module, "MaskedWrite")
       .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
@@ -179,8 +179,8 @@ void bind_masked(py::module_& module) {
       .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
   py::class_<HeldMasked>(module, "MaskedDevice")
       .def(py::init<int>(), py::arg("device"))
-      .def("stage", &HeldMasked::stage, py::arg("news"), py::arg("names"), py::arg("dense_bytes"),
-           py::arg("first"))
+      .def("stage", &HeldMasked::stage, py::arg("changes"), py::arg("names"),
+           py::arg("dense_bytes"), py::arg("first"))
       .def("tensor", &HeldMasked::tensor, py::arg("number"), py::arg("offset"))
       .def("fill", &HeldMasked::fill, py::arg("dense"), py::arg("stream"))
       .def("overwrite", &HeldMasked::overwrite, py::arg("number"), py::arg("map"),

@@ -27,4 +27,5 @@ PYBIND11_MODULE(_native, module) {
   bind_receiver(module);
   bind_kernels(module);
   bind_http(module);
+  bind_engine_driver(module);
 }

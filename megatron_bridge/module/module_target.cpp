@@ -1,6 +1,6 @@
 // What driftless.engines needs: strided maps, a target of a module's parameters, and the new values
 // of the tensors that Python writes itself.
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/mapped_target.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,7 +13,7 @@
 #include "core/parallel.h"
 #include "module/bindings.h"
 #include "module/errors.h"
-#include "module/held_news.h"
+#include "module/held_changes.h"
 #include "module/target.h"
 #include "plugin/job/devices.h"
 
@@ -42,9 +42,9 @@ class PythonWriter final : public ExternalWriter {
   Status check() override {
     return call([&] { writer_.attr("check")(); });
   }
-  Status stage(std::shared_ptr<const TensorNews> news) override {
+  Status stage(std::shared_ptr<const TensorChanges> changes) override {
     return call([&] {
-      writer_.attr("stage")(py::cast(std::make_shared<HeldNews>(std::move(news), layout_)));
+      writer_.attr("stage")(py::cast(std::make_shared<HeldChanges>(std::move(changes), layout_)));
     });
   }
   Status commit() override {
@@ -96,12 +96,12 @@ class PythonWriter final : public ExternalWriter {
 
 class ModuleHolder : public HeldTarget {
  public:
-  ModuleHolder(std::shared_ptr<ModuleTarget> target, py::object owners)
+  ModuleHolder(std::shared_ptr<MappedTarget> target, py::object owners)
       : HeldTarget(target), module_(std::move(target)), owners_(std::move(owners)) {}
   [[nodiscard]] bool proven() const { return module_->proven(); }
 
  private:
-  std::shared_ptr<ModuleTarget> module_;
+  std::shared_ptr<MappedTarget> module_;
   py::object owners_;  // of the memory that the maps lead to
 };
 
@@ -114,9 +114,9 @@ std::uint32_t index_of(const WeightLayout& layout, const std::string& name) {
   throw StatusError(error(StatusCode::kNotFound, "the layout has no tensor '", name, "'"));
 }
 
-ModuleMap map_of(const WeightLayout& layout, const MapTuple& given) {
+WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
   const auto& [name, address, dtype_name, map, parameter] = given;
-  ModuleMap made;
+  WeightMap made;
   made.tensor = index_of(layout, name);
   made.data = memory_at(address);
   const DType dtype = take(parse_dtype(dtype_name));
@@ -139,7 +139,7 @@ std::shared_ptr<ModuleHolder> make_module(
     const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
     std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
     unsigned threads, std::optional<int> device) {
-  ModuleParts parts;
+  MappedParts parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
   for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
@@ -148,8 +148,8 @@ std::shared_ptr<ModuleHolder> make_module(
     parts.writer =
         std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
   }
-  if (device) parts.memory = take(open_module_memory(*device));
-  ModuleOptions options;
+  if (device) parts.memory = take(open_device_memory(*device));
+  MappedOptions options;
   if (version) {
     options.initial.emplace();
     options.initial->version = *version;
@@ -157,9 +157,9 @@ std::shared_ptr<ModuleHolder> make_module(
   }
   if (digest) options.initial_digest = take(digest_from_hex(*digest));
   options.threads = threads;
-  Result<std::unique_ptr<ModuleTarget>> made = [&] {
+  Result<std::unique_ptr<MappedTarget>> made = [&] {
     const py::gil_scoped_release released;
-    return make_module_target(std::move(parts), options);
+    return make_mapped_target(std::move(parts), options);
   }();
   return std::make_shared<ModuleHolder>(take(std::move(made)), owners);
 }

@@ -10,6 +10,7 @@
 #include "module/bindings.h"
 #include "module/device_kernels.h"
 #include "module/errors.h"
+#include "plugin/targets/mapped_target.h"
 
 namespace driftless::python {
 namespace {
@@ -41,7 +42,7 @@ struct CheckpointHolder final : HeldTarget {
 };
 class OwnedHolder final : public HeldTarget {
  public:
-  explicit OwnedHolder(std::shared_ptr<OwnedWeights> weights)
+  explicit OwnedHolder(std::shared_ptr<MappedTarget> weights)
       : HeldTarget(weights), weights_(std::move(weights)) {}
 
   // Alive as long as somebody has it, though the target be gone.
@@ -64,7 +65,7 @@ class OwnedHolder final : public HeldTarget {
   }
 
  private:
-  std::shared_ptr<OwnedWeights> weights_;
+  std::shared_ptr<MappedTarget> weights_;
 };
 
 std::optional<std::string> path_of(const py::object& path) {
@@ -129,11 +130,11 @@ Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
     return make_memory_target(layout, std::move(data), initial, threads);
   }
   DRIFTLESS_RETURN_IF_ERROR(place.wait());
-  DeviceTargetOptions options;
-  options.device = place.device;
-  options.threads = threads;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceTarget> target,
-                             place.table->make_target(layout, std::move(data), initial, options));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<WeightMemory> memory,
+                             place.table->make_memory(place.device));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<MappedTarget> target,
+      make_contiguous_target(layout, data, initial, threads, std::move(memory)));
   return std::unique_ptr<WeightTarget>(std::move(target));
 }
 

@@ -21,7 +21,7 @@ class MemoryBudget {
       std::unique_lock lock(budget_.mutex_);
       budget_.changed_.wait(lock, [&] {
         return budget_.taken_bytes_ == 0 || (budget_.taken_bytes_ < budget_.cap_bytes_ &&
-                                           bytes_ <= budget_.cap_bytes_ - budget_.taken_bytes_);
+                                             bytes_ <= budget_.cap_bytes_ - budget_.taken_bytes_);
       });
       budget_.taken_bytes_ += bytes_;
     }

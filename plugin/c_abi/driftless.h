@@ -215,9 +215,7 @@ typedef struct driftless_tensor {
  * negative strides; strides that stay more than 6 dimensions after joining; for types smaller than
  * a byte, any but contiguous memory. Strides of a dimension of one element, of an empty tensor
  * and of an absent one say nothing. start() looks whether tensors share memory with one another.
- * Where at least one tensor is strided, a version in the encodings xor or overwrite cannot be
- * taken: stage() is DRIFTLESS_UNSUPPORTED and says so; indices, deltas and deltas_zstd can, and
- * full versions. */
+ * All encodings and full versions go into strided tensors as into contiguous ones. */
 DRIFTLESS_EXPORT driftless_code driftless_register(driftless_receiver* receiver,
                                                    const driftless_tensor* tensor,
                                                    driftless_error** error);
@@ -311,11 +309,10 @@ typedef struct driftless_state {
   size_t struct_size;
   uint64_t version; /* that the tensors hold */
   int32_t started;
-  int32_t staged; /* something is ready for commit() */
-  int32_t valid;  /* 0: they hold no version: nothing came yet, or a write could not be undone */
-  int32_t
-      partial;   /* some tensors are ABSENT: the digest is of the others, and proves nothing here */
-  uint32_t rank; /* of this process among the job's rollouts */
+  int32_t staged;  /* something is ready for commit() */
+  int32_t valid;   /* 0: they hold no version: nothing came yet, or a write could not be undone */
+  int32_t partial; /* some tensors are ABSENT: the digest is of the others */
+  uint32_t rank;   /* of this process among the job's rollouts */
   uint32_t reserved;
   char digest[33];
   char run[33]; /* all zero digits before start() */

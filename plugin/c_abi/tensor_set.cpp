@@ -7,7 +7,7 @@
 #include "core/thread_gpu.h"
 #include "plugin/c_abi/abi_error.h"
 #include "plugin/c_abi/element_places.h"
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/mapped_target.h"
 
 namespace driftless::c_abi {
 namespace {
@@ -127,56 +127,30 @@ Status TensorSet::check() const {
   return check_apart(placed);
 }
 
-bool TensorSet::strided() const {
-  return std::any_of(tensors_.begin(), tensors_.end(),
-                     [](const auto& each) { return !each.second.map.plain(); });
-}
-
 // Each tensor is one map, or none where it is not held; the digest is of those that are.
-Result<std::unique_ptr<WeightTarget>> TensorSet::make_strided_target(
-    const WeightLayout& layout, std::optional<VersionId> initial, unsigned threads) const {
-  ModuleParts parts;
-  parts.layout = layout;
-  std::uint32_t index = 0;
-  for (const auto& [name, held] : tensors_) {
-    const std::uint32_t tensor = index++;
-    if (held.data == nullptr) continue;
-    parts.maps.push_back(
-        {tensor, held.data, unit_bytes(held.spec.dtype), held.map, ValueCast::kNone, name});
-  }
-  if (device_ != nullptr) {
-    DRIFTLESS_RETURN_IF_ERROR(wait_for_streams());
-    DRIFTLESS_ASSIGN_OR_RETURN(parts.memory, device_->make_module_memory(device_number_));
-  }
-  ModuleOptions options;
-  options.initial = initial;
-  options.digest_of_held = true;
-  options.threads = threads;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ModuleTarget> target,
-                             make_module_target(std::move(parts), options));
-  return std::unique_ptr<WeightTarget>(std::move(target));
-}
-
 Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<VersionId> initial,
                                                              unsigned threads) const {
   DRIFTLESS_RETURN_IF_ERROR(check());
   std::vector<TensorSpec> specs;
-  std::vector<std::byte*> data;
+  MappedParts parts;
   for (const auto& [name, held] : tensors_) {
+    const auto tensor = static_cast<std::uint32_t>(specs.size());
     specs.push_back(held.spec);
-    data.push_back(held.data);
+    if (held.data == nullptr) continue;
+    parts.maps.push_back(
+        {tensor, held.data, unit_bytes(held.spec.dtype), held.map, ValueCast::kNone, {}});
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(specs)));
-  if (strided()) return make_strided_target(layout, initial, threads);
-  if (place_ == DRIFTLESS_HOST) {
-    return make_memory_target(layout, std::move(data), initial, threads);
+  DRIFTLESS_ASSIGN_OR_RETURN(parts.layout, WeightLayout::make(std::move(specs)));
+  if (device_ != nullptr) {
+    DRIFTLESS_RETURN_IF_ERROR(wait_for_streams());
+    DRIFTLESS_ASSIGN_OR_RETURN(parts.memory, device_->make_memory(device_number_));
   }
-  DRIFTLESS_RETURN_IF_ERROR(wait_for_streams());
-  DeviceTargetOptions options;
-  options.device = device_number_;
+  MappedOptions options;
+  options.initial = initial;
+  options.digest_of_held = true;
   options.threads = threads;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceTarget> target,
-                             device_->make_target(layout, std::move(data), initial, options));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MappedTarget> target,
+                             make_mapped_target(std::move(parts), options));
   return std::unique_ptr<WeightTarget>(std::move(target));
 }
 

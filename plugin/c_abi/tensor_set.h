@@ -40,10 +40,6 @@ class TensorSet {
     StridedMap map;  // plain where it is contiguous, or not held
   };
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
-  // Whether a tensor is not contiguous.
-  [[nodiscard]] bool strided() const;
-  [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_strided_target(
-      const WeightLayout& layout, std::optional<VersionId> initial, unsigned threads) const;
 
   std::map<std::string, Held, std::less<>> tensors_;  // in the order of a layout
   std::optional<std::string> first_;                  // that is held: the others lie where it does

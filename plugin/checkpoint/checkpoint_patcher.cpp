@@ -40,6 +40,11 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(path));
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,
                              fs.lock(sync_path(path, kLockName), options.lock_wait));
+  // On an overlay, a container's for instance, the first opening to write makes the file that is
+  // written from then on: before it is mapped. A file that cannot be written is refused later.
+  for (const SafetensorsFile& file : probe.files()) {
+    const Status ignored = fs.open(file.file().path()).status();
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->checkpoint_, Checkpoint::open(fs, path));
   DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));

@@ -11,7 +11,7 @@
 #include "plugin/device/device_memory.h"
 #include "plugin/device/piece_places.h"
 #include "plugin/device/uploader.h"
-#include "plugin/targets/module_change.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 namespace {
@@ -19,9 +19,9 @@ namespace {
 using Part = cuda::StridedPatch::Part;
 
 // Memory that is taken piece by piece: as much as was foreseen in one block, the rest from others.
-class Room {
+class StagedMemory {
  public:
-  explicit Room(MemoryKind kind) : kind_(kind), more_(kind) {}
+  explicit StagedMemory(MemoryKind kind) : kind_(kind), more_(kind) {}
   // Everything is given back first; no work may be under way on it.
   [[nodiscard]] Status reset(std::uint64_t foreseen) {
     used_ = 0;
@@ -64,7 +64,7 @@ class DeviceMasked final : public MaskedDevice {
     tensors_.assign(tensors.begin(), tensors.end());
     forgotten_ += writes_.size();
     writes_.clear();
-    DRIFTLESS_RETURN_IF_ERROR(take_room(dense_bytes).with_context("staging a masked overwrite"));
+    DRIFTLESS_RETURN_IF_ERROR(take_memory(dense_bytes).with_context("staging a masked overwrite"));
     DRIFTLESS_RETURN_IF_ERROR(places_.upload(offsets_, values_, uploader_, stream_));
     DRIFTLESS_RETURN_IF_ERROR(queue_fill(first, stream_.get()));
     return stream_.wait();
@@ -84,7 +84,7 @@ class DeviceMasked final : public MaskedDevice {
                                 const MaskedTarget& target, void* stream) override {
     const OnDevice on(device_);
     DRIFTLESS_RETURN_IF_ERROR(on.status());
-    ModuleMap into;
+    WeightMap into;
     into.data = target.data;
     into.unit_bytes = target.unit_bytes;
     into.map = map;
@@ -119,7 +119,7 @@ class DeviceMasked final : public MaskedDevice {
   };
 
   // Foreseen: each tensor is copied to one place, in its own width.
-  Status take_room(std::uint64_t dense_bytes) {
+  Status take_memory(std::uint64_t dense_bytes) {
     places_.clear();
     first_place_.clear();
     std::uint64_t old = 0, tables = 0, place = 0;
@@ -132,11 +132,12 @@ class DeviceMasked final : public MaskedDevice {
         units += piece.count;
         parts_.emplace_back().count = piece.count;
       }
-      old += Room::rounded(units * tensor.unit_bytes);
-      tables += 2 * Room::rounded(cuda::StridedPatch::workspace_size(parts_).dev_bytes);
+      old += StagedMemory::rounded(units * tensor.unit_bytes);
+      tables += 2 * StagedMemory::rounded(cuda::StridedPatch::workspace_size(parts_).dev_bytes);
     }
-    DRIFTLESS_RETURN_IF_ERROR(dev_.reset(Room::rounded(places_.offset_bytes()) +
-                                         Room::rounded(places_.value_bytes()) + old + tables));
+    DRIFTLESS_RETURN_IF_ERROR(dev_.reset(StagedMemory::rounded(places_.offset_bytes()) +
+                                         StagedMemory::rounded(places_.value_bytes()) + old +
+                                         tables));
     DRIFTLESS_RETURN_IF_ERROR(host_.reset(tables));
     DRIFTLESS_ASSIGN_OR_RETURN(offsets_, dev_.take(places_.offset_bytes()));
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
@@ -147,10 +148,10 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   // The tensor's changes that the map may have, to parts_; units of old values from `old_begin` on.
-  std::uint64_t add_parts(std::size_t tensor, const ModuleMap& into, std::uint64_t old_begin) {
+  std::uint64_t add_parts(std::size_t tensor, const WeightMap& into, std::uint64_t old_begin) {
     const Tensor& own = tensors_[tensor];
     for (std::size_t i = 0; i < own.pieces.size(); ++i) {
-      const ModulePart found = part_of(own.pieces[i], into);
+      const ChangePart found = part_of(own.pieces[i], into);
       if (found.count == 0) continue;
       parts_.push_back(places_.part(first_place_[tensor] + i, found, old_begin));
       old_begin += found.count;
@@ -167,7 +168,7 @@ class DeviceMasked final : public MaskedDevice {
                                     {dev, size.dev_bytes, host, size.host_bytes}, stream);
   }
 
-  [[nodiscard]] Status check_room(const Dense& dense) const {
+  [[nodiscard]] Status check_fits(const Dense& dense) const {
     const std::uint64_t size = dense_bytes_;
     if (dense.tensor < tensors_.size() && dense.offset % 256 == 0 && dense.offset <= size &&
         tensors_[dense.tensor].units * tensors_[dense.tensor].unit_bytes <= size - dense.offset) {
@@ -179,13 +180,13 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   Status queue_fill(std::span<const Dense> all, void* stream) {
-    for (const Dense& dense : all) DRIFTLESS_RETURN_IF_ERROR(check_room(dense));
+    for (const Dense& dense : all) DRIFTLESS_RETURN_IF_ERROR(check_fits(dense));
     for (const unsigned width : {1U, 2U, 4U, 8U}) {
       parts_.clear();
       for (const Dense& dense : all) {
         const Tensor& tensor = tensors_[dense.tensor];
         if (tensor.unit_bytes != width) continue;
-        ModuleMap into;
+        WeightMap into;
         into.data = dense_->data() + dense.offset;
         into.unit_bytes = width;
         DRIFTLESS_ASSIGN_OR_RETURN(into.map,
@@ -205,7 +206,7 @@ class DeviceMasked final : public MaskedDevice {
   int device_;
   DeviceStream stream_;  // of staging
   Uploader uploader_;
-  Room dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
+  StagedMemory dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
   std::shared_ptr<DeviceBuffer> dense_ = std::make_shared<DeviceBuffer>();
   std::uint64_t dense_bytes_ = 0;  // of it, that this version's tensors have
   std::vector<Tensor> tensors_;

@@ -36,7 +36,12 @@ struct DeviceWork {
                                                unsigned unit_bytes, cuda::PositionCoding coding,
                                                const std::byte* positions_dev);
   // The digest of whole tensors on the device; waits.
-  [[nodiscard]] Result<Digest> digest(std::span<const DeviceSide::Piece> tensors);
+  // Of all tensors together, in one launch; and of each.
+  [[nodiscard]] Result<Digest> digest(std::span<const DeviceSide::Piece> tensors) const;
+  [[nodiscard]] Result<std::vector<Digest>> digests(
+      std::span<const DeviceSide::Piece> tensors) const;
+  [[nodiscard]] Result<std::vector<Digest>> sum_batches(
+      std::span<const std::span<const DeviceSide::Piece>> batches) const;
   // Starts afresh, once the device is done with what was queued.
   [[nodiscard]] Status reset();
 };

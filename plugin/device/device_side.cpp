@@ -1,5 +1,6 @@
 #include "plugin/device/device_side.h"
 
+#include <algorithm>
 #include <array>
 
 #include "plugin/device/device_payload.h"
@@ -38,7 +39,9 @@ class GpuSide final : public DeviceSide {
     return work_.stream.wait();
   }
 
-  Result<Digest> digest(std::span<const Piece> tensors) override { return work_.digest(tensors); }
+  Result<std::vector<Digest>> digests(std::span<const Piece> tensors) override {
+    return work_.digests(tensors);
+  }
 
   Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
                                                     std::vector<std::byte*> data,
@@ -100,24 +103,47 @@ Result<cuda::Patch> DeviceWork::make_patch(std::span<const cuda::Patch::Tensor> 
   return cuda::Patch::make(tensors, unit_bytes, coding, positions_dev, workspace, stream.get());
 }
 
-Result<Digest> DeviceWork::digest(std::span<const DeviceSide::Piece> tensors) {
-  std::vector<cuda::DigestPiece> pieces;
-  for (const DeviceSide::Piece& tensor : tensors) {
-    pieces.push_back(
-        {tensor.bytes.data(), tensor.bytes.size(), 0, digest_tensor_key(tensor.tensor)});
+// Each batch in one launch, one after the other in the same workspace: its table is in use until
+// the sums are there.
+Result<std::vector<Digest>> DeviceWork::sum_batches(
+    std::span<const std::span<const DeviceSide::Piece>> batches) const {
+  std::vector<std::vector<cuda::DigestPiece>> pieces(batches.size());
+  cuda::WorkspaceSize most;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    for (const DeviceSide::Piece& tensor : batches[i]) {
+      pieces[i].push_back(
+          {tensor.bytes.data(), tensor.bytes.size(), 0, digest_tensor_key(tensor.tensor)});
+    }
+    const cuda::WorkspaceSize size = cuda::digest_workspace_size(pieces[i]);
+    most.dev_bytes = std::max(most.dev_bytes, size.dev_bytes);
+    most.host_bytes = std::max(most.host_bytes, size.host_bytes);
   }
-  const cuda::WorkspaceSize size = cuda::digest_workspace_size(pieces);
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer dev, DeviceBuffer::device(size.dev_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer pinned, DeviceBuffer::pinned(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer dev, DeviceBuffer::device(most.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer pinned, DeviceBuffer::pinned(most.host_bytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer sums,
                              DeviceBuffer::device(cuda::kDigestSums * sizeof(std::uint64_t)));
   auto* const sums_dev = reinterpret_cast<std::uint64_t*>(sums.data());
-  DRIFTLESS_RETURN_IF_ERROR(cuda::digest(
-      pieces, {dev.data(), dev.size(), pinned.data(), pinned.size()}, sums_dev, stream.get()));
-  std::array<std::uint64_t, cuda::kDigestSums> fetched{};
-  DRIFTLESS_RETURN_IF_ERROR(stream.copy(fetched.data(), sums_dev, sizeof(fetched)));
-  DRIFTLESS_RETURN_IF_ERROR(stream.wait());
-  return cuda::digest_from_sums(fetched);
+  std::vector<Digest> digests;
+  for (const std::vector<cuda::DigestPiece>& batch : pieces) {
+    DRIFTLESS_RETURN_IF_ERROR(cuda::digest(
+        batch, {dev.data(), dev.size(), pinned.data(), pinned.size()}, sums_dev, stream.get()));
+    std::array<std::uint64_t, cuda::kDigestSums> fetched{};
+    DRIFTLESS_RETURN_IF_ERROR(stream.copy(fetched.data(), sums_dev, sizeof(fetched)));
+    DRIFTLESS_RETURN_IF_ERROR(stream.wait());
+    digests.push_back(cuda::digest_from_sums(fetched));
+  }
+  return digests;
+}
+
+Result<Digest> DeviceWork::digest(std::span<const DeviceSide::Piece> tensors) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> sums, sum_batches(std::span(&tensors, 1)));
+  return sums.front();
+}
+
+Result<std::vector<Digest>> DeviceWork::digests(std::span<const DeviceSide::Piece> tensors) const {
+  std::vector<std::span<const DeviceSide::Piece>> batches;
+  for (const DeviceSide::Piece& tensor : tensors) batches.emplace_back(&tensor, 1);
+  return sum_batches(batches);
 }
 
 Status DeviceWork::reset() {

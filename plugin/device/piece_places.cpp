@@ -41,7 +41,7 @@ Status PiecePlaces::upload(std::byte* offsets_dev, std::byte* values_dev, Upload
   return uploader.copy(values_dev, together, stream);
 }
 
-cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ModulePart& found,
+cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ChangePart& found,
                                            std::uint64_t old_begin) const {
   const Place& place = places_[number];
   cuda::StridedPatch::Part part;

@@ -9,7 +9,7 @@
 #include "kernels/cuda/operations.h"
 #include "plugin/device/uploader.h"
 #include "plugin/targets/delta_pieces.h"
-#include "plugin/targets/module_memory.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -29,7 +29,7 @@ class PiecePlaces {
                               const DeviceStream& stream) const;
 
   // The changes of a piece that may lie in a map, for a patch over the two uploads.
-  [[nodiscard]] cuda::StridedPatch::Part part(std::size_t number, const ModulePart& found,
+  [[nodiscard]] cuda::StridedPatch::Part part(std::size_t number, const ChangePart& found,
                                               std::uint64_t old_begin) const;
 
  private:

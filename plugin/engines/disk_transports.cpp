@@ -49,7 +49,7 @@ class DiskTransport : public EngineTransport {
 
   EngineLink link_;
   DiskVersions& versions_;
-  std::string process_;                 // empty: it does not tell
+  std::string process_;                  // empty: it does not tell
   std::optional<EngineIdentity> holds_;  // loaded by us into process_
 
  private:
@@ -86,9 +86,9 @@ class DiskTransport : public EngineTransport {
   [[nodiscard]] Status write() {
     if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
     const EngineIdentity version = *staged_;
-    const bool little =
-        holds_ && !process_.empty() && !versions_.changed.empty() && holds_->run == version.run &&
-        holds_->version == static_cast<std::int64_t>(versions_.changed_from);
+    const bool little = holds_ && !process_.empty() && !versions_.changed.empty() &&
+                        holds_->run == version.run &&
+                        holds_->version == static_cast<std::int64_t>(versions_.changed_from);
     holds_ = EngineIdentity{version.run, kTornVersion, ""};
     const Status loaded = load(version, little);
     release();
@@ -168,8 +168,7 @@ class SglangDiskTransport final : public DiskTransport {
 
 }  // namespace
 
-std::unique_ptr<EngineTransport> make_vllm_disk_transport(EngineLink link,
-                                                          DiskVersions& versions) {
+std::unique_ptr<EngineTransport> make_vllm_disk_transport(EngineLink link, DiskVersions& versions) {
   return std::make_unique<VllmDiskTransport>(std::move(link), versions);
 }
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kFirstLookMs = 2, kLongestLookMs = 50;
 constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline comes first
 constexpr std::string_view kUnprovenLabel = "unproven";
 
-EngineCall plain(EngineOp op) {
+EngineCall call_of(EngineOp op) {
   EngineCall call;
   call.op = op;
   return call;
@@ -59,7 +59,8 @@ std::string_view to_string(EngineOp op) {
   return "";
 }
 
-// --- requests -------------------------------------------------------------------------------------
+// --- requests
+// -------------------------------------------------------------------------------------
 
 EngineCall EngineDriver::start(Request request) {
   request_ = request;
@@ -69,7 +70,7 @@ EngineCall EngineDriver::start(Request request) {
   before_.reset();
   stage_attempts_ = 0;
   staging_ms_ = 0;
-  return make(Step::kFirstAsk, plain(EngineOp::kAsk));
+  return make(Step::kFirstAsk, call_of(EngineOp::kAsk));
 }
 
 EngineCall EngineDriver::begin_open() {
@@ -90,7 +91,7 @@ EngineCall EngineDriver::begin_wait_staged(std::int64_t stage_ms) {
   options_.stage_ms = stage_ms;
   goal_ = {};
   static_cast<void>(start(Request::kWaitStaged));
-  return make(Step::kStaged, plain(EngineOp::kLook));
+  return make(Step::kStaged, call_of(EngineOp::kLook));
 }
 
 EngineCall EngineDriver::begin_update(EngineGoal goal, bool staged) {
@@ -107,7 +108,8 @@ EngineCall EngineDriver::begin_close() {
   return ours ? ask : end({});
 }
 
-// --- calls ----------------------------------------------------------------------------------------
+// --- calls
+// ----------------------------------------------------------------------------------------
 
 EngineCall EngineDriver::make(Step step, EngineCall call) {
   step_ = step;
@@ -124,7 +126,7 @@ EngineCall EngineDriver::again() {
   const bool look = call_.op == EngineOp::kLook;
   const std::int64_t first = look ? kFirstLookMs : kFirstWaitMs;
   pending_ = call_;
-  call_ = plain(EngineOp::kWait);
+  call_ = call_of(EngineOp::kWait);
   call_.wait_ms = std::min(look ? kLongestLookMs : kLongestWaitMs, first << std::min(tries_, 10));
   call_.must = pending_.must;
   call_.pause = pause_;
@@ -135,7 +137,7 @@ EngineCall EngineDriver::again() {
 EngineCall EngineDriver::end(Status status) {
   step_ = Step::kEnded;
   result_.status = std::move(status);
-  call_ = plain(EngineOp::kEnd);
+  call_ = call_of(EngineOp::kEnd);
   return call_;
 }
 
@@ -180,7 +182,7 @@ void EngineDriver::take(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::next(const EngineAnswer& answer) {
-  double& spent = step_ <= Step::kStaged   ? result_.times.stage_ms
+  double& spent = step_ <= Step::kStaged    ? result_.times.stage_ms
                   : step_ == Step::kPausing ? result_.times.pause_ms
                   : step_ <= Step::kUndone  ? result_.times.apply_ms
                                             : result_.times.resume_ms;
@@ -199,7 +201,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kReopen:
       if (failed) return leave(answer.status);
       {
-        EngineCall open = plain(EngineOp::kOpen);
+        EngineCall open = call_of(EngineOp::kOpen);
         open.source = options_.source;
         return make(Step::kOpened, std::move(open));
       }
@@ -219,7 +221,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
       if (failed && !first_ && tries_ < kTries) return again();
       dirty_ = failed && !first_;
-      return make(Step::kFirstResume, plain(EngineOp::kResume));
+      return make(Step::kFirstResume, call_of(EngineOp::kResume));
     case Step::kFirstResume:
       if (failed && tries_ < kTries) return again();
       if (failed) return on_resumed(answer);
@@ -231,10 +233,10 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kPausing: return on_paused(answer);
     case Step::kBeginning:
       if (failed) return leave(answer.status.with_context("its update did not begin"));
-      return told_label_ ? make(Step::kProof, plain(EngineOp::kAsk)) : write();
+      return told_label_ ? make(Step::kProof, call_of(EngineOp::kAsk)) : write();
     case Step::kWriting:
       remember(answer.status);
-      return make(Step::kProof, plain(EngineOp::kAsk));
+      return make(Step::kProof, call_of(EngineOp::kAsk));
     case Step::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
     case Step::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
     case Step::kFinishing:
@@ -251,7 +253,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
       }
-      return make(Step::kLabelProof, plain(EngineOp::kAsk));
+      return make(Step::kLabelProof, call_of(EngineOp::kAsk));
     case Step::kLabelProof: return on_label_proof(answer);
     case Step::kTakeLabelBack: return end(problem_);
     case Step::kEnded: break;
@@ -259,7 +261,8 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
 }
 
-// --- what the ranks hold --------------------------------------------------------------------------
+// --- what the ranks hold
+// --------------------------------------------------------------------------
 
 EngineDriver::Held EngineDriver::held_by(const std::vector<RankReply>& replies) {
   Held held;
@@ -332,7 +335,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   if (other_run && !reopened_) {
     reopened_ = true;
     staged_already_ = false;
-    return make(Step::kReopen, plain(EngineOp::kClose));
+    return make(Step::kReopen, call_of(EngineOp::kClose));
   }
   if (other_run) {
     return leave(error(StatusCode::kWrongRun, "the engine's workers follow run ",
@@ -341,7 +344,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   }
   if ((closed || request_ == Request::kOpen) && !asked) {
     staged_already_ = staged_already_ && !closed;
-    EngineCall open = plain(EngineOp::kOpen);
+    EngineCall open = call_of(EngineOp::kOpen);
     open.source = options_.source;
     return make(Step::kOpened, std::move(open));
   }
@@ -354,15 +357,14 @@ EngineCall EngineDriver::judge() {
   result_.identity = held.one;
   // What a driver before this one has staged is dropped, so that a commit of its, on its way still,
   // finds nothing.
-  const bool staged = std::ranges::any_of(result_.replies, [](const RankReply& reply) {
-    return reply.staged_version.has_value();
-  });
+  const bool staged = std::ranges::any_of(
+      result_.replies, [](const RankReply& reply) { return reply.staged_version.has_value(); });
   if (result_.known && first_ && staged && !brought_) return bring_together();
   if (result_.known) return tidy();
   const bool apart = held.kind == Held::kDiffer || held.kind == Held::kTorn;
   if (apart && !brought_) {
     if (pause_ == PauseState::kPaused) return bring_together();
-    return make(Step::kPauseToUndo, plain(EngineOp::kPause));
+    return make(Step::kPauseToUndo, call_of(EngineOp::kPause));
   }
   if (request_ == Request::kUpdate) return ready();  // a whole version helps
   problem_ = error(StatusCode::kMismatch, "the ranks hold different weights (",
@@ -382,7 +384,7 @@ EngineCall EngineDriver::bring_together() {
     if (version >= 0 && (oldest < 0 || version < oldest)) oldest = version;
   }
   if (oldest < 0) return judge();
-  EngineCall rollback = plain(EngineOp::kRollback);
+  EngineCall rollback = call_of(EngineOp::kRollback);
   rollback.version = static_cast<std::uint64_t>(oldest);
   dirty_ = dirty_ || !result_.known;
   return make(Step::kBroughtTogether, std::move(rollback));
@@ -393,7 +395,7 @@ EngineCall EngineDriver::tidy() {
   const bool ours = pause_ == PauseState::kPaused || dirty_;
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
-    return make(Step::kFirstClear, plain(EngineOp::kClearCache));
+    return make(Step::kFirstClear, call_of(EngineOp::kClearCache));
   }
   return ready();
 }
@@ -405,16 +407,17 @@ EngineCall EngineDriver::ready() {
   result_.from_version = result_.known ? result_.identity.version : 0;
   if (result_.known && is_goal(result_.identity)) {
     reached_ = true;
-    return make(Step::kReadLabel, plain(EngineOp::kReadLabel));
+    return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
   }
-  if (staged_already_) return make(Step::kStaged, plain(EngineOp::kLook));
+  if (staged_already_) return make(Step::kStaged, call_of(EngineOp::kLook));
   return stage();
 }
 
-// --- staging --------------------------------------------------------------------------------------
+// --- staging
+// --------------------------------------------------------------------------------------
 
 EngineCall EngineDriver::stage() {
-  EngineCall stage = plain(EngineOp::kStage);
+  EngineCall stage = call_of(EngineOp::kStage);
   stage.timeout_s = static_cast<double>(options_.stage_ms) / 1e3;
   stage.ticket = concat(options_.ticket, "-", ++stagings_);
   ++stage_attempts_;
@@ -431,7 +434,7 @@ EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
         error(StatusCode::kIncomplete, "staging did not begin: ", words_of_ranks(answer.ranks)));
   }
   if (request_ == Request::kStaging) return end({});
-  return make(Step::kStaged, plain(EngineOp::kLook));
+  return make(Step::kStaged, call_of(EngineOp::kLook));
 }
 
 EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
@@ -442,8 +445,8 @@ EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
   }
   if (any_in(answer.ranks, "staging")) {
     if (staging_ms_ < static_cast<double>(options_.stage_ms) + kStageGraceMs) return again();
-    return leave(error(StatusCode::kDeadlineExceeded, "ranks are still staging after ",
-                       staging_ms_, " ms"));
+    return leave(
+        error(StatusCode::kDeadlineExceeded, "ranks are still staging after ", staging_ms_, " ms"));
   }
   if (!all_ok(answer.ranks)) {
     return leave(error(StatusCode::kIncomplete, "staging failed: ", words_of_ranks(answer.ranks)));
@@ -464,7 +467,7 @@ EngineCall EngineDriver::judge_staged() {
   if (good) {
     staged_ = *first;
     paused_running_ = pause_ == PauseState::kRunning;
-    return make(Step::kPausing, plain(EngineOp::kPause));
+    return make(Step::kPausing, call_of(EngineOp::kPause));
   }
   // The publisher may have been faster than some of them: they look again.
   if (stage_attempts_ < kStageAttempts) return stage();
@@ -473,7 +476,8 @@ EngineCall EngineDriver::judge_staged() {
                      ": they have ", staged_of_ranks(replies)));
 }
 
-// --- the commit -----------------------------------------------------------------------------------
+// --- the commit
+// -----------------------------------------------------------------------------------
 
 EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
   if (!answer.status.ok()) {
@@ -481,13 +485,13 @@ EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
     return leave(answer.status.with_context("the engine was not paused"));
   }
   pause_ = PauseState::kPaused;
-  if (options_.session) return make(Step::kBeginning, plain(EngineOp::kBegin));
+  if (options_.session) return make(Step::kBeginning, call_of(EngineOp::kBegin));
   return write();
 }
 
 EngineCall EngineDriver::write() {
   wrote_ = dirty_ = true;
-  EngineCall write = plain(EngineOp::kWrite);
+  EngineCall write = call_of(EngineOp::kWrite);
   write.version = staged_;
   write.ticket = concat(options_.ticket, "-", stagings_);
   return make(Step::kWriting, std::move(write));
@@ -520,11 +524,11 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
     return finish();
   }
   const std::string said = problem_.ok() ? "" : concat("; ", problem_.message());
-  problem_ = error(StatusCode::kIncomplete, "version ", staged_, " was refused: ",
-                   answer.status.ok() ? words_of_ranks(answer.ranks)
-                                      : std::string(answer.status.message()),
-                   said);
-  EngineCall rollback = plain(EngineOp::kRollback);
+  problem_ = error(
+      StatusCode::kIncomplete, "version ", staged_, " was refused: ",
+      answer.status.ok() ? words_of_ranks(answer.ranks) : std::string(answer.status.message()),
+      said);
+  EngineCall rollback = call_of(EngineOp::kRollback);
   rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
   return make(Step::kUndone, std::move(rollback));
 }
@@ -536,8 +540,8 @@ EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
   result_.known = back;
   if (back) {
     result_.identity = held.one;
-    problem_ = error(problem_.code(), problem_.message(), "; all ranks hold ",
-                     to_string(held.one), " again");
+    problem_ = error(problem_.code(), problem_.message(), "; all ranks hold ", to_string(held.one),
+                     " again");
     return finish();
   }
   const bool anew = answer.status.ok() && !here;
@@ -549,14 +553,14 @@ EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
 
 EngineCall EngineDriver::finish() {
   if (!options_.session) return clear();
-  EngineCall finish = plain(EngineOp::kFinish);
+  EngineCall finish = call_of(EngineOp::kFinish);
   if (reached_) finish.label = std::to_string(result_.identity.version);
   return make(Step::kFinishing, std::move(finish));
 }
 
-EngineCall EngineDriver::clear() { return make(Step::kClearing, plain(EngineOp::kClearCache)); }
+EngineCall EngineDriver::clear() { return make(Step::kClearing, call_of(EngineOp::kClearCache)); }
 
-EngineCall EngineDriver::resume() { return make(Step::kResuming, plain(EngineOp::kResume)); }
+EngineCall EngineDriver::resume() { return make(Step::kResuming, call_of(EngineOp::kResume)); }
 
 EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
   first_ = false;
@@ -575,10 +579,11 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
     remember(finish_problem_.with_context("its update was not finished"));
     return end(problem_);
   }
-  return make(Step::kReadLabel, plain(EngineOp::kReadLabel));
+  return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
 }
 
-// --- the label ------------------------------------------------------------------------------------
+// --- the label
+// ------------------------------------------------------------------------------------
 
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
   const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
@@ -599,9 +604,9 @@ EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
   // In a session, if the engine has them: a server that was started anew has none, and refuses.
   if (options_.session) {
     paused_running_ = true;
-    return make(Step::kPausing, plain(EngineOp::kPause));
+    return make(Step::kPausing, call_of(EngineOp::kPause));
   }
-  EngineCall set = plain(EngineOp::kSetLabel);
+  EngineCall set = call_of(EngineOp::kSetLabel);
   set.label = wanted;
   return make(Step::kSetLabel, std::move(set));
 }
@@ -609,25 +614,25 @@ EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
 // A server that was started anew in between has got a label that is not its own.
 EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
   const Held held = held_by(answer.ranks);
-  const bool good = answer.status.ok() && same_processes(answer.ranks) &&
-                    held.kind == Held::kOne && held.one == result_.identity;
-  if (good) return make(Step::kReadLabel, plain(EngineOp::kReadLabel));
+  const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
+                    held.one == result_.identity;
+  if (good) return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
   result_.known = result_.updated = false;
   remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
                  answer.status.message(), "): its label is not proven"));
-  EngineCall set = plain(EngineOp::kSetLabel);
+  EngineCall set = call_of(EngineOp::kSetLabel);
   set.label = kUnprovenLabel;
   return make(Step::kTakeLabelBack, std::move(set));
 }
 
 std::string EngineDriver::fingerprint() const {
-  std::string text = concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/",
-                            to_string(call_.op), "/", to_string(pending_.op), "/", call_.version,
-                            "/", static_cast<int>(pause_), "/", tries_, "/", stage_attempts_, "/",
-                            staged_, "/", stagings_);
-  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_, wrote_, reached_,
-                          told_label_, result_.known, result_.updated, problem_.ok(),
-                          finish_problem_.ok(), options_.session}) {
+  std::string text =
+      concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
+             "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
+             tries_, "/", stage_attempts_, "/", staged_, "/", stagings_);
+  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_,
+                          wrote_, reached_, told_label_, result_.known, result_.updated,
+                          problem_.ok(), finish_problem_.ok(), options_.session}) {
     text += flag ? '1' : '0';
   }
   for (const std::string& process : processes_) text += concat("/", process);

@@ -61,10 +61,10 @@ struct EngineCall {
 };
 
 struct EngineAnswer {
-  Status status;                 // kUnsupported: this engine has no such call
-  std::vector<RankReply> ranks;  // of kAsk, kLook, kOpen, kClose, kStage, kRollback
-  std::string label;             // of kReadLabel
-  bool paused = false;           // the transport had to pause the engine, and left it so
+  Status status{};                 // kUnsupported: this engine has no such call
+  std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback
+  std::string label{};             // of kReadLabel
+  bool paused = false;             // the transport had to pause the engine, and left it so
   double elapsed_ms = 0;
 };
 
@@ -81,21 +81,21 @@ struct EngineGoal {
 };
 
 struct DriverOptions {
-  std::string source;            // that the workers are to follow (allowed.py)
-  std::int64_t stage_ms = 0;     // for the ranks' staging
-  std::string ticket;            // random: commits of other drivers, and late ones, are refused
-  bool session = true;           // the engine has sessions, until its ranks say otherwise
+  std::string source;         // that the workers are to follow (allowed.py)
+  std::int64_t stage_ms = 0;  // for the ranks' staging
+  std::string ticket;         // random: commits of other drivers, and late ones, are refused
+  bool session = true;        // the engine has sessions, until its ranks say otherwise
 };
 
 struct DriverResult {
   Status status;
-  bool updated = false;             // a newer version was committed and proven
-  bool left_paused = false;         // by the rule, or because resuming failed
+  bool updated = false;      // a newer version was committed and proven
+  bool left_paused = false;  // by the rule, or because resuming failed
   std::int64_t from_version = 0;
-  EngineIdentity identity;          // that all ranks report, if `known`
+  EngineIdentity identity;  // that all ranks report, if `known`
   bool known = false;
   std::optional<std::uint64_t> staged;
-  std::vector<RankReply> replies;   // the newest
+  std::vector<RankReply> replies;  // the newest
   EngineTimes times;
 };
 
@@ -115,6 +115,7 @@ class EngineDriver {
 
   [[nodiscard]] EngineCall next(const EngineAnswer& answer);
   [[nodiscard]] const DriverResult& result() const { return result_; }
+  void set_stage_ms(std::int64_t stage_ms) { options_.stage_ms = stage_ms; }
   [[nodiscard]] PauseState pause_state() const { return pause_; }
   // The whole state as text: two drivers with the same text do the same.
   [[nodiscard]] std::string fingerprint() const;
@@ -122,9 +123,28 @@ class EngineDriver {
  private:
   enum class Request : unsigned char { kNone, kOpen, kStaging, kWaitStaged, kUpdate, kClose };
   enum class Step : unsigned char {
-    kFirstAsk, kReopen, kOpened, kPauseToUndo, kBroughtTogether, kFirstClear, kFirstResume,
-    kStaging, kStaged, kPausing, kBeginning, kWriting, kProof, kUndone, kFinishing, kClearing,
-    kResuming, kReadLabel, kSetLabel, kLabelProof, kTakeLabelBack, kEnded
+    kFirstAsk,
+    kReopen,
+    kOpened,
+    kPauseToUndo,
+    kBroughtTogether,
+    kFirstClear,
+    kFirstResume,
+    kStaging,
+    kStaged,
+    kPausing,
+    kBeginning,
+    kWriting,
+    kProof,
+    kUndone,
+    kFinishing,
+    kClearing,
+    kResuming,
+    kReadLabel,
+    kSetLabel,
+    kLabelProof,
+    kTakeLabelBack,
+    kEnded
   };
   struct Held {
     enum Kind : unsigned char { kOne, kUnknown, kDiffer, kTorn } kind = kUnknown;
@@ -176,8 +196,8 @@ class EngineDriver {
   DriverResult result_;
   std::vector<std::string> processes_;  // that answered this request's first question
   PauseState pause_ = PauseState::kUnknown;
-  bool first_ = true;          // nobody knows what a driver before this one left
-  bool dirty_ = false;         // the caches hold what older weights made
+  bool first_ = true;   // nobody knows what a driver before this one left
+  bool dirty_ = false;  // the caches hold what older weights made
   bool reopened_ = false, brought_ = false, staged_already_ = false;
   bool paused_running_ = false;  // it ran when this request paused it
   bool wrote_ = false, reached_ = false, told_label_ = false;

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLongestWait{10'000};
+constexpr milliseconds kLongestRetryWait{10'000};
 constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
 
 // One engine, on the thread that notifies it.
@@ -89,7 +89,8 @@ class Notified {
 
   // The label that it gave itself, or that this notifier gave it. Of another number, as a run of
   // before leaves it, nobody knows the weights.
-  [[nodiscard]] Status ask_what_it_holds(const std::map<std::uint64_t, PublishedVersion>& versions) {
+  [[nodiscard]] Status ask_what_it_holds(
+      const std::map<std::uint64_t, PublishedVersion>& versions) {
     const EngineReply info = link_.call("/model_info", nullptr, options_.timeout, true);
     const Status known = known_call(info.status);
     if (known.code() == StatusCode::kUnsupported) {  // it cannot say: what it was told counts
@@ -152,7 +153,7 @@ class Notified {
 
   [[nodiscard]] Status post(std::string_view path, const Json& body, const Deadline& deadline,
                             EngineResult& result) const {
-    Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestWait));
+    Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
     Status last;
     for (unsigned tries = 0;; ++tries) {
       if (Status late = deadline.check(concat(engine_.url, path)); !late.ok()) {
@@ -241,7 +242,8 @@ bool is_version_name(std::string_view name) {
 Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options) {
   for (const EngineEndpoint& engine : options.engines) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine_url(engine.url, engine.token));
-    if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty()) continue;
+    if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty())
+      continue;
     return error(StatusCode::kInvalidArgument, "engine ", shown(engine.url),
                  ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it");
   }
@@ -256,8 +258,8 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
 Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,
                                                 std::uint64_t version) {
   DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory found, open_version(fs, source_dir, version));
-  return PublishedVersion{source_dir, found.path,         version, found.payload_files,
-                          found.base_version, found.full()};
+  return PublishedVersion{source_dir,          found.path,         version,
+                          found.payload_files, found.base_version, found.full()};
 }
 
 bool all_acknowledged(const std::vector<EngineResult>& results) {

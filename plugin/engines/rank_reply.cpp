@@ -71,8 +71,7 @@ Result<RankReply> parse_rank_reply(const Json& reply, std::string_view what) {
     if (!staged->is_number_unsigned()) return wrong("staged_version");
     parsed.staged_version = staged->get<std::uint64_t>();
   }
-  if (const auto session = reply.find("session");
-      session != reply.end() && session->is_boolean()) {
+  if (const auto session = reply.find("session"); session != reply.end() && session->is_boolean()) {
     parsed.session = session->get<bool>();
   }
   const auto proven = reply.find("proven");
@@ -127,8 +126,8 @@ std::string words_of_ranks(const std::vector<RankReply>& replies) {
 std::string holdings_of_ranks(const std::vector<RankReply>& replies) {
   std::string words;
   for (const RankReply& reply : replies) {
-    words += concat(words.empty() ? "" : ", ", "rank ", reply.rank, " holds ",
-                    to_string(reply.holds));
+    words +=
+        concat(words.empty() ? "" : ", ", "rank ", reply.rank, " holds ", to_string(reply.holds));
   }
   return words.empty() ? "no rank answered" : words;
 }

@@ -32,9 +32,7 @@ class SglangTransport final : public EngineTransport {
         token_(std::move(token)) {}
   SglangTransport(const SglangTransport&) = delete;
   SglangTransport& operator=(const SglangTransport&) = delete;
-  ~SglangTransport() override {
-    const Status ignored = remove_tree(posix_file_system(), answers_);
-  }
+  ~SglangTransport() override { const Status ignored = remove_tree(posix_file_system(), answers_); }
 
   [[nodiscard]] const std::string& name() const override { return link_.url(); }
   [[nodiscard]] bool stopping() const override { return link_.stopping(); }
@@ -47,14 +45,13 @@ class SglangTransport final : public EngineTransport {
       case EngineOp::kOpen: return command(call, {{"phase", "open"}, {"source", call.source}});
       case EngineOp::kClose: return command(call, {{"phase", "close"}});
       case EngineOp::kStage:
-        return command(call, {{"phase", "stage"},
-                              {"timeout_s", call.timeout_s},
-                              {"ticket", call.ticket}});
+        return command(
+            call, {{"phase", "stage"}, {"timeout_s", call.timeout_s}, {"ticket", call.ticket}});
       case EngineOp::kRollback:
         return command(call, {{"phase", "rollback"}, {"version", call.version}});
       case EngineOp::kWrite:
-        return command(
-            call, {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});
+        return command(call,
+                       {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});
       case EngineOp::kBegin: return {.status = begin()};
       case EngineOp::kFinish: return {.status = finish(call)};
       default: return sglang_server_call(link_, call);
@@ -96,8 +93,8 @@ class SglangTransport final : public EngineTransport {
     command["answers"] = token_;
     bool paused = false;
     const Status sent = send(call, command, paused);
-    EngineAnswer answer = sent.ok() ? answered(read_answers(nonce, call.must))
-                                    : EngineAnswer{.status = sent};
+    EngineAnswer answer =
+        sent.ok() ? answered(read_answers(nonce, call.must)) : EngineAnswer{.status = sent};
     answer.paused = paused;
     return answer;
   }
@@ -226,7 +223,8 @@ EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) 
     // Requests in flight are taken back, and computed anew with the new weights.
     case EngineOp::kPause:
       return {.status = sglang_post(link, "/pause_generation", {{"mode", "retract"}}, call.must)};
-    case EngineOp::kResume: return {.status = sglang_post(link, "/continue_generation", none, true)};
+    case EngineOp::kResume:
+      return {.status = sglang_post(link, "/continue_generation", none, true)};
     case EngineOp::kClearCache:
       return {.status = sglang_post(link, "/flush_cache", none, call.must)};
     case EngineOp::kReadLabel: {
@@ -235,9 +233,9 @@ EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) 
       return {.label = json_text(*info, "weight_version")};
     }
     case EngineOp::kSetLabel:
-      return {.status = sglang_post(link, "/update_weight_version",
-                                    {{"new_version", call.label}, {"abort_all_requests", false}},
-                                    true)};
+      return {.status =
+                  sglang_post(link, "/update_weight_version",
+                              {{"new_version", call.label}, {"abort_all_requests", false}}, true)};
     default: return {.status = error(StatusCode::kInternal, "SGLang has no ", to_string(call.op))};
   }
 }

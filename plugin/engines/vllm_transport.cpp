@@ -97,9 +97,9 @@ EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call) {
       return {.label = json_text(*info, "weight_version")};
     }
     case EngineOp::kSetLabel:
-      return {.status = known_call(
-                  link.post("/update_weight_version", {{"new_version", call.label}}, true)
-                      .status())};
+      return {
+          .status = known_call(
+              link.post("/update_weight_version", {{"new_version", call.label}}, true).status())};
     default: return {.status = error(StatusCode::kInternal, "vLLM has no ", to_string(call.op))};
   }
 }

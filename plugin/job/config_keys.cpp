@@ -306,8 +306,8 @@ constexpr std::array kKeys = {
     count_key<DRIFTLESS_FIELD(publisher.anchor_every)>(
         "anchors.every", "A whole version beside every so many; 0: not by number"),
     ConfigKey{"anchors.by_size", "true, false or auto", kAuto,
-              "Another anchor once the versions since the last outgrow it. auto: true on shared_fs "
-              "if keep_versions is not 0 and anchors.every is",
+              "Another anchor once the versions since the last outgrow it. auto: true on "
+              "shared_fs, unless keep_versions is 0 or anchors.every is set",
               apply_anchor_by_size,
               [](const Config& config, std::size_t) -> std::string {
                 return config.publisher.anchor_by_size ? "true" : "false";

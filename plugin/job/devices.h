@@ -10,7 +10,7 @@
 #include "plugin/device/device_target.h"
 #include "plugin/job/config.h"
 #include "plugin/targets/masked_device.h"
-#include "plugin/targets/module_memory.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -21,8 +21,8 @@ namespace driftless {
 [[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
     const Config& config, const std::optional<std::string>& base);
 
-// Where a module on a GPU keeps its parameters (make_device_module_memory()).
-[[nodiscard]] Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device);
+// Where a module on a GPU keeps its parameters (make_device_memory()).
+[[nodiscard]] Result<std::shared_ptr<WeightMemory>> open_device_memory(int device);
 // What its loader's masked overwrites go through (make_masked_device()).
 [[nodiscard]] Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device);
 

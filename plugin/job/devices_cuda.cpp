@@ -1,6 +1,6 @@
 // devices.h where CUDA is in the build.
 #include "plugin/device/device_masked.h"
-#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_weight_memory.h"
 #include "plugin/device/device_side.h"
 #include "plugin/job/devices.h"
 
@@ -19,8 +19,8 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
   return make_owned_device_target(posix_file_system(), base, options);
 }
 
-Result<std::shared_ptr<ModuleMemory>> open_module_memory(int device) {
-  return make_device_module_memory(device);
+Result<std::shared_ptr<WeightMemory>> open_device_memory(int device) {
+  return make_device_memory(device);
 }
 
 Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device) {

@@ -21,7 +21,7 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config&,
   return no_cuda("receiver.target: device");
 }
 
-Result<std::shared_ptr<ModuleMemory>> open_module_memory(int) {
+Result<std::shared_ptr<WeightMemory>> open_device_memory(int) {
   return no_cuda("parameters on a GPU");
 }
 

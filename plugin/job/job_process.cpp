@@ -10,40 +10,16 @@ namespace driftless {
 namespace {
 
 // A process that knows of no other.
-class SoloProcess final : public JobProcess {
+class SoloProcess final : public RoadProcess {
  public:
-  SoloProcess(Config config, const Road& road, JobRole role)
-      : config_(std::move(config)), road_(road), role_(role) {}
+  SoloProcess(const Config& config, const Road& road, JobRole role)
+      : RoadProcess(config, road, role) {}
 
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
   [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
-  [[nodiscard]] bool threads() const override { return open_.threads; }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
-  }
-  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                         const Deadline&) override {
-    DRIFTLESS_RETURN_IF_ERROR(open(anchor_bytes));
-    return open_.sender();
-  }
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline&) override {
-    DRIFTLESS_RETURN_IF_ERROR(open(0));
-    return open_.receiver();
-  }
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
-    return road_.history(config_);
-  }
-  [[nodiscard]] Status withdraw_end() override {
-    return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
-  }
-  [[nodiscard]] Status tell_end(std::string_view text, const Deadline&) override {
-    return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
-  }
-  [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
-    if (road_.hear_end == nullptr) return std::optional<std::string>();
-    return road_.hear_end(config_);
   }
   [[nodiscard]] Status close(const Deadline&) override {
     return open_.close ? open_.close() : Status();
@@ -51,20 +27,9 @@ class SoloProcess final : public JobProcess {
   [[noreturn]] void abandon(int exit_code) override { std::_Exit(exit_code); }
 
  private:
-  [[nodiscard]] Status open(std::uint64_t anchor_bytes) {
-    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    RoadPlace place;
-    place.role = role_;
-    place.rollouts = rollouts();
-    place.anchor_bytes = anchor_bytes;
-    DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
-    return {};
+  [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
+    return RoadPlace{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
   }
-
-  Config config_;
-  const Road& road_;
-  JobRole role_;
-  OpenRoad open_;
 };
 
 const Road* find_road(const RoadTable& table, std::string_view name) {
@@ -131,6 +96,42 @@ Status check_parts(const RoadTable& table, const Config& config) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<SendRoad>> RoadProcess::sender(std::uint64_t anchor_bytes,
+                                                      const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(anchor_bytes, deadline));
+  const std::unique_ptr<Watchdog> watched = watch();
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
+  return open_.sender();
+}
+
+Result<std::unique_ptr<ReceiveRoad>> RoadProcess::receiver(const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
+  std::unique_ptr<Watchdog> watched = watch();
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
+  watched.reset();  // a receiver waits for its trainer with deadlines of its own
+  return open_.receiver();
+}
+
+Result<std::unique_ptr<ReceiveRoad>> RoadProcess::history() {
+  if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
+  return road_.history(config_);
+}
+
+Status RoadProcess::withdraw_end() {
+  return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
+}
+
+Status RoadProcess::tell_end(std::string_view text, const Deadline&) {
+  return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
+}
+
+Result<std::optional<std::string>> RoadProcess::hear_end() {
+  if (road_.hear_end == nullptr) return std::optional<std::string>();
+  return road_.hear_end(config_);
+}
 
 std::string_view to_string(JobRole role) {
   switch (role) {

@@ -15,52 +15,28 @@ std::uint64_t number_of(std::string_view text) {
   return number;
 }
 
-class MpiJobProcess final : public JobProcess {
+class MpiJobProcess final : public RoadProcess {
  public:
-  MpiJobProcess(Config config, const Road& road, JobRole role, std::unique_ptr<MpiProcess> process,
-                LateHandler late)
-      : config_(std::move(config)),
-        road_(road),
-        role_(role),
-        process_(std::move(process)),
-        late_(std::move(late)) {}
+  MpiJobProcess(const Config& config, const Road& road, JobRole role,
+                std::unique_ptr<MpiProcess> process, LateHandler late)
+      : RoadProcess(config, road, role), process_(std::move(process)), late_(std::move(late)) {}
 
   [[nodiscard]] unsigned rank() const override { return process_->rank(); }
   [[nodiscard]] unsigned trainers() const override { return process_->trainers(); }
   [[nodiscard]] unsigned rollouts() const override { return process_->rollouts(); }
-  [[nodiscard]] bool threads() const override { return open_.threads; }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     const Watchdog watchdog(connect(), late_text("meeting the other trainers"), late_);
     return make_mpi_group(process_->role());
   }
-  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                         const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(open(anchor_bytes, deadline));
-    const Watchdog watchdog(connect(), late_text("making the road"), late_);
-    return open_.sender();
-  }
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(open(0, deadline));
-    return open_.receiver();
-  }
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override {
-    if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
-    return road_.history(config_);
-  }
-  [[nodiscard]] Status withdraw_end() override {
-    return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
-  }
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     if (together()) DRIFTLESS_RETURN_IF_ERROR(process_->tell_end(text, deadline));
-    return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
+    return RoadProcess::tell_end(text, deadline);
   }
   [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (together()) return process_->hear_end();
-    if (road_.hear_end == nullptr) return std::optional<std::string>();
-    return road_.hear_end(config_);
+    return together() ? process_->hear_end() : RoadProcess::hear_end();
   }
   [[nodiscard]] Status close(const Deadline& deadline) override {
     if (role_ == JobRole::kBystander) return process_->finish(deadline);
@@ -77,9 +53,9 @@ class MpiJobProcess final : public JobProcess {
   [[noreturn]] void abandon(int exit_code) override { MpiProcess::abandon(exit_code); }
 
  private:
-  // All processes have read their configuration, and mean the same road; then it is opened.
-  [[nodiscard]] Status open(std::uint64_t anchor_bytes, const Deadline& deadline) {
-    DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
+  // All processes have read their configuration, and mean the same road.
+  [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes,
+                                       const Deadline& deadline) override {
     const std::string_view layout = to_string(config_.publisher.layout);
     const std::uint64_t mine = number_of(concat(road_.name, " ", layout));
     DRIFTLESS_ASSIGN_OR_RETURN(
@@ -88,17 +64,15 @@ class MpiJobProcess final : public JobProcess {
                           concat("deadlines.connect: ", to_string(role_), " ", rank(),
                                  " waiting for all processes of the job"),
                           deadline));
-    if (agreed[0] != mine || ~agreed[1] != mine) {
-      return error(StatusCode::kInvalidArgument,
-                   "road.kind or road.layout differ between the "
-                   "processes of the job: this one (",
-                   to_string(role_), " ", rank(), ") has ", config_.road, " with ", layout);
+    if (agreed[0] == mine && ~agreed[1] == mine) {
+      return RoadPlace{role_, rank(), trainers(), rollouts(), agreed[2], process_.get()};
     }
-    const RoadPlace place{role_, rank(), trainers(), rollouts(), agreed[2], process_.get()};
-    const Watchdog watchdog(connect(), late_text(concat("making the windows of ", config_.road)),
-                            late_);
-    DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
-    return {};
+    return error(StatusCode::kInvalidArgument,
+                 "road.kind or road.layout differ between the processes of the job: this one (",
+                 to_string(role_), " ", rank(), ") has ", config_.road, " with ", layout);
+  }
+  [[nodiscard]] std::unique_ptr<Watchdog> watch() const override {
+    return std::make_unique<Watchdog>(connect(), late_text(concat("making ", config_.road)), late_);
   }
 
   [[nodiscard]] Deadline connect() const { return Deadline::after(config_.connect_deadline); }
@@ -106,12 +80,8 @@ class MpiJobProcess final : public JobProcess {
     return concat("deadlines.connect: ", to_string(role_), " ", rank(), " within MPI, ", what);
   }
 
-  Config config_;
-  const Road& road_;
-  JobRole role_;
   std::unique_ptr<MpiProcess> process_;
   LateHandler late_;
-  OpenRoad open_;
 };
 
 }  // namespace

@@ -84,6 +84,33 @@ struct RoadTable {
 // The table that is linked.
 [[nodiscard]] const RoadTable& road_table();
 
+// A process of a job, with its row of the table. What joins it to others is its subclasses'.
+class RoadProcess : public JobProcess {
+ public:
+  [[nodiscard]] bool threads() const override { return open_.threads; }
+  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
+                                                         const Deadline& deadline) override;
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) override;
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override;
+  [[nodiscard]] Status withdraw_end() override;
+  [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override;
+  [[nodiscard]] Result<std::optional<std::string>> hear_end() override;
+
+ protected:
+  RoadProcess(Config config, const Road& road, JobRole role)
+      : config_(std::move(config)), road_(road), role_(role) {}
+  // The place at which the road is opened, once all that share it are there.
+  [[nodiscard]] virtual Result<RoadPlace> meet(std::uint64_t anchor_bytes,
+                                               const Deadline& deadline) = 0;
+  // Lives while the road is made; null: that needs no watching.
+  [[nodiscard]] virtual std::unique_ptr<Watchdog> watch() const { return nullptr; }
+
+  Config config_;
+  const Road& road_;
+  JobRole role_;
+  OpenRoad open_;
+};
+
 // A row of either kind, for people. Loads the libraries to know.
 struct Backend {
   std::string name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...

@@ -53,7 +53,7 @@ class DeviceSide {
     std::string_view tensor;  // its name
     std::span<const std::byte> bytes;
   };
-  [[nodiscard]] virtual Result<Digest> digest(std::span<const Piece> tensors) = 0;
+  [[nodiscard]] virtual Result<std::vector<Digest>> digests(std::span<const Piece> tensors) = 0;
   // A target over tensors in such memory, which hold `initial`.
   [[nodiscard]] virtual Result<std::unique_ptr<WeightTarget>> make_target(
       const WeightLayout& layout, std::vector<std::byte*> data,

@@ -276,7 +276,8 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
   LeaderMessage outcome;
   outcome.verdict = Verdict::kAbort;
   if (!ranks.ok()) {
-    outcome.status = ranks.status().with_context(concat(to_string(id), " was not published"));
+    outcome.status =
+        note_fence(ranks.status()).with_context(concat(to_string(id), " was not published"));
     return outcome;
   }
   bool dense = false;

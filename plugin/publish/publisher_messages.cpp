@@ -103,6 +103,21 @@ std::vector<PartReceipt> parts_from(const json& list) {
   return parts;
 }
 
+json digests_json(const std::vector<std::pair<std::uint32_t, Digest>>& digests) {
+  json list = json::array();
+  for (const auto& [tensor, digest] : digests) list.push_back({tensor, to_hex(digest)});
+  return list;
+}
+
+std::vector<std::pair<std::uint32_t, Digest>> digests_from(const json& list) {
+  std::vector<std::pair<std::uint32_t, Digest>> digests;
+  for (const json& item : list) {
+    digests.emplace_back(item.at(0).get<std::uint32_t>(),
+                         value_or_throw(digest_from_hex(item.at(1).get<std::string>())));
+  }
+  return digests;
+}
+
 void fill_rank(const json& value, RankMessage& message) {
   message.status = status_from(value.at("status"));
   message.tensors = tensors_from(value.at("tensors"));
@@ -110,6 +125,7 @@ void fill_rank(const json& value, RankMessage& message) {
   value.at("doubtful").get_to(message.doubtful);
   value.at("needs_full").get_to(message.needs_full);
   message.digest = value_or_throw(digest_from_hex(value.at("digest").get<std::string>()));
+  message.tensor_digests = digests_from(value.at("tensor_digests"));
   message.findings = findings_from(value.at("findings"));
   message.parts = parts_from(value.at("parts"));
 }
@@ -148,6 +164,7 @@ std::string to_message(const RankMessage& message) {
                {"doubtful", message.doubtful},
                {"needs_full", message.needs_full},
                {"digest", to_hex(message.digest)},
+               {"tensor_digests", digests_json(message.tensor_digests)},
                {"findings", findings_json(message.findings)},
                {"parts", parts_json(message.parts)}});
 }

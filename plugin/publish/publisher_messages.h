@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "collectives/road.h"
@@ -22,6 +23,8 @@ struct RankMessage {
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
   bool needs_full = false;          // its snapshot is not what the receivers have
   Digest digest;                    // of its weights
+  // Of each tensor that it owns, by the number in the layout.
+  std::vector<std::pair<std::uint32_t, Digest>> tensor_digests;
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
 };

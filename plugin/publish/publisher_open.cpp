@@ -161,16 +161,25 @@ Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   mine.status = copy_into_snapshot(base);
   if (mine.status.ok()) {
-    const Result<Digest> digest = snapshot_.digest(host_kernels(), threads_);
-    mine.status = digest.status();
-    if (digest.ok()) part_digest_ = *digest;
+    const Result<std::vector<Digest>> digests = snapshot_.digests(host_kernels(), threads_);
+    mine.status = digests.status();
+    for (std::size_t i = 0; digests.ok() && i < digests->size(); ++i) {
+      part_digest_ += (*digests)[i];
+      mine.tensor_digests.emplace_back(snapshot_.tensors()[i], (*digests)[i]);
+    }
   }
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
   message.status = ranks.status();
   if (ranks.ok()) {
-    for (const RankMessage& rank : *ranks) message.digest += rank.digest;
+    tensor_digests_.assign(layout_.size(), Digest());
+    for (const RankMessage& rank : *ranks) {
+      message.digest += rank.digest;
+      for (const auto& [tensor, digest] : rank.tensor_digests) {
+        if (tensor < tensor_digests_.size()) tensor_digests_[tensor] = digest;
+      }
+    }
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(message, deadline));
   base_digest_ = told.digest;
@@ -216,6 +225,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
         StatusCode::kWrongBase, "the run on the road started from weights with digest ",
         to_hex(run->base_digest), ", the base given here has ", to_hex(base_digest_), kElsewhere));
   }
+  if (run->tensor_digests.empty()) tensor_digests_.clear();  // it is announced again as it is
   const Result<std::vector<PublicationId>> there = history_->list(deadline);
   if (!there.ok()) return refuse(there.status());
   for (const PublicationId& id : *there) {
@@ -291,7 +301,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
                            " as read back from the road has digest ", to_hex(sum), ", expected ",
                            to_hex(start.digest), "; start a new run on an empty road");
     } else {
-      const RunInfo run{start.run, layout_, base_digest_, group_.size()};
+      const RunInfo run{start.run, layout_, base_digest_, group_.size(), tensor_digests_};
       ready.status = road_.announce(run_info_to_json(run), deadline);
     }
     ready.anchor = ready.status.ok() && options_.first_anchor && !newest_anchor_;

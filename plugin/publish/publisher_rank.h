@@ -130,6 +130,9 @@ class PublisherRank final : public Publisher {
   Digest digest_;       // of all ranks' weights at id_
   Digest part_digest_;  // of this rank's
   Digest base_digest_;  // of version 0, all ranks
+  // Of each tensor of version 0, as the layout; known to the leader. Empty where the announcement
+  // on the road has none.
+  std::vector<Digest> tensor_digests_;
   bool needs_full_ = false;
   bool resumed_ = false;
   double flush_ms_ = 0;  // of the last version

@@ -90,20 +90,20 @@ Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
   return {};
 }
 
-Result<Digest> Snapshot::digest(const HostKernels& kernels, unsigned threads) const {
+Result<std::vector<Digest>> Snapshot::digests(const HostKernels& kernels, unsigned threads) const {
   if (kind_ == MemoryKind::kDevice) {
     std::vector<DeviceSide::Piece> pieces;
     for (const std::uint32_t tensor : tensors_) {
       pieces.push_back({(*layout_)[tensor].name, bytes(tensor)});
     }
-    return device_->digest(pieces);
+    return device_->digests(pieces);
   }
-  Digest sum;
+  std::vector<Digest> digests;
   for (const std::uint32_t tensor : tensors_) {
-    sum +=
-        digest_tensor(kernels, digest_tensor_key((*layout_)[tensor].name), bytes(tensor), threads);
+    digests.push_back(
+        digest_tensor(kernels, digest_tensor_key((*layout_)[tensor].name), bytes(tensor), threads));
   }
-  return sum;
+  return digests;
 }
 
 UndoLog::Piece& UndoLog::next_piece() {

@@ -45,7 +45,9 @@ class Snapshot {
   [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
   // All of a tensor; `from` may lie on either side.
   [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
-  [[nodiscard]] Result<Digest> digest(const HostKernels& kernels, unsigned threads) const;
+  // Of each of tensors().
+  [[nodiscard]] Result<std::vector<Digest>> digests(const HostKernels& kernels,
+                                                    unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;

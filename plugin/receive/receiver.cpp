@@ -24,8 +24,9 @@ Status check_target(const RunInfo& run, WeightTarget& target) {
                  to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
                  "; start from that run's base");
   }
-  const bool comparable = state.valid && !state.partial && state.id.version == 0;
-  if (comparable && state.digest != run.base_digest) {
+  if (!state.valid || state.id.version != 0) return {};
+  if (state.partial) return check_held_tensors(state, run.layout, run.tensor_digests);
+  if (state.digest != run.base_digest) {
     return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),
                  ", but run ", to_hex(run.run), " started from ", to_hex(run.base_digest),
                  ": another base; use the checkpoint that this run started from");
@@ -51,13 +52,14 @@ Result<RunInfo> read_run_info(ReceiveRoad& road, std::chrono::milliseconds patie
 class FollowingReceiver final : public Receiver {
  public:
   FollowingReceiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
-                    const Hash128& run, const FetchOptions& fetch)
+                    const RunInfo& run, const FetchOptions& fetch)
       : options_(options),
         road_(&road),
         target_(&target),
-        run_(run),
+        run_(run.run),
+        base_digest_(run.base_digest),
         threads_(fetch.threads),
-        fetcher_(road, run, fetch) {}
+        fetcher_(road, run.run, fetch) {}
 
   Result<bool> stage(const Deadline& deadline) override {
     staged_.reset();
@@ -77,6 +79,9 @@ class FollowingReceiver final : public Receiver {
     if (!chain) return false;
     report_ = describe(state, *chain);
     report_.fetch_ms = watch.lap_ms();
+    const Status based = check_base(state, chain->versions.front());
+    note_misfit(based);
+    if (!based.ok()) return based;
     committed_.reset();  // it could not be undone any more
     mapped_ = std::move(chain->mapped);
     Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
@@ -164,6 +169,17 @@ class FollowingReceiver final : public Receiver {
   [[nodiscard]] const Hash128& run() const override { return run_; }
 
  private:
+  // A target of some tensors cannot know the digest of all: of version 0 the run says it.
+  [[nodiscard]] Status check_base(const TargetState& state, const FetchedVersion& first) const {
+    const Manifest& manifest = first.manifest;
+    const bool delta = manifest.encoding != Encoding::kFull;
+    if (!state.partial || !delta || manifest.base_version != 0) return {};
+    if (manifest.base_digest == base_digest_) return {};
+    return error(StatusCode::kWrongBase, first.source, ": builds on digest ",
+                 to_hex(manifest.base_digest), ", but run ", to_hex(run_), " started from ",
+                 to_hex(base_digest_), "; send a full version");
+  }
+
   // A delta that does not fit the weights. Once it may be the fetched bytes; then it is the
   // weights, or the version itself, and only a full one helps.
   void note_misfit(const Status& status) {
@@ -191,6 +207,7 @@ class FollowingReceiver final : public Receiver {
   ReceiveRoad* road_;
   WeightTarget* target_;
   Hash128 run_;
+  Digest base_digest_;  // of version 0
   unsigned threads_;
   VersionFetcher fetcher_;
   std::vector<MappedPart> mapped_;  // of what is staged
@@ -219,7 +236,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
       return call(id.version).with_context(concat("before reading ", to_string(id)));
     };
   }
-  auto receiver = std::make_unique<FollowingReceiver>(options, road, target, run.run, fetch);
+  auto receiver = std::make_unique<FollowingReceiver>(options, road, target, run, fetch);
   DRIFTLESS_RETURN_IF_ERROR(receiver->report());
   return std::unique_ptr<Receiver>(std::move(receiver));
 }

@@ -67,14 +67,14 @@ Changes merge(const Changes& earlier, const Changes& later, unsigned width) {
 
 class DeltaFold::Maker {
  public:
-  Maker(const WeightLayout& layout, const TensorSteps& steps, Memory& memory)
+  Maker(const WeightLayout& layout, const TensorVersions& versions, Memory& memory)
       : layout_(layout),
-        steps_(steps),
+        versions_(versions),
         memory_(memory),
-        width_(unit_bytes(layout[steps.tensor].dtype)) {}
+        width_(unit_bytes(layout[versions.tensor].dtype)) {}
 
   Status make() {
-    if (steps_.versions.size() == 1) {
+    if (versions_.versions.size() == 1) {
       DRIFTLESS_RETURN_IF_ERROR(decode());
     } else {
       DRIFTLESS_RETURN_IF_ERROR(fold());
@@ -93,12 +93,12 @@ class DeltaFold::Maker {
  private:
   // One version: the values stay where they are.
   Status decode() {
-    return walk(layout_, steps_.tensor, steps_.versions.front(), [&](const DeltaView& delta) {
+    return walk(layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
       for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
         const auto some = delta.offsets.subspan(
             at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
         memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
-        memory_.pieces.push_back({steps_.tensor, static_cast<std::uint32_t>(some.size()),
+        memory_.pieces.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()),
                                   delta.origin, nullptr, delta.values + at * width_, nullptr});
       }
     });
@@ -106,15 +106,16 @@ class DeltaFold::Maker {
 
   Status fold() {
     Changes all;
-    for (const std::span<const BucketPiece> version : steps_.versions) {
+    for (const std::span<const BucketPiece> version : versions_.versions) {
       Changes next;
-      DRIFTLESS_RETURN_IF_ERROR(walk(layout_, steps_.tensor, version, [&](const DeltaView& delta) {
-        for (const std::uint32_t offset : delta.offsets) {
-          next.positions.push_back(delta.origin + offset);
-        }
-        const std::span<const std::byte> values = delta.value_bytes();
-        next.values.insert(next.values.end(), values.begin(), values.end());
-      }));
+      DRIFTLESS_RETURN_IF_ERROR(
+          walk(layout_, versions_.tensor, version, [&](const DeltaView& delta) {
+            for (const std::uint32_t offset : delta.offsets) {
+              next.positions.push_back(delta.origin + offset);
+            }
+            const std::span<const std::byte> values = delta.value_bytes();
+            next.values.insert(next.values.end(), values.begin(), values.end());
+          }));
       all = all.positions.empty() ? std::move(next) : merge(all, next, width_);
     }
     memory_.values = std::move(all.values);
@@ -126,20 +127,21 @@ class DeltaFold::Maker {
     const bool joins =
         !memory_.pieces.empty() && memory_.pieces.back().count < kMaxPieceUnits &&
         position - memory_.pieces.back().origin < std::numeric_limits<std::uint32_t>::max();
-    if (!joins) memory_.pieces.push_back({steps_.tensor, 0, position, nullptr, nullptr, nullptr});
+    if (!joins)
+      memory_.pieces.push_back({versions_.tensor, 0, position, nullptr, nullptr, nullptr});
     DeltaPiece& piece = memory_.pieces.back();
     memory_.offsets.push_back(static_cast<std::uint32_t>(position - piece.origin));
     ++piece.count;
   }
 
   const WeightLayout& layout_;
-  const TensorSteps& steps_;
+  const TensorVersions& versions_;
   Memory& memory_;
   unsigned width_;
 };
 
-Result<DeltaFold> DeltaFold::make(const WeightLayout& layout, std::span<const TensorSteps> tensors,
-                                  unsigned threads) {
+Result<DeltaFold> DeltaFold::make(const WeightLayout& layout,
+                                  std::span<const TensorVersions> tensors, unsigned threads) {
   DeltaFold fold;
   fold.memory_.resize(tensors.size());
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(tensors.size(), threads, [&](std::size_t i, unsigned) {

@@ -27,7 +27,7 @@ struct DeltaPiece {
 
 // What one tensor goes through: its pieces in the buckets of each version that changes it, in the
 // order of the versions.
-struct TensorSteps {
+struct TensorVersions {
   std::uint32_t tensor = 0;
   std::vector<std::span<const BucketPiece>> versions;
 };
@@ -38,7 +38,7 @@ class DeltaFold {
   // Checks that the positions of a tensor ascend within a version, from piece to piece, too
   // (kCorrupt). O(changed), on `threads` threads.
   [[nodiscard]] static Result<DeltaFold> make(const WeightLayout& layout,
-                                              std::span<const TensorSteps> tensors,
+                                              std::span<const TensorVersions> tensors,
                                               unsigned threads);
 
   // No two touch the same unit.

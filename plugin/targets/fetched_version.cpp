@@ -41,9 +41,10 @@ Status check_first(const TargetState& state, const FetchedVersion& version) {
                  manifest.base_version, ", but the weights are at version ", state.id.version,
                  "; supply the versions between, or a full one");
   }
-  if (!state.partial && manifest.base_digest != state.digest) {
+  const std::optional<Digest> held = state.partial ? state.version_digest : state.digest;
+  if (held && manifest.base_digest != *held) {
     return error(StatusCode::kWrongBase, version.source, ": builds on digest ",
-                 to_hex(manifest.base_digest), ", but the weights have ", to_hex(state.digest),
+                 to_hex(manifest.base_digest), ", but the weights have ", to_hex(*held),
                  ": they are not version ", manifest.base_version, " of run ",
                  to_hex(manifest.id.run), "; send a full version");
   }
@@ -104,6 +105,18 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
 }
 
 }  // namespace
+
+Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
+                          std::span<const Digest> digests) {
+  if (!state.tensors || digests.size() != layout.size()) return {};
+  for (const auto& [tensor, digest] : *state.tensors) {
+    if (digest == digests[tensor]) continue;
+    return error(StatusCode::kWrongBase, "tensor '", layout[tensor].name, "' has digest ",
+                 to_hex(digest), ", but the run started from ", to_hex(digests[tensor]),
+                 ": another base; use the checkpoint that this run started from");
+  }
+  return {};
+}
 
 Status check_staged_for(bool used, const TargetState& before, const TargetState& now,
                         std::string_view source) {

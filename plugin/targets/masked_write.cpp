@@ -12,12 +12,12 @@ namespace {
 
 constexpr std::uint32_t kMaskedBlockUnits = 1U << 16;
 
-// Per thread: a block of sentinels to compare with, and room for what differs from it.
-struct Room {
+// Per thread: a block of sentinels to compare with, and scratch for what differs from it.
+struct Scratch {
   std::vector<std::byte> sentinels, values;
   std::vector<std::uint32_t> offsets;
 
-  Room(std::uint64_t sentinel, unsigned unit)
+  Scratch(std::uint64_t sentinel, unsigned unit)
       : sentinels(std::size_t{kMaskedBlockUnits} * unit),
         values((std::size_t{kMaskedBlockUnits} + kDiffSlackUnits) * unit),
         offsets(kMaskedBlockUnits + kDiffSlackUnits) {
@@ -39,20 +39,20 @@ Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, const MaskedSource&
   write.map_ = map;
   write.target_ = target;
   write.blocks_.resize(blocks);
-  std::vector<std::unique_ptr<Room>> rooms(threads);
+  std::vector<std::unique_ptr<Scratch>> scratches(threads);
   const HostKernels& kernels = host_kernels();
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks, threads, [&](std::size_t i, unsigned worker) {
-    if (!rooms[worker]) rooms[worker] = std::make_unique<Room>(source.sentinel, unit);
-    Room& room = *rooms[worker];
+    if (!scratches[worker]) scratches[worker] = std::make_unique<Scratch>(source.sentinel, unit);
+    Scratch& scratch = *scratches[worker];
     Block& block = write.blocks_[i];
     block.origin = map.source_offset + i * kMaskedBlockUnits;
     const auto units = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(kMaskedBlockUnits, map.source_end - block.origin));
     const std::uint32_t count =
-        kernels.diff(room.sentinels.data(), source.data + block.origin * unit, units, unit,
-                     room.offsets.data(), room.values.data(), nullptr);
-    block.offsets.assign(room.offsets.begin(), room.offsets.begin() + count);
-    write.exchange(block, room.values.data());
+        kernels.diff(scratch.sentinels.data(), source.data + block.origin * unit, units, unit,
+                     scratch.offsets.data(), scratch.values.data(), nullptr);
+    block.offsets.assign(scratch.offsets.begin(), scratch.offsets.begin() + count);
+    write.exchange(block, scratch.values.data());
     return Status();
   }));
   return write;

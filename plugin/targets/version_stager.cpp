@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
 // One version's part in the making of one tensor.
-struct Step {
+struct TensorVersion {
   const VersionSource* source = nullptr;
   const TensorChange* change = nullptr;
   std::unique_ptr<TensorPatcher> patcher;
@@ -34,36 +34,39 @@ class Stager {
         sink_(sink),
         builder_(*weights.layout, Encoding::kDeltas),
         chunk_(kChunkBytes),
+        old_chunk_(kChunkBytes),
         offsets_(kChunkBytes + kDiffSlackUnits),
         new_values_(kChunkBytes + kDiffSlackUnits * std::uint64_t{8}),
         old_values_(kChunkBytes) {}
 
   Status stage(std::uint32_t index, std::atomic<std::uint64_t>& done, std::uint64_t total) {
-    const TensorView tensor{&(*weights_.layout)[index], weights_.data(index)};
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Step> steps, open_steps(index));
+    const TensorSpec& tensor = (*weights_.layout)[index];
+    const bool whole = weights_.held(index) == HeldShare::kAll;
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<TensorVersion> versions, open_versions(index));
     const std::uint64_t units_before = staged_.changed_units;
-    for (std::uint64_t at = 0; at < tensor.spec->size_bytes; at += kChunkBytes) {
-      const std::uint64_t size = std::min(kChunkBytes, tensor.spec->size_bytes - at);
+    for (std::uint64_t at = 0; at < tensor.size_bytes; at += kChunkBytes) {
+      const std::uint64_t size = std::min(kChunkBytes, tensor.size_bytes - at);
       const std::span<std::byte> chunk(chunk_.data(), size);
-      std::copy_n(tensor.data + at, size, chunk.data());
-      for (Step& step : steps) {
-        DRIFTLESS_RETURN_IF_ERROR(named(step.patcher->patch(at, chunk), step));
-        if (!step.change->checksum.empty()) step.checksum.update(chunk);
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const old_bytes,
+                                 weights_.bytes(index, at, {old_chunk_.data(), size}));
+      std::copy_n(old_bytes, size, chunk.data());
+      for (TensorVersion& each : versions) {
+        DRIFTLESS_RETURN_IF_ERROR(named(each.patcher->patch(at, chunk), each));
+        if (whole && !each.change->checksum.empty()) each.checksum.update(chunk);
       }
       if (chain_.back().version().full()) {
-        staged_.new_digest +=
-            host_kernels().digest(digest_tensor_key(tensor.spec->name), at, chunk);
+        staged_.new_digest += host_kernels().digest(digest_tensor_key(tensor.name), at, chunk);
       }
-      DRIFTLESS_RETURN_IF_ERROR(record(index, tensor, at, chunk));
+      DRIFTLESS_RETURN_IF_ERROR(record(index, at, old_bytes, chunk));
       if (weights_.forget) weights_.forget(index, at, size);
       const std::uint64_t so_far = done += size;
       if (options_.progress) options_.progress(so_far, total);
     }
-    for (Step& step : steps) {
-      DRIFTLESS_RETURN_IF_ERROR(named(step.patcher->finish(), step));
-      DRIFTLESS_RETURN_IF_ERROR(check(step, *tensor.spec));
+    for (TensorVersion& each : versions) {
+      DRIFTLESS_RETURN_IF_ERROR(named(each.patcher->finish(), each));
+      if (whole) DRIFTLESS_RETURN_IF_ERROR(check(each, tensor));
     }
-    staged_.touched_bytes += tensor.spec->size_bytes;
+    staged_.touched_bytes += tensor.size_bytes;
     if (staged_.changed_units != units_before) ++staged_.changed_tensors;
     return {};
   }
@@ -86,36 +89,37 @@ class Stager {
   [[nodiscard]] const StagedVersion& staged() const { return staged_; }
 
  private:
-  Result<std::vector<Step>> open_steps(std::uint32_t tensor) const {
-    std::vector<Step> steps;
+  Result<std::vector<TensorVersion>> open_versions(std::uint32_t tensor) const {
+    std::vector<TensorVersion> versions;
     for (const VersionSource& source : chain_) {
       const TensorChange* const change = source.find(tensor);
       if (change == nullptr) continue;
       DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<TensorPatcher> patcher, source.patcher(*change));
-      steps.push_back({&source, change, std::move(patcher), Checksum(source.version().checksum)});
+      versions.push_back(
+          {&source, change, std::move(patcher), Checksum(source.version().checksum)});
     }
-    return steps;
+    return versions;
   }
 
   // In a chain the version that failed must be named.
-  [[nodiscard]] Status named(const Status& status, const Step& step) const {
-    return chain_.size() == 1 ? status : status.with_context(step.source->version().path);
+  [[nodiscard]] Status named(const Status& status, const TensorVersion& each) const {
+    return chain_.size() == 1 ? status : status.with_context(each.source->version().path);
   }
 
   // What differs between the old bytes at `at` and `chunk`: into the digest and into a frame.
-  Status record(std::uint32_t index, const TensorView& tensor, std::uint64_t at,
+  Status record(std::uint32_t index, std::uint64_t at, const std::byte* old_bytes,
                 std::span<const std::byte> chunk) {
     const HostKernels& kernels = host_kernels();
-    const unsigned width = unit_bytes(tensor.spec->dtype);
-    const std::byte* const old_bytes = tensor.data + at;
+    const TensorSpec& tensor = (*weights_.layout)[index];
+    const unsigned width = unit_bytes(tensor.dtype);
     const std::uint32_t count =
         kernels.diff(old_bytes, chunk.data(), static_cast<std::uint32_t>(chunk.size() / width),
                      width, offsets_.data(), new_values_.data(), old_values_.data());
     if (count == 0) return {};
     staged_.changed_units += count;
     staged_.digest_change +=
-        kernels.digest_change(digest_tensor_key(tensor.spec->name), width, at / width,
-                              offsets_.data(), count, old_values_.data(), new_values_.data());
+        kernels.digest_change(digest_tensor_key(tensor.name), width, at / width, offsets_.data(),
+                              count, old_values_.data(), new_values_.data());
     if (!sink_) return {};
     const DeltaView delta{index, width, at / width, {offsets_.data(), count}, new_values_.data()};
     if (!builder_.accepts(delta) || builder_.size_bytes() >= options_.frame_bytes) {
@@ -124,15 +128,15 @@ class Stager {
     return builder_.add(delta);
   }
 
-  Status check(const Step& step, const TensorSpec& tensor) const {
-    if (step.change->checksum.empty()) return {};
-    const std::string found = step.checksum.hex();
-    if (found == step.change->checksum) return {};
-    const VersionDirectory& version = step.source->version();
+  Status check(const TensorVersion& each, const TensorSpec& tensor) const {
+    if (each.change->checksum.empty()) return {};
+    const std::string found = each.checksum.hex();
+    if (found == each.change->checksum) return {};
+    const VersionDirectory& version = each.source->version();
     return error(
         StatusCode::kMismatch, "tensor '", tensor.name, "' would have ",
         to_string(version.checksum), " ", found, " after version ", version.version, ", but ",
-        version.path, " says ", step.change->checksum, ": ", weights_.name,
+        version.path, " says ", each.change->checksum, ": ", weights_.name,
         " does not hold version ", chain_.front().version().base_version,
         ", or the delta is damaged. Nothing was changed; restore the checkpoint's base, or "
         "fetch the version again");
@@ -143,7 +147,7 @@ class Stager {
   const StageOptions& options_;
   const FrameSink& sink_;
   BucketBuilder builder_;
-  std::vector<std::byte> chunk_;
+  std::vector<std::byte> chunk_, old_chunk_;
   std::vector<std::uint32_t> offsets_;
   std::vector<std::byte> new_values_;
   std::vector<std::byte> old_values_;
@@ -157,7 +161,7 @@ std::vector<std::uint32_t> touched_tensors(const WeightView& weights,
   std::vector<std::uint32_t> tensors;
   for (const VersionSource& source : chain) {
     for (const TensorChange& change : source.changes()) {
-      if (weights.data(change.tensor) != nullptr ||
+      if (weights.held(change.tensor) != HeldShare::kNothing ||
           (*weights.layout)[change.tensor].size_bytes == 0) {
         tensors.push_back(change.tensor);
       }
@@ -179,7 +183,10 @@ WeightView view_of(const Checkpoint& checkpoint) {
   WeightView view;
   view.name = checkpoint.path();
   view.layout = &checkpoint.layout();
-  view.data = [&checkpoint](std::size_t tensor) { return checkpoint.tensor(tensor).data; };
+  view.held = [](std::size_t) { return HeldShare::kAll; };
+  view.bytes = [&checkpoint](std::size_t tensor, std::uint64_t offset, std::span<std::byte>) {
+    return Result<const std::byte*>(checkpoint.tensor(tensor).data + offset);
+  };
   view.forget = [&checkpoint](std::size_t tensor, std::uint64_t offset, std::uint64_t size) {
     checkpoint.forget(tensor, offset, size);
   };

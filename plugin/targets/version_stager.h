@@ -21,11 +21,19 @@ namespace driftless {
 using FrameSink = std::function<Status(std::span<const std::byte>)>;            // any thread
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;  // any thread
 
+// What is held of a tensor. Of one that is held in part (a slice), the bytes that are elsewhere are
+// not defined, and neither is what comes of them; its checksums cannot be compared.
+enum class HeldShare : unsigned char { kNothing, kSome, kAll };
+
 // The weights as they are: a checkpoint's files, or memory. Called from any thread.
 struct WeightView {
   std::string name;  // for messages
   const WeightLayout* layout = nullptr;
-  std::function<const std::byte*(std::size_t tensor)> data;  // null: not held, passed over
+  std::function<HeldShare(std::size_t tensor)> held;
+  // Bytes of a held tensor, whole units: where they lie, or read into `scratch`.
+  std::function<Result<const std::byte*>(std::size_t tensor, std::uint64_t offset,
+                                         std::span<std::byte> scratch)>
+      bytes;
   // These bytes will not be needed soon. May be empty.
   std::function<void(std::size_t tensor, std::uint64_t offset, std::uint64_t size)> forget;
 };

@@ -24,15 +24,33 @@ struct FetchedVersion {
   std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
 };
 
+struct TensorDigest {
+  std::uint32_t tensor = 0;  // in the layout
+  Digest digest;
+};
+
 struct TargetState {
   VersionId id;          // run zero: not known yet
   Digest digest;         // of the weights
   bool valid = false;    // false: holds no version (nothing yet, or a change that could not be
                          // undone); takes a full version only
-  bool partial = false;  // holds some of the tensors: the digest is theirs, and proves nothing here
+  bool partial = false;  // holds some of the tensors: the digest is theirs
+  // Of a partial state: the digest of all weights of the version, once one was applied.
+  std::optional<Digest> version_digest = std::nullopt;
+  // Of a partial state: of each tensor that is held, as long as the weights are as they were read.
+  std::shared_ptr<const std::vector<TensorDigest>> tensors = nullptr;
 
-  friend bool operator==(const TargetState&, const TargetState&) = default;
+  friend bool operator==(const TargetState& a, const TargetState& b) {
+    return a.id == b.id && a.digest == b.digest && a.valid == b.valid && a.partial == b.partial &&
+           a.version_digest == b.version_digest;
+  }
 };
+
+// Whether the tensors that a partial state holds are those of version 0 of a run. `digests`: of
+// each tensor of the layout there. kWrongBase, naming the first tensor that is not; ok if one side
+// is not known.
+[[nodiscard]] Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
+                                        std::span<const Digest> digests);
 
 struct CommitReport {
   std::uint64_t version = 0;
@@ -70,18 +88,34 @@ class WeightTarget {
       std::vector<FetchedVersion> chain) = 0;
 };
 
-// Tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the caller;
-// null where this process does not hold it (then the state's digest is of the held ones, and is not
-// compared: the caller adds up). With `initial` the bytes there are that version.
+// Memory held for staging beside the weights: it grows to what the largest version so far needed.
+struct StagingMemory {
+  std::uint64_t device_bytes = 0;
+  std::uint64_t pinned_bytes = 0;
+};
+
+// Weights in memory, the host's or a GPU's (mapped_target.h).
+class MappedTarget : public WeightTarget {
+ public:
+  // Whether the state's digest is proven from the weights' own bits, of all tensors.
+  [[nodiscard]] virtual bool proven() const = 0;
+  [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
+  // Copies bytes of a tensor that lies contiguous here.
+  [[nodiscard]] virtual Status read(std::size_t tensor, std::uint64_t byte_offset,
+                                    std::span<std::byte> out) const = 0;
+  // A tensor that lies contiguous in host memory; else nothing.
+  [[nodiscard]] virtual std::span<const std::byte> tensor(std::size_t index) const = 0;
+};
+
+// Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the
+// caller; null where this process does not hold it (then the state's digest is of the held ones).
+// With `initial` the bytes there are that version.
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_memory_target(
     const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
     unsigned threads);
 // The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the
 // checkpoint at `base`, as version 0 of a run not known yet.
-class OwnedWeights : public WeightTarget {
- public:
-  [[nodiscard]] virtual std::span<const std::byte> tensor(std::size_t index) const = 0;
-};
+using OwnedWeights = MappedTarget;
 [[nodiscard]] Result<std::unique_ptr<OwnedWeights>> make_owned_target(
     FileSystem& fs, const std::optional<std::string>& base, unsigned threads);
 // A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It

@@ -251,10 +251,7 @@ class SglangServer(Server):
 
     def to_base(self, path):
         """The base's weights again, and workers that follow nothing."""
-        from driftless.engines import sglang
-
         self.driver = None
-        self.asked = sglang.Server(self.url)
         self.probe("base", path=path)
         self.call("/flush_cache")
         named = {"new_version": "base", "abort_all_requests": False}
@@ -274,8 +271,10 @@ class SglangServer(Server):
         """Asks sglang_probe.load on every rank."""
         import sglang_probe
 
-        server = self.driver.engine if self.driver else self.asked
-        return sglang_probe.ask(server, {"what": what, **arguments})
+        def call(path, body=None):
+            return self.call(path, body, method="GET" if body is None else "POST")
+
+        return sglang_probe.ask(call, {"what": what, **arguments})
 
     def checksums(self):
         return self.probe("checksums")

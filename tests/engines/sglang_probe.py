@@ -1,18 +1,35 @@
 """What the tests ask of SGLang's workers, by the way that driftless takes: a loader that gets a
 command, and answers by files."""
 
+import base64
 import json
+import struct
 import tempfile
 import traceback
 from pathlib import Path
 
 
-def ask(server, command):
-    """One answer of every rank. `server`: driftless.engines.sglang.Server."""
+def ask(call, command):
+    """One answer of every rank. `call(path, body)`: POST to the server, GET without a body."""
+    ranks = int(call("/server_info").get("tp_size", 1))
     with tempfile.TemporaryDirectory(prefix="driftless-probe-") as directory:
-        server.send({**command, "answers": directory}, loader="sglang_probe.load")
-        files = [Path(directory) / f"rank{rank}.json" for rank in range(server.ranks)]
+        payload = base64.b64encode(pickled({**command, "answers": directory})).decode()
+        body = {"load_format": "sglang_probe.load", "flush_cache": False, "selector": "target"}
+        call("/pause_generation", {"mode": "in_place"})
+        call("/begin_weight_update", {})
+        call("/update_weights_from_tensor", {**body, "serialized_named_tensors": [payload] * ranks})
+        call("/end_weight_update", {})
+        call("/continue_generation", {})
+        files = [Path(directory) / f"rank{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text()) for file in files]
+
+
+def pickled(command):
+    """What SGLang's unpickler takes for a list of one pair: a name and a uint8 tensor."""
+    name = b"driftless.command"
+    values = b"".join(b"K" + bytes([value]) for value in json.dumps(command).encode())
+    tensor = b"ctorch\nByteTensor\n](" + values + b"e\x85R"
+    return b"\x80\x02](X" + struct.pack("<I", len(name)) + name + tensor + b"\x86e."
 
 
 def load(model, named_tensors):

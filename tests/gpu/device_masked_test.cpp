@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "gpu/device.h"
-#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_weight_memory.h"
 #include "plugin/targets/masked_write.h"
 
 namespace driftless::testing {
@@ -235,7 +235,7 @@ TEST_F(DeviceMaskedTest, AThreadKeepsTheGpuThatItHas) {
   const auto work = [&] {
     must(masked_->stage(tensors, 256, {}));
     must(masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr).status());
-    must(make_device_module_memory(0).status());
+    must(make_device_memory(0).status());
   };
   std::thread([&work] {
     ASSERT_EQ(current_context(), nullptr);

@@ -69,13 +69,14 @@ TEST(NcclMessage, PartNamesThatAreNotPlainAreRefused) {
 
 TEST(NcclShelf, TheNewestStepStaysWhateverItTakes) {
   nccl::Shelf shelf(100, 8);
-  shelf.add(step(1), {{0, 60}});
-  shelf.add(step(2), {{0, 30}, {1, 90}});
+  const Hash128 hash = xxh3_128("a manifest");
+  shelf.add(step(1), hash, {{0, 60}});
+  shelf.add(step(2), hash, {{0, 30}, {1, 90}});
   EXPECT_EQ(shelf.ids(), (std::vector{step(1), step(2)}));
-  shelf.add(step(3), {{1, 20}});  // rank 1 alone is over: both older steps with it may go
-  EXPECT_TRUE(shelf.holds(step(3)));
-  EXPECT_FALSE(shelf.holds(step(2)));
-  shelf.add(step(4), {{0, 1'000}});
+  shelf.add(step(3), hash, {{1, 20}});  // rank 1 alone is over: both older steps with it may go
+  EXPECT_EQ(shelf.manifest(step(3)), hash);
+  EXPECT_EQ(shelf.manifest(step(2)), std::nullopt);
+  shelf.add(step(4), hash, {{0, 1'000}});
   EXPECT_EQ(shelf.ids(), std::vector{step(4)});
   EXPECT_EQ(shelf.check_new(step(4)).code(), StatusCode::kAlreadyExists);
   EXPECT_EQ(shelf.check_new(step(2)).code(), StatusCode::kAlreadyExists) << "it was there";

@@ -226,7 +226,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         engine = self.server
         path = self.path.split("?")[0]
         engine.calls.append(path)
-        self.reply({"model_path": engine.model_path, "weight_version": engine.version})
+        took = {"scheduler_e2e": engine.server_address[1] + 0.25}  # of this process's start
+        content = {"model_path": engine.model_path, "weight_version": engine.version}
+        self.reply({**content, "tp_size": 1, "startup_time": took})
 
     def do_POST(self):
         engine = self.server
@@ -284,6 +286,29 @@ def test_engines_that_read_files_hold_every_version(work, name):
             assert tuple(sorted(loaded.items())) in steps, "parts of two versions"
     assert any(".changed" in path for path in [sglang.model_path])
     assert not (work / "local.changed").exists(), "nothing is left behind"
+
+
+def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
+    """Run A ended at a version of the same number: its label proves nothing to run B's agent."""
+    engines = []
+    for number, seed in enumerate((15, 16)):
+        here = work / str(number)
+        here.mkdir()
+        history = make_run(here / "run", np.random.default_rng(seed), 2)
+        if not engines:
+            base = here / "run/step_000000"
+            engines = [("vllm", Engine(base)), ("sglang", Engine(base))]
+        host = checkpoint_host(here, f"{name}-{number}", *engines)
+        agent = host.start_agent()
+        trainer = replay(host, here / "run")
+        summary = ended(agent, 60)
+        assert finish(trainer).returncode == 0
+        assert [engine["version"] for engine in summary["engines"]] == [2, 2]
+        for _, engine in engines:
+            assert engine.loaded[-1] == history[-1], f"run {number}"
+            assert engine.version == "2" and not engine.paused
+    shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{name}-0", ignore_errors=True)
+    shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{name}-1", ignore_errors=True)
 
 
 def test_a_dead_engine_holds_up_nobody_and_is_told(work, name):

@@ -52,11 +52,12 @@ def wheel(tmp_path_factory):
     python = build_environment()
     out = tmp_path_factory.mktemp("wheel")
     line = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    line += ["--disable-pip-version-check", "-w", out, "-C", "build-dir=build-wheel-test"]
+    line += ["--disable-pip-version-check", "-w", out]
+    line += ["--config-settings", "build-dir=build-wheel-test"]
     # The settings and the compiler of the build folder: what it compiled is not compiled again.
     for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "NCCL_ROOT"):
         if setting(name):
-            line += ["-C", f"cmake.define.{name}={setting(name)}"]
+            line += ["--config-settings", f"cmake.define.{name}={setting(name)}"]
     line += [REPOSITORY]
     environment = {**os.environ, "CXX": setting("CMAKE_CXX_COMPILER")}
     built = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=1800)

@@ -14,7 +14,7 @@ import binding
 driftless = binding.driftless()
 from driftless import errors  # noqa: E402
 from driftless.engines import allowed, http_calls, sglang, vllm  # noqa: E402
-from driftless.engines.follower import Follower  # noqa: E402
+from driftless.engines.rank_receiver import RankReceiver  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,9 @@ class Worker(vllm.WorkerExtension):
 
     def __init__(self, **settings):
         self.weight_transfer_engine = None
-        follower = Follower(0, no_target)
-        follower.settings = settings
-        self.__dict__["_driftless_made"] = follower
+        receiver = RankReceiver(0, no_target)
+        receiver.settings = settings
+        self.__dict__["_driftless_made"] = receiver
 
 
 def hostile(tmp_path):
@@ -101,7 +101,8 @@ def test_sglang_answers_only_a_driver_of_its_user(tmp_path):
     token = "0123456789abcdef"
     with pytest.raises(errors.InvalidArgumentError, match="on this host, as this user"):
         allowed.answer_directory(token, str(tmp_path))
-    made = allowed.make_answer_directory(token, str(tmp_path))
+    made = tmp_path / f"driftless-{os.geteuid()}-answers-{token}"
+    made.mkdir(mode=0o700)
     assert allowed.answer_directory(token, str(tmp_path)) == made
     made.chmod(0o755)
     with pytest.raises(errors.InvalidArgumentError, match="this user alone"):
@@ -116,12 +117,12 @@ def test_sglang_answers_only_a_driver_of_its_user(tmp_path):
 
 
 class Model:
-    """Something that a loader can hang its follower on."""
+    """Something that a loader can hang its receiver on."""
 
 
 def test_sglang_writes_nowhere_else(tmp_path, capfd, monkeypatch):
     """A command that names a directory of the sender's choice is not obeyed, and ends nothing."""
-    monkeypatch.setattr(sglang.Ranks, "here", staticmethod(lambda: sglang.Ranks(0, 1, None)))
+    monkeypatch.setattr(sglang, "global_rank", lambda: 0)
 
     class Tensor:
         def __init__(self, command):
@@ -135,7 +136,7 @@ def test_sglang_writes_nowhere_else(tmp_path, capfd, monkeypatch):
 
     for answers in (str(tmp_path), "../" * 9 + str(tmp_path), {"a": 1}):
         command = {"phase": "open", "source": "host_shm:a", "answers": answers, "nonce": "n"}
-        sglang.load(Model(), [(sglang.TENSOR_NAME, Tensor(command))])
+        sglang.load(Model(), [("driftless.command", Tensor(command))])
         assert "no token of a driver" in capfd.readouterr().out
     assert os.listdir(tmp_path) == []
 

@@ -227,6 +227,27 @@ def test_a_second_trainer_on_the_same_directory(work, rng):
     assert read_checkpoint(work / "save/rollout_00") == history[2]
 
 
+def test_receivers_that_come_and_go_do_not_hold_the_trainer(work, rng):
+    make_run(work / "run", rng, 2)
+    job = Files(work, **{"deadlines.connect": "2s"})
+    (job.dir / ".receivers").mkdir(parents=True)
+    trainer = job.start_trainer("--replay", work / "run")
+    wait_for((job.dir / "weight_v000002/DONE").exists, "the last version")
+    over = time.monotonic() + 20
+    beat = 0
+    while trainer.poll() is None and time.monotonic() < over:
+        file = job.dir / ".receivers/stray.json"
+        beat += 1
+        proof = f"{beat:032x}"
+        report = {"id": "stray", "version": beat % 2, "proof": proof, "beat": beat}
+        file.with_suffix(".tmp").write_text(json.dumps(report))
+        file.with_suffix(".tmp").rename(file)
+        time.sleep(0.1)
+        file.unlink()
+        time.sleep(0.05)
+    assert trainer.poll() is not None, "the trainer waits for as long as files come and go"
+
+
 # --- full disks ----------------------------------------------------------------------------------
 
 

@@ -27,8 +27,9 @@ from jobs import (
 )
 from support import COMMAND, assert_refusal, ok, read_checkpoint, run, state_version
 
-FOLLOWER_KILLS = 40
-TRAINER_KILLS = 45
+# Many kills meet every moment, and say so; a few show that none of them does harm.
+FOLLOWER_KILLS = [9, pytest.param(40, marks=pytest.mark.long)]
+TRAINER_KILLS = [9, pytest.param(45, marks=pytest.mark.long)]
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +60,9 @@ def visible(directory):
 # --- kill -9 -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kills", FOLLOWER_KILLS)
 @pytest.mark.parametrize("road", ["flush", "hf_delta"])
-def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road):
+def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road, kills):
     """Fetching, staging, committing: what is left is a version, or a journal that leads to one."""
     # Versions of more than half a fold, so that each has a commit of its own.
     history = make_run(work / "run", rng, 12, rows=40000, fraction=0.2)
@@ -70,7 +72,7 @@ def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road):
     base = ["--base", work / "run/step_000000"]
     sync = work / "local/.weight_sync"
     moments, hits = random.Random(7), collections.Counter()
-    for number in range(FOLLOWER_KILLS):
+    for number in range(kills):
         process = job.start_rollout(*base)
         name = ("", "journal.tmp", "journal")[number % 3]
         if name:  # staging, committing
@@ -94,7 +96,8 @@ def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road):
         if found == 12:
             shutil.rmtree(work / "local")
     print(f"killed while: {dict(hits)}")
-    assert min(hits["between"], hits["staging"], hits["committing"]) >= 3, hits
+    if kills >= 40:
+        assert min(hits["between"], hits["staging"], hits["committing"]) >= 3, hits
     last = ended(job.start_rollout(*base, "--save", work / "save"))
     assert last["version"] == 12
     assert read_checkpoint(work / "local") == history[12]
@@ -118,7 +121,8 @@ def test_a_memory_rollout_killed_while_the_trainer_goes_on(work, rng):
     assert ended(trainer)["ok"]
 
 
-def test_a_trainer_killed_at_any_moment(work, rng):
+@pytest.mark.parametrize("kills", TRAINER_KILLS)
+def test_a_trainer_killed_at_any_moment(work, rng, kills):
     """Before, within and after sealing: whole versions or none, the same run, and it goes on."""
     steps = 60
     history = make_run(work / "run", rng, steps, rows=6000)
@@ -126,7 +130,7 @@ def test_a_trainer_killed_at_any_moment(work, rng):
     replay = ["--replay", work / "run", "--rollouts", 1]
     rollout = job.start_rollout("--save", work / "save", "--verbose")
     moments, hits = random.Random(9), collections.Counter()
-    for number in range(TRAINER_KILLS):
+    for number in range(kills):
         before = len(list(job.dir.glob("weight_v*")))
         if before >= steps - 2:
             break
@@ -144,7 +148,8 @@ def test_a_trainer_killed_at_any_moment(work, rng):
         for path in visible(job.dir):
             check_whole(path)
     print(f"killed: {dict(hits)}")
-    assert min(hits["before"], hits["within"], hits["after"]) >= 3, hits
+    if kills >= 45:
+        assert min(hits["before"], hits["within"], hits["after"]) >= 3, hits
     assert rollout.poll() is None, "a trainer that dies does not end the rollout"
     assert ended(job.start_trainer(*replay))["ok"]
     assert ended(rollout)["version"] == steps

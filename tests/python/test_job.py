@@ -105,6 +105,24 @@ def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):
     assert_saved(job, history[3])
 
 
+@pytest.mark.parametrize("mode", ["delta", "full"])
+def test_files_do_not_pile_up_and_whoever_comes_late_still_gets_there(work, mode):
+    """By the defaults: old versions go, and an anchor stands where they were."""
+    (work / "job.yaml").write_text(f"mode: {mode}\nroad: {{ kind: shared_fs, dir: {work}/weights }}\n")
+    made = run("trainer", "--config", work / "job.yaml", "--params", 100000, "--steps", 60,
+               "--lr", 1e-3)  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    steps = sorted(path.name for path in (work / "weights").glob("weight_v*"))
+    anchors = sorted(path.name for path in (work / "weights").glob("anchor_v*"))
+    assert steps[-1] == "weight_v000060" and len(steps) < 60 and anchors, (steps, anchors)
+    if mode == "full":
+        assert len(steps) + len(anchors) <= 8, (steps, anchors)
+    late = run("rollout", "--config", work / "job.yaml", "--json")
+    assert late.returncode == 0, late.stderr
+    ended = json.loads(late.stdout.splitlines()[-1])
+    assert ended["version"] == 60 and ended["anchors"] == 1
+
+
 def test_a_run_that_is_made_up_and_longer_than_what_is_kept(work):
     job = Job(work, "mpi_rma")
     result = job.run(["--params", 100000, "--steps", 120], trainers=1, rollouts=3)
@@ -336,7 +354,8 @@ def engine():
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
-            answer = json.dumps({"success": not self.server.refuse, "message": "as told"}).encode()
+            refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls
+            answer = json.dumps({"success": not refuse, "message": "as told"}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -346,7 +365,7 @@ def engine():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.calls, server.refuse = [], False
+    server.calls, server.refuse, server.refuse_calls = [], False, ()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -401,8 +420,40 @@ def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engin
     job = with_engine(Job(work, "hf_delta"), engine, work)
     result = run(*job.trainer("--replay", work / "run", "--json"))
     assert result.returncode == 1
-    assert result.stderr.count("driftless: ") == 3 and "as told" in result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["version"] == 3
+    assert result.stderr.count("driftless: io: version ") == 3 and "as told" in result.stderr
+    closing = result.stderr.splitlines()[-1]
+    url = f"http://127.0.0.1:{engine.server_port}"
+    assert f"not every engine took every version: {url} failed to take 3 of 3 versions" in closing
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["version"] == 3 and not summary["ok"]
+    assert summary["engines"] == [{"url": url, "calls": 3, "failures": 3}]
+
+
+def test_one_version_that_an_engine_missed_is_in_the_closing_line_and_the_exit_code(
+    work, rng, engine
+):
+    """However well the last ones went: what it did not take, nobody has proven that it holds."""
+    need("engines")
+    make_run(work / "run", rng, 3)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    job.settings += ["--set", "notify.retries=0"]
+    engine.refuse_calls = {1}
+    result = run(*job.trainer("--replay", work / "run"))
+    assert result.returncode == 1
+    assert "NOT all engines took every version" in result.stdout.splitlines()[-1]
+    assert "failed to take 1 of 3 versions" in result.stderr.splitlines()[-1]
+
+
+def test_engines_without_a_checkpoint_directory_take_the_rollouts(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 1)
+    job = with_engine(Job(work, "hf_delta"), engine, work, action="update_weights_from_disk")
+    at = job.settings.index("engines[0].local_checkpoint_dir=/local/model")
+    job.settings[at - 1 : at + 1] = [
+        "--set", "receiver.target=checkpoint", "--set", "receiver.checkpoint_dir=/host/model",
+    ]  # fmt: skip
+    assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    assert [body["model_path"] for _, body, _ in engine.calls] == ["/host/model"]
 
 
 def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):

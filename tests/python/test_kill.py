@@ -25,8 +25,9 @@ from support import (
 )
 
 WAYS = [*DELTAS, ("hf_delta", "full")]
-APPLY_KILLS = 360
-DIFF_KILLS = 64
+# Many kills meet every moment, and say so; a few show that none of them does harm.
+APPLY_KILLS = [48, pytest.param(360, marks=pytest.mark.long)]
+DIFF_KILLS = [18, pytest.param(64, marks=pytest.mark.long)]
 
 
 @pytest.fixture
@@ -95,7 +96,8 @@ def check_between(target, old, new):
     return "after" if version == 1 else "before"
 
 
-def test_kill_apply(scene):
+@pytest.mark.parametrize("kills", APPLY_KILLS)
+def test_kill_apply(scene, kills):
     old, new = weights(scene / "old"), weights(scene / "new")
     target = scene / "target"
     shutil.copytree(scene / "old", target)
@@ -106,7 +108,7 @@ def test_kill_apply(scene):
     hits = collections.Counter()
     torn = 0
     left_over = set()
-    for number in range(APPLY_KILLS):
+    for number in range(kills):
         line, seconds = lines[number % len(WAYS)], typical[number % len(WAYS)]
         restore(target, old)
         # Some kills meet the next attempt too, which may be the recovery of the first.
@@ -123,14 +125,16 @@ def test_kill_apply(scene):
         assert weights(target) == new and state_version(target) == 1
         left_over |= {p.name for p in (target / ".weight_sync").iterdir()} - {"lock", "state.json"}
     print(f"kills before, within, after the journal: {dict(hits)}; weights torn: {torn}")
-    assert sum(hits.values()) >= 300
-    assert min(hits["before"], hits["within"], hits["after"]) >= 3, hits
-    assert torn >= 1, "no kill met the writing itself"
+    assert sum(hits.values()) >= kills * 5 // 6
+    if kills >= 300:
+        assert min(hits["before"], hits["within"], hits["after"]) >= 3, hits
+        assert torn >= 1, "no kill met the writing itself"
     assert read_checkpoint(target) == read_checkpoint(scene / "new")
     assert left_over == set(), "the next apply clears away what a killed one left"
 
 
-def test_kill_diff(scene):
+@pytest.mark.parametrize("kills", DIFF_KILLS)
+def test_kill_diff(scene, kills):
     """Every version that is visible is whole, and the next publisher goes on."""
     old, new = weights(scene / "old"), weights(scene / "new")
     out, target = scene / "out", scene / "target"
@@ -146,7 +150,7 @@ def test_kill_diff(scene):
     typical = [duration(line(*way), clear) for way in WAYS]
     moments = random.Random(2)
     hits = collections.Counter()
-    for number in range(DIFF_KILLS):
+    for number in range(kills):
         way = WAYS[number % len(WAYS)]
         clear()
         process = start(line(*way))
@@ -166,4 +170,5 @@ def test_kill_diff(scene):
             ok("apply", out, "--to", target)
             assert weights(target) == old and state_version(target) == 2
     print(f"killed publishers: {dict(hits)}")
-    assert hits["published"] >= 1 and hits["begun"] >= 1, hits
+    if kills >= 64:
+        assert hits["published"] >= 1 and hits["begun"] >= 1, hits

@@ -11,6 +11,7 @@ import pytest
 
 from support import assert_refusal, ok, ok_json, run
 
+pytestmark = pytest.mark.long  # reads 4 GiB, several times
 UNITS = (1 << 32) + (1 << 20)
 NAME = "experts.stacked.weight"
 

@@ -17,6 +17,8 @@ import pytest
 from jobs import need, need_mpirun, start, stop_started
 from support import COMMAND
 
+# A short form, over roads in memory, is in tests/fault/soak_test.cpp.
+pytestmark = pytest.mark.long
 VERSIONS = int(os.environ.get("DRIFTLESS_SOAK_VERSIONS", "100"))
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 SECONDS = 60 + VERSIONS  # far more than it takes

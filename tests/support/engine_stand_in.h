@@ -32,7 +32,7 @@ class VllmStandIn {
   static std::string digest_of(const std::string& run, std::int64_t version) {
     const std::string number = std::to_string(version);
     const char fill = version == 0 || run.empty() ? '0' : run.front();
-    return number + std::string(32 - number.size(), fill);
+    return "0" + number + std::string(15 - number.size(), fill) + "0" + std::string(15, fill);
   }
 
   explicit VllmStandIn(std::size_t ranks)
@@ -64,6 +64,9 @@ class VllmStandIn {
   // The server was killed and started again: the base's weights, nothing followed.
   void restart() {
     const std::scoped_lock lock(mutex_);
+    restart_now();
+  }
+  void restart_now() {
     ranks_ = std::vector<Rank>(ranks_.size());
     paused_ = session_ = false;
     weight_version_ = "default";
@@ -79,12 +82,13 @@ class VllmStandIn {
   }
 
   // Set before the engine is driven, or from within these.
-  std::string run = std::string(32, 'a');                                // that the road carries
-  std::uint64_t published = 1;                                           // what staging finds
-  std::function<std::optional<HttpResponse>(const std::string&)> on;     // by call, before it acts
+  std::function<bool(const std::string& call)> restarts;              // before the call is answered
+  std::string run = std::string(32, 'a');                             // that the road carries
+  std::uint64_t published = 1;                                        // what staging finds
+  std::function<std::optional<HttpResponse>(const std::string&)> on;  // by call, before it acts
   std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
-  int slips = 0;       // so many RPCs are answered with the answer to the one before
-  bool stuck = false;  // all of them with the same old one
+  int slips = 0;              // so many RPCs are answered with the answer to the one before
+  bool stuck = false;         // all of them with the same old one
   bool session_known = true;  // its workers commit inside vLLM's own session
 
  private:
@@ -98,6 +102,7 @@ class VllmStandIn {
     const std::string call =
         path == "/collective_rpc" ? "rpc:" + body.at("method").get<std::string>() : path;
     calls_.push_back(call);
+    if (restarts && restarts(call)) restart_now();
     if (on) {
       if (auto instead = on(call)) return *instead;
     }
@@ -131,7 +136,7 @@ class VllmStandIn {
     const std::uint64_t version = info.at("version");
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       Rank& rank = ranks_[i];
-      if (failing(i, "commit") || rank.staged != version || rank.ticket != info.at("ticket")) {
+      if (failing(i, "commit") || rank.staged != version || info.at("ticket") != rank.ticket) {
         rank.error = "commit refused";
         continue;
       }

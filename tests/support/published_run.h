@@ -94,7 +94,13 @@ class PublishedRun {
                 Encoding::kFull);
   }
 
-  [[nodiscard]] RunInfo info() const { return {run, layout, digest_of(weights.front()), 1}; }
+  [[nodiscard]] RunInfo info() const {
+    RunInfo made{run, layout, digest_of(weights.front()), 1, {}};
+    for (const auto& [name, tensor] : weights.front()) {
+      made.tensor_digests.push_back(digest_of({{name, tensor}}));
+    }
+    return made;
+  }
 
   const Hash128 run;
   const WeightLayout layout;

@@ -81,8 +81,10 @@ class ToySender final : public SendRoad {
     return {};
   }
   Status abort() override { return {}; }
-  Result<bool> published(const PublicationId& id, const Deadline&) override {
-    return medium_->published.contains(id);
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
+    const auto at = medium_->published.find(id);
+    return at == medium_->published.end() ? std::nullopt
+                                          : std::optional(xxh3_128(at->second.manifest));
   }
   Result<std::vector<ReceiverReport>> receivers() override {
     std::vector<ReceiverReport> all;

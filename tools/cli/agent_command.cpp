@@ -274,19 +274,10 @@ int run_agent(const Common& common, const AgentArguments& arguments) {
                                 "road.kind: host_shm is what an agent offers; it follows mpi_rma, "
                                 "nccl or shared_fs"));
   }
-  const StopSignals signals;
-  const std::function<void()> nothing;
-  const Result<std::unique_ptr<JobProcess>> process = join_job(
-      road_table(), *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
-  if (!process.ok()) return report(common, process.status());
-  std::optional<Agent> agent(std::in_place, common, arguments, std::move(*config), **process);
-  const Result<int> done = agent->run();
-  if (done.ok()) return *done;
-  const int code = report(common, done.status().with_context(concat("agent ", (*process)->rank())));
-  std::cout.flush();
-  agent.reset();  // engines are resumed, shared memory is given back
-  (*process)->abandon(code);
-  return code;  // not reached
+  return run_in_job(common, *config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
+    Agent agent(common, arguments, *config, *process);
+    return agent.run();  // however that ends, engines are resumed and shared memory is given back
+  });
 }
 
 }  // namespace driftless::cli

@@ -27,9 +27,11 @@ Result<Config> job_config(const Common& common, const JobArguments& arguments) {
   return config;
 }
 
-LateHandler end_when_late(const Common& common, const std::function<void()>& before) {
-  return [&common, &before](const Status& why) {
-    if (before) before();
+int run_in_job(const Common& common, const Config& config, JobRole role, std::string_view word,
+               const std::function<void()>& clean_up, const JobWork& work) {
+  const StopSignals signals;
+  const LateHandler late = [&](const Status& why) {
+    if (clean_up) clean_up();
     const int code = report(common, why);
     std::cout.flush();
     // mpirun kills the others when the first one ends; they are late at about the same time, and
@@ -37,6 +39,17 @@ LateHandler end_when_late(const Common& common, const std::function<void()>& bef
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::_Exit(code);
   };
+  Result<std::unique_ptr<JobProcess>> joined =
+      join_job(road_table(), config, role, launched_by_mpi(), late);
+  if (!joined.ok()) return report(common, joined.status());
+  const std::shared_ptr<JobProcess> process = std::move(*joined);
+  const Result<int> done = work(process);
+  if (done.ok()) return *done;
+  const int code = report(common, done.status().with_context(concat(word, " ", process->rank())));
+  std::cout.flush();
+  if (clean_up) clean_up();
+  process->abandon(code);
+  return code;  // not reached
 }
 
 StopSignals::StopSignals() {

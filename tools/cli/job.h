@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,10 +23,6 @@ struct JobArguments {
 // The configuration that the arguments name, of a kind that was built.
 [[nodiscard]] Result<Config> job_config(const Common& common, const JobArguments& arguments);
 
-// Reports what MPI holds for too long, lets `before` clean up, and ends the process. Both outlive
-// the job.
-[[nodiscard]] LateHandler end_when_late(const Common& common, const std::function<void()>& before);
-
 // From its construction on SIGINT and SIGTERM only ask to stop. One object in a process.
 class StopSignals {
  public:
@@ -36,5 +33,13 @@ class StopSignals {
   // The signal's number, or 0.
   [[nodiscard]] static int received();
 };
+
+// Joins the job, runs `work`, and returns the exit code. If that fails it is reported, `clean_up`
+// (may be empty) runs, and the process ends without waiting for others, who may be gone; so it does
+// if MPI holds it for too long. What `work` made must not be destroyed before.
+using JobWork = std::function<Result<int>(const std::shared_ptr<JobProcess>& process)>;
+[[nodiscard]] int run_in_job(const Common& common, const Config& config, JobRole role,
+                             std::string_view word, const std::function<void()>& clean_up,
+                             const JobWork& work);
 
 }  // namespace driftless::cli

@@ -69,22 +69,21 @@ class Rollout {
   [[nodiscard]] Status follow() {
     std::optional<Deadline> timeout;
     if (arguments_.timeout) timeout = Deadline::after(*arguments_.timeout);
-    std::optional<Deadline> after_end;
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
                                  session_.stage_patiently(Deadline::after(kLook)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         tell(session_.report());  // with the times of the commit
-        after_end.reset();
+        after_end_.reset();
       }
       DRIFTLESS_RETURN_IF_ERROR(session_.check_contact());
       if (!end_) {
         DRIFTLESS_ASSIGN_OR_RETURN(end_, session_.listen_for_end());
       }
       if (end_ && at_least(end_->version)) return {};
-      if (end_ && !after_end) after_end = Deadline::after(config_.receiver.fetch_deadline);
-      if (after_end && after_end->expired()) return {};  // check_end() says what is missing
+      if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
+      if (after_end_ && after_end_->expired()) return {};  // check_end() says what is missing
       if (timeout && timeout->expired()) {
         return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
                      session_.state().id.version);
@@ -168,6 +167,7 @@ class Rollout {
   std::unique_ptr<RolloutWeights> weights_;
   ReceiverSession session_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> after_end_;  // until when what is missing is waited for
 };
 
 }  // namespace
@@ -180,20 +180,10 @@ int run_rollout(const Common& common, RolloutArguments arguments) {
   }
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
-  const StopSignals signals;
-  const std::function<void()> nothing;
-  Result<std::unique_ptr<JobProcess>> joined = join_job(
-      road_table(), *config, JobRole::kRollout, launched_by_mpi(), end_when_late(common, nothing));
-  if (!joined.ok()) return report(common, joined.status());
-  const std::shared_ptr<JobProcess> process = std::move(*joined);
-  Rollout rollout(common, arguments, *config, process);
-  const Result<int> done = rollout.run();
-  if (done.ok()) return *done;
-  // Nothing that waits for others any more: they may be gone.
-  const int code = report(common, done.status().with_context(concat("rollout ", process->rank())));
-  std::cout.flush();
-  process->abandon(code);
-  return code;  // not reached
+  std::optional<Rollout> rollout;
+  return run_in_job(common, *config, JobRole::kRollout, "rollout", {}, [&](const auto& process) {
+    return rollout.emplace(common, arguments, *config, process).run();
+  });
 }
 
 }  // namespace driftless::cli

@@ -331,22 +331,14 @@ class Trainer {
 int run_trainer(const Common& common, const TrainerArguments& arguments) {
   Result<Config> config = job_config(common, arguments.job);
   if (!config.ok()) return report(common, config.status());
-  const StopSignals signals;
-  std::function<void()> clean_up;  // once there is something
-  const Result<std::unique_ptr<JobProcess>> process = join_job(
-      road_table(), *config, JobRole::kTrainer, launched_by_mpi(), end_when_late(common, clean_up));
-  if (!process.ok()) return report(common, process.status());
-  Trainer trainer(common, arguments, std::move(*config), **process);
-  clean_up = [&trainer] { trainer.remove_files(); };
-  const Result<int> done = trainer.run();
-  if (done.ok()) return *done;
-  // Nothing that waits for others any more: they may be gone.
-  const int code =
-      report(common, done.status().with_context(concat("trainer ", (*process)->rank())));
-  std::cout.flush();
-  trainer.remove_files();
-  (*process)->abandon(code);
-  return code;  // not reached
+  std::optional<Trainer> trainer;
+  const auto clean_up = [&] {
+    if (trainer) trainer->remove_files();
+  };
+  return run_in_job(common, *config, JobRole::kTrainer, "trainer", clean_up,
+                    [&](const auto& process) {
+                      return trainer.emplace(common, arguments, *config, *process).run();
+                    });
 }
 
 }  // namespace driftless::cli

@@ -123,12 +123,6 @@ def answer_directory(token: Any, directory: str) -> Path:
     return path
 
 
-def make_answer_directory(token: str, directory: str) -> Path:
-    path = Path(directory) / f"driftless-{os.geteuid()}-answers-{token}"
-    path.mkdir(mode=0o700)
-    return path
-
-
 def shown(value: Any) -> str:
     """A piece of a stranger's text, on one line."""
     text = repr(value)

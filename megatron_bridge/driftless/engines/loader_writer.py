@@ -13,7 +13,7 @@ import torch
 
 from .. import _native
 from .bound import TORCH_DTYPES, BoundTensors
-from .masked import MaskedLoad, MaskedTensor, Maps, StagedNews, fill_with
+from .masked import MaskedLoad, MaskedTensor, Maps, StagedTensor, fill_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
@@ -40,7 +40,7 @@ class _Chunk:
     on_gpu: bool  # the full-shape tensors
     passes: list[_Pass] = field(default_factory=list)
     size_bytes: int = 0
-    staged: list[StagedNews | None] = field(default_factory=list)  # of each pass
+    staged: list[StagedTensor | None] = field(default_factory=list)  # of each pass
     dense: list[tuple[int, int, int]] = field(default_factory=list)  # what MaskedDevice fills
     tensors: list[MaskedTensor] = field(default_factory=list)  # those on the GPU
 
@@ -69,7 +69,7 @@ class LoaderWriter:
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
         self._shadows: dict[str, torch.Tensor] = {}
-        self._news: Any = None
+        self._changes: Any = None
         self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
         self._chunks: list[_Chunk] = []  # of masked tensors, staged
         self._filled: _Chunk | None = None  # whose full-shape tensors the GPU has now
@@ -144,17 +144,17 @@ class LoaderWriter:
         self._bound.check()
         self._wait()
 
-    def stage(self, news: Any) -> None:
-        self._news = news
-        for name in news.names:
-            if news.whole:
+    def stage(self, changes: Any) -> None:
+        self._changes = changes
+        for name in changes.names:
+            if changes.whole:
                 self._whole[name] = self._empty(name)
-                news.write(name, self._whole[name])
+                changes.write(name, self._whole[name])
             elif name in self._shadows:
                 self._whole[name] = self._shadows[name].clone()
-                news.write(name, self._whole[name])
-        self._chunks = [] if news.whole else self._cut(news)
-        self._stage_gpu(news)
+                changes.write(name, self._whole[name])
+        self._chunks = [] if changes.whole else self._cut(changes)
+        self._stage_gpu(changes)
 
     def commit(self) -> None:
         """The engine waits for it: the interpreter's own collector, which takes 100 ms of a process
@@ -192,7 +192,7 @@ class LoaderWriter:
         self._replaced = {}
 
     def drop(self) -> None:
-        self._news, self._whole, self._chunks, self._filled = None, {}, [], None
+        self._changes, self._whole, self._chunks, self._filled = None, {}, [], None
         self._done, self._replaced = [], {}
 
     # --- parts -----------------------------------------------------------------------------------
@@ -217,17 +217,17 @@ class LoaderWriter:
         spec = self._specs[name]
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
 
-    def _cut(self, news: Any) -> list[_Chunk]:
+    def _cut(self, changes: Any) -> list[_Chunk]:
         """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its. On
         a GPU, what is left of chunk_bytes; what does not fit there is on the host."""
-        masked = [name for name in news.names if name in self._masked]
-        gpu_bytes = self._gpu_bytes(news, masked)
+        masked = [name for name in changes.names if name in self._masked]
+        gpu_bytes = self._gpu_bytes(changes, masked)
         chunks: list[_Chunk] = []
         last: dict[bool, _Chunk] = {}
         for name in masked:
             time.sleep(0)
             size = _aligned(self._specs[name].size_bytes)
-            for each in _passes(name, news.absent(name)):
+            for each in _passes(name, changes.absent(name)):
                 on_gpu = self._gpu is not None and each.complete and size <= gpu_bytes
                 room = gpu_bytes if on_gpu else self._chunk_bytes
                 chunk = last.get(on_gpu)
@@ -238,14 +238,14 @@ class LoaderWriter:
                 chunk.size_bytes += size
         return chunks
 
-    def _gpu_bytes(self, news: Any, masked: list[str]) -> int:
+    def _gpu_bytes(self, changes: Any, masked: list[str]) -> int:
         """For full-shape tensors there. What was there before the changes is kept, too, and comes
         out of the chunk."""
         widths = {name: TORCH_DTYPES[self._specs[name].dtype].itemsize for name in masked}
-        kept = sum(news.changed(name) * width for name, width in widths.items())
+        kept = sum(changes.changed(name) * width for name, width in widths.items())
         return self._chunk_bytes - kept
 
-    def _stage_gpu(self, news: Any) -> None:
+    def _stage_gpu(self, changes: Any) -> None:
         """The changes to the GPU, and there the full-shape tensors of the first chunk; the others
         take the same memory, one after the other."""
         names: list[str] = []
@@ -255,7 +255,7 @@ class LoaderWriter:
                 if self._gpu is None or not each.complete:
                     chunk.staged.append(None)
                     continue
-                chunk.staged.append(StagedNews(self._gpu, len(names), self._gpu_device))
+                chunk.staged.append(StagedTensor(self._gpu, len(names), self._gpu_device))
                 if chunk.on_gpu:
                     chunk.dense.append((len(names), at, each.sentinel))
                     at += _aligned(self._specs[each.name].size_bytes)
@@ -265,7 +265,7 @@ class LoaderWriter:
         on_gpu = [chunk for chunk in self._chunks if chunk.on_gpu]
         self._filled = on_gpu[0] if on_gpu else None
         self._gpu.stage(
-            news,
+            changes,
             names,
             max((chunk.size_bytes for chunk in on_gpu), default=0),
             self._filled.dense if self._filled else [],
@@ -286,19 +286,19 @@ class LoaderWriter:
         number, at, sentinel = chunk.dense[i]
         tensor = self._gpu.tensor(number, at).torch()
         name = chunk.passes[i].name
-        return MaskedTensor(name, tensor, sentinel, self._news, chunk.staged[i])
+        return MaskedTensor(name, tensor, sentinel, self._changes, chunk.staged[i])
 
     def _on_host(self, chunk: _Chunk, i: int) -> MaskedTensor:
         """Memory that nobody writes or reads is none: its content is made for who reads it."""
         each = chunk.passes[i]
         tensor = self._empty(each.name)
-        news = self._news if each.complete else None
+        changes = self._changes if each.complete else None
         fill = partial(self._fill, each, tensor)
-        return MaskedTensor(each.name, tensor, each.sentinel, news, chunk.staged[i], fill)
+        return MaskedTensor(each.name, tensor, each.sentinel, changes, chunk.staged[i], fill)
 
     def _fill(self, each: _Pass, tensor: torch.Tensor) -> None:
         fill_with(tensor, each.sentinel)
-        self._news.write(each.name, tensor, each.only)
+        self._changes.write(each.name, tensor, each.only)
 
 
 def _aligned(size_bytes: int) -> int:

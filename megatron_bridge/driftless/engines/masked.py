@@ -30,7 +30,7 @@ class Undo(Protocol):
 @dataclass
 class MaskedTensor:
     """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
-    tensor is compared with what is there, and nothing is written. `news`, a TensorNews, knows
+    tensor is compared with what is there, and nothing is written. `changes`, a TensorChanges, knows
     which elements are not the sentinel, where all of its changes are in the tensor; `staged` has
     them in the memory of a GPU, wherever the tensor is. `fill` makes the content, where it is not
     there yet: copies that have a map need none."""
@@ -38,8 +38,8 @@ class MaskedTensor:
     name: str
     tensor: torch.Tensor
     sentinel: int | None
-    news: Any = None
-    staged: StagedNews | None = None
+    changes: Any = None
+    staged: StagedTensor | None = None
     fill: Callable[[], None] | None = None
 
     def make_content(self) -> None:
@@ -50,7 +50,7 @@ class MaskedTensor:
 
 
 @dataclass(frozen=True)
-class StagedNews:
+class StagedTensor:
     """The changes of one tensor in the memory of a GPU."""
 
     masked: Any  # a MaskedDevice
@@ -248,8 +248,8 @@ class MaskedLoad(Watching):
             )
             self.log.append(_StagedWrite(staged.masked, number, stream))
             return True
-        if masked.news is not None:
-            self.log.append(masked.news.overwrite(masked.name, native, storage.address, to_name))
+        if masked.changes is not None:
+            self.log.append(masked.changes.overwrite(masked.name, native, storage.address, to_name))
             return True
         masked.make_content()
         base = masked.tensor.untyped_storage().data_ptr()

@@ -8,6 +8,7 @@ exactly those.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -16,16 +17,19 @@ from typing import Any
 
 import driftless
 
-from .. import errors, kernels
+from .. import _native, errors, kernels
 from . import drive
-from .follower import load_config
 from .http_calls import request
+from .rank_receiver import TORN, Reply, load_config, text_of
 
 
 class DiskFollower:
     """One server, which was started with the checkpoint `base`. Its host sees `directory`, where
     the changed tensors of one version at a time lie. Needs torch and safetensors. Close it, or use
-    it with `with`."""
+    it with `with`.
+
+    To the driver (drive.py) it is one rank, which holds what was loaded into that very server
+    process; a server that was started anew gets every tensor."""
 
     def __init__(
         self,
@@ -46,56 +50,97 @@ class DiskFollower:
             self.job.leave()
             raise
         self._digests = self._digests_now()
+        self._driver = drive.Driver(_native.EngineDriver.in_process(self._carry))
+        self._staged: int | None = None
+        self._changed: list[str] = []  # by the last commit
+        self._process = self._server_process()
+        self._holds: tuple[str, int, str] | None = self._version_now()  # the server; None: unknown
 
     @property
     def version(self) -> int:
         return self.receiver.version
 
     def update(self, timeout_s: float = 60.0) -> drive.Update | None:
-        """None: nothing newer came. EngineError: the engine has the old version again, or says that
-        it has neither."""
-        if not self.receiver.stage(timeout_s):
-            return None
-        before = self.version
+        """None: nothing newer came. EngineError: the engine has the old version again, or, if the
+        error says so, is left paused."""
+        done = self._driver.update(timeout_s)
+        if done is not None:
+            done.timings["changed_tensors"] = float(len(self._changed))
+        return done
+
+    # --- the driver's calls ------------------------------------------------------------------
+
+    def _carry(self, operation: str, arguments: str) -> str:
+        given = json.loads(arguments)
+        if operation == "rpc":
+            kwargs = given["kwargs"]
+            return json.dumps([self._rpc(given["method"].removeprefix("driftless_"), kwargs)])
+        if operation == "write":
+            self._commit(given["version"])
+        elif operation == "pause":
+            self._post("/pause_generation", {"mode": "retract"})
+        elif operation == "resume":
+            self._post("/continue_generation", {})
+        elif operation == "clear_cache":
+            request(self.url + "/flush_cache", {}, "POST", self.timeout_s, plain=True)
+        elif operation == "read_label":
+            return json.dumps(self._get("/model_info")["weight_version"])
+        elif operation == "set_label":
+            named = {"new_version": given["label"], "abort_all_requests": False}
+            self._post("/update_weight_version", named)
+        return "null"
+
+    def _rpc(self, method: str, given: dict[str, Any]) -> Reply:
+        error = None
+        try:
+            if method == "stage":
+                self._staged = None
+                if self.receiver.stage(given["timeout_s"]):
+                    self._staged = self.receiver.staged_version
+            elif method == "rollback":
+                self._take_back(given["version"])
+        except Exception as problem:  # noqa: BLE001  told by the reply
+            error = text_of(problem)
+        self._see_process()
+        run, version, digest = self._holds or ("", 0, "")
+        state = "staged" if self._staged is not None else "idle" if self._holds else "unknown"
+        return {
+            "nonce": given["nonce"], "rank": 0, "process": self._process, "ok": error is None,
+            "error": error, "state": state, "version": version, "staged_version": self._staged,
+            "run": run, "digest": digest, "follows": self.receiver.run, "session": False,
+        }  # fmt: skip
+
+    def _commit(self, version: int) -> None:
+        if self._staged != version:
+            raise errors.InvalidArgumentError(f"version {self._staged} is staged, not {version}")
+        self._staged = None
         self.receiver.commit()
-        changed = self._changed()
-        try:
-            self._hand_over(changed, self.version)
-        except Exception as problem:  # noqa: BLE001  the engine may have taken half of it
-            failed = self.version
-            self.receiver.rollback()
-            self._digests = self._digests_now()
-            self._take_back(changed, before, failed, problem)
-        return drive.Update(before, self.version, [], {"changed_tensors": float(len(changed))})
+        now = self._digests_now()
+        changed = [name for name, digest in now.items() if digest != self._digests[name]]
+        self._digests, self._changed = now, changed
+        self._hand_over(changed if self._holds else list(now))
 
-    def _take_back(self, names: list[str], before: int, failed: int, problem: Exception) -> None:
+    def _take_back(self, version: int) -> None:
         """Whatever the engine took of the version is written over."""
-        try:
-            self._hand_over(names, before)
-        except Exception as again:  # noqa: BLE001
-            raise drive.EngineError(
-                f"version {failed} was refused ({problem}), and {before} could not be put back "
-                f"({again}): restart the engine"
-            ) from problem
-        raise drive.EngineError(
-            f"version {failed} was refused, the engine is at {before}: {problem}"
-        ) from problem
+        if self._staged is not None or self.version != version:
+            self.receiver.rollback()
+            self._staged = None
+        if self.version != version:
+            raise errors.InvalidArgumentError(f"at version {self.version}, not {version}")
+        self._digests = self._digests_now()
+        if self._holds != self._version_now():
+            self._hand_over(list(self._digests))
 
-    def _hand_over(self, names: list[str], version: int) -> None:
+    def _hand_over(self, names: list[str]) -> None:
         path = Path(tempfile.mkdtemp(prefix="driftless-changed-", dir=self.directory))
+        self._holds = (self.receiver.run, TORN, "")  # until the load has gone through
         try:
             self._write(path, names)
-            self._post("/pause_generation", {"mode": "retract"})
-            try:
-                body = {"model_path": str(path), "weight_version": str(version)}
-                self._post("/update_weights_from_disk", {**body, "flush_cache": True})
-            finally:
-                self._post("/continue_generation", {})
+            body = {"model_path": str(path), "weight_version": str(self.version)}
+            self._post("/update_weights_from_disk", {**body, "flush_cache": False})
         finally:
             shutil.rmtree(path, ignore_errors=True)
-        served = request(self.url + "/model_info", None, "GET", self.timeout_s)["weight_version"]
-        if served != str(version):
-            raise errors.IoError(f"{self.url} serves {served!r}, not version {version}")
+        self._holds = self._version_now()
 
     def _write(self, path: Path, names: list[str]) -> None:
         """A tensor of a wrong shape would end the server. These have the run's layout, which is the
@@ -105,17 +150,30 @@ class DiskFollower:
         found = {name: self.target.ref(name).torch() for name in names}
         save_file(found, str(path / "model.safetensors"), {"format": "pt"})
 
-    def _changed(self) -> list[str]:
-        now = self._digests_now()
-        changed = [name for name, digest in now.items() if digest != self._digests[name]]
-        self._digests = now
-        return changed
+    # --- what is where -----------------------------------------------------------------------
+
+    def _see_process(self) -> None:
+        process = self._server_process()
+        if process != self._process:
+            self._process, self._holds = process, None
+
+    def _server_process(self) -> str:
+        """Durations of its start, to the microsecond, and the seed that it drew."""
+        said = self._get("/server_info")
+        return json.dumps([said.get("startup_time"), said.get("random_seed")])
+
+    def _version_now(self) -> tuple[str, int, str]:
+        state = self.receiver.state
+        return (state.run or "", state.version, state.digest)
 
     def _digests_now(self) -> dict[str, str]:
         layout = self.target.layout
         assert layout is not None  # it has a base
         names = [tensor.name for tensor in layout.tensors]
         return {name: kernels.digest(name, self.target.ref(name)) for name in names}
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return request(self.url + path, None, "GET", self.timeout_s)
 
     def _post(self, path: str, body: Any) -> None:
         post(self.url, path, body, self.timeout_s)

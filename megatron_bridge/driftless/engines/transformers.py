@@ -20,7 +20,7 @@ from typing import Any
 
 import driftless
 
-from .follower import load_config, no_grad
+from .rank_receiver import load_config, no_grad
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The weight transfer backend `driftless` of vLLM. Imported by vLLM, in its workers.
 
-It commits what the worker extension staged. Whatever happens is kept in the follower and told by
+It commits what the worker extension staged. Whatever happens is kept in the rank's receiver and told by
 driftless_status: an exception on one rank only would put the ranks out of step for good.
 """
 
@@ -36,6 +36,7 @@ class InitInfo(WeightTransferInitInfo):
 class UpdateInfo(WeightTransferUpdateInfo):
     version: int | None = None  # None: whatever is staged
     nonce: str = ""
+    ticket: str = ""  # of the staging that it commits
     # Releases without a start of updates ask here whether they shall prepare the model for a reload.
     is_checkpoint_format: bool = False
 
@@ -83,7 +84,7 @@ class DriftlessTransferEngine(WeightTransferEngine):
             self.follower.refuse(RELOADING, update_info.nonce)
             return
         with torch.device("cpu") if load_weights else contextlib.nullcontext():
-            self.follower.commit(update_info.version, update_info.nonce)
+            self.follower.commit(update_info.version, update_info.nonce, update_info.ticket)
 
     def finish_weight_update(self) -> None: ...
 

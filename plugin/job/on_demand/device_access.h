@@ -1,18 +1,13 @@
-// Targets on a GPU for a library that others load: plugin/device, without linking CUDA
+// Weights on a GPU for a library that others load: plugin/device, without linking CUDA
 // (loaded_library.h). In a build without CUDA there is no such library.
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <span>
-#include <vector>
 
-#include "core/layout.h"
 #include "core/status.h"
-#include "core/version.h"
-#include "plugin/device/device_target.h"
 #include "plugin/device/tensor_kernels.h"
-#include "plugin/targets/module_memory.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -24,12 +19,8 @@ struct DeviceTable {
   const char* build = nullptr;
   // check_device(): kUnsupported where this process has no such GPU. The device becomes current.
   Status (*check)(int device) = nullptr;
-  // make_device_target().
-  Result<std::unique_ptr<DeviceTarget>> (*make_target)(
-      const WeightLayout& layout, std::vector<std::byte*> data_dev,
-      std::optional<VersionId> initial, const DeviceTargetOptions& options) = nullptr;
-  // make_device_module_memory(): for tensors that are not contiguous.
-  Result<std::shared_ptr<ModuleMemory>> (*make_module_memory)(int device) = nullptr;
+  // make_device_memory().
+  Result<std::shared_ptr<WeightMemory>> (*make_memory)(int device) = nullptr;
   // check_device_memory().
   Status (*check_memory)(const void* data, int device) = nullptr;
   // Until all that was queued on these streams of it (cudaStream_t; null: the default one) is done.

@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "plugin/device/device_memory.h"
-#include "plugin/device/device_module_memory.h"
+#include "plugin/device/device_weight_memory.h"
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
@@ -27,11 +27,10 @@ Status wait_for_streams(int device, std::span<void* const> streams) {
 extern "C" __attribute__((visibility("default"))) const driftless::DeviceTable*
 driftless_device_table() {
   using namespace driftless;  // NOLINT(google-build-using-namespace)
-  static const DeviceTable table{build_text(),         &check_device,
-                                 &make_device_target,  &make_device_module_memory,
-                                 &check_device_memory, &wait_for_streams,
-                                 &allocate_on_device,  &gather_on_device,
-                                 &scatter_on_device,   &masked_overwrite_on_device,
-                                 &diff_on_device,      &digest_on_device};
+  static const DeviceTable table{
+      build_text(),         &check_device,      &make_device_memory,
+      &check_device_memory, &wait_for_streams,  &allocate_on_device,
+      &gather_on_device,    &scatter_on_device, &masked_overwrite_on_device,
+      &diff_on_device,      &digest_on_device};
   return &table;
 }

@@ -9,6 +9,7 @@ from megatron_jobs import HERE, PACKAGE, environment, environment_python, mpirun
 LAYOUTS = {"tp2_pp2": (4, "qwen3", 2, 2, 1), "ep2": (2, "qwen3_moe", 1, 1, 2)}
 
 
+@pytest.mark.long  # installs an environment of its own
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_our_export_is_megatron_bridges_and_it_calls_us(work, layout):
     jobs.need_mpirun()

@@ -1,7 +1,13 @@
 """Real megatron-core trains on the CPU, and after every step the rollouts hold its weights."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import jobs
 import pytest
-from megatron_jobs import STEPS, Job, ended
+from megatron_jobs import STEPS, Job, ended, shown
 
 import tiny_config
 
@@ -15,7 +21,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# These have tensor, pipeline, virtual pipeline and expert parallelism between them.
+SHORT = ("tp2_pp2", "pp2_vpp2", "moe_ep2_pp2")
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name not in SHORT]
+
+
+@pytest.mark.parametrize("layout", [*SHORT, *LONG])
 def test_rollouts_hold_the_weights_after_every_step(work, layout):
     """Over both roads at once: 2 rollouts under the same mpirun, 2 that only see the files."""
     job = Job(work, **LAYOUTS[layout])
@@ -42,3 +53,74 @@ def test_under_torchrun_the_publishers_agree_without_mpi(work):
     ended(*rollouts)
     assert [v["version"] for v in job.versions()] == [1, 2]
     job.check(0, ["disk0"], tiny_config.hf_config(job.job))
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine():
+    """An engine that writes down what it is asked to do; `refuse` makes it say no."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            there = sorted(path.name for path in Path(body.get("source_dir", "/")).glob("weight_v*"))
+            self.server.calls.append((self.path, body, there))
+            answer = json.dumps({"success": not self.server.refuse, "message": "as told"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.calls, server.refuse = [], False
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def told_by_megatron(work, engine, *more):
+    """Two ranks over files in the interchange layout; `engines` are in the configuration, and the
+    checkpoint on their host is a flag."""
+    job = Job(work, pp=2, steps=3)
+    config = work / "engines.yaml"
+    config.write_text(
+        f"road: {{ kind: shared_fs, dir: {work}/road, layout: hf_delta }}\nthreads: 1\n"
+        f"engines:\n  - {{ url: 'http://127.0.0.1:{engine.server_port}' }}\n"
+        "notify: { cleanup: true, retries: 0 }\n"
+    )
+    flags = ["--update-weight-config", str(config), "--update-weight-mode", "delta",
+             "--update-weight-local-checkpoint-dir", "/host/model", *more]  # fmt: skip
+    job.job["sessions"].append({"flags": flags, "rollouts": []})
+    return job
+
+
+def test_engines_are_told_of_every_version_and_cleaned_up_behind(work, engine):
+    job = told_by_megatron(work, engine)
+    result = job.run(trainers=2)
+    pulls = [(body, there) for path, body, there in engine.calls if path == "/pull_weights"]
+    assert [body["target_version"] for body, _ in pulls] == [1, 2, 3]
+    # When it is told, the version is there; once it has acknowledged it, it goes.
+    assert [there for _, there in pulls] == [[f"weight_v{n:06d}"] for n in (1, 2, 3)]
+    assert all(body["local_checkpoint_dir"] == "/host/model" for body, _ in pulls)
+    assert not list((work / "road").glob("weight_v*"))
+    assert "ended at version 3; all engines took every version" in result.stdout
+
+
+def test_an_engine_that_fails_is_in_the_closing_line_and_the_exit_code(work, engine):
+    engine.refuse = True
+    job = told_by_megatron(work, engine)
+    result = jobs.finish(job.start(trainers=2), 240)
+    # Training went on to its end: every step was published.
+    assert [v["version"] for v in job.versions()] == [1, 2, 3], shown(result)
+    assert result.stderr.count("the engine refused: 'as told'") == 3
+    url = f"http://127.0.0.1:{engine.server_port}"
+    assert f"NOT all engines took every version: {url} failed to take 3 of 3" in result.stdout
+    assert result.returncode != 0

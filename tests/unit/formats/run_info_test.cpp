@@ -38,6 +38,21 @@ TEST(RunInfoTest, RoundTrips) {
   EXPECT_EQ(run_info_to_json(*parsed), run_info_to_json(info));
 }
 
+TEST(RunInfoTest, TensorsMayHaveDigests) {
+  RunInfo info = example();
+  info.tensor_digests = {Digest{{1, 1}}, Digest{{4, 3}}, Digest{{0, 2}}};
+  const std::string text = run_info_to_json(info);
+  const auto parsed = parse_run_info(text, "r");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(parsed->tensor_digests, info.tensor_digests);
+  EXPECT_TRUE(parse_run_info(run_info_to_json(example()), "r")->tensor_digests.empty());
+  EXPECT_EQ(code_of(replaced(text, to_hex(Digest{{4, 3}}), to_hex(Digest{{4, 4}}))),
+            StatusCode::kCorrupt)
+      << "they do not add up to the base's";
+  EXPECT_EQ(code_of(replaced(text, R"("digest":)", R"("gone":)")), StatusCode::kCorrupt)
+      << "all, or none";
+}
+
 TEST(RunInfoTest, ARunWithoutTensorsIsOne) {
   RunInfo info = example_run();
   info.layout = layout_of({});

@@ -224,15 +224,15 @@ TEST_F(AgentRelayTest, AStartedAgainAgentLetsWorkersGoOn) {
 }
 
 // Counts who is within it at the same time.
-TEST(ByteGateTest, NoMoreThanTheCapAndOneAlways) {
-  ByteGate gate(100);
+TEST(MemoryBudgetTest, NoMoreThanTheCapAndOneAlways) {
+  MemoryBudget budget(100);
   std::atomic<std::uint64_t> taken{0}, most{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&, i] {
       for (int n = 0; n < 200; ++n) {
         const std::uint64_t bytes = i == 0 ? 150 : 40;
-        const ByteGate::Pass pass(gate, bytes);
+        const MemoryBudget::Hold hold(budget, bytes);
         const std::uint64_t now_taken = taken += bytes;
         std::uint64_t before = most;
         while (before < now_taken && !most.compare_exchange_weak(before, now_taken)) {

@@ -264,25 +264,10 @@ TEST_F(CAbiStridesTest, SomebodyElsesWriteIsFoundAndTheWeightsStay) {
   EXPECT_EQ(engine_.resumes, 1);
 }
 
-TEST_F(CAbiStridesTest, EncodingsOfWholeTensorsAreRefusedForStridedOnes) {
+TEST_F(CAbiStridesTest, EncodingsOfWholeTensorsGoIntoStridedOnes) {
   trainer_.publish_as(DirectoryLayout::kHfDelta, Encoding::kXor);
-  trainer_.open();
   place(kUp, "up", 0, {1, 40});
-  follow_placed();
-  const auto before = memory_;
-  trainer_.step();
-  int32_t staged = 5;
-  EXPECT_EQ(driftless_stage(receiver_, 2000, &staged, error_), DRIFTLESS_UNSUPPORTED);
-  for (const char* words : {"'xor'", "contiguous", "strided", "deltas_zstd"}) {
-    EXPECT_TRUE(error_.says(words)) << error_.message();
-  }
-  EXPECT_EQ(memory_, before);
-  ASSERT_EQ(driftless_close(&receiver_, 0, error_), DRIFTLESS_OK);
-  places_.clear();
-  memory_.clear();
-  follow_placed();
-  update();
-  EXPECT_TRUE(same(held_, trainer_.weights)) << "contiguous ones take them";
+  expect_follows();
 }
 
 TEST_F(CAbiStridesTest, StridesThatCannotBeWrittenThroughAreNamed) {

@@ -53,7 +53,9 @@ class CheckpointIdentity : public ::testing::Test {
       auto target = make_checkpoint_target(faulty, copy_, 1);
       if (!target.ok()) continue;
       auto staged = (*target)->stage(chain_of(step(1)));
-      if (staged.ok()) EXPECT_FALSE((*staged)->commit().ok());
+      if (staged.ok()) {
+        EXPECT_FALSE((*staged)->commit().ok());
+      }
       if (journal_is_there()) return;
     }
     FAIL() << "no call decides";
@@ -98,7 +100,9 @@ TEST_F(CheckpointIdentity, FilesReplacedBeforeStagingAreReadAgain) {
     auto staged = (*target)->stage(chain_of(step(1)));
     EXPECT_EQ(staged.ok(), same) << staged.status().to_string();
     EXPECT_EQ((*target)->state().valid, same);
-    if (staged.ok()) EXPECT_TRUE((*staged)->commit().ok());
+    if (staged.ok()) {
+      EXPECT_TRUE((*staged)->commit().ok());
+    }
     EXPECT_TRUE(holds(copy_, run_.weights[same ? 1 : 2]));
   }
 }

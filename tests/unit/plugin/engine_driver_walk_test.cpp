@@ -180,12 +180,12 @@ struct Node {
   World world;
   EngineDriver driver{DriverOptions{}};
   EngineCall call;
-  int agent = 0;            // which driver this is
-  int requests = 0;         // still to come
-  int faults = 0;           // still to come
-  int restarts = 0;         // of the engine
+  int agent = 0;                     // which driver this is
+  int requests = 0;                  // still to come
+  int faults = 0;                    // still to come
+  int restarts = 0;                  // of the engine
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
-  std::string way;          // how it came here
+  std::string way;                   // how it came here
 
   [[nodiscard]] std::string key() const {
     return concat(world.key(), "#", driver.fingerprint(), "#", agent, requests, faults, restarts,

@@ -201,6 +201,68 @@ TEST_F(ReceiverTest, JoinsLateFromAnAnchorAndGoesOn) {
   EXPECT_TRUE(same(held_, run_.weights[5]));
 }
 
+// A receiver of some of the tensors.
+class PartReceiverTest : public ReceiverTest {
+ protected:
+  Status open_part(Weights held) {
+    receiver_.reset();
+    held_ = std::move(held);
+    std::vector<std::byte*> data = pointers(held_);
+    data[*run_.layout.find("model.embed.weight")] = nullptr;
+    auto target = make_memory_target(run_.layout, std::move(data), VersionId{}, 1);
+    if (!target.ok()) return target.status();
+    target_ = std::move(*target);
+    return open_on(*target_);
+  }
+  void send_of(PublishedRun& run, std::uint64_t version) { send(*sender_, run.step(version)); }
+};
+
+TEST_F(PartReceiverTest, FollowsItsRun) {
+  announce();
+  const Status opened = open_part(run_.weights[0]);
+  ASSERT_TRUE(opened.ok()) << opened.to_string();
+  for (const std::uint64_t version : {1, 2, 3}) {
+    publish(version, version);
+    const auto done = update();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    Weights expected = run_.weights[version];
+    expected["model.embed.weight"] = run_.weights[0].at("model.embed.weight");
+    EXPECT_TRUE(same(held_, expected));
+  }
+}
+
+TEST_F(PartReceiverTest, RefusesTheBaseOfAnotherRunAndNamesTheTensor) {
+  announce();
+  Weights other = run_.weights[0];
+  other["model.embed.weight"].bytes[0] ^= std::byte{1};
+  EXPECT_TRUE(open_part(other).ok()) << "which it does not hold";
+  other["model.layers.0.up.weight"].bytes[7] ^= std::byte{1};
+  const Status refused = open_part(other);
+  EXPECT_EQ(refused.code(), StatusCode::kWrongBase) << refused.to_string();
+  EXPECT_NE(refused.message().find("model.layers.0.up.weight"), std::string_view::npos)
+      << refused.to_string();
+}
+
+TEST_F(PartReceiverTest, RefusesVersionsThatBuildOnForeignOnes) {
+  PublishedRun other(changed_weights(run_.weights[0], 5, 0.2), run_.run);
+  announce();
+  ASSERT_TRUE(open_part(run_.weights[0]).ok());
+  send_of(other, 1);
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase) << "on another version 0";
+  EXPECT_TRUE(same(held_, run_.weights[0]));
+}
+
+TEST_F(PartReceiverTest, RefusesALaterVersionThatBuildsOnAForeignOne) {
+  PublishedRun other(changed_weights(run_.weights[0], 5, 0.2), run_.run);
+  announce();
+  ASSERT_TRUE(open_part(run_.weights[0]).ok());
+  publish(1, 1);
+  ASSERT_TRUE(update().ok());
+  send_of(other, 2);
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase) << "on another version 1";
+  EXPECT_EQ(target_->state().id.version, 1U);
+}
+
 TEST_F(ReceiverTest, JoinsFromAnAnchorOfTheBase) {
   announce();
   send(*sender_, run_.anchor(0));

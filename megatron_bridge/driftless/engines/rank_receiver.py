@@ -1,0 +1,357 @@
+"""One rank of an engine that follows a run, behind calls that never raise.
+
+Engines call their workers through queues that lose count when one rank raises and another does not.
+So every call here returns a reply (a dict of plain values) with what happened, and echoes the nonce
+it was given: a reply with another nonce belongs to another call.
+
+    {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
+     "digest", "follows", "ways": {way: how many tensors}, "timings": {name: ms}}
+
+The weights are named by `run`, `version` and `digest` together: the run and the manifest's digest of
+the version that they are, "" for what is not known (a base belongs to no run; a rank that holds a
+part of the tensors has no digest to compare). `follows` is the run that the receiver follows, and
+`process` is random: an answer is that process's, and of none that was started in its place.
+
+States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
+can be taken back), failed (the last staging or commit; the weights are those of `version`). An
+error is told by every reply until the next call that succeeds; `version` is always what the weights
+are, -1 if they are parts of two versions.
+
+Calls come from the engine's main thread. stage() starts a thread and returns; while it runs nothing
+else touches the receiver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import driftless
+from driftless import units
+
+Reply = dict[str, Any]
+
+# The `version` of a rank whose weights are parts of two versions.
+TORN = -1
+# Names this process; what was forked from it has another number.
+TOKEN = secrets.token_hex(8)
+# How long open() waits for the run's announcement. The engine stands still meanwhile: open() can be
+# called again.
+OPEN_TIMEOUT_S = 10.0
+
+
+class RankReceiver:
+    """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it: of
+    a receiver, or an object with one in `native` and a function `written()` that is called when it
+    has changed."""
+
+    def __init__(self, rank: int, make_target: Callable[[int], Any]) -> None:
+        self.rank = rank
+        self._make_target = make_target
+        self._target: Any = None
+        self._job: driftless.Job | None = None
+        self._receiver: driftless.Receiver | None = None
+        self._opened: tuple[str, tuple[str, ...]] | None = None
+        self._thread: threading.Thread | None = None
+        self._state = "closed"
+        self._error: str | None = None
+        self._version = 0
+        self._before: int | None = None  # the version that the last commit replaced
+        self._staged: int | None = None
+        self._digest = ""
+        self._run = ""
+        self._follows = ""
+        self._ticket = ""  # of the newest staging
+        self._timings: dict[str, float] = {}
+        self._holds_none = False  # the weights are those of no version
+        self._held_one = False  # they were, once
+        # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
+        self.on_staged: Callable[[Reply], None] | None = None
+
+    # --- the calls ---------------------------------------------------------------------------
+
+    def open(self, config: str, sets: Sequence[str] = (), nonce: str = "") -> Reply:
+        """Follows the run of a configuration: a file's path, or YAML text. Repeating it changes
+        nothing; another configuration takes the place of the first, and the weights stay."""
+        return self._answer(nonce, lambda: self._open(config, tuple(sets)))
+
+    def stage(self, nonce: str = "", timeout_s: float = 60.0, ticket: str = "") -> Reply:
+        """Starts a thread that waits for something newer and makes it ready; what was staged before
+        is dropped. status() tells how far it is. Only a commit with the same ticket takes it."""
+        return self._answer(nonce, lambda: self._stage(timeout_s, nonce, ticket))
+
+    def status(self, nonce: str = "") -> Reply:
+        return self._answer(nonce, lambda: None)
+
+    def commit(self, version: int | None = None, nonce: str = "", ticket: str = "") -> Reply:
+        """Writes what is staged; refused if that is not `version`, or was staged for another: a
+        commit that comes late finds another ticket."""
+        return self._answer(nonce, lambda: self._remember(lambda: self._commit(version, ticket)))
+
+    def refuse(self, why: str, nonce: str = "") -> Reply:
+        """For a commit that must not be tried: told like one that failed."""
+
+        def refused() -> None:
+            raise driftless.errors.UnsupportedError(why)
+
+        return self._answer(nonce, lambda: self._remember(refused))
+
+    def refuse_open(self, why: str, nonce: str = "") -> Reply:
+        """For a source that may not be followed: the rank stays as it is."""
+        return {**self._reply(nonce, why), "ok": False}
+
+    def rollback(self, version: int, nonce: str = "") -> Reply:
+        """Back to `version`: drops what is staged, or takes the last commit back."""
+        return self._answer(nonce, lambda: self._rollback(version))
+
+    def close(self, nonce: str = "") -> Reply:
+        return self._answer(nonce, self._close)
+
+    def wait(self, timeout_s: float) -> Reply:
+        """For one process alone: waits for the thread of stage()."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return self.status()
+
+    # --- what they do ------------------------------------------------------------------------
+
+    def _answer(self, nonce: str, work: Callable[[], None]) -> Reply:
+        error = None
+        try:
+            work()
+        except Exception as problem:  # noqa: BLE001  a reply, whatever it was
+            error = text_of(problem)
+        return self._reply(nonce, error or self._error)
+
+    def _reply(self, nonce: str, error: str | None) -> Reply:
+        return {
+            "nonce": nonce,
+            "rank": self.rank,
+            "process": process_id(),
+            "ok": error is None,
+            "error": error,
+            "state": self._state,
+            "version": self._version,
+            "staged_version": self._staged,
+            "run": self._run,
+            "digest": self._digest,
+            "follows": self._follows,
+            "ways": ways_of(self._target),
+            "timings": dict(self._timings),
+        }
+
+    def _open(self, config: str, sets: tuple[str, ...]) -> None:
+        if self._receiver is not None and self._opened == (config, sets):
+            return
+        self._close()
+        settings = load_config(config, sets)
+        if self._target is None:
+            chunk = units.bytes_of(settings.settings()["receiver.chunk_size"])
+            self._target = self._make_target(chunk)
+        job = driftless.Job(settings, "rollout", launched=False)
+        try:
+            native = getattr(self._target, "native", self._target)
+            receiver = driftless.Receiver(job, native, timeout_s=OPEN_TIMEOUT_S)
+        except BaseException:
+            job.leave()
+            raise
+        self._job, self._receiver, self._opened = job, receiver, (config, sets)
+        self._state, self._error = "idle", None
+        self._look(receiver)
+
+    def _stage(self, timeout_s: float, nonce: str, ticket: str) -> None:
+        receiver = self._ready()
+        self._state, self._error, self._staged = "staging", None, None
+        self._ticket = ticket
+        arguments = (receiver, timeout_s, nonce)
+        self._thread = threading.Thread(
+            target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
+        )
+        self._thread.start()
+
+    def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float, nonce: str) -> None:
+        began = time.monotonic()
+        staged, error, state = None, None, "idle"
+        try:
+            with no_grad():
+                if receiver.stage(timeout_s):
+                    staged, state = receiver.staged_version, "staged"
+        except Exception as problem:  # noqa: BLE001  told by status()
+            error, state = text_of(problem), "failed"
+        self._timings = {"staging_ms": (time.monotonic() - began) * 1e3}
+        # The state last: who sees another than "staging" may use the receiver.
+        self._staged, self._error = staged, error
+        self._look(receiver)
+        self._state = state
+        if self.on_staged is not None:
+            self.on_staged(self.status(nonce))
+
+    def _commit(self, version: int | None, ticket: str) -> None:
+        receiver = self._ready()
+        if ticket != self._ticket:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} has nothing staged for this commit: stage again"
+            )
+        if self._staged is None:
+            if self._state == "committed" and version == self._version:
+                return  # asked again: the first answer was lost
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} is at version {self._version} and has nothing staged"
+                + (f": {self._error}" if self._error else "")
+            )
+        if version is not None and version != self._staged:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} has version {self._staged} staged, not {version}: stage again"
+            )
+        before = self._version
+        try:
+            with no_grad():
+                report = receiver.commit()
+                self._written(receiver)
+        finally:
+            # A commit that holds may fail afterwards: the version tells.
+            self._staged = None
+            self._look(receiver)
+            held = self._version != before
+            self._state, self._before = ("committed", before) if held else ("failed", None)
+        self._error = None
+        for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
+            self._timings[name] = getattr(report, name)
+
+    def _written(self, receiver: driftless.Receiver | None) -> None:
+        """For targets that are not the engine's own memory: the engine takes what they hold. What
+        it does not take is rolled back in the target, and the engine gets the old weights again."""
+        written = getattr(self._target, "written", None)
+        if written is None:
+            return
+        self._holds_none = True  # until one load has gone through
+        try:
+            written()
+        except Exception:
+            if receiver is None:
+                raise
+            receiver.rollback()
+            written()
+            self._holds_none = False
+            raise
+        self._holds_none = False
+
+    def _remember(self, work: Callable[[], None]) -> None:
+        """For calls whose reply may be lost: status() tells what went wrong."""
+        try:
+            work()
+        except Exception as problem:
+            self._error = text_of(problem)
+            raise
+
+    def _rollback(self, version: int) -> None:
+        receiver = self._ready()
+        if self._staged is not None and version == self._version:
+            receiver.rollback()
+            self._state, self._staged, self._error = "idle", None, None
+            return
+        if version == self._version:
+            self._error = None
+            self._state = "committed" if self._state == "committed" else "idle"
+            return
+        if self._state != "committed" or version != self._before:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} is at version {self._version} and cannot go back to {version}: "
+                "only the last commit can be taken back; publish an anchor"
+            )
+        try:
+            with no_grad():
+                receiver.rollback()
+                self._written(None)
+        finally:
+            self._look(receiver)
+        self._state, self._before, self._error = "idle", None, None
+
+    def _ready(self) -> driftless.Receiver:
+        if self._receiver is None:
+            raise driftless.errors.InvalidArgumentError(
+                f"rank {self.rank} follows no run: call open() first"
+                + (f" ({self._error})" if self._error else "")
+            )
+        if self._state == "staging":
+            raise driftless.errors.BusyError(f"rank {self.rank} is still staging: ask again")
+        return self._receiver
+
+    def _look(self, receiver: driftless.Receiver) -> None:
+        """What the weights are. A commit that could not be undone leaves no version."""
+        with contextlib.suppress(driftless.Error):
+            state = receiver.state
+            self._held_one = self._held_one or state.valid
+            torn = self._holds_none or (self._held_one and not state.valid)
+            self._version = TORN if torn else state.version
+            known = state.valid and not state.partial and not torn
+            self._digest = state.digest if known else ""
+            self._run = state.run or ""
+            self._follows = receiver.run
+
+    def _close(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            raise driftless.errors.BusyError(f"rank {self.rank} is still staging: ask again")
+        receiver, job = self._receiver, self._job
+        self._receiver = self._job = self._opened = self._thread = None
+        self._state, self._staged, self._before = "closed", None, None
+        self._follows = self._ticket = ""
+        if receiver is not None:
+            with contextlib.suppress(driftless.Error):
+                receiver.leave()
+            receiver.close()
+        if job is not None:
+            job.leave()
+
+
+def process_id() -> str:
+    return f"{TOKEN}-{os.getpid()}"
+
+
+def load_config(config: str, sets: Sequence[str]) -> driftless.Config:
+    """A file's path, or the text itself where it has several lines or a key."""
+    if "\n" in config or (":" in config and not Path(config).exists()):
+        return driftless.Config.parse(config, list(sets))
+    return driftless.Config.load(config, list(sets))
+
+
+def checkpoint_directory(model: str, revision: str | None = None) -> str:
+    """Where a model's checkpoint is: the directory itself, or what the hub's cache has."""
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, revision=revision, local_files_only=True)
+
+
+def text_of(problem: BaseException) -> str:
+    code = getattr(problem, "code", None)
+    name = code if isinstance(code, str) else type(problem).__name__
+    text = str(problem)
+    return text if text.startswith(name) else f"{name}: {text}"
+
+
+def ways_of(target: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for way in (getattr(target, "ways", None) or {}).values():
+        counts[way.way] = counts.get(way.way, 0) + 1
+    return counts
+
+
+@contextlib.contextmanager
+def no_grad() -> Any:
+    """Engines call with gradients enabled, and a thread begins that way."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    with torch.no_grad():
+        yield

@@ -1,0 +1,208 @@
+// driftless._native.EngineDriver: the state machine that drives engines, for drive.py. Results and
+// replies go over as JSON text.
+#include "plugin/engines/engine_driver.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "module/bindings.h"
+#include "module/errors.h"
+#include "plugin/engines/engine_transport.h"
+
+namespace driftless::python {
+namespace {
+
+namespace py = pybind11;
+using std::chrono::milliseconds;
+
+std::int64_t ms_of(double seconds) { return static_cast<std::int64_t>(seconds * 1e3); }
+
+// Looks at Python's signals before every call: what may be ended is ended then, and what is paused
+// is resumed.
+class SignalledTransport final : public EngineTransport {
+ public:
+  SignalledTransport(std::unique_ptr<EngineTransport> transport, std::atomic<bool>& stop)
+      : transport_(std::move(transport)), stop_(&stop) {}
+
+  EngineAnswer carry(const EngineCall& call) override {
+    look_at_signals();
+    return transport_->carry(call);
+  }
+  void ended() override { transport_->ended(); }
+  [[nodiscard]] const std::string& name() const override { return transport_->name(); }
+  [[nodiscard]] bool stopping() const override { return *stop_; }
+
+  // Raises what a signal's handler raised.
+  void rethrow() { failure_.rethrow(); }
+
+ private:
+  void look_at_signals() {
+    const py::gil_scoped_acquire acquired;
+    if (*stop_ || PyErr_CheckSignals() == 0) return;
+    *stop_ = true;
+    try {
+      throw py::error_already_set();
+    } catch (...) {
+      const Status ignored = failure_.capture("a signal");
+    }
+  }
+
+  std::unique_ptr<EngineTransport> transport_;
+  std::atomic<bool>* stop_;
+  PythonFailure failure_;
+};
+
+// A function of Python as the engine of this process. What it raises is the call's failure.
+InProcessCall python_call(py::function function) {
+  // Dropped with the GIL, wherever the last copy goes.
+  const std::shared_ptr<py::function> held(new py::function(std::move(function)),
+                                           [](py::function* dropped) {
+                                             const py::gil_scoped_acquire acquired;
+                                             delete dropped;
+                                           });
+  return [held](const std::string& operation, const std::string& arguments) -> Result<std::string> {
+    const py::gil_scoped_acquire acquired;
+    try {
+      return (*held)(operation, arguments).cast<std::string>();
+    } catch (py::error_already_set& raised) {
+      const bool none = raised.matches(PyExc_NotImplementedError);
+      return error(none ? StatusCode::kUnsupported : StatusCode::kIo, shown(raised.what(), 1'000));
+    } catch (const std::exception& problem) {
+      return error(StatusCode::kIo, problem.what());
+    }
+  };
+}
+
+class HeldDriver {
+ public:
+  // `make` is given the flag that ends calls.
+  template <typename Make>
+  HeldDriver(const std::optional<std::string>& source, Make&& make)
+      : transport_(make(&stop_), stop_) {
+    DriverOptions options;
+    options.source = source.value_or("");
+    options.ticket = new_nonce();
+    driver_ = std::make_unique<EngineDriver>(std::move(options));
+  }
+
+  std::string open() { return run(driver_->begin_open()); }
+  std::string start_staging(double timeout_s) {
+    return run(driver_->begin_staging(ms_of(timeout_s)));
+  }
+  std::string wait_staged(double timeout_s) {
+    return run(driver_->begin_wait_staged(ms_of(timeout_s)));
+  }
+  std::string update(double timeout_s, bool staged) {
+    driver_->set_stage_ms(ms_of(timeout_s));
+    return run(driver_->begin_update({}, staged));
+  }
+  std::string close() { return run(driver_->begin_close()); }
+  // What the ranks say now, whatever the driver does.
+  std::string ask() {
+    EngineCall call;
+    call.op = EngineOp::kAsk;
+    call.pause = driver_->pause_state();
+    EngineAnswer answer;
+    {
+      const py::gil_scoped_release released;
+      answer = transport_.carry(call);
+    }
+    transport_.rethrow();
+    check(answer.status.with_context(transport_.name()));
+    return replies_of(answer.ranks).dump();
+  }
+
+ private:
+  static Json replies_of(const std::vector<RankReply>& replies) {
+    Json all = Json::array();
+    for (const RankReply& reply : replies) {
+      const Result<Json> parsed = parse_json(reply.text, "a rank's reply");
+      all.push_back(parsed.ok() ? *parsed : Json::object());
+    }
+    return all;
+  }
+
+  std::string run(EngineCall first) {
+    stop_ = false;
+    DriverResult result;
+    {
+      const py::gil_scoped_release released;
+      result = run_request(*driver_, std::move(first), transport_);
+    }
+    transport_.rethrow();
+    const Json said = {{"ok", result.status.ok()},
+                       {"error", std::string(result.status.message())},
+                       {"updated", result.updated},
+                       {"left_paused", result.left_paused},
+                       {"from_version", result.from_version},
+                       {"version", result.identity.version},
+                       {"run", result.identity.run},
+                       {"digest", result.identity.digest},
+                       {"staged", result.staged ? Json(*result.staged) : Json()},
+                       {"replies", replies_of(result.replies)},
+                       {"timings",
+                        {{"staged_ms", result.times.stage_ms},
+                         {"pause_ms", result.times.pause_ms},
+                         {"commit_ms", result.times.apply_ms},
+                         {"resume_ms", result.times.resume_ms}}}};
+    return said.dump(-1, ' ', true, Json::error_handler_t::replace);
+  }
+
+  std::atomic<bool> stop_{false};
+  SignalledTransport transport_;
+  std::unique_ptr<EngineDriver> driver_;
+};
+
+using Source = std::optional<std::string>;
+
+std::unique_ptr<HeldDriver> in_process(py::function call, const Source& source) {
+  return std::make_unique<HeldDriver>(source, [&](const std::atomic<bool>*) {
+    return make_in_process_transport(python_call(std::move(call)));
+  });
+}
+
+std::unique_ptr<HeldDriver> vllm(const std::string& url, const Source& source, double timeout_s,
+                                 const std::string& token) {
+  check(check_engine_url(url, token));
+  return std::make_unique<HeldDriver>(source, [&](const std::atomic<bool>* stop) {
+    return make_vllm_transport(EngineLink(url, token, milliseconds(ms_of(timeout_s)), stop));
+  });
+}
+
+std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source, double timeout_s,
+                                   const std::string& token, const std::string& loader,
+                                   const std::string& shm_dir) {
+  check(check_engine_url(url, token));
+  const milliseconds timeout(ms_of(timeout_s));
+  return std::make_unique<HeldDriver>(source, [&](const std::atomic<bool>* stop) {
+    return take(
+        make_sglang_transport(EngineLink(url, token, timeout, stop), loader, timeout, shm_dir));
+  });
+}
+
+}  // namespace
+
+void bind_engine_driver(py::module_& module) {
+  py::class_<HeldDriver>(module, "EngineDriver")
+      .def_static("in_process", &in_process, py::arg("call"), py::arg("source") = py::none())
+      .def_static("vllm", &vllm, py::arg("url"), py::arg("source") = py::none(),
+                  py::arg("timeout_s") = 120.0, py::arg("token") = "")
+      .def_static("sglang", &sglang, py::arg("url"), py::arg("source") = py::none(),
+                  py::arg("timeout_s") = 120.0, py::arg("token") = "", py::kw_only(),
+                  py::arg("loader"), py::arg("shm_dir"))
+      .def("open", &HeldDriver::open)
+      .def("start_staging", &HeldDriver::start_staging, py::arg("timeout_s"))
+      .def("wait_staged", &HeldDriver::wait_staged, py::arg("timeout_s"))
+      .def("update", &HeldDriver::update, py::arg("timeout_s"), py::arg("staged"))
+      .def("ask", &HeldDriver::ask)
+      .def("close", &HeldDriver::close);
+}
+
+}  // namespace driftless::python

@@ -1,0 +1,222 @@
+// place_buckets_on_device(): buckets on the device, their positions proven there; the values that
+// they replace are kept beside them.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "kernels/cuda/operations.h"
+#include "plugin/device/gpu_context.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kBucketSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uintptr_t kStreamAlignment = 8;  // frames have it, in memory that has it
+
+bool in_place(const SourceBucket& bucket) {
+  const auto address = reinterpret_cast<std::uintptr_t>(bucket.view.positions.data()) |
+                       reinterpret_cast<std::uintptr_t>(bucket.view.values.data());
+  return bucket.memory == MemoryKind::kDevice && address % kStreamAlignment == 0;
+}
+
+// One bucket, of the tensors that are held. Offsets are into the workspace.
+struct PlacedBucket {
+  std::size_t version = 0;  // in the chain
+  SourceBucket bucket;
+  std::vector<cuda::Patch::Tensor> tensors;  // until the patch is made
+  std::uint64_t positions_at = 0, values_at = 0, old_at = 0, work_dev_at = 0, work_host_at = 0;
+  cuda::WorkspaceSize work;
+  // On the device.
+  const std::byte* positions_dev = nullptr;
+  const std::byte* values_dev = nullptr;
+  std::byte* old_dev = nullptr;
+  std::optional<cuda::Patch> patch;
+};
+
+class DeviceBuckets final : public PlacedChanges {
+ public:
+  DeviceBuckets(std::shared_ptr<GpuContext> gpu, std::vector<VersionSource> chain)
+      : gpu_(std::move(gpu)),
+        sources_(std::move(chain)),
+        versions_(sources_.size()),
+        workspace_(gpu_) {}
+
+  Status place(std::span<const ContiguousTensor> tensors) {
+    plan(tensors);
+    DRIFTLESS_RETURN_IF_ERROR(
+        gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta"));
+    bool on_device = false;
+    for (PlacedBucket& each : buckets_) {
+      DRIFTLESS_RETURN_IF_ERROR(place_streams(each));
+      DRIFTLESS_RETURN_IF_ERROR(make_patch(each));
+      on_device = on_device || each.bucket.memory == MemoryKind::kDevice;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    for (const PlacedBucket& each : buckets_) {
+      DRIFTLESS_RETURN_IF_ERROR(each.patch->check().with_context(each.bucket.name));
+    }
+    if (!on_device) sources_.clear();  // what was on the host has a copy
+    // Of the first version: the weights are read, not written.
+    for (std::size_t i = 0; i < buckets_.size() && buckets_[i].version == 0; ++i) {
+      DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
+    }
+    return measure(1);
+  }
+  [[nodiscard]] std::uint64_t units() const { return units_; }
+
+  // Everything is queued at once and looked at once: each bucket keeps what it replaces, so that
+  // what turns out wrong is put back to the bit, whoever wrote it.
+  Result<std::optional<std::size_t>> write() override {
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+      DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
+      written_ = i + 1;
+      DRIFTLESS_RETURN_IF_ERROR(
+          buckets_[i].patch->scatter(buckets_[i].values_dev, gpu_->stream.get()));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(measure(versions_));
+    return std::optional<std::size_t>();
+  }
+
+  // The last first: versions may touch the same units.
+  Status take_back() override {
+    const OnDevice on(gpu_->device);
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    while (written_ > 0) {
+      const PlacedBucket& each = buckets_[--written_];
+      DRIFTLESS_RETURN_IF_ERROR(each.patch->scatter(each.old_dev, gpu_->stream.get()));
+    }
+    return gpu_->stream.wait();
+  }
+
+  [[nodiscard]] std::span<const Digest> measured() const override { return measured_; }
+
+ private:
+  // What lies where in the workspace.
+  void plan(std::span<const ContiguousTensor> tensors) {
+    for (std::size_t version = 0; version < sources_.size(); ++version) {
+      for (const SourceBucket& bucket : sources_[version].buckets()) {
+        PlacedBucket each;
+        each.version = version;
+        each.bucket = bucket;
+        add_tensors(each, tensors);
+        if (each.tensors.empty()) continue;
+        if (!in_place(bucket)) {
+          each.positions_at = dev_plan_.take(bucket.view.positions.size());
+          each.values_at = dev_plan_.take(bucket.view.values.size());
+        }
+        each.old_at = dev_plan_.take(bucket.view.values.size());
+        each.work = cuda::Patch::workspace_size(each.tensors);
+        each.work_dev_at = dev_plan_.take(each.work.dev_bytes);
+        each.work_host_at = host_plan_.take(each.work.host_bytes);
+        buckets_.push_back(std::move(each));
+      }
+    }
+    sums_dev_at_ = dev_plan_.take(buckets_.size() * kBucketSumsBytes);
+    sums_host_at_ = host_plan_.take(buckets_.size() * kBucketSumsBytes);
+  }
+
+  void add_tensors(PlacedBucket& bucket, std::span<const ContiguousTensor> tensors) {
+    for (const BucketEntry& entry : bucket.bucket.view.entries) {
+      const ContiguousTensor& own = tensors[entry.tensor];
+      if (own.data == nullptr) continue;
+      cuda::Patch::Tensor tensor;
+      tensor.data_dev = own.data;
+      tensor.units = own.units;
+      tensor.entry.count = entry.count();
+      tensor.entry.value_begin = entry.value_begin;
+      tensor.entry.position_begin = entry.position_begin;
+      tensor.entry.position_bytes = entry.position_bytes;
+      tensor.key = *own.key;
+      units_ += entry.count();
+      bucket.tensors.push_back(tensor);
+    }
+  }
+
+  // The streams brought to the device.
+  Status place_streams(PlacedBucket& each) {
+    const BucketView& view = each.bucket.view;
+    each.old_dev = workspace_->dev.data() + each.old_at;
+    each.positions_dev = view.positions.data();
+    each.values_dev = view.values.data();
+    if (in_place(each.bucket)) return {};
+    std::byte* const positions = workspace_->dev.data() + each.positions_at;
+    std::byte* const values = workspace_->dev.data() + each.values_at;
+    DRIFTLESS_RETURN_IF_ERROR(bring(positions, view.positions, each.bucket.memory));
+    DRIFTLESS_RETURN_IF_ERROR(bring(values, view.values, each.bucket.memory));
+    each.positions_dev = positions;
+    each.values_dev = values;
+    return {};
+  }
+
+  Status bring(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
+    if (kind == MemoryKind::kDevice) return gpu_->stream.copy(to_dev, from.data(), from.size());
+    return gpu_->uploader.copy(to_dev, from, gpu_->stream);
+  }
+
+  // Its positions read there.
+  Status make_patch(PlacedBucket& each) {
+    const cuda::Workspace workspace{workspace_->dev.data() + each.work_dev_at, each.work.dev_bytes,
+                                    workspace_->host.data() + each.work_host_at,
+                                    each.work.host_bytes};
+    const auto coding = each.bucket.view.coding == Encoding::kIndices
+                            ? cuda::PositionCoding::kIndices
+                            : cuda::PositionCoding::kGaps;
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        each.patch, cuda::Patch::make(each.tensors, unit_bytes(each.bucket.view.dtype), coding,
+                                      each.positions_dev, workspace, gpu_->stream.get()));
+    std::vector<cuda::Patch::Tensor>().swap(each.tensors);
+    return {};
+  }
+
+  // What a bucket would change in the digest, into its sums; and the values that it replaces.
+  Status queue_reading(std::size_t i) {
+    const PlacedBucket& each = buckets_[i];
+    const cuda::Stream stream = gpu_->stream.get();
+    auto* const sums = reinterpret_cast<std::uint64_t*>(workspace_->dev.data() + sums_dev_at_);
+    DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, stream));
+    return each.patch->digest_change(each.old_dev, each.values_dev, sums + i * cuda::kDigestSums,
+                                     stream);
+  }
+
+  // Waits for all that was queued, and adds up what the first `versions` change in the digest.
+  Status measure(std::size_t versions) {
+    std::byte* const host = workspace_->host.data() + sums_host_at_;
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.copy(host, workspace_->dev.data() + sums_dev_at_,
+                                                buckets_.size() * kBucketSumsBytes));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    measured_.assign(versions, Digest());
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+      if (buckets_[i].version >= versions) continue;
+      std::uint64_t sums[cuda::kDigestSums];
+      std::memcpy(sums, host + i * kBucketSumsBytes, kBucketSumsBytes);
+      measured_[buckets_[i].version] += cuda::digest_from_sums(sums);
+    }
+    return {};
+  }
+
+  std::shared_ptr<GpuContext> gpu_;
+  std::vector<VersionSource> sources_;  // where parts lie on the device; else empty
+  std::size_t versions_;
+  PlacePlan dev_plan_, host_plan_;
+  std::vector<PlacedBucket> buckets_;
+  std::uint64_t sums_dev_at_ = 0, sums_host_at_ = 0;
+  std::uint64_t units_ = 0;
+  std::vector<Digest> measured_;  // per version
+  std::size_t written_ = 0;       // buckets whose values are in the weights
+  WorkspaceLease workspace_;      // goes first: it waits for what works in it
+};
+
+}  // namespace
+
+Result<BucketMemory::Placed> place_buckets_on_device(std::shared_ptr<GpuContext> gpu,
+                                                     std::span<const ContiguousTensor> tensors,
+                                                     std::vector<VersionSource> chain) {
+  auto buckets = std::make_unique<DeviceBuckets>(std::move(gpu), std::move(chain));
+  DRIFTLESS_RETURN_IF_ERROR(buckets->place(tensors));
+  const std::uint64_t units = buckets->units();
+  return BucketMemory::Placed{std::move(buckets), units};
+}
+
+}  // namespace driftless

@@ -1,0 +1,270 @@
+// make_host_memory(): weights in the memory of the host.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+#include "plugin/targets/weight_memory.h"
+
+namespace driftless {
+namespace {
+
+// Below this many changed units starting threads takes longer than the work.
+constexpr std::uint64_t kUnitsPerThread = 32768;
+// Units are compared and then written in batches that the translation cache spans even where each
+// lies on a small page of its own: else the writing waits for the same pages again.
+constexpr std::uint32_t kBatchUnits = 256;
+constexpr std::uint64_t kDigestBytes = std::uint64_t{4} << 20;  // of one task
+constexpr std::size_t kNoPart = ~std::size_t{0};
+
+// Whether the part's changes all lie at their offsets from where its origin is: no map is needed.
+bool at_offsets(const ChangePart& part) {
+  return part.map->plain() && part.piece->origin >= part.map->map.source_offset;
+}
+
+void gather_part(const ChangePart& part, std::uint32_t at, std::uint32_t count, std::byte* out) {
+  const WeightMap& map = *part.map;
+  if (at_offsets(part)) {
+    host_kernels().gather(map.at(part.piece->origin), map.unit_bytes, part.offsets() + at, count,
+                          out);
+  } else {
+    host_kernels().gather_strided(map.map, map.data, map.unit_bytes, part.piece->origin,
+                                  part.offsets() + at, count, out);
+  }
+}
+
+void scatter_part(const ChangePart& part, std::uint32_t at, std::uint32_t count,
+                  const std::byte* values, ValueCast cast) {
+  const WeightMap& map = *part.map;
+  if (at_offsets(part)) {
+    host_kernels().scatter(map.at(part.piece->origin), map.unit_bytes, part.offsets() + at, count,
+                           values);
+  } else {
+    host_kernels().scatter_strided(map.map, map.data, map.unit_bytes, part.piece->origin,
+                                   part.offsets() + at, count, values, cast);
+  }
+}
+
+class HostChanges final : public PlacedChanges {
+ public:
+  HostChanges(std::span<const ChangePart> parts, unsigned threads)
+      : parts_(parts.begin(), parts.end()), written_(parts.size()) {
+    std::uint64_t units = 0;
+    for (const ChangePart& part : parts) units += part.count;
+    threads_ = static_cast<unsigned>(
+        std::clamp<std::uint64_t>(units / kUnitsPerThread, 1, std::max(1U, threads)));
+    scratch_.resize(threads_);
+  }
+
+  Status read_old() {
+    return parallel_for(parts_.size(), threads_, [&](std::size_t i, unsigned) -> Status {
+      gather_part(parts_[i], 0, parts_[i].count, parts_[i].old_values);
+      return {};
+    });
+  }
+
+  Result<std::optional<std::size_t>> write() override {
+    std::atomic<std::size_t> differs = kNoPart;
+    DRIFTLESS_RETURN_IF_ERROR(
+        parallel_for(parts_.size(), threads_, [&](std::size_t i, unsigned worker) -> Status {
+          std::uint32_t& written = written_[i];
+          while (written < parts_[i].count && differs == kNoPart) {
+            const std::uint32_t count = std::min(kBatchUnits, parts_[i].count - written);
+            if (!write_batch(parts_[i], written, count, scratch_[worker])) {
+              differs = i;
+              return {};
+            }
+            written += count;
+          }
+          return {};
+        }));
+    if (differs == kNoPart) return std::optional<std::size_t>();
+    return std::optional<std::size_t>(differs.load());
+  }
+
+  // On this thread alone: it must not be able to fail.
+  Status take_back() override {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      scatter_part(parts_[i], 0, written_[i], parts_[i].old_values, ValueCast::kNone);
+      written_[i] = 0;
+    }
+    return {};
+  }
+
+  [[nodiscard]] std::span<const Digest> measured() const override { return {}; }
+
+ private:
+  using Scratch = std::array<std::byte, std::size_t{kBatchUnits} * 8>;
+
+  // Changes [at, at + count); false, and nothing written, where the units are not the old ones.
+  static bool write_batch(const ChangePart& part, std::uint32_t at, std::uint32_t count,
+                          Scratch& scratch) {
+    const unsigned width = part.map->unit_bytes;
+    const std::byte* const old_values = part.old_values + std::size_t{at} * width;
+    const std::size_t size = std::size_t{count} * width;
+    // Units that the map does not have count as the same.
+    if (!part.map->map.solid()) std::memcpy(scratch.data(), old_values, size);
+    gather_part(part, at, count, scratch.data());
+    if (std::memcmp(scratch.data(), old_values, size) != 0) return false;
+    scatter_part(part, at, count,
+                 part.values() + std::size_t{at} * source_bytes(part.map->cast, width),
+                 part.map->cast);
+    return true;
+  }
+
+  std::vector<ChangePart> parts_;
+  std::vector<std::uint32_t> written_;  // per part: its first changes that are
+  unsigned threads_ = 1;
+  std::vector<Scratch> scratch_;  // per thread
+};
+
+// The units of [origin, origin + count) that a plain map has.
+struct PlainRange {
+  std::uint64_t begin = 0, end = 0;
+  PlainRange(const WeightMap& map, std::uint64_t origin, std::uint64_t count)
+      : begin(std::max(origin, map.map.source_offset)),
+        end(std::max(begin, std::min(origin + count, map.map.source_end))) {}
+  [[nodiscard]] std::size_t bytes(unsigned width) const { return (end - begin) * width; }
+};
+
+class HostMemory final : public WeightMemory {
+ public:
+  [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kHost; }
+
+  Result<std::unique_ptr<PlacedChanges>> place(std::span<const ChangePart> parts,
+                                               unsigned threads) override {
+    auto placed = std::make_unique<HostChanges>(parts, threads);
+    DRIFTLESS_RETURN_IF_ERROR(placed->read_old());
+    return std::unique_ptr<PlacedChanges>(std::move(placed));
+  }
+
+  Status read(std::span<const WeightMap* const> maps, std::uint64_t origin, std::uint64_t count,
+              std::byte* values) override {
+    for (const WeightMap* map : maps) {
+      const unsigned width = map->unit_bytes;
+      if (map->plain()) {
+        const PlainRange range(*map, origin, count);
+        if (range.begin == range.end) continue;
+        std::memcpy(values + (range.begin - origin) * width, map->at(range.begin),
+                    range.bytes(width));
+        continue;
+      }
+      each_block(count, [&](std::uint64_t at, std::uint64_t units) {
+        host_kernels().gather_strided(map->map, map->data, width, origin + at, all_offsets().data(),
+                                      units, values + at * width);
+      });
+    }
+    return {};
+  }
+
+  Status write(std::span<const WeightMap* const> maps, std::uint64_t origin, std::uint64_t count,
+               const std::byte* values, MemoryKind /*from*/) override {
+    for (const WeightMap* map : maps) {
+      const unsigned width = source_bytes(map->cast, map->unit_bytes);
+      if (map->plain()) {
+        const PlainRange range(*map, origin, count);
+        if (range.begin == range.end) continue;
+        std::memcpy(map->at(range.begin), values + (range.begin - origin) * width,
+                    range.bytes(width));
+        continue;
+      }
+      each_block(count, [&](std::uint64_t at, std::uint64_t units) {
+        host_kernels().scatter_strided(map->map, map->data, map->unit_bytes, origin + at,
+                                       all_offsets().data(), units, values + at * width, map->cast);
+      });
+    }
+    return {};
+  }
+
+  Status finish() override { return {}; }
+  [[nodiscard]] unsigned threads(unsigned wanted) const override { return wanted; }
+  Status fetch(std::span<std::byte> to, const std::byte* from) override {
+    std::copy_n(from, to.size(), to.data());
+    return {};
+  }
+  Result<Digest> digest(std::span<const TensorBytes> bytes, unsigned threads) override {
+    return digest_on_host(bytes, threads);
+  }
+
+  Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
+    void* const memory =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      return error(StatusCode::kNoSpace, "no memory for ", bytes,
+                   " bytes of weights: ", std::strerror(errno));
+    }
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // changes lie far apart; ignored where there are none
+    return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory),
+                                      [bytes](std::byte* held) { ::munmap(held, bytes); });
+  }
+  [[nodiscard]] StagingMemory staging_memory() const override { return {}; }
+  [[nodiscard]] BucketMemory* buckets() override { return nullptr; }
+
+ private:
+  template <typename Use>
+  static void each_block(std::uint64_t count, const Use& use) {
+    for (std::uint64_t at = 0; at < count; at += kMaxPieceUnits) {
+      use(at, std::min<std::uint64_t>(kMaxPieceUnits, count - at));
+    }
+  }
+};
+
+}  // namespace
+
+ChangePart part_of(const DeltaPiece& piece, const WeightMap& map) {
+  const auto index_of = [&](std::uint64_t position) {
+    if (position <= piece.origin) return std::uint32_t{0};
+    const std::uint64_t offset = position - piece.origin;
+    if (piece.count > 0 && piece.offsets[piece.count - 1] < offset) return piece.count;
+    return static_cast<std::uint32_t>(
+        std::lower_bound(piece.offsets, piece.offsets + piece.count, offset) - piece.offsets);
+  };
+  ChangePart part;
+  part.piece = &piece;
+  part.map = &map;
+  part.begin = index_of(map.map.source_offset);
+  part.count = std::max(part.begin, index_of(map.map.source_end)) - part.begin;
+  return part;
+}
+
+Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads) {
+  std::vector<TensorBytes> tasks;
+  for (TensorBytes each : bytes) {
+    while (!each.piece.bytes.empty()) {
+      TensorBytes task = each;
+      const std::uint64_t size = std::min<std::uint64_t>(kDigestBytes, each.piece.bytes.size());
+      task.piece.bytes = each.piece.bytes.first(size);
+      tasks.push_back(task);
+      each.piece.bytes = each.piece.bytes.subspan(size);
+      each.piece.byte_offset += size;
+    }
+  }
+  std::vector<Digest> sums(std::max(1U, threads));
+  // Cannot fail: nothing in it returns an error or throws.
+  static_cast<void>(
+      parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
+        const DensePiece& piece = tasks[i].piece;
+        sums[worker] += host_kernels().digest(*tasks[i].key, piece.byte_offset, piece.bytes);
+        return {};
+      }));
+  return std::accumulate(sums.begin() + 1, sums.end(), sums.front());
+}
+
+std::span<const std::uint32_t> all_offsets() {
+  static const std::vector<std::uint32_t> offsets = [] {
+    std::vector<std::uint32_t> made(kMaxPieceUnits);
+    std::iota(made.begin(), made.end(), 0U);
+    return made;
+  }();
+  return offsets;
+}
+
+std::shared_ptr<WeightMemory> make_host_memory() { return std::make_shared<HostMemory>(); }
+
+}  // namespace driftless

@@ -1,0 +1,203 @@
+#include "plugin/targets/mapped_target.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+#include "core/parallel.h"
+#include "formats/frame_head.h"
+#include "plugin/targets/fetched_version.h"
+#include "plugin/targets/mapped_weights.h"
+#include "plugin/targets/staged_update.h"
+
+namespace driftless {
+namespace {
+
+// The beginnings of the frames that stay in the weights' memory, by their address.
+using FrameFronts = std::map<const std::byte*, std::vector<std::byte>>;
+
+Result<std::vector<std::byte>> fetch_part(WeightMemory& memory, const MappedFile& part,
+                                          std::uint64_t bytes) {
+  std::vector<std::byte> front(std::min<std::uint64_t>(bytes, part.bytes().size()));
+  DRIFTLESS_RETURN_IF_ERROR(memory.fetch(front, part.bytes().data()).with_context(part.path()));
+  return front;
+}
+
+// As much of a frame as says what it holds.
+Result<std::vector<std::byte>> fetch_front(WeightMemory& memory, const MappedFile& part) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> header,
+                             fetch_part(memory, part, kFrameHeaderBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(header));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t bytes, frame_head_bytes(info));
+  return fetch_part(memory, part, bytes);
+}
+
+// Parts that came into the GPU's memory: of frames that can be used there, their fronts; others
+// come to the host.
+Result<FrameFronts> fetch_parts(WeightMemory& memory, bool in_place,
+                                std::vector<FetchedVersion>& chain) {
+  FrameFronts fronts;
+  for (FetchedVersion& version : chain) {
+    const Manifest& manifest = version.manifest;
+    const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
+                        manifest.directory_layout == DirectoryLayout::kHdf5;
+    const bool stays = in_place && frames && manifest.encoding != Encoding::kDeltasZstd;
+    for (MappedFile& part : version.parts) {
+      if (part.memory_kind() != MemoryKind::kDevice) continue;
+      Result<std::vector<std::byte>> bytes =
+          stays ? fetch_front(memory, part) : fetch_part(memory, part, part.bytes().size());
+      if (!bytes.ok()) return bytes.status().with_context(join_path(version.source, part.path()));
+      if (stays) {
+        fronts[part.bytes().data()] = std::move(*bytes);
+        continue;
+      }
+      const auto held = std::make_shared<const std::vector<std::byte>>(std::move(*bytes));
+      part = MappedFile(part.path(), held, *held);
+    }
+  }
+  return fronts;
+}
+
+class MemoryTarget final : public MappedTarget {
+ public:
+  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights) : weights_(std::move(weights)) {}
+
+  [[nodiscard]] const WeightLayout* layout() const override { return &weights_->layout; }
+  Status adopt_layout(const WeightLayout& layout) override {
+    return weights_->layout.check_same(layout, "the weights in memory", "the run");
+  }
+  [[nodiscard]] TargetState state() const override { return weights_->state; }
+  [[nodiscard]] bool proven() const override { return weights_->proven; }
+  Status settle() override { return {}; }  // what could not be undone stays so
+  [[nodiscard]] StagingMemory staging_memory() const override {
+    return weights_->memory->staging_memory();
+  }
+
+  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
+    if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
+    const bool in_place = applies_in_place(chain);
+    FrameFronts fronts;
+    FrontReader front;
+    if (weights_->memory->kind() == MemoryKind::kDevice) {
+      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights_->memory, in_place, chain));
+      front = [&fronts](const MappedFile& part) {
+        return std::span<const std::byte>(fronts.at(part.bytes().data()));
+      };
+    }
+    // Nothing is spooled: without a directory, what is compressed is inflated in memory.
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
+                               open_chain(posix_file_system(), std::move(chain), weights_->layout,
+                                          {}, weights_->threads, front));
+    return StagedUpdate::make(weights_, std::move(versions), in_place);
+  }
+
+  Status read(std::size_t tensor, std::uint64_t byte_offset,
+              std::span<std::byte> out) const override {
+    const std::uint64_t size = contiguous(tensor) ? weights_->layout[tensor].size_bytes : 0;
+    if (byte_offset > size || out.size() > size - byte_offset) {
+      return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
+                   " on, ", out.size(), " of them, but ", size, " are here");
+    }
+    if (out.empty()) return {};
+    return weights_->memory->fetch(
+        out, weights_->map_of(static_cast<std::uint32_t>(tensor)).at(0) + byte_offset);
+  }
+  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override {
+    if (!contiguous(index) || weights_->memory->kind() != MemoryKind::kHost) return {};
+    return {weights_->map_of(static_cast<std::uint32_t>(index)).at(0),
+            weights_->layout[index].size_bytes};
+  }
+
+ private:
+  [[nodiscard]] bool contiguous(std::size_t tensor) const {
+    return tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
+  }
+  // Whether the memory uses the versions where they lie. It proves them by the digest: of several
+  // versions only a digest that is known beforehand tells what somebody else wrote.
+  [[nodiscard]] bool applies_in_place(const std::vector<FetchedVersion>& chain) const {
+    if (!weights_->contiguous || weights_->memory->buckets() == nullptr) return false;
+    const bool known = weights_->summed && !weights_->state.partial;
+    return (known || chain.size() == 1) &&
+           std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {
+             return info(each.manifest.encoding).positional ||
+                    each.manifest.encoding == Encoding::kFull;
+           });
+  }
+
+  std::shared_ptr<MappedWeights> weights_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
+                                                         const MappedOptions& options) {
+  auto weights = std::make_shared<MappedWeights>();
+  weights->threads = options.threads == 0 ? default_threads() : options.threads;
+  DRIFTLESS_RETURN_IF_ERROR(weights->fill(std::move(parts)));
+  weights->summed = weights->proven || options.digest_of_held;
+  weights->state.partial = !weights->proven && (options.initial && !options.initial_digest);
+  if (options.digest_of_held) {
+    DRIFTLESS_RETURN_IF_ERROR(weights->check_summed());
+    weights->state.partial = !weights->proven;
+  }
+  if (options.initial) {
+    weights->state.id = *options.initial;
+    weights->state.digest = options.initial_digest.value_or(Digest());
+    if (weights->summed) DRIFTLESS_RETURN_IF_ERROR(weights->sum_state());
+    if (options.initial_digest && weights->state.digest != *options.initial_digest) {
+      return error(StatusCode::kMismatch, "the module's weights have digest ",
+                   to_hex(weights->state.digest), ", but those that it was loaded from have ",
+                   to_hex(*options.initial_digest), ": somebody changed them since");
+    }
+    weights->state.valid = true;
+  }
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+}
+
+Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout& layout,
+                                                             const std::vector<std::byte*>& data,
+                                                             std::optional<VersionId> initial,
+                                                             unsigned threads,
+                                                             std::shared_ptr<WeightMemory> memory) {
+  if (data.size() != layout.size()) {
+    return error(StatusCode::kInvalidArgument, data.size(), " tensors in memory, the layout has ",
+                 layout.size());
+  }
+  MappedParts parts;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    const std::uint64_t units = layout[tensor].units();
+    if (data[tensor] == nullptr || units == 0) continue;
+    WeightMap map;
+    map.tensor = tensor;
+    map.data = data[tensor];
+    map.unit_bytes = unit_bytes(layout[tensor].dtype);
+    const StridedView all{0, {units}, {1}};
+    DRIFTLESS_ASSIGN_OR_RETURN(map.map, StridedMap::make(all, units, all, units));
+    if (memory->kind() == MemoryKind::kDevice &&
+        reinterpret_cast<std::uintptr_t>(map.data) % map.unit_bytes != 0) {
+      return error(StatusCode::kInvalidArgument, "tensor '", layout[tensor].name,
+                   "' lies at an address that is not a multiple of its ", map.unit_bytes, " bytes");
+    }
+    parts.maps.push_back(std::move(map));
+  }
+  parts.layout = layout;
+  parts.memory = std::move(memory);
+  MappedOptions options;
+  options.initial = initial;
+  options.threads = threads;
+  options.digest_of_held = true;
+  return make_mapped_target(std::move(parts), options);
+}
+
+Result<std::unique_ptr<WeightTarget>> make_memory_target(const WeightLayout& layout,
+                                                         std::vector<std::byte*> data,
+                                                         std::optional<VersionId> initial,
+                                                         unsigned threads) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<MappedTarget> target,
+      make_contiguous_target(layout, data, initial, threads, make_host_memory()));
+  return std::unique_ptr<WeightTarget>(std::move(target));
+}
+
+}  // namespace driftless

@@ -1,0 +1,196 @@
+#include "plugin/targets/mapped_weights.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint32_t kSumUnits = 1U << 20;  // read at a time
+
+Status check_map(const WeightLayout& layout, const WeightMap& each) {
+  if (each.tensor >= layout.size()) {
+    return error(StatusCode::kInvalidArgument, "a map of tensor number ", each.tensor, " of ",
+                 layout.size());
+  }
+  const TensorSpec& spec = layout[each.tensor];
+  const unsigned unit = unit_bytes(spec.dtype);
+  if (each.map.source_end > spec.units() || source_bytes(each.cast, each.unit_bytes) != unit ||
+      (each.data == nullptr && each.map.units() > 0)) {
+    return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' into parameter '",
+                 each.parameter, "': the map does not fit its ", spec.units(), " units of ", unit,
+                 " bytes");
+  }
+  return {};
+}
+
+// Two maps into one unit would leave it to chance which value it ends with.
+Status check_apart(const MappedWeights& weights) {
+  std::map<const std::byte*, std::vector<const WeightMap*>> by_memory;
+  for (const WeightMap& each : weights.maps) by_memory[each.data].push_back(&each);
+  for (auto& [memory, maps] : by_memory) {
+    std::sort(maps.begin(), maps.end(), [](const WeightMap* a, const WeightMap* b) {
+      return a->map.target_offset < b->map.target_offset;
+    });
+    for (std::size_t i = 0; i < maps.size(); ++i) {
+      for (std::size_t j = i + 1;
+           j < maps.size() && maps[j]->map.target_offset < maps[i]->map.target_end; ++j) {
+        if (!targets_meet(maps[i]->map, maps[j]->map)) continue;
+        return error(StatusCode::kInvalidArgument, "tensors '",
+                     weights.layout[maps[i]->tensor].name, "' and '",
+                     weights.layout[maps[j]->tensor].name, "' are mapped into the same units of '",
+                     maps[i]->parameter, "'");
+      }
+    }
+  }
+  return {};
+}
+
+// Which maps hold the tensor's own units: one alone that has them all, or all that convert nothing.
+// What else there is (tied copies, conversions) is written, and not counted.
+void count_maps(MappedWeights& weights, std::uint32_t tensor) {
+  MappedWeights::Tensor& own = weights.tensors[tensor];
+  const std::uint64_t units = weights.layout[tensor].units();
+  std::vector<const StridedMap*> exact;
+  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    if (weights.maps[m].cast != ValueCast::kNone) {
+      own.converted = true;
+      continue;
+    }
+    const StridedMap* const alone = &weights.maps[m].map;
+    if (units > 0 && covers_once(std::span(&alone, 1), units)) {
+      weights.counted[m] = own.complete = true;
+      own.contiguous = own.maps == 1 && alone->plain();
+      return;
+    }
+    exact.push_back(alone);
+  }
+  own.complete = covers_once(exact, units);
+  if (!own.complete) return;
+  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    weights.counted[m] = weights.maps[m].cast == ValueCast::kNone;
+  }
+}
+
+}  // namespace
+
+std::vector<const WeightMap*> MappedWeights::maps_of(std::uint32_t tensor,
+                                                     bool counted_only) const {
+  std::vector<const WeightMap*> found;
+  const Tensor& own = tensors[tensor];
+  for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+    if (counted[m] || !counted_only) found.push_back(&maps[m]);
+  }
+  return found;
+}
+
+Status MappedWeights::fill(MappedParts parts) {
+  for (const WeightMap& each : parts.maps) {
+    DRIFTLESS_RETURN_IF_ERROR(check_map(parts.layout, each));
+  }
+  layout = std::move(parts.layout);
+  maps = std::move(parts.maps);
+  std::erase_if(maps, [](const WeightMap& each) { return each.map.units() == 0; });
+  writer = std::move(parts.writer);
+  memory = parts.memory ? std::move(parts.memory) : make_host_memory();
+  tensors.resize(layout.size());
+  std::stable_sort(maps.begin(), maps.end(),
+                   [](const WeightMap& a, const WeightMap& b) { return a.tensor < b.tensor; });
+  counted.assign(maps.size(), false);
+  for (std::uint32_t m = 0; m < maps.size(); ++m) {
+    Tensor& own = tensors[maps[m].tensor];
+    if (own.maps++ == 0) own.first_map = m;
+  }
+  for (const std::uint32_t tensor : parts.external) {
+    if (tensor >= layout.size() || !writer) {
+      return error(StatusCode::kInvalidArgument, "external tensor number ", tensor, " of ",
+                   layout.size(), writer ? "" : ", without a writer");
+    }
+    tensors[tensor].external = true;
+  }
+  for (auto& [tensor, why] : parts.refused) {
+    if (tensor < layout.size()) tensors[tensor].why_refused = std::move(why);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_apart(*this));
+  proven = contiguous = true;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    Tensor& own = tensors[tensor];
+    own.key = digest_tensor_key(layout[tensor].name);
+    count_maps(*this, tensor);
+    const bool ours = !own.external && own.why_refused.empty();
+    proven = proven && own.complete && ours;
+    contiguous = contiguous && (own.contiguous || own.maps == 0) && ours;
+  }
+  return {};
+}
+
+Status MappedWeights::check_summed() const {
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    const Tensor& own = tensors[tensor];
+    const bool whole = own.complete || own.maps == 0;
+    if (whole && !own.external && own.why_refused.empty()) continue;
+    return error(StatusCode::kInvalidArgument, "tensor '", layout[tensor].name,
+                 "' is not held as it is, or not all of it: there is no digest of what is held");
+  }
+  return {};
+}
+
+Status MappedWeights::sum_state() {
+  if (!state.partial) {
+    DRIFTLESS_ASSIGN_OR_RETURN(state.digest, sum());
+    return {};
+  }
+  auto digests = std::make_shared<std::vector<TensorDigest>>();
+  state.digest = Digest();
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (!maps_any(tensor)) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, sum(tensor));
+    digests->push_back({tensor, digest});
+    state.digest += digest;
+  }
+  state.tensors = std::move(digests);
+  return {};
+}
+
+Result<Digest> MappedWeights::sum(std::optional<std::uint32_t> only) const {
+  struct Block {
+    std::uint32_t tensor;
+    std::uint64_t origin;
+  };
+  std::vector<Block> blocks;
+  std::vector<TensorBytes> whole;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (only && *only != tensor) continue;
+    if (tensors[tensor].contiguous) {
+      const std::span<const std::byte> bytes(map_of(tensor).at(0), layout[tensor].size_bytes);
+      whole.push_back({{0, bytes, memory->kind()}, &tensors[tensor].key});
+    } else if (tensors[tensor].complete) {
+      const std::uint64_t units = layout[tensor].units();
+      for (std::uint64_t at = 0; at < units; at += kSumUnits) blocks.push_back({tensor, at});
+    }
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(Digest sum, memory->digest(whole, threads));
+  const unsigned workers = memory->threads(std::max(1U, threads));
+  std::vector<Digest> sums(workers);
+  std::vector<std::vector<std::byte>> scratch(workers);
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(blocks.size(), workers, [&](std::size_t i, unsigned worker) -> Status {
+        const auto& [tensor, origin] = blocks[i];
+        const unsigned unit = unit_bytes(layout[tensor].dtype);
+        const std::uint64_t count =
+            std::min<std::uint64_t>(kSumUnits, layout[tensor].units() - origin);
+        scratch[worker].resize(std::size_t{kSumUnits} * 8);
+        std::byte* const bytes = scratch[worker].data();
+        DRIFTLESS_RETURN_IF_ERROR(memory->read(maps_of(tensor, true), origin, count, bytes));
+        sums[worker] +=
+            host_kernels().digest(tensors[tensor].key, origin * unit, {bytes, count * unit});
+        return {};
+      }));
+  for (const Digest& each : sums) sum += each;
+  return sum;
+}
+
+}  // namespace driftless

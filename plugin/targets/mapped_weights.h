@@ -1,0 +1,60 @@
+// What a mapped target and the updates staged for it share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/layout.h"
+#include "core/status.h"
+#include "plugin/targets/mapped_target.h"
+#include "plugin/targets/weight_memory.h"
+
+namespace driftless {
+
+struct MappedWeights {
+  struct Tensor {
+    std::uint32_t first_map = 0, maps = 0;
+    bool external = false;
+    bool complete = false;    // the counted maps have every unit once
+    bool contiguous = false;  // its one map is plain, and has every unit
+    bool converted = false;   // a map of it converts
+    std::string why_refused;  // empty: it is not
+    DigestTensorKey key;
+  };
+  WeightLayout layout;
+  std::vector<Tensor> tensors;
+  std::vector<WeightMap> maps;  // by tensor
+  std::vector<bool> counted;    // per map: its units are the tensor's, none twice
+  std::shared_ptr<ExternalWriter> writer;
+  std::shared_ptr<WeightMemory> memory;
+  TargetState state;
+  bool proven = false;
+  bool summed = false;      // the state's digest is of the complete tensors' own bits
+  bool contiguous = false;  // all that is held is contiguous tensors
+  unsigned threads = 1;
+
+  // Checks the parts, and finds out what they hold.
+  [[nodiscard]] Status fill(MappedParts parts);
+  // Every tensor that is held can be summed.
+  [[nodiscard]] Status check_summed() const;
+  // The digest of the complete tensors, or of one of them, as they are. O(weights).
+  [[nodiscard]] Result<Digest> sum(std::optional<std::uint32_t> only = {}) const;
+  // Reads the weights: the state's digest, and of a partial state that of each tensor.
+  [[nodiscard]] Status sum_state();
+
+  // All, or those that hold its own units.
+  [[nodiscard]] std::vector<const WeightMap*> maps_of(std::uint32_t tensor,
+                                                      bool counted_only) const;
+  // Of a contiguous tensor that is held.
+  [[nodiscard]] const WeightMap& map_of(std::uint32_t tensor) const {
+    return maps[tensors[tensor].first_map];
+  }
+  [[nodiscard]] bool maps_any(std::uint32_t tensor) const { return tensors[tensor].maps > 0; }
+};
+
+}  // namespace driftless

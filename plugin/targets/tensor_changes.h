@@ -1,0 +1,76 @@
+// TensorChanges: what a version, or several folded, changes in a target's weights, decoded: pieces
+// that go through the maps, and the new values of the tensors that an external writer holds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "formats/frame.h"
+#include "plugin/targets/delta_pieces.h"
+#include "plugin/targets/mapped_weights.h"
+#include "plugin/targets/version_difference.h"
+#include "plugin/targets/version_source.h"
+
+namespace driftless {
+
+// Filled once, by the update that it is part of; then valid as long as somebody has it, and may be
+// used from any thread.
+class TensorChanges {
+ public:
+  // `versions`: adjoining deltas, or one full version.
+  TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
+
+  // Of deltas: decodes and folds them. kUnsupported, naming the tensor, if one changes that cannot
+  // be followed; in `xor` and `overwrite`, which are changes to a tensor's own bits, also if it is
+  // converted here, or the writer's.
+  [[nodiscard]] Status fold();
+  // Of a full version: what differs is all that goes through the maps.
+  void only(VersionDifference difference) { difference_ = std::move(difference); }
+  // kUnsupported, naming the tensor, if one changes that cannot be followed.
+  [[nodiscard]] Status check_followed() const;
+  [[nodiscard]] const std::vector<VersionSource>& versions() const { return versions_; }
+
+  // For the maps. No two touch the same unit. In the order of the tensors.
+  [[nodiscard]] std::span<const DeltaPiece> all_pieces() const {
+    return whole() ? difference_.pieces() : fold_.pieces();
+  }
+  [[nodiscard]] std::uint64_t units() const {
+    return whole() ? difference_.units() : fold_.units();
+  }
+
+  // For the writer. Its tensors that change, ascending; of a full version all of them.
+  [[nodiscard]] std::span<const std::uint32_t> tensors() const { return external_; }
+  [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const;
+  // Whether every unit is new: a full version.
+  [[nodiscard]] bool whole() const { return versions_.front().version().full(); }
+  // Bits that none of the tensor's new values has; nothing if each has been taken.
+  [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const;
+  // The changes, as they are folded; none if it is whole().
+  [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t tensor) const;
+  // Writes the new values into `data`, which has room for all of the tensor. With `only`, those
+  // values that have these bits.
+  void write(std::uint32_t tensor, std::byte* data, std::optional<std::uint64_t> only) const;
+
+ private:
+  [[nodiscard]] Status fold_versions();
+  [[nodiscard]] Status fold_effect();
+  [[nodiscard]] Status check_readable() const;
+  [[nodiscard]] unsigned width(std::uint32_t tensor) const {
+    return unit_bytes(weights_->layout[tensor].dtype);
+  }
+
+  std::shared_ptr<const MappedWeights> weights_;
+  std::vector<VersionSource> versions_;
+  std::vector<std::vector<std::byte>> frame_bytes_;  // of the effect
+  std::vector<Frame> frames_;
+  DeltaFold fold_;                // of deltas
+  VersionDifference difference_;  // of a full version
+  std::vector<std::uint32_t> external_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,198 @@
+#include "plugin/targets/version_difference.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "core/parallel.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
+
+// Values as a map's target would have them.
+void convert(const ChangePart& part, const StridedMap& same, std::byte* out) {
+  const unsigned width = part.map->unit_bytes;
+  if (part.map->cast == ValueCast::kNone) {
+    std::memcpy(out, part.values(), std::size_t{part.count} * width);
+    return;
+  }
+  host_kernels().scatter_strided(same, out, width, 0, all_offsets().data(), part.count,
+                                 part.values(), part.map->cast);
+}
+
+}  // namespace
+
+class DifferenceFinder {
+ public:
+  explicit DifferenceFinder(const MappedWeights& weights)
+      : weights_(weights), scratch_(std::max(1U, weights.threads)) {
+    std::uint64_t held = 0;
+    for (const WeightMap& each : weights.maps) held += each.map.units();
+    most_ = held / VersionDifference::kDenseShare;
+    for (Scratch& each : scratch_) {
+      each.offsets.resize(kMaxPieceUnits + kDiffSlackUnits);
+      each.values.resize(std::size_t{kMaxPieceUnits + kDiffSlackUnits} * 8);
+    }
+  }
+
+  Result<std::optional<VersionDifference>> find(const VersionSource& version) {
+    const StridedView all{0, {kMaxPieceUnits}, {1}};
+    DRIFTLESS_ASSIGN_OR_RETURN(same_, StridedMap::make(all, kMaxPieceUnits, all, kMaxPieceUnits));
+    for (std::uint32_t tensor = 0; tensor < weights_.layout.size(); ++tensor) {
+      const TensorChange* const change = version.find(tensor);
+      if (change == nullptr || !weights_.maps_any(tensor)) continue;
+      for (const DensePiece& piece : version.dense(*change)) {
+        DRIFTLESS_RETURN_IF_ERROR(add(tensor, piece));
+        if (found_.units_ > most_) return std::optional<VersionDifference>();
+      }
+    }
+    DRIFTLESS_RETURN_IF_ERROR(compare());
+    if (found_.units_ > most_) return std::optional<VersionDifference>();
+    point();
+    return std::optional<VersionDifference>(std::move(found_));
+  }
+
+ private:
+  struct Scratch {
+    std::vector<std::uint32_t> offsets, merged;
+    std::vector<std::byte> values;
+  };
+
+  // Cuts the piece into blocks, and compares those that wait, until it is too much.
+  Status add(std::uint32_t tensor, const DensePiece& piece) {
+    const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
+    const std::uint64_t units = piece.bytes.size() / width;
+    for (std::uint64_t done = 0; done < units && found_.units_ <= most_; done += kMaxPieceUnits) {
+      DeltaPiece block;
+      block.tensor = tensor;
+      block.count =
+          static_cast<std::uint32_t>(std::min<std::uint64_t>(kMaxPieceUnits, units - done));
+      block.origin = piece.byte_offset / width + done;
+      block.offsets = all_offsets().data();
+      block.values = piece.bytes.data() + done * width;
+      blocks_.push_back(block);
+      waiting_ += block.count;
+      if (waiting_ >= kCompareUnits) DRIFTLESS_RETURN_IF_ERROR(compare());
+    }
+    return {};
+  }
+
+  // Whether the bits can be compared where they lie.
+  [[nodiscard]] bool in_place(const ChangePart& part) const {
+    return part.map->plain() && weights_.memory->kind() == MemoryKind::kHost;
+  }
+
+  // The blocks that wait: what is there is read as the old values of a change would be.
+  Status compare() {
+    cut();
+    std::vector<ChangePart> read;
+    for (const ChangePart& part : parts_) {
+      if (!in_place(part)) read.push_back(part);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        parallel_for(parts_.size(), weights_.threads, [&](std::size_t i, unsigned) -> Status {
+          if (in_place(parts_[i])) return {};
+          const std::size_t size = std::size_t{parts_[i].count} * parts_[i].map->unit_bytes;
+          convert(parts_[i], same_, expected_.data() + at_[i]);
+          // Units that are in no map stay so, and count as the same.
+          std::memcpy(parts_[i].old_values, expected_.data() + at_[i], size);
+          return {};
+        }));
+    if (!read.empty()) {
+      DRIFTLESS_RETURN_IF_ERROR(weights_.memory->place(read, weights_.threads).status());
+    }
+    std::vector<VersionDifference::Found> found(blocks_.size());
+    DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), weights_.threads,
+                                           [&](std::size_t block, unsigned worker) -> Status {
+                                             collect(block, scratch_[worker], found[block]);
+                                             return {};
+                                           }));
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (found[i].offsets.empty()) continue;
+      DeltaPiece piece = blocks_[i];
+      piece.count = static_cast<std::uint32_t>(found[i].offsets.size());
+      found_.units_ += piece.count;
+      found_.pieces_.push_back(piece);
+      found_.found_.push_back(std::move(found[i]));
+    }
+    blocks_.clear();
+    waiting_ = 0;
+    return {};
+  }
+
+  void cut() {
+    parts_.clear();
+    at_.clear();
+    first_part_.clear();
+    std::size_t bytes = 0;
+    for (const DeltaPiece& block : blocks_) {
+      const MappedWeights::Tensor& tensor = weights_.tensors[block.tensor];
+      first_part_.push_back(parts_.size());
+      for (std::uint32_t m = tensor.first_map; m < tensor.first_map + tensor.maps; ++m) {
+        const ChangePart part = part_of(block, weights_.maps[m]);
+        if (part.count == 0) continue;
+        parts_.push_back(part);
+        at_.push_back(bytes);
+        if (!in_place(part)) bytes += (std::size_t{part.count} * part.map->unit_bytes + 7) / 8 * 8;
+      }
+    }
+    first_part_.push_back(parts_.size());
+    old_.resize(bytes);
+    expected_.resize(bytes);
+    for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].old_values = old_.data() + at_[i];
+  }
+
+  // The units of a block that differ in any map.
+  void collect(std::size_t block, Scratch& scratch, VersionDifference::Found& found) const {
+    for (std::size_t i = first_part_[block]; i < first_part_[block + 1]; ++i) {
+      const ChangePart& part = parts_[i];
+      const bool there = in_place(part);
+      const std::uint32_t count = host_kernels().diff(
+          there ? part.map->at(part.piece->origin + part.begin) : part.old_values,
+          there ? part.values() : expected_.data() + at_[i], part.count, part.map->unit_bytes,
+          scratch.offsets.data(), scratch.values.data(), nullptr);
+      for (std::uint32_t k = 0; k < count; ++k) scratch.offsets[k] += part.begin;
+      scratch.merged.clear();
+      std::set_union(found.offsets.begin(), found.offsets.end(), scratch.offsets.begin(),
+                     scratch.offsets.begin() + count, std::back_inserter(scratch.merged));
+      found.offsets.assign(scratch.merged.begin(), scratch.merged.end());
+    }
+    const unsigned width = unit_bytes(weights_.layout[blocks_[block].tensor].dtype);
+    found.values.resize(found.offsets.size() * width);
+    host_kernels().gather(blocks_[block].values, width, found.offsets.data(), found.offsets.size(),
+                          found.values.data());
+    found.old_values.resize(found.offsets.size() * width);
+  }
+
+  void point() {
+    for (std::size_t i = 0; i < found_.pieces_.size(); ++i) {
+      VersionDifference::Found& found = found_.found_[i];
+      found_.pieces_[i].offsets = found.offsets.data();
+      found_.pieces_[i].values = found.values.data();
+      found_.pieces_[i].old_values = found.old_values.data();
+    }
+  }
+
+  const MappedWeights& weights_;
+  std::vector<Scratch> scratch_;  // per thread
+  std::uint64_t most_ = 0;        // units that may differ
+  StridedMap same_;
+  std::vector<DeltaPiece> blocks_;  // that wait to be compared: every unit of theirs
+  std::uint64_t waiting_ = 0;       // units of them
+  std::vector<ChangePart> parts_;
+  std::vector<std::size_t> at_,
+      first_part_;  // per part: its place below; per block: its first part
+  std::vector<std::byte> old_, expected_;
+  VersionDifference found_;
+};
+
+Result<std::optional<VersionDifference>> VersionDifference::find(const MappedWeights& weights,
+                                                                 const VersionSource& version) {
+  return DifferenceFinder(weights).find(version);
+}
+
+}  // namespace driftless

@@ -1,0 +1,120 @@
+// WeightMemory: the memory that weights lie in, and how bytes get there and back through maps. The
+// host's here; a GPU's in plugin/device/device_weight_memory.h. Nothing else knows where weights
+// lie. One thread at a time, except where a call says otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/memory_kind.h"
+#include "core/status.h"
+#include "plugin/targets/delta_pieces.h"
+#include "plugin/targets/version_source.h"
+#include "plugin/targets/weight_map.h"
+#include "plugin/targets/weight_target.h"
+
+namespace driftless {
+
+// The changes of one piece that may lie in one map.
+struct ChangePart {
+  const DeltaPiece* piece = nullptr;
+  const WeightMap* map = nullptr;
+  std::uint32_t begin = 0, count = 0;  // of the piece's changes
+  std::byte* old_values = nullptr;     // room for `count`, in the target's width
+
+  [[nodiscard]] const std::uint32_t* offsets() const { return piece->offsets + begin; }
+  [[nodiscard]] const std::byte* values() const {
+    return piece->values + std::size_t{begin} * source_bytes(map->cast, map->unit_bytes);
+  }
+};
+// The piece's changes that may lie in the map.
+[[nodiscard]] ChangePart part_of(const DeltaPiece& piece, const WeightMap& map);
+
+// Changes made ready: everything that writing and taking back need is in place.
+class PlacedChanges {
+ public:
+  virtual ~PlacedChanges() = default;
+  // Compares what is there with the old values, and writes the new ones. The number of a part that
+  // is not what it was, or none. After that number, or an error, some may have been written: then
+  // take_back().
+  [[nodiscard]] virtual Result<std::optional<std::size_t>> write() = 0;
+  // Puts back what write() replaced, as far as it came.
+  [[nodiscard]] virtual Status take_back() = 0;
+  // What the changes add to the digest, one number for each version in their order, where the
+  // memory measures it: of the first version once staged, of all once written. Empty where the old
+  // values came to the host instead (ChangePart::old_values).
+  [[nodiscard]] virtual std::span<const Digest> measured() const = 0;
+};
+
+// Bytes of a tensor from `byte_offset` on, in either memory.
+struct TensorBytes {
+  DensePiece piece;
+  const DigestTensorKey* key = nullptr;
+};
+
+// A tensor that lies contiguous in the memory.
+struct ContiguousTensor {
+  std::byte* data = nullptr;  // null: not held
+  std::uint64_t units = 0;
+  const DigestTensorKey* key = nullptr;
+};
+
+// A memory that applies buckets to contiguous tensors by itself, where the buckets lie.
+class BucketMemory {
+ public:
+  virtual ~BucketMemory() = default;
+  struct Placed {
+    std::unique_ptr<PlacedChanges> changes;
+    std::uint64_t units = 0;
+  };
+  // `chain`: adjoining positional deltas. `tensors`: one for each tensor of the layout.
+  [[nodiscard]] virtual Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
+                                                     std::vector<VersionSource> chain) = 0;
+};
+
+class WeightMemory {
+ public:
+  virtual ~WeightMemory() = default;
+  [[nodiscard]] virtual MemoryKind kind() const = 0;
+  // Reads the parts' old values. No two parts write the same unit. What they point to outlives the
+  // result.
+  [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place(
+      std::span<const ChangePart> parts, unsigned threads) = 0;
+  // Every unit from `origin` on, `count` of them; values are in the tensor's width. read() is for
+  // maps that convert nothing, into host memory; values that no map has are not defined. write()
+  // writes what each map has; `values` lie on the host, or in this memory.
+  [[nodiscard]] virtual Status read(std::span<const WeightMap* const> maps, std::uint64_t origin,
+                                    std::uint64_t count, std::byte* values) = 0;
+  [[nodiscard]] virtual Status write(std::span<const WeightMap* const> maps, std::uint64_t origin,
+                                     std::uint64_t count, const std::byte* values,
+                                     MemoryKind from) = 0;
+  // Until everything that was written is there.
+  [[nodiscard]] virtual Status finish() = 0;
+  // Threads that may call read() and write() at the same time, for different units.
+  [[nodiscard]] virtual unsigned threads(unsigned wanted) const = 0;
+  // Bytes of this memory, as they are, to the host.
+  [[nodiscard]] virtual Status fetch(std::span<std::byte> to, const std::byte* from) = 0;
+  // The sum of these bytes' digests, worked out where this memory is.
+  [[nodiscard]] virtual Result<Digest> digest(std::span<const TensorBytes> bytes,
+                                              unsigned threads) = 0;
+  // Zeroed, at a multiple of 256 bytes, until the last owner goes.
+  [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
+  [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
+  // Null where deltas are decoded on the host.
+  [[nodiscard]] virtual BucketMemory* buckets() = 0;
+};
+
+[[nodiscard]] std::shared_ptr<WeightMemory> make_host_memory();
+
+// As WeightMemory::digest(), of bytes that all lie on the host.
+[[nodiscard]] Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads);
+
+// 0, 1, 2, ... below kMaxPieceUnits: the offsets of a piece that has every unit.
+[[nodiscard]] std::span<const std::uint32_t> all_offsets();
+
+}  // namespace driftless

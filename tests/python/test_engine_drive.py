@@ -1,0 +1,196 @@
+"""The engine driver as Python uses it: an `LLM` of this process, and what a rank says of itself."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import binding
+
+driftless = binding.driftless()
+from driftless import errors  # noqa: E402
+from driftless.engines import drive, vllm  # noqa: E402
+from driftless.engines.rank_receiver import RankReceiver, process_id  # noqa: E402
+
+RUN = "a" * 32
+
+
+class Llm:
+    """vLLM's `LLM` with two ranks that follow a run. `fate(rank, what)`: "refused" or "torn"."""
+
+    def __init__(self):
+        self.ranks = [{"version": 0, "run": "", "state": "closed"} for _ in range(2)]
+        self.published, self.label, self.in_session, self.calls = 1, "default", False, []
+        self.fate = lambda rank, what: None
+
+    def collective_rpc(self, method, kwargs):
+        what = method.removeprefix("driftless_")
+        self.calls.append(what)
+        return [self.obey(number, what, kwargs) for number in range(2)]
+
+    def obey(self, number, what, given):
+        rank = self.ranks[number]
+        ok = True
+        if what == "open":
+            rank["state"] = "idle"
+        elif what == "stage":
+            rank["ticket"] = given["ticket"]
+            newer = self.published > rank["version"]
+            rank["staged"] = self.published if newer else None
+            rank["state"] = "staged" if newer else "idle"
+        elif what == "rollback":
+            rank["staged"] = None
+            if rank["version"] != given["version"]:
+                ok = self.fate(number, what) is None and rank.get("before") == given["version"]
+                rank["version"] = given["version"] if ok else rank["version"]
+                rank["run"] = RUN if ok and rank["version"] else rank["run"] if not ok else ""
+        version = rank["version"]
+        digest = "" if version < 0 or rank["state"] == "closed" else f"{version:032x}"
+        return {
+            "nonce": given["nonce"], "rank": number, "process": f"p{number}", "ok": ok,
+            "error": None if ok else "no", "state": rank["state"], "version": version,
+            "staged_version": rank.get("staged"), "run": rank["run"], "digest": digest,
+            "follows": RUN if rank["state"] != "closed" else "", "session": True,
+        }  # fmt: skip
+
+    def start_weight_update(self):
+        assert not self.in_session
+        self.in_session = True
+
+    def update_weights(self, request):
+        info = request["update_info"]
+        for number, rank in enumerate(self.ranks):
+            fate = self.fate(number, "commit")
+            if fate == "refused" or rank.get("ticket") != info["ticket"]:
+                continue
+            rank["before"], rank["run"], rank["state"] = rank["version"], RUN, "committed"
+            rank["version"] = -1 if fate == "torn" else info["version"]
+            rank["staged"] = None
+
+    def finish_weight_update(self, weight_version=None):
+        assert self.in_session
+        self.in_session = False
+        self.label = weight_version or self.label
+
+    def reset_prefix_cache(self):
+        self.calls.append("clear")
+
+    def update_weight_version(self, version):
+        self.label = version
+
+    def get_weight_version(self):
+        return self.label
+
+
+def test_an_llm_of_this_process():
+    llm = Llm()
+    driver = vllm.follow(llm, "job")
+    assert driver.version == 0 and llm.label == "default"
+    done = driver.update(5)
+    assert (done.from_version, done.version, llm.label) == (0, 1, "1")
+    assert [reply["version"] for reply in done.replies] == [1, 1]
+    assert set(done.timings) == {"staged_ms", "pause_ms", "commit_ms", "resume_ms"}
+    assert driver.update(5) is None, "nothing newer"
+    llm.published = 2
+    driver.start_staging(5)
+    assert driver.staged(5) == 2
+    assert driver.update(5, started=True).version == driver.version == 2
+    assert llm.calls.count("stage") == 3, "what start_staging() began is taken"
+    assert [reply["version"] for reply in driver.ask("driftless_status")] == [2, 2]
+
+
+def test_a_rank_that_refuses_takes_the_others_back():
+    llm = Llm()
+    driver = vllm.follow(llm)
+    llm.fate = lambda rank, what: "refused" if (rank, what) == (1, "commit") else None
+    with pytest.raises(drive.EngineError, match="was refused") as raised:
+        driver.update(5)
+    assert raised.value.versions == [0, 0] and not raised.value.left_paused
+    assert llm.label == "default", "no label without a proven commit"
+
+
+@pytest.mark.parametrize("torn", ([1], [0, 1]))
+def test_torn_ranks_are_no_version(torn):
+    """Also if all of them say so."""
+    llm = Llm()
+    driver = vllm.follow(llm)
+    llm.fate = lambda rank, what: "torn" if rank in torn else None
+    with pytest.raises(drive.EngineError, match="left paused") as raised:
+        driver.update(5)
+    assert raised.value.left_paused and -1 in raised.value.versions
+    assert llm.label == "default"
+    with pytest.raises(drive.EngineError, match="left paused"):
+        vllm.follow(llm)
+
+
+def test_an_engine_that_raises_is_told_in_its_words():
+    llm = Llm()
+    driver = vllm.follow(llm)
+
+    def dead(*_, **__):
+        raise RuntimeError("the worker is gone")
+
+    llm.collective_rpc = dead
+    with pytest.raises(drive.EngineError, match="the worker is gone"):
+        driver.update(5)
+    with pytest.raises(errors.IoError, match="the worker is gone"):
+        driver.ask()
+
+
+# --- a rank ---------------------------------------------------------------------------------------
+
+
+class Receiver:
+    """As much of driftless.Receiver as a rank asks."""
+
+    run = "b" * 32
+
+    def __init__(self):
+        self.state = state(1)
+        self.staged_version = 2
+
+    def commit(self):
+        self.state = state(2)
+        return SimpleNamespace(fetch_ms=0, stage_ms=0, pause_ms=0, apply_ms=0, resume_ms=0)
+
+
+def state(version, valid=True, partial=False):
+    return SimpleNamespace(
+        run="b" * 32, version=version, digest=f"{version:032x}", valid=valid, partial=partial
+    )
+
+
+def staged_rank(receiver):
+    rank = RankReceiver(3, lambda chunk_bytes: None)
+    rank._receiver, rank._state, rank._staged, rank._ticket = receiver, "staged", 2, "t-1"
+    rank._look(receiver)
+    return rank
+
+
+def test_a_reply_names_the_weights_and_the_process():
+    reply = staged_rank(Receiver()).status("n")
+    assert reply["process"] == process_id() and reply["nonce"] == "n"
+    assert (reply["run"], reply["version"]) == ("b" * 32, 1)
+    assert reply["digest"] == f"{1:032x}" and reply["follows"] == "b" * 32
+
+
+def test_a_commit_that_comes_late_is_refused():
+    rank = staged_rank(Receiver())
+    late = rank.commit(2, "n", "t-0")
+    assert not late["ok"] and late["version"] == 1
+    assert rank.commit(2, "n", "t-1")["version"] == 2
+
+
+def test_a_commit_whose_undo_failed_is_torn():
+    class Failing(Receiver):
+        def commit(self):
+            self.state = state(1, valid=False)
+            raise errors.MismatchError("the digest differs, and the old values could not be written")
+
+    reply = staged_rank(Failing()).commit(2, "n", "t-1")
+    assert not reply["ok"] and reply["version"] == -1 and reply["digest"] == ""
+
+
+def test_a_part_of_the_tensors_has_no_digest_to_compare():
+    receiver = Receiver()
+    receiver.state = state(1, partial=True)
+    assert staged_rank(receiver).status()["digest"] == ""
