@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/mapped_target.h"
 #include "sim/step_road.h"
 
 namespace driftless::testing {
@@ -23,11 +23,11 @@ Weights half_of(const Weights& weights, unsigned part) {
 Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layout, Weights& memory,
                                                         unsigned part,
                                                         const std::optional<Digest>& base) {
-  ModuleParts parts;
+  MappedParts parts;
   parts.layout = layout;
   for (std::uint32_t i = 0; i < layout.size(); ++i) {
     const std::uint64_t units = layout[i].units() / 2;
-    ModuleMap map;
+    WeightMap map;
     map.tensor = i;
     map.data = memory.at(layout[i].name).bytes.data();
     map.unit_bytes = unit_bytes(layout[i].dtype);
@@ -37,14 +37,14 @@ Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layo
                                                 {0, {units}, {1}}, units));
     parts.maps.push_back(std::move(map));
   }
-  ModuleOptions options;
+  MappedOptions options;
   options.threads = 1;
   if (base.has_value()) {
     options.initial = VersionId{};
     options.initial_digest = base;
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ModuleTarget> made,
-                             make_module_target(std::move(parts), options));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MappedTarget> made,
+                             make_mapped_target(std::move(parts), options));
   return std::unique_ptr<WeightTarget>(std::move(made));
 }
 
