@@ -51,7 +51,8 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
                 Environment::TimePoint end, const Ready& ready) {
   Environment& here = environment();
   if (here.has_threads()) return changed.wait_until(lock, end, ready);
-  for (std::chrono::milliseconds poll(1); !ready(); poll *= 2) {
+  constexpr std::chrono::milliseconds kLongestPoll(100);
+  for (std::chrono::milliseconds poll(1); !ready(); poll = std::min(2 * poll, kLongestPoll)) {
     const Environment::TimePoint now = here.now();
     if (now >= end) return false;
     lock.unlock();

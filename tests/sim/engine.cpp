@@ -31,7 +31,7 @@ void Engine::start_server(const Weights& base) {
   });
   for (unsigned rank = 0; rank < life->workers.size(); ++rank) {
     life->workers[rank] =
-        std::make_unique<SliceWorker>(world_, server_, concat(name_, "-rank", rank), rank, base);
+        std::make_shared<SliceWorker>(world_, server_, concat(name_, "-rank", rank), rank, base);
   }
 }
 
@@ -46,10 +46,7 @@ Result<std::string> Engine::carry_out(Server& server, const std::string& operati
     return error(StatusCode::kIo, name_, ": ", operation, ": ", why);
   };
   if (operation == "pause") server.paused = true;
-  if (operation == "resume") {
-    server.paused = false;
-    if (!server.cached) server.cached = nlohmann::json(server.workers[0]->claim().digest).dump();
-  }
+  if (operation == "resume") server.paused = false;
   if (operation == "begin") {
     if (server.session) return refused("an update is active");
     server.session = true;
@@ -68,6 +65,8 @@ Result<std::string> Engine::carry_out(Server& server, const std::string& operati
   }
   if (operation == "read_label") return nlohmann::json(server.label).dump();
   if (operation == "clear_cache") server.cached.reset();
+  // Who serves fills the cache.
+  if (!server.paused && !server.cached) server.cached = server.workers[0]->fingerprint();
   return std::string("{}");
 }
 
@@ -105,7 +104,10 @@ Result<std::string> Engine::call(const std::string& operation, const std::string
   // One after the other, in the order in which they came, whether the caller waits or not.
   const std::uint64_t turn = life->taken++;
   simulation.start_fiber(server, [this, reply, life, server, turn, slow, operation, arguments] {
-    while (!server->dead && life->done != turn) world_.simulation.sleep(milliseconds(1));
+    for (milliseconds poll(1); !server->dead && life->done != turn;) {
+      world_.simulation.sleep(poll);
+      poll = std::min(2 * poll, milliseconds(200));
+    }
     if (slow.count() > 0) world_.simulation.sleep(slow);
     if (!server->dead) reply->text = carry_out(*life, operation, arguments);
     ++life->done;
@@ -203,6 +205,13 @@ void Engine::check_updated(const std::string& run, std::uint64_t version) {
                                   run.substr(0, 6), ", but a worker holds version ", held.version,
                                   " of run ", held.run.substr(0, 6)));
   }
+  if (life_->paused) {
+    world_.simulation.fail(
+        concat(name_, ": the agent says version ", version, ", but it is paused"));
+  }
+  if (life_->cached && *life_->cached != life_->workers[0]->fingerprint()) {
+    world_.simulation.fail(concat(name_, " serves from a prefix cache that other weights made"));
+  }
 }
 
 std::string Engine::check() const {
@@ -215,10 +224,17 @@ std::string Engine::check() const {
       return concat(name_, " serves version ", held.version, " of run ", held.run.substr(0, 6),
                     " and holds other weights");
     }
-    if (!(held == first)) {
+    const bool differ = held.run != first.run || held.version != first.version ||
+                        (held.digest != first.digest && !held.digest.empty() &&
+                         !first.digest.empty());  // one that is not open yet has none
+    if (differ) {
       return concat(name_, " serves version ", first.version, " on a rank and version ",
                     held.version, " on another");
     }
+  }
+  const bool labelled = life_->label != "default" && life_->label != "unproven";
+  if (labelled && life_->label != std::to_string(first.version)) {
+    return concat(name_, " serves version ", first.version, " labelled ", life_->label);
   }
   return {};
 }

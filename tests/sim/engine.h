@@ -41,11 +41,11 @@ class Engine {
   // One life of the server.
   struct Server {
     std::string token;  // random, of this process
-    std::array<std::unique_ptr<SliceWorker>, 2> workers;
+    std::array<std::shared_ptr<SliceWorker>, 2> workers;
     bool paused = false, session = false;
     std::string label = "default";
     std::uint64_t taken = 0, done = 0;  // calls in the queue: numbers
-    std::optional<std::string> cached;  // what made the prefix cache; none: it is empty
+    std::optional<Digest> cached;       // the weights that made the prefix cache; none: it is empty
   };
   struct Reply {
     bool done = false;

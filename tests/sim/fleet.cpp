@@ -169,6 +169,7 @@ void Fleet::new_run() {
   simulation_.trace("a new run in the same directory");
   if (random_.chance(0.7)) kill(trainer().process());
   world_.disk.remove(kRoad);
+  ++world_.wipes;
   world_.road_is_damaged = false;
   const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
   trainers_.push_back(new_trainer(base));

@@ -174,7 +174,9 @@ std::string Rollout::check() {
   }
   const TargetState state = life_->receiver->state();
   for (const KnownWeights& known : world_.truth.of(id->run, id->version)) {
-    if (!state.partial && known.digest != state.digest) continue;
+    const std::optional<Digest> digest =
+        state.partial ? state.version_digest : std::optional(state.digest);
+    if (digest && known.digest != *digest) continue;
     if (holds_exactly(*life_, known.weights)) return {};
   }
   return concat(name_, " claims version ", id->version, " of run ", to_hex(id->run).substr(0, 6),

@@ -39,6 +39,7 @@ void Simulation::start_fiber(const std::shared_ptr<Process>& process, std::funct
     --process->fibers;
   });
   threads_.push_back(std::move(thread));
+  if (!failure_.empty()) kill(*process);  // nothing begins any more
 }
 
 Simulation::Thread* Simulation::next() {
@@ -73,7 +74,10 @@ void Simulation::leave(TimePoint wake) {
   if (++steps_ > options_.max_steps) {
     fail(concat(self().name, ": the simulation does not end"));
     if (steps_ > 2 * options_.max_steps) {
-      std::fprintf(stderr, "a dead process does not end: %s\n", self().name.c_str());
+      for (const std::string& line : trace_) std::fprintf(stderr, "%s\n", line.c_str());
+      for (const auto& thread : threads_) {
+        std::fprintf(stderr, "a dead process does not end: %s\n", thread->process->name.c_str());
+      }
       std::abort();  // a fiber cannot be taken off its stack
     }
   }

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "plugin/targets/module_target.h"
+#include "plugin/targets/mapped_target.h"
 #include "sim/step_road.h"
 
 namespace driftless::testing {
@@ -23,11 +23,11 @@ Weights half_of(const Weights& weights, unsigned part) {
 Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layout, Weights& memory,
                                                         unsigned part,
                                                         const std::optional<Digest>& base) {
-  ModuleParts parts;
+  MappedParts parts;
   parts.layout = layout;
   for (std::uint32_t i = 0; i < layout.size(); ++i) {
     const std::uint64_t units = layout[i].units() / 2;
-    ModuleMap map;
+    WeightMap map;
     map.tensor = i;
     map.data = memory.at(layout[i].name).bytes.data();
     map.unit_bytes = unit_bytes(layout[i].dtype);
@@ -37,14 +37,14 @@ Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layo
                                                 {0, {units}, {1}}, units));
     parts.maps.push_back(std::move(map));
   }
-  ModuleOptions options;
+  MappedOptions options;
   options.threads = 1;
   if (base.has_value()) {
     options.initial = VersionId{};
     options.initial_digest = base;
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ModuleTarget> made,
-                             make_module_target(std::move(parts), options));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MappedTarget> made,
+                             make_mapped_target(std::move(parts), options));
   return std::unique_ptr<WeightTarget>(std::move(made));
 }
 
@@ -154,8 +154,8 @@ Status SliceWorker::stage(std::chrono::milliseconds timeout, const std::string& 
   error_.clear();
   staged_.reset();
   ticket_ = ticket;
-  world_.simulation.start_fiber(process_, [this, timeout, following = following_,
-                                           process = process_] {
+  world_.simulation.start_fiber(process_, [this, self = shared_from_this(), timeout,
+                                           following = following_, process = process_] {
     Result<bool> staged = false;
     world_.simulation.within(timeout + kFetchDeadline + kReportDeadline, "a worker's stage()", [&] {
       staged = following->receiver->stage(Deadline::after(timeout));
@@ -188,7 +188,9 @@ Status SliceWorker::commit_staged(std::uint64_t version, const std::string& tick
     return error(StatusCode::kIo, "rank ", rank_, ": the commit failed");
   }
   const Result<UpdateReport> report = following_->receiver->commit();
-  if (!world_.calm && random.chance(0.01)) {
+  const bool tears = !world_.calm && random.chance(0.01);
+  if (report.ok() && report->anchor) torn_ = false;  // all of it was written anew
+  if (tears) {
     torn_ = true;
     memory_.begin()->second.bytes[0] ^= std::byte{1};
   }

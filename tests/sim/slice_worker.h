@@ -19,7 +19,7 @@ namespace driftless::testing {
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_slice_target(
     const WeightLayout& layout, Weights& memory, unsigned part, const std::optional<Digest>& base);
 
-class SliceWorker {
+class SliceWorker : public std::enable_shared_from_this<SliceWorker> {
  public:
   // `process` is the server's; it and `world` outlive the worker.
   SliceWorker(World& world, const std::shared_ptr<Process>& process, std::string id, unsigned rank,
@@ -36,6 +36,8 @@ class SliceWorker {
     friend bool operator==(const Claim&, const Claim&) = default;
   };
   [[nodiscard]] Claim claim() const;
+  // Of the bytes that it holds.
+  [[nodiscard]] Digest fingerprint() const { return digest_of(memory_); }
   // Whether the memory is what is claimed.
   [[nodiscard]] bool holds_its_claim() const;
 

@@ -116,13 +116,18 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
     }
     MemorySource source(weights, rank, world_.ranks, 3);
     Result<PublishReport> report = error(StatusCode::kInternal, "not called");
+    const std::uint64_t wipes = world_.wipes;
     simulation.within(kPublishDeadline, "publish()", [&] { report = publisher->publish(source); });
     if (rank == 0) {
       simulation.trace(
           concat(name_, " publish: ",
                  report.ok() ? concat("version ", report->version) : report.status().to_string()));
       weights_ = weights;
-      if (report.ok()) check_published(*report, run);
+      if (report.ok()) published_ = VersionId{run, report->version};
+      // What was published may be gone since, and another be there.
+      if (report.ok() && wipes == world_.wipes && !simulation.self().dead) {
+        check_published(*report, run);
+      }
     }
     simulation.sleep(pace.between(std::chrono::milliseconds(1), std::chrono::milliseconds(3'000)));
   }
@@ -131,7 +136,6 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
 
 // A publisher that says ok has published: what receivers find is its own version.
 void Trainer::check_published(const PublishReport& report, const Hash128& run) {
-  published_ = VersionId{run, report.version};
   if (world_.hub != nullptr || world_.road_is_damaged) return;
   const std::string file =
       concat(kRoad, "/weight_v", version_string(report.version), "/manifest.json");

@@ -43,6 +43,7 @@ struct World {
   bool ending = false;            // processes leave their loops
   // A stranger changed what is on the road: a publisher may refuse to go on with it.
   bool road_is_damaged = false;
+  std::uint64_t wipes = 0;  // how often the road's directory was emptied
   // The worker of this name claims a version that it does not hold: the check must find it.
   std::string liar;
 };
