@@ -110,6 +110,9 @@ Result<std::string> Engine::call(const std::string& operation, const std::string
     }
     if (slow.count() > 0) world_.simulation.sleep(slow);
     if (!server->dead) reply->text = carry_out(*life, operation, arguments);
+    if (operation != "rpc") {
+      world_.simulation.trace(concat(server->name, " ", operation, " ", arguments));
+    }
     ++life->done;
     reply->done = !server->dead;
   });
@@ -209,6 +212,9 @@ void Engine::check_updated(const std::string& run, std::uint64_t version) {
     world_.simulation.fail(
         concat(name_, ": the agent says version ", version, ", but it is paused"));
   }
+  if (life_->label != std::to_string(version)) {
+    world_.simulation.fail(concat(name_, " serves version ", version, " labelled ", life_->label));
+  }
   if (life_->cached && *life_->cached != life_->workers[0]->fingerprint()) {
     world_.simulation.fail(concat(name_, " serves from a prefix cache that other weights made"));
   }
@@ -231,10 +237,6 @@ std::string Engine::check() const {
       return concat(name_, " serves version ", first.version, " on a rank and version ",
                     held.version, " on another");
     }
-  }
-  const bool labelled = life_->label != "default" && life_->label != "unproven";
-  if (labelled && life_->label != std::to_string(first.version)) {
-    return concat(name_, " serves version ", first.version, " labelled ", life_->label);
   }
   return {};
 }

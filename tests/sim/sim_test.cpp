@@ -2,6 +2,7 @@
 //   DRIFTLESS_SIM_SEED=<seed> build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed
 // DRIFTLESS_SIM_SEEDS sets how many new ones are tried.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -26,6 +27,9 @@ std::string tail_of(const FleetResult& result, std::size_t lines) {
 
 // The number of seeds that failed; says which, and how to replay them.
 void expect_all_hold(std::uint64_t first, std::uint64_t count) {
+  // Large scratch memory, made and dropped thousands of times, stays with the process.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const std::uint64_t most = from_environment("DRIFTLESS_SIM_FAILURES", 10);
   std::uint64_t failed = 0;
   for (std::uint64_t seed = first; seed < first + count && failed < most; ++seed) {
