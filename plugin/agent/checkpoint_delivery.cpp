@@ -93,7 +93,8 @@ class CheckpointDelivery final : public Delivery {
   [[nodiscard]] const Hash128& run() const override { return receiver_->run(); }
 
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
-    SessionOptions options{to_hex(receiver_->run()), "", config_.agent.stage_timeout, digests_};
+    EngineSessionOptions options{to_hex(receiver_->run()), "", config_.agent.stage_timeout,
+                                 digests_};
     if (kind == EngineKind::kVllm) {
       return make_engine_session(make_vllm_disk_transport(std::move(link), versions_),
                                  std::move(options));

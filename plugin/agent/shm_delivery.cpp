@@ -82,8 +82,8 @@ class ShmDelivery final : public Delivery {
   [[nodiscard]] const Hash128& run() const override { return relay_->run(); }
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
     const AgentOptions& agent = config_.agent;
-    SessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
-                           digests_};
+    EngineSessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
+                                 digests_};
     if (kind == EngineKind::kVllm) {
       return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
     }

@@ -7,7 +7,8 @@ namespace {
 
 constexpr std::size_t kMaxDigests = 65'536;
 
-DriverOptions driver_options(const SessionOptions& options, const EngineTransport& transport) {
+DriverOptions driver_options(const EngineSessionOptions& options,
+                             const EngineTransport& transport) {
   DriverOptions made;
   made.source = options.source;
   made.stage_ms = options.stage.count();
@@ -18,7 +19,7 @@ DriverOptions driver_options(const SessionOptions& options, const EngineTranspor
 
 class DrivenSession final : public EngineSession {
  public:
-  DrivenSession(std::unique_ptr<EngineTransport> transport, SessionOptions options)
+  DrivenSession(std::unique_ptr<EngineTransport> transport, EngineSessionOptions options)
       : transport_(std::move(transport)),
         options_(std::move(options)),
         driver_(driver_options(options_, *transport_)) {}
@@ -44,7 +45,7 @@ class DrivenSession final : public EngineSession {
 
  private:
   std::unique_ptr<EngineTransport> transport_;
-  SessionOptions options_;
+  EngineSessionOptions options_;
   EngineDriver driver_;
 };
 
@@ -64,7 +65,7 @@ std::optional<Digest> VersionDigests::find(std::uint64_t version) const {
 }
 
 std::unique_ptr<EngineSession> make_engine_session(std::unique_ptr<EngineTransport> transport,
-                                                   SessionOptions options) {
+                                                   EngineSessionOptions options) {
   return std::make_unique<DrivenSession>(std::move(transport), std::move(options));
 }
 

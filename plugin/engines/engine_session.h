@@ -38,13 +38,13 @@ class VersionDigests {
   std::map<std::uint64_t, Digest> digests_;
 };
 
-struct SessionOptions {
+struct EngineSessionOptions {
   std::string run;     // hex: no other counts
   std::string source;  // that the engine's workers follow; empty: it has none of ours
   std::chrono::milliseconds stage{60'000};
   std::shared_ptr<const VersionDigests> digests;  // a version without one is not taken for proven
 };
 [[nodiscard]] std::unique_ptr<EngineSession> make_engine_session(
-    std::unique_ptr<EngineTransport> transport, SessionOptions options);
+    std::unique_ptr<EngineTransport> transport, EngineSessionOptions options);
 
 }  // namespace driftless

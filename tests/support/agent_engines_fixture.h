@@ -29,8 +29,8 @@ class AgentEnginesTest : public ::testing::Test {
     return {url, "", timeout, &stop_};
   }
   // An agent of this run knows the digests of its versions.
-  [[nodiscard]] static SessionOptions options_of(const std::string& run,
-                                                 std::uint64_t versions = 9) {
+  [[nodiscard]] static EngineSessionOptions options_of(const std::string& run,
+                                                       std::uint64_t versions = 9) {
     const auto digests = std::make_shared<VersionDigests>();
     for (std::uint64_t version = 0; version <= versions; ++version) {
       const auto number = static_cast<std::int64_t>(version);

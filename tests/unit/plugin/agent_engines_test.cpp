@@ -112,7 +112,7 @@ TEST_F(AgentEnginesTest, AnAgentStartedAnewLearnsTheVersionThatItsEngineHas) {
   VllmStandIn engine(1);
   engine.published = 8;
   ASSERT_TRUE(vllm(engine)->update(8, times_).ok());
-  SessionOptions options = options_of(engine.run, 3);
+  EngineSessionOptions options = options_of(engine.run, 3);
   const auto digests = std::make_shared<VersionDigests>();
   options.digests = digests;
   const auto session =
