@@ -110,8 +110,9 @@ class FileHub final : public Hub {
   FileHub& operator=(const FileHub&) = delete;
   ~FileHub() override {
     FileSystem& fs = posix_file_system();
-    const Result<bool> held = lock_->held();  // else the name is another leader's
-    if (held.ok() && *held) const Status name = fs.remove_file(join_path(root_, kLeader));
+    const Result<bool> still_held = lock_->held();  // else the names are another leader's
+    const bool held = still_held.ok() && *still_held;
+    if (held) const Status name = fs.remove_file(join_path(root_, kLeader));
     // In this order, and a link in the other: whoever comes second sees the first, and removes.
     std::erase_if(peers_,
                   [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
@@ -120,6 +121,7 @@ class FileHub final : public Hub {
     }
     // What is left of others that died is the next leader's to remove.
     const Status session = peers_.empty() ? remove_tree(fs, dir_) : Status();
+    if (held) const Status unlocked = fs.remove_file(join_path(root_, kLock));
   }
 
   [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {

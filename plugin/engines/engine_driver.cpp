@@ -6,34 +6,8 @@ namespace driftless {
 namespace {
 
 constexpr int kTries = 4;  // of a call that must succeed
-constexpr int kStageAttempts = 5;
 constexpr std::int64_t kFirstWaitMs = 50, kLongestWaitMs = 1'000;
 constexpr std::int64_t kFirstLookMs = 2, kLongestLookMs = 50;
-constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline comes first
-constexpr std::string_view kUnprovenLabel = "unproven";
-
-EngineCall call_of(EngineOp op) {
-  EngineCall call;
-  call.op = op;
-  return call;
-}
-
-bool all_ok(const std::vector<RankReply>& replies) {
-  return std::ranges::all_of(replies, &RankReply::ok);
-}
-
-bool any_in(const std::vector<RankReply>& replies, std::string_view state) {
-  return std::ranges::any_of(replies, [&](const RankReply& r) { return r.state == state; });
-}
-
-std::string staged_of_ranks(const std::vector<RankReply>& replies) {
-  std::string words;
-  for (const RankReply& reply : replies) {
-    words += concat(words.empty() ? "" : ", ",
-                    reply.staged_version ? std::to_string(*reply.staged_version) : "none");
-  }
-  return words;
-}
 
 }  // namespace
 
@@ -59,8 +33,13 @@ std::string_view to_string(EngineOp op) {
   return "";
 }
 
-// --- requests
-// -------------------------------------------------------------------------------------
+EngineCall EngineCall::of(EngineOp op) {
+  EngineCall call;
+  call.op = op;
+  return call;
+}
+
+// --- requests ----------------------------------------------------------------------------------
 
 EngineCall EngineDriver::start(Request request) {
   request_ = request;
@@ -70,7 +49,7 @@ EngineCall EngineDriver::start(Request request) {
   before_.reset();
   stage_attempts_ = 0;
   staging_ms_ = 0;
-  return make(Step::kFirstAsk, call_of(EngineOp::kAsk));
+  return make(Step::kFirstAsk, EngineCall::of(EngineOp::kAsk));
 }
 
 EngineCall EngineDriver::begin_open() {
@@ -91,7 +70,7 @@ EngineCall EngineDriver::begin_wait_staged(std::int64_t stage_ms) {
   options_.stage_ms = stage_ms;
   goal_ = {};
   static_cast<void>(start(Request::kWaitStaged));
-  return make(Step::kStaged, call_of(EngineOp::kLook));
+  return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
 }
 
 EngineCall EngineDriver::begin_update(EngineGoal goal, bool staged) {
@@ -108,8 +87,7 @@ EngineCall EngineDriver::begin_close() {
   return ours ? ask : end({});
 }
 
-// --- calls
-// ----------------------------------------------------------------------------------------
+// --- calls -------------------------------------------------------------------------------------
 
 EngineCall EngineDriver::make(Step step, EngineCall call) {
   step_ = step;
@@ -126,7 +104,7 @@ EngineCall EngineDriver::again() {
   const bool look = call_.op == EngineOp::kLook;
   const std::int64_t first = look ? kFirstLookMs : kFirstWaitMs;
   pending_ = call_;
-  call_ = call_of(EngineOp::kWait);
+  call_ = EngineCall::of(EngineOp::kWait);
   call_.wait_ms = std::min(look ? kLongestLookMs : kLongestWaitMs, first << std::min(tries_, 10));
   call_.must = pending_.must;
   call_.pause = pause_;
@@ -137,7 +115,7 @@ EngineCall EngineDriver::again() {
 EngineCall EngineDriver::end(Status status) {
   step_ = Step::kEnded;
   result_.status = std::move(status);
-  call_ = call_of(EngineOp::kEnd);
+  call_ = EngineCall::of(EngineOp::kEnd);
   return call_;
 }
 
@@ -165,6 +143,8 @@ EngineCall EngineDriver::leave(Status problem) {
 
 EngineCall EngineDriver::stay_paused(std::string why) {
   result_.left_paused = true;
+  first_ =
+      first_ || wrote_;  // a commit may be on its way still: the next request drops what it takes
   return end(error(problem_.ok() ? StatusCode::kMismatch : problem_.code(), why,
                    "; the engine is left paused, because it must not serve what nobody can name: ",
                    "publish a full version, or restart it"));
@@ -187,7 +167,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
                   : step_ <= Step::kUndone  ? result_.times.apply_ms
                                             : result_.times.resume_ms;
   spent += answer.elapsed_ms;
-  if (step_ == Step::kStaged) staging_ms_ += answer.elapsed_ms;
+  if (step_ == Step::kStaged || step_ == Step::kAhead) staging_ms_ += answer.elapsed_ms;
   if (call_.op == EngineOp::kWait && answer.status.ok()) {
     call_ = pending_;
     call_.pause = pause_;
@@ -201,7 +181,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kReopen:
       if (failed) return leave(answer.status);
       {
-        EngineCall open = call_of(EngineOp::kOpen);
+        EngineCall open = EngineCall::of(EngineOp::kOpen);
         open.source = options_.source;
         return make(Step::kOpened, std::move(open));
       }
@@ -221,22 +201,23 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
       if (failed && !first_ && tries_ < kTries) return again();
       dirty_ = failed && !first_;
-      return make(Step::kFirstResume, call_of(EngineOp::kResume));
+      return make(Step::kFirstResume, EngineCall::of(EngineOp::kResume));
     case Step::kFirstResume:
       if (failed && tries_ < kTries) return again();
       if (failed) return on_resumed(answer);
       pause_ = PauseState::kRunning;
       first_ = false;
       return ready();
+    case Step::kAhead: return on_ahead(answer);
     case Step::kStaging: return on_staging(answer);
     case Step::kStaged: return on_staged(answer);
     case Step::kPausing: return on_paused(answer);
     case Step::kBeginning:
       if (failed) return leave(answer.status.with_context("its update did not begin"));
-      return told_label_ ? make(Step::kProof, call_of(EngineOp::kAsk)) : write();
+      return told_label_ ? make(Step::kProof, EngineCall::of(EngineOp::kAsk)) : write();
     case Step::kWriting:
       remember(answer.status);
-      return make(Step::kProof, call_of(EngineOp::kAsk));
+      return make(Step::kProof, EngineCall::of(EngineOp::kAsk));
     case Step::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
     case Step::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
     case Step::kFinishing:
@@ -253,7 +234,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
       }
-      return make(Step::kLabelProof, call_of(EngineOp::kAsk));
+      return make(Step::kLabelProof, EngineCall::of(EngineOp::kAsk));
     case Step::kLabelProof: return on_label_proof(answer);
     case Step::kTakeLabelBack: return end(problem_);
     case Step::kEnded: break;
@@ -261,8 +242,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
 }
 
-// --- what the ranks hold
-// --------------------------------------------------------------------------
+// --- what the ranks hold -----------------------------------------------------------------------
 
 EngineDriver::Held EngineDriver::held_by(const std::vector<RankReply>& replies) {
   Held held;
@@ -298,6 +278,12 @@ bool EngineDriver::is_goal(const EngineIdentity& identity) const {
   return identity.run == goal_.run && digest && *digest == identity.digest;
 }
 
+bool EngineDriver::is_ahead(const EngineIdentity& identity) const {
+  return goal_.version > 0 && identity.run == goal_.run && identity.version >= 0 &&
+         static_cast<std::uint64_t>(identity.version) >= goal_.version &&
+         !known_digest(identity.version);
+}
+
 EngineCall EngineDriver::on_first_ask(const EngineAnswer& answer) {
   if (!answer.status.ok()) {
     // What nobody knows is neither paused nor resumed.
@@ -330,12 +316,12 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
       !goal_.run.empty() && std::ranges::any_of(answer.ranks, [&](const RankReply& reply) {
         return reply.state != "closed" && reply.follows && *reply.follows != goal_.run;
       });
-  const bool closed = any_in(answer.ranks, "closed");
+  const bool closed = any_in_state(answer.ranks, "closed");
   if (request_ == Request::kClose) return judge();
   if (other_run && !reopened_) {
     reopened_ = true;
     staged_already_ = false;
-    return make(Step::kReopen, call_of(EngineOp::kClose));
+    return make(Step::kReopen, EngineCall::of(EngineOp::kClose));
   }
   if (other_run) {
     return leave(error(StatusCode::kWrongRun, "the engine's workers follow run ",
@@ -344,7 +330,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   }
   if ((closed || request_ == Request::kOpen) && !asked) {
     staged_already_ = staged_already_ && !closed;
-    EngineCall open = call_of(EngineOp::kOpen);
+    EngineCall open = EngineCall::of(EngineOp::kOpen);
     open.source = options_.source;
     return make(Step::kOpened, std::move(open));
   }
@@ -364,7 +350,7 @@ EngineCall EngineDriver::judge() {
   const bool apart = held.kind == Held::kDiffer || held.kind == Held::kTorn;
   if (apart && !brought_) {
     if (pause_ == PauseState::kPaused) return bring_together();
-    return make(Step::kPauseToUndo, call_of(EngineOp::kPause));
+    return make(Step::kPauseToUndo, EngineCall::of(EngineOp::kPause));
   }
   if (request_ == Request::kUpdate) return ready();  // a whole version helps
   problem_ = error(StatusCode::kMismatch, "the ranks hold different weights (",
@@ -384,7 +370,7 @@ EngineCall EngineDriver::bring_together() {
     if (version >= 0 && (oldest < 0 || version < oldest)) oldest = version;
   }
   if (oldest < 0) return judge();
-  EngineCall rollback = call_of(EngineOp::kRollback);
+  EngineCall rollback = EngineCall::of(EngineOp::kRollback);
   rollback.version = static_cast<std::uint64_t>(oldest);
   dirty_ = dirty_ || !result_.known;
   return make(Step::kBroughtTogether, std::move(rollback));
@@ -395,7 +381,7 @@ EngineCall EngineDriver::tidy() {
   const bool ours = pause_ == PauseState::kPaused || dirty_;
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
-    return make(Step::kFirstClear, call_of(EngineOp::kClearCache));
+    return make(Step::kFirstClear, EngineCall::of(EngineOp::kClearCache));
   }
   return ready();
 }
@@ -407,238 +393,23 @@ EngineCall EngineDriver::ready() {
   result_.from_version = result_.known ? result_.identity.version : 0;
   if (result_.known && is_goal(result_.identity)) {
     reached_ = true;
-    return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
+    return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
   }
-  if (staged_already_) return make(Step::kStaged, call_of(EngineOp::kLook));
+  if (result_.known && is_ahead(result_.identity)) {
+    static_cast<void>(make(Step::kAhead, EngineCall::of(EngineOp::kAsk)));
+    return again();
+  }
+  if (staged_already_) return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
   return stage();
 }
 
-// --- staging
-// --------------------------------------------------------------------------------------
-
-EngineCall EngineDriver::stage() {
-  EngineCall stage = call_of(EngineOp::kStage);
-  stage.timeout_s = static_cast<double>(options_.stage_ms) / 1e3;
-  stage.ticket = concat(options_.ticket, "-", ++stagings_);
-  ++stage_attempts_;
-  return make(Step::kStaging, std::move(stage));
-}
-
-EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
+// An agent that was started anew learns of the versions that its engine has, one after the other.
+EngineCall EngineDriver::on_ahead(const EngineAnswer& answer) {
   if (!answer.status.ok()) return leave(answer.status);
-  if (processes_.empty()) {
-    for (const RankReply& reply : answer.ranks) processes_.push_back(reply.process);
-  }
-  if (!all_ok(answer.ranks)) {
-    return leave(
-        error(StatusCode::kIncomplete, "staging did not begin: ", words_of_ranks(answer.ranks)));
-  }
-  if (request_ == Request::kStaging) return end({});
-  return make(Step::kStaged, call_of(EngineOp::kLook));
-}
-
-EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
-  if (!answer.status.ok()) return leave(answer.status);
-  if (!same_processes(answer.ranks)) {
-    result_.known = false;
-    return leave(error(StatusCode::kIncomplete, "the engine was started anew while it staged"));
-  }
-  if (any_in(answer.ranks, "staging")) {
-    if (staging_ms_ < static_cast<double>(options_.stage_ms) + kStageGraceMs) return again();
-    return leave(
-        error(StatusCode::kDeadlineExceeded, "ranks are still staging after ", staging_ms_, " ms"));
-  }
-  if (!all_ok(answer.ranks)) {
-    return leave(error(StatusCode::kIncomplete, "staging failed: ", words_of_ranks(answer.ranks)));
-  }
-  return judge_staged();
-}
-
-EngineCall EngineDriver::judge_staged() {
-  const std::vector<RankReply>& replies = result_.replies;
-  const std::optional<std::uint64_t> first = replies.front().staged_version;
-  const bool same = std::ranges::all_of(
-      replies, [&](const RankReply& reply) { return reply.staged_version == first; });
-  const bool nothing = same && !first && goal_.version == 0;
-  const bool good = same && first && *first >= goal_.version;
-  if (nothing || good) result_.staged = first;
-  if (request_ == Request::kWaitStaged && (nothing || good)) return end({});
-  if (nothing) return leave({});
-  if (good) {
-    staged_ = *first;
-    paused_running_ = pause_ == PauseState::kRunning;
-    return make(Step::kPausing, call_of(EngineOp::kPause));
-  }
-  // The publisher may have been faster than some of them: they look again.
-  if (stage_attempts_ < kStageAttempts) return stage();
-  return leave(error(StatusCode::kIncomplete, "the ranks did not stage the same version",
-                     goal_.version > 0 ? concat(", at least ", goal_.version) : std::string(),
-                     ": they have ", staged_of_ranks(replies)));
-}
-
-// --- the commit
-// -----------------------------------------------------------------------------------
-
-EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
-  if (!answer.status.ok()) {
-    if (pause_ == PauseState::kRunning) pause_ = PauseState::kUnknown;
-    return leave(answer.status.with_context("the engine was not paused"));
-  }
-  pause_ = PauseState::kPaused;
-  if (options_.session) return make(Step::kBeginning, call_of(EngineOp::kBegin));
-  return write();
-}
-
-EngineCall EngineDriver::write() {
-  wrote_ = dirty_ = true;
-  EngineCall write = call_of(EngineOp::kWrite);
-  write.version = staged_;
-  write.ticket = concat(options_.ticket, "-", stagings_);
-  return make(Step::kWriting, std::move(write));
-}
-
-bool EngineDriver::is_staged_version(const Held& held) const {
-  if (held.kind != Held::kOne) return false;
-  if (held.one.version != static_cast<std::int64_t>(staged_)) return false;
-  if (!goal_.run.empty() && held.one.run != goal_.run) return false;
-  const std::optional<std::string> digest = known_digest(held.one.version);
-  return !digest || held.one.digest.empty() || *digest == held.one.digest;
-}
-
-EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
-  const Held held = held_by(answer.ranks);
-  const bool here = answer.status.ok() && same_processes(answer.ranks);
-  if (here && told_label_ && held.kind == Held::kOne && held.one == result_.identity) {
-    return finish();
-  }
-  if (told_label_) {
-    result_.known = reached_ = false;
-    paused_running_ = false;
-    return leave(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
-                       answer.status.message(), "): its label is not proven"));
-  }
-  if (here && is_staged_version(held)) {
-    reached_ = result_.updated = result_.known = true;
-    result_.identity = held.one;
-    problem_ = {};
-    return finish();
-  }
-  const std::string said = problem_.ok() ? "" : concat("; ", problem_.message());
-  problem_ = error(
-      StatusCode::kIncomplete, "version ", staged_, " was refused: ",
-      answer.status.ok() ? words_of_ranks(answer.ranks) : std::string(answer.status.message()),
-      said);
-  EngineCall rollback = call_of(EngineOp::kRollback);
-  rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
-  return make(Step::kUndone, std::move(rollback));
-}
-
-EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
-  const Held held = held_by(answer.ranks);
-  const bool here = answer.status.ok() && same_processes(answer.ranks);
-  const bool back = here && held.kind == Held::kOne && (!before_ || held.one == *before_);
-  result_.known = back;
-  if (back) {
-    result_.identity = held.one;
-    problem_ = error(problem_.code(), problem_.message(), "; all ranks hold ", to_string(held.one),
-                     " again");
-    return finish();
-  }
-  const bool anew = answer.status.ok() && !here;
-  return stay_paused(concat(problem_.message(), "; and taking it back failed: ",
-                            !answer.status.ok() ? std::string(answer.status.message())
-                            : anew ? std::string("the engine was started anew meanwhile")
-                                   : holdings_of_ranks(answer.ranks)));
-}
-
-EngineCall EngineDriver::finish() {
-  if (!options_.session) return clear();
-  EngineCall finish = call_of(EngineOp::kFinish);
-  if (reached_) finish.label = std::to_string(result_.identity.version);
-  return make(Step::kFinishing, std::move(finish));
-}
-
-EngineCall EngineDriver::clear() { return make(Step::kClearing, call_of(EngineOp::kClearCache)); }
-
-EngineCall EngineDriver::resume() { return make(Step::kResuming, call_of(EngineOp::kResume)); }
-
-EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
-  first_ = false;
-  pause_ = answer.status.ok() ? PauseState::kRunning : PauseState::kUnknown;
-  if (!answer.status.ok()) {
-    result_.left_paused = true;
-    return end(error(answer.status.code(), problem_.message(), problem_.ok() ? "" : "; ",
-                     "the engine was not resumed and is left paused, though its ranks hold ",
-                     to_string(result_.identity), ": ", answer.status.message()));
-  }
-  if (wrote_ && dirty_) {
-    remember(error(StatusCode::kBusy,
-                   "the prefix cache was not cleared and holds what the old weights made"));
-  }
-  if (!reached_) {
-    remember(finish_problem_.with_context("its update was not finished"));
-    return end(problem_);
-  }
-  return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
-}
-
-// --- the label
-// ------------------------------------------------------------------------------------
-
-EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
-  const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
-  if (!answer.status.ok() && !none) {
-    remember(answer.status);
-    remember(finish_problem_);
-    return end(problem_);
-  }
-  const std::string wanted = std::to_string(result_.identity.version);
-  if (none) remember(finish_problem_.with_context("its update was not finished"));
-  if (none || answer.label == wanted) return end(problem_);
-  if (told_label_) {
-    remember(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
-                   ", expected ", wanted));
-    return end(problem_);
-  }
-  told_label_ = true;
-  // In a session, if the engine has them: a server that was started anew has none, and refuses.
-  if (options_.session) {
-    paused_running_ = true;
-    return make(Step::kPausing, call_of(EngineOp::kPause));
-  }
-  EngineCall set = call_of(EngineOp::kSetLabel);
-  set.label = wanted;
-  return make(Step::kSetLabel, std::move(set));
-}
-
-// A server that was started anew in between has got a label that is not its own.
-EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
-  const Held held = held_by(answer.ranks);
-  const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
-                    held.one == result_.identity;
-  if (good) return make(Step::kReadLabel, call_of(EngineOp::kReadLabel));
-  result_.known = result_.updated = false;
-  remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
-                 answer.status.message(), "): its label is not proven"));
-  EngineCall set = call_of(EngineOp::kSetLabel);
-  set.label = kUnprovenLabel;
-  return make(Step::kTakeLabelBack, std::move(set));
-}
-
-std::string EngineDriver::fingerprint() const {
-  std::string text =
-      concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
-             "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
-             tries_, "/", stage_attempts_, "/", staged_, "/", stagings_);
-  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_,
-                          wrote_, reached_, told_label_, result_.known, result_.updated,
-                          problem_.ok(), finish_problem_.ok(), options_.session}) {
-    text += flag ? '1' : '0';
-  }
-  for (const std::string& process : processes_) text += concat("/", process);
-  if (before_) text += concat("/", to_string(*before_));
-  text += concat("/", to_string(result_.identity), "/", goal_.run, "/", goal_.version);
-  return text;
+  if (!is_ahead(result_.identity)) return judge();
+  if (staging_ms_ < static_cast<double>(options_.stage_ms)) return again();
+  return leave(error(StatusCode::kIncomplete, "the engine holds ", to_string(result_.identity),
+                     ", a version whose digest is not known here: nothing proves it"));
 }
 
 }  // namespace driftless

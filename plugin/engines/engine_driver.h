@@ -57,7 +57,7 @@ struct EngineCall {
   bool must = false;  // to be made also while everything ends
   PauseState pause = PauseState::kUnknown;
 
-  friend bool operator==(const EngineCall&, const EngineCall&) = default;
+  [[nodiscard]] static EngineCall of(EngineOp op);
 };
 
 struct EngineAnswer {
@@ -130,6 +130,7 @@ class EngineDriver {
     kBroughtTogether,
     kFirstClear,
     kFirstResume,
+    kAhead,
     kStaging,
     kStaged,
     kPausing,
@@ -164,6 +165,7 @@ class EngineDriver {
   [[nodiscard]] EngineCall bring_together();
   [[nodiscard]] EngineCall tidy();
   [[nodiscard]] EngineCall ready();
+  [[nodiscard]] EngineCall on_ahead(const EngineAnswer& answer);
   [[nodiscard]] EngineCall stage();
   [[nodiscard]] EngineCall on_staging(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_staged(const EngineAnswer& answer);
@@ -183,6 +185,8 @@ class EngineDriver {
   [[nodiscard]] bool same_processes(const std::vector<RankReply>& replies) const;
   [[nodiscard]] static Held held_by(const std::vector<RankReply>& replies);
   [[nodiscard]] std::optional<std::string> known_digest(std::int64_t version) const;
+  // At the goal's version or past it, by number; its digest is not known yet.
+  [[nodiscard]] bool is_ahead(const EngineIdentity& identity) const;
   // Whether this identity is the goal's: by run, version and a digest that is known.
   [[nodiscard]] bool is_goal(const EngineIdentity& identity) const;
   [[nodiscard]] bool is_staged_version(const Held& held) const;

@@ -1,5 +1,6 @@
 #include "plugin/engines/rank_reply.h"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -112,6 +113,14 @@ Result<std::vector<RankReply>> ask_ranks(const CallRanks& call, std::string_view
   std::vector<RankReply> replies;
   for (auto& [rank, reply] : got) replies.push_back(std::move(reply));
   return replies;
+}
+
+bool all_ok(const std::vector<RankReply>& replies) {
+  return std::ranges::all_of(replies, &RankReply::ok);
+}
+
+bool any_in_state(const std::vector<RankReply>& replies, std::string_view state) {
+  return std::ranges::any_of(replies, [&](const RankReply& r) { return r.state == state; });
 }
 
 std::string words_of_ranks(const std::vector<RankReply>& replies) {

@@ -59,6 +59,8 @@ using CallRanks = std::function<Result<Json>(const std::string& method, const Js
                                                        std::string_view what);
 [[nodiscard]] std::string new_nonce();
 
+[[nodiscard]] bool all_ok(const std::vector<RankReply>& replies);
+[[nodiscard]] bool any_in_state(const std::vector<RankReply>& replies, std::string_view state);
 // "rank 1: why; rank 2: why"
 [[nodiscard]] std::string words_of_ranks(const std::vector<RankReply>& replies);
 // "rank 0 holds version 7 of run ab.., rank 1 ..."

@@ -1,7 +1,7 @@
 // devices.h where CUDA is in the build.
 #include "plugin/device/device_masked.h"
-#include "plugin/device/device_weight_memory.h"
 #include "plugin/device/device_side.h"
+#include "plugin/device/device_weight_memory.h"
 #include "plugin/job/devices.h"
 
 namespace driftless {

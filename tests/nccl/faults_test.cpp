@@ -225,6 +225,23 @@ TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
   }
 }
 
+TEST(NcclFileRendezvous, TwoLeadersDoNotMeet) {
+  const TempDir dir(TempDir::Where::kMemory);
+  const HostRendezvous meet = file_rendezvous(dir.file("meet"));
+  auto first = meet.hub();
+  ASSERT_OK(first);
+  const auto refused = meet.hub();
+  ASSERT_EQ(refused.status().code(), StatusCode::kBusy) << refused.status().to_string();
+  std::filesystem::remove(dir.file("meet/.lock"));
+  const auto second = meet.hub();
+  ASSERT_OK(second);
+  first->reset();
+  EXPECT_TRUE(std::filesystem::exists(dir.file("meet/leader"))) << "the name is the second one's";
+  auto connector = meet.connector();
+  ASSERT_OK(connector);
+  EXPECT_TRUE(is_ok((*connector)->connect(soon())));
+}
+
 TEST(NcclFileRendezvous, RefusesADirectoryThatIsOpenToOthers) {
   const TempDir dir;
   const std::string open = dir.file("open");

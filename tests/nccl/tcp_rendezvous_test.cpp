@@ -134,7 +134,9 @@ TEST_F(TcpRendezvousTest, StrangersThatSayNothingShutNobodyOut) {
     auto socket = nccl::connect_to(options_.address, soon());
     ASSERT_OK(socket);
     strangers.push_back(std::move(*socket));
-    if (i % 10 == 0) EXPECT_TRUE(events(1, 1).empty());
+    if (i % 10 == 0) {
+      EXPECT_TRUE(events(1, 1).empty());
+    }
   }
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(is_ok(connect(options_)));

@@ -187,7 +187,8 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
 def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
     """Once: who asked and died does not make every later version a whole one."""
     history = make_run(work / "run", rng, 20)
-    job = Files(work, **{"anchors.first": "false", "anchors.every": 0})
+    job = Files(work, **{"anchors.first": "false", "anchors.every": 0,
+                         "anchors.by_size": "false"})  # fmt: skip
     job.set(**{"deadlines.connect": "2s"})
     trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 60)
     wait_for(job.version_dir(2).exists, "version 2")

@@ -13,8 +13,8 @@ namespace driftless::nccl {
 inline constexpr std::size_t kProofBytes = 32;
 inline constexpr std::size_t kNonceBytes = 32;
 
-// The secret in a token file (core/secret_file.h). kInvalidArgument if others could get at the file,
-// or the secret is shorter than 16 bytes.
+// The secret in a token file (core/secret_file.h). kInvalidArgument if others could get at the
+// file, or the secret is shorter than 16 bytes.
 [[nodiscard]] Result<std::string> read_token(const std::string& path);
 
 // HMAC-SHA256. kInternal where the library refuses.

@@ -10,7 +10,7 @@ from .export import Times
 
 
 @dataclass(frozen=True)
-class StepReport:
+class VersionReport:
     """One version, and where the milliseconds went that it added to the step of this rank."""
 
     version: int
@@ -30,9 +30,9 @@ class StepReport:
     notes: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(report: Any, times: Times, sync_s: float, total_s: float) -> StepReport:
+    def of(report: Any, times: Times, sync_s: float, total_s: float) -> VersionReport:
         spent = (times.gather + times.convert + times.use) * 1e3
-        return StepReport(
+        return VersionReport(
             version=report.version,
             encoding=report.encoding,
             digest=report.digest,
@@ -57,7 +57,7 @@ class Reporter:
         self.failures = 0
         self.engines_failed = False
 
-    def version(self, step: StepReport) -> None:
+    def version(self, step: VersionReport) -> None:
         share = 100.0 * step.changed / step.total if step.total else 0.0
         print(
             f"driftless: version {step.version}: {share:.2f} % changed, {step.wire_bytes} of "

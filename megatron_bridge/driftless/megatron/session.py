@@ -30,7 +30,7 @@ from .export import StageExport
 from .maps import family_of
 from .map_command import read_config
 from .model_config import config_of
-from .report import Reporter, StepReport
+from .report import Reporter, VersionReport
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Session:
         self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
         self.rank = dist.get_rank()
         self.report = Reporter(self.rank)
-        self.last: StepReport | None = None
+        self.last: VersionReport | None = None
         self._since = 0  # successful steps since the last publication
         self._closed = False
         self._publisher: Any = None
@@ -210,7 +210,7 @@ class Session:
         assert self._export is not None
         times = self._export.times.take()
         end = time.perf_counter()
-        self.last = StepReport.of(report, times, synced - begin, end - begin)
+        self.last = VersionReport.of(report, times, synced - begin, end - begin)
         if self.leads:
             self.report.version(self.last)
         if self.options.pre_push is not None:

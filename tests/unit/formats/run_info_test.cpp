@@ -39,17 +39,17 @@ TEST(RunInfoTest, RoundTrips) {
 }
 
 TEST(RunInfoTest, TensorsMayHaveDigests) {
-  RunInfo info = example();
+  RunInfo info = example_run();
   info.tensor_digests = {Digest{{1, 1}}, Digest{{4, 3}}, Digest{{0, 2}}};
   const std::string text = run_info_to_json(info);
   const auto parsed = parse_run_info(text, "r");
   ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
   EXPECT_EQ(parsed->tensor_digests, info.tensor_digests);
-  EXPECT_TRUE(parse_run_info(run_info_to_json(example()), "r")->tensor_digests.empty());
-  EXPECT_EQ(code_of(replaced(text, to_hex(Digest{{4, 3}}), to_hex(Digest{{4, 4}}))),
+  EXPECT_TRUE(parse_run_info(run_info_to_json(example_run()), "r")->tensor_digests.empty());
+  EXPECT_EQ(run_code_of(replaced(text, to_hex(Digest{{4, 3}}), to_hex(Digest{{4, 4}}))),
             StatusCode::kCorrupt)
       << "they do not add up to the base's";
-  EXPECT_EQ(code_of(replaced(text, R"("digest":)", R"("gone":)")), StatusCode::kCorrupt)
+  EXPECT_EQ(run_code_of(replaced(text, R"("digest":)", R"("gone":)")), StatusCode::kCorrupt)
       << "all, or none";
 }
 

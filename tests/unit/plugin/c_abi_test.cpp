@@ -182,6 +182,22 @@ TEST_F(CAbiTest, TensorsMayBeAbsent) {
   EXPECT_TRUE(same(held_, expected));
 }
 
+TEST_F(CAbiTest, WithAbsentTensorsAnotherBaseIsRefusedToo) {
+  trainer_.open();
+  ASSERT_EQ(open(), DRIFTLESS_OK);
+  held_.rbegin()->second.bytes.back() ^= std::byte{1};
+  for (auto& [name, tensor] : held_) {
+    driftless_tensor told = describe(name, tensor);
+    if (name == held_.begin()->first) {
+      told.place = DRIFTLESS_ABSENT;
+      told.data = nullptr;
+    }
+    ASSERT_EQ(driftless_register(receiver_, &told, error_), DRIFTLESS_OK) << error_.message();
+  }
+  EXPECT_EQ(driftless_start(receiver_, DRIFTLESS_HOLDS_BASE, 2000, error_), DRIFTLESS_WRONG_BASE);
+  EXPECT_TRUE(error_.says(held_.rbegin()->first.c_str())) << error_.message();
+}
+
 TEST_F(CAbiTest, SeesTheEndOfTheRun) {
   trainer_.open();
   follow();

@@ -1,5 +1,5 @@
 // Walks the engine driver through everything that can happen to it: 2 ranks, 2 versions, 2 runs;
-// every call answered, answered after it was lost, refused, late, half done, or by another process;
+// every call answered, refused, lost, late, half done, or answered by a process that is gone;
 // the driver and the engine started anew at every point. After every step:
 //
 //   an engine that serves holds one run, version and digest on all ranks, and none is torn;
@@ -70,12 +70,14 @@ struct World {
   std::string run = "a";        // that the road carries
   std::uint64_t published = 1;  // on it
   std::optional<EngineCall> late;
+  std::vector<RankReply> dead;  // what the engine said before it was started anew
 
   [[nodiscard]] std::string key() const {
     std::string text = concat(engine.process, engine.paused ? "P" : "R", engine.session ? "s" : "-",
                               engine.label, engine.label_true ? "t" : "f", run, published, "|");
     for (const WalkedRank& rank : engine.ranks) text += rank.key();
     if (late) text += concat(to_string(late->op), late->version, late->ticket);
+    for (const RankReply& reply : dead) text += concat(reply.process, reply.state);
     return text;
   }
 
@@ -212,7 +214,6 @@ class Walk {
   [[nodiscard]] const std::string& failure() const { return failure_; }
   [[nodiscard]] std::size_t ended_well() const { return ended_well_; }
   [[nodiscard]] std::size_t left_paused() const { return left_paused_; }
-  [[nodiscard]] std::size_t healed() const { return healed_; }
 
  private:
   static void start_agent(Node& node, const std::string& run, std::uint64_t version) {
@@ -266,6 +267,7 @@ class Walk {
     if (node.restarts > 0) {
       Node next = node;
       --next.restarts;
+      next.world.dead = next.world.replies({true, true});
       next.world.engine.restart();
       next.way += " ENGINE-RESTART";
       push(std::move(next));
@@ -328,6 +330,11 @@ class Walk {
 
   void rank_outcomes(const Node& node, const EngineAnswer& lost) {
     const EngineOp op = node.call.op;
+    if (op == EngineOp::kLook && !node.world.dead.empty() && node.faults > 0) {
+      EngineAnswer stale;  // as files of a process that is gone
+      stale.ranks = node.world.dead;
+      answer(node, stale, ":of-the-dead-process", 1);
+    }
     const bool writes = op == EngineOp::kWrite || op == EngineOp::kRollback;
     const int kinds = writes ? 3 : op == EngineOp::kStage ? 2 : 1;
     for (int a = 0; a < kinds; ++a) {
@@ -371,13 +378,11 @@ class Walk {
 
   void next_requests(const Node& node) {
     if (node.requests == 0) return;
-    const bool torn = !node.world.engine.whole();
     Node next = node;
     --next.requests;
     next.way += " | NEXT-REQUEST";
     next.world.published = kVersions;
     begin(next);
-    healed_ += torn ? 1 : 0;
     push(std::move(next));
     for (const std::string run : {"a", "b"}) {
       if (node.world.run == "b" && run == "a") continue;
@@ -392,7 +397,7 @@ class Walk {
   std::vector<Node> open_;
   std::unordered_set<std::size_t> seen_;
   std::string failure_;
-  std::size_t ended_well_ = 0, left_paused_ = 0, healed_ = 0;
+  std::size_t ended_well_ = 0, left_paused_ = 0;
 };
 
 TEST(EngineDriverWalk, AnEngineServesOneVersionWhateverHappens) {

@@ -1,0 +1,253 @@
+// The driver's second half: staging, the commit, the label.
+#include <algorithm>
+
+#include "plugin/engines/engine_driver.h"
+
+namespace driftless {
+namespace {
+
+constexpr int kStageAttempts = 5;
+constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline comes first
+constexpr std::string_view kUnprovenLabel = "unproven";
+
+std::string staged_of_ranks(const std::vector<RankReply>& replies) {
+  std::string words;
+  for (const RankReply& reply : replies) {
+    words += concat(words.empty() ? "" : ", ",
+                    reply.staged_version ? std::to_string(*reply.staged_version) : "none");
+  }
+  return words;
+}
+
+}  // namespace
+
+// --- staging -----------------------------------------------------------------------------------
+
+EngineCall EngineDriver::stage() {
+  EngineCall stage = EngineCall::of(EngineOp::kStage);
+  stage.timeout_s = static_cast<double>(options_.stage_ms) / 1e3;
+  stage.ticket = concat(options_.ticket, "-", ++stagings_);
+  ++stage_attempts_;
+  return make(Step::kStaging, std::move(stage));
+}
+
+EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
+  if (!answer.status.ok()) return leave(answer.status);
+  if (processes_.empty()) {
+    for (const RankReply& reply : answer.ranks) processes_.push_back(reply.process);
+  }
+  if (!all_ok(answer.ranks)) {
+    return leave(
+        error(StatusCode::kIncomplete, "staging did not begin: ", words_of_ranks(answer.ranks)));
+  }
+  if (request_ == Request::kStaging) return end({});
+  return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
+}
+
+EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
+  if (!answer.status.ok()) return leave(answer.status);
+  if (!same_processes(answer.ranks)) {
+    result_.known = false;
+    return leave(error(StatusCode::kIncomplete, "the engine was started anew while it staged"));
+  }
+  if (any_in_state(answer.ranks, "staging")) {
+    if (staging_ms_ < static_cast<double>(options_.stage_ms) + kStageGraceMs) return again();
+    return leave(
+        error(StatusCode::kDeadlineExceeded, "ranks are still staging after ", staging_ms_, " ms"));
+  }
+  if (!all_ok(answer.ranks)) {
+    return leave(error(StatusCode::kIncomplete, "staging failed: ", words_of_ranks(answer.ranks)));
+  }
+  return judge_staged();
+}
+
+EngineCall EngineDriver::judge_staged() {
+  const std::vector<RankReply>& replies = result_.replies;
+  const std::optional<std::uint64_t> first = replies.front().staged_version;
+  const bool same = std::ranges::all_of(
+      replies, [&](const RankReply& reply) { return reply.staged_version == first; });
+  const bool nothing = same && !first && goal_.version == 0;
+  const bool good = same && first && *first >= goal_.version;
+  if (nothing || good) result_.staged = first;
+  if (request_ == Request::kWaitStaged && (nothing || good)) return end({});
+  if (nothing) return leave({});
+  if (good) {
+    staged_ = *first;
+    paused_running_ = pause_ == PauseState::kRunning;
+    return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
+  }
+  // The publisher may have been faster than some of them: they look again.
+  if (stage_attempts_ < kStageAttempts) return stage();
+  return leave(error(StatusCode::kIncomplete, "the ranks did not stage the same version",
+                     goal_.version > 0 ? concat(", at least ", goal_.version) : std::string(),
+                     ": they have ", staged_of_ranks(replies)));
+}
+
+// --- the commit --------------------------------------------------------------------------------
+
+EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
+  if (!answer.status.ok()) {
+    if (pause_ == PauseState::kRunning) pause_ = PauseState::kUnknown;
+    return leave(answer.status.with_context("the engine was not paused"));
+  }
+  pause_ = PauseState::kPaused;
+  if (options_.session) return make(Step::kBeginning, EngineCall::of(EngineOp::kBegin));
+  return write();
+}
+
+EngineCall EngineDriver::write() {
+  wrote_ = dirty_ = true;
+  EngineCall write = EngineCall::of(EngineOp::kWrite);
+  write.version = staged_;
+  write.ticket = concat(options_.ticket, "-", stagings_);
+  return make(Step::kWriting, std::move(write));
+}
+
+bool EngineDriver::is_staged_version(const Held& held) const {
+  if (held.kind != Held::kOne) return false;
+  if (held.one.version != static_cast<std::int64_t>(staged_)) return false;
+  if (!goal_.run.empty() && held.one.run != goal_.run) return false;
+  const std::optional<std::string> digest = known_digest(held.one.version);
+  return !digest || held.one.digest.empty() || *digest == held.one.digest;
+}
+
+EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
+  const Held held = held_by(answer.ranks);
+  const bool here = answer.status.ok() && same_processes(answer.ranks);
+  if (here && told_label_ && held.kind == Held::kOne && held.one == result_.identity) {
+    return finish();
+  }
+  if (told_label_) {
+    result_.known = reached_ = false;
+    paused_running_ = false;
+    return leave(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
+                       answer.status.message(), "): its label is not proven"));
+  }
+  if (here && is_staged_version(held)) {
+    reached_ = result_.updated = result_.known = true;
+    result_.identity = held.one;
+    problem_ = {};
+    return finish();
+  }
+  const std::string said = problem_.ok() ? "" : concat("; ", problem_.message());
+  problem_ = error(
+      StatusCode::kIncomplete, "version ", staged_, " was refused: ",
+      answer.status.ok() ? words_of_ranks(answer.ranks) : std::string(answer.status.message()),
+      said);
+  EngineCall rollback = EngineCall::of(EngineOp::kRollback);
+  rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
+  return make(Step::kUndone, std::move(rollback));
+}
+
+EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
+  const Held held = held_by(answer.ranks);
+  const bool here = answer.status.ok() && same_processes(answer.ranks);
+  const bool back = here && held.kind == Held::kOne && (!before_ || held.one == *before_);
+  result_.known = back;
+  if (back) {
+    result_.identity = held.one;
+    problem_ = error(problem_.code(), problem_.message(), "; all ranks hold ", to_string(held.one),
+                     " again");
+    return finish();
+  }
+  const bool anew = answer.status.ok() && !here;
+  return stay_paused(concat(problem_.message(), "; and taking it back failed: ",
+                            !answer.status.ok() ? std::string(answer.status.message())
+                            : anew ? std::string("the engine was started anew meanwhile")
+                                   : holdings_of_ranks(answer.ranks)));
+}
+
+EngineCall EngineDriver::finish() {
+  if (!options_.session) return clear();
+  EngineCall finish = EngineCall::of(EngineOp::kFinish);
+  if (reached_) finish.label = std::to_string(result_.identity.version);
+  return make(Step::kFinishing, std::move(finish));
+}
+
+EngineCall EngineDriver::clear() {
+  return make(Step::kClearing, EngineCall::of(EngineOp::kClearCache));
+}
+
+EngineCall EngineDriver::resume() {
+  return make(Step::kResuming, EngineCall::of(EngineOp::kResume));
+}
+
+EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
+  first_ = false;
+  pause_ = answer.status.ok() ? PauseState::kRunning : PauseState::kUnknown;
+  if (!answer.status.ok()) {
+    result_.left_paused = true;
+    return end(error(answer.status.code(), problem_.message(), problem_.ok() ? "" : "; ",
+                     "the engine was not resumed and is left paused, though its ranks hold ",
+                     to_string(result_.identity), ": ", answer.status.message()));
+  }
+  if (wrote_ && dirty_) {
+    remember(error(StatusCode::kBusy,
+                   "the prefix cache was not cleared and holds what the old weights made"));
+  }
+  if (!reached_) {
+    remember(finish_problem_.with_context("its update was not finished"));
+    return end(problem_);
+  }
+  return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+}
+
+// --- the label ---------------------------------------------------------------------------------
+
+EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
+  const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
+  if (!answer.status.ok() && !none) {
+    remember(answer.status);
+    remember(finish_problem_);
+    return end(problem_);
+  }
+  const std::string wanted = std::to_string(result_.identity.version);
+  if (none) remember(finish_problem_.with_context("its update was not finished"));
+  if (none || answer.label == wanted) return end(problem_);
+  if (told_label_) {
+    remember(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
+                   ", expected ", wanted));
+    return end(problem_);
+  }
+  told_label_ = true;
+  // In a session, if the engine has them: a server that was started anew has none, and refuses.
+  if (options_.session) {
+    paused_running_ = true;
+    return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
+  }
+  EngineCall set = EngineCall::of(EngineOp::kSetLabel);
+  set.label = wanted;
+  return make(Step::kSetLabel, std::move(set));
+}
+
+// A server that was started anew in between has got a label that is not its own.
+EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
+  const Held held = held_by(answer.ranks);
+  const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
+                    held.one == result_.identity;
+  if (good) return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+  result_.known = result_.updated = false;
+  remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
+                 answer.status.message(), "): its label is not proven"));
+  EngineCall set = EngineCall::of(EngineOp::kSetLabel);
+  set.label = kUnprovenLabel;
+  return make(Step::kTakeLabelBack, std::move(set));
+}
+
+std::string EngineDriver::fingerprint() const {
+  std::string text =
+      concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
+             "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
+             tries_, "/", stage_attempts_, "/", staged_, "/", stagings_);
+  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_,
+                          wrote_, reached_, told_label_, result_.known, result_.updated,
+                          problem_.ok(), finish_problem_.ok(), options_.session}) {
+    text += flag ? '1' : '0';
+  }
+  for (const std::string& process : processes_) text += concat("/", process);
+  if (before_) text += concat("/", to_string(*before_));
+  text += concat("/", to_string(result_.identity), "/", goal_.run, "/", goal_.version);
+  return text;
+}
+
+}  // namespace driftless
