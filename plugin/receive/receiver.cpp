@@ -65,6 +65,7 @@ class FollowingReceiver final : public Receiver {
     staged_.reset();
     mapped_.clear();
     if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->settle());
+    DRIFTLESS_RETURN_IF_ERROR(resume_left_paused());
     const TargetState state = target_->state();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
     if (!news) return false;
@@ -113,9 +114,13 @@ class FollowingReceiver final : public Receiver {
     note_misfit(commit.status());
     staged_.reset();
     report_.apply_ms = watch.lap_ms();
-    const Status resumed = options_.resume ? options_.resume() : Status();
+    const Status resumed = resume();
     report_.resume_ms = watch.lap_ms();
     if (!commit.ok()) {
+      if (left_paused_) {
+        return error(commit.status().code(), commit.status().message(),
+                     "; the engine is left paused: the weights are no version now");
+      }
       if (resumed.ok()) return commit.status();
       return error(commit.status().code(), commit.status().message(),
                    "; and resuming the engine failed: ", resumed.message());
@@ -141,7 +146,7 @@ class FollowingReceiver final : public Receiver {
     if (!committed_) return error(StatusCode::kInvalidArgument, "there is nothing to take back");
     if (options_.pause) DRIFTLESS_RETURN_IF_ERROR(options_.pause());
     const Status undone = committed_->undo();
-    const Status resumed = options_.resume ? options_.resume() : Status();
+    const Status resumed = resume();
     DRIFTLESS_RETURN_IF_ERROR(undone);
     committed_.reset();
     const Status ignored = report();  // said again by the next report()
@@ -169,6 +174,16 @@ class FollowingReceiver final : public Receiver {
   [[nodiscard]] const Hash128& run() const override { return run_; }
 
  private:
+  // Not while the weights are parts of two versions.
+  [[nodiscard]] Status resume() {
+    left_paused_ = options_.resume && !target_->state().valid;
+    return options_.resume && !left_paused_ ? options_.resume() : Status();
+  }
+  // Once what was left half done has been ended.
+  [[nodiscard]] Status resume_left_paused() {
+    return left_paused_ && target_->state().valid ? resume() : Status();
+  }
+
   // A target of some tensors cannot know the digest of all: of version 0 the run says it.
   [[nodiscard]] Status check_base(const TargetState& state, const FetchedVersion& first) const {
     const Manifest& manifest = first.manifest;
@@ -212,7 +227,8 @@ class FollowingReceiver final : public Receiver {
   VersionFetcher fetcher_;
   std::vector<MappedPart> mapped_;  // of what is staged
   unsigned misfits_ = 0;            // in a row
-  bool stranded_ = false;           // neither the next step nor an anchor is there
+  bool left_paused_ = false;
+  bool stranded_ = false;  // neither the next step nor an anchor is there
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged

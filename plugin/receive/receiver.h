@@ -34,8 +34,9 @@ struct ReceiverOptions {
   // file systems that have to be told to look. May be empty.
   std::function<Status(std::uint64_t version)> before_read;
   // Called around the writing, also by rollback(). A failure of pause leaves everything as it was,
-  // and commit() may be called again; one of resume is returned after the commit, which holds. May
-  // be empty.
+  // and commit() may be called again; one of resume is returned after the commit, which holds. An
+  // engine whose weights a failed commit left without a version stays paused; stage() resumes it
+  // once they are one again. May be empty.
   std::function<Status()> pause;
   std::function<Status()> resume;
 };

@@ -26,7 +26,8 @@ struct World {
       : simulation(simulation_),
         random(simulation_.random_source()),
         ranks(ranks_),
-        hub(loopback ? std::make_unique<LoopbackHub>(LoopbackOptions{}, ranks_) : nullptr) {
+        hub(loopback ? std::make_unique<LoopbackHub>(LoopbackOptions{.ring_versions = 1000}, ranks_)
+                     : nullptr) {
     shared_fs.dir = kRoad;
   }
 
