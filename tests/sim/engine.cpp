@@ -187,6 +187,7 @@ Status Engine::drive(ReceiveRoad& road, const std::string& run) {
                               done.ok() ? concat("version ", *done) : done.status().to_string()));
       if (done.ok()) {
         reached = *done;
+        ++world_.commits;
         check_updated(run, *done);
       }
     }

@@ -31,6 +31,8 @@ class Fleet {
     result.failure = simulation_.failure();
     result.trace = simulation_.traced();
     result.steps = simulation_.steps();
+    result.versions = world_.versions;
+    result.commits = world_.commits;
     return result;
   }
 

@@ -146,6 +146,7 @@ Status Rollout::commit(Life& life) {
       report.ok() ? concat("version ", report->version, report->anchor ? " from an anchor" : "")
                   : report.status().to_string()));
   if (!report.ok()) return report.status();
+  ++world_.commits;
   if (restored) life.restored = false;
   if (name_ == world_.liar && !life.memory.empty()) {
     life.memory.begin()->second.bytes[0] ^= std::byte{1};

@@ -59,7 +59,6 @@ class Rollout {
     bool committing = false;
     bool scribbled = false;  // where a delta need not look: until the next start
     bool restored = false;   // until the next commit, which must look
-    bool lies = false;
   };
 
   Status run(Life& life, const Weights& base, StartsFrom from);

@@ -25,21 +25,25 @@ std::string tail_of(const FleetResult& result, std::size_t lines) {
   return text;
 }
 
-// The number of seeds that failed; says which, and how to replay them.
+// Says which seeds failed, and how to replay them. A simulation in which nothing moves fails, too.
 void expect_all_hold(std::uint64_t first, std::uint64_t count) {
   // Large scratch memory, made and dropped thousands of times, stays with the process.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const std::uint64_t most = from_environment("DRIFTLESS_SIM_FAILURES", 10);
-  std::uint64_t failed = 0;
+  std::uint64_t failed = 0, versions = 0, commits = 0;
   for (std::uint64_t seed = first; seed < first + count && failed < most; ++seed) {
     const FleetResult result = run_fleet(seed);
+    versions += result.versions;
+    commits += result.commits;
     if (result.failure.empty()) continue;
     ++failed;
     ADD_FAILURE() << "seed " << seed << ": " << result.failure << "\n"
                   << tail_of(result, 12) << "replay: DRIFTLESS_SIM_SEED=" << seed
                   << " build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed";
   }
+  EXPECT_GT(versions, 5 * count);
+  EXPECT_GT(commits, 10 * count);
 }
 
 TEST(Fleet, HoldsWhatItClaimsForFixedSeeds) { expect_all_hold(1, 200); }

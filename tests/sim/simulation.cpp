@@ -154,8 +154,13 @@ Environment::TimePoint Simulation::now() {
 }
 
 void Simulation::sleep_until(TimePoint when) {
-  const Process& process = *running_->process;
-  leave(process.dead ? now_ : std::max(now_, when - process.ahead));
+  Process& process = *running_->process;
+  if (process.dead) {  // it waits for nobody: its own time passes
+    process.ahead = std::max(process.ahead, std::chrono::nanoseconds(when - now_));
+    leave(now_);
+  } else {
+    leave(std::max(now_, when - process.ahead));
+  }
 }
 
 }  // namespace driftless::testing

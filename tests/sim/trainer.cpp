@@ -126,6 +126,7 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
                  report.ok() ? concat("version ", report->version) : report.status().to_string()));
       weights_ = weights;
       if (report.ok()) published_ = VersionId{run, report->version};
+      world_.versions += report.ok() ? 1 : 0;
       // What was published may be gone since, and another be there.
       if (report.ok() && wipes == world_.wipes && !simulation.self().dead) {
         check_published(*report, run);

@@ -44,7 +44,8 @@ struct World {
   bool ending = false;            // processes leave their loops
   // A stranger changed what is on the road: a publisher may refuse to go on with it.
   bool road_is_damaged = false;
-  std::uint64_t wipes = 0;  // how often the road's directory was emptied
+  std::uint64_t versions = 0, commits = 0;  // that went well
+  std::uint64_t wipes = 0;                  // how often the road's directory was emptied
   // The worker of this name claims a version that it does not hold: the check must find it.
   std::string liar;
 };
