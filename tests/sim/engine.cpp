@@ -156,7 +156,7 @@ Status Engine::run_agent(Process& process) {
 Status Engine::drive(ReceiveRoad& road, const std::string& run) {
   Simulation& simulation = world_.simulation;
   const auto digests = std::make_shared<VersionDigests>();
-  SessionOptions options;
+  EngineSessionOptions options;
   options.run = run;
   options.source = "agent";
   options.stage = kStageTimeout;
