@@ -14,7 +14,6 @@ import check_arrows  # noqa: E402
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MENTION = re.compile(r"\bdocs/[\w/]+\.(?:md|svg)\b")
 COLUMNS = 100
-NOT_YET_WRAPPED = {"adding_a_road.md"}
 
 
 def tracked(*patterns):
@@ -77,7 +76,7 @@ def long_lines(page):
 
 
 def test_prose_wraps():
-    wrapped = [page for page in pages() if page.name not in NOT_YET_WRAPPED]
+    wrapped = pages()
     assert [line for page in wrapped for line in long_lines(page)] == []
 
 

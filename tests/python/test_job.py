@@ -274,7 +274,7 @@ def test_a_rollout_that_never_comes_is_named_within_the_deadline(work, rng):
 
 
 @pytest.mark.parametrize(
-    "call, word", [("MPI_Init_thread", "MPI_Init"), ("MPI_Win_allocate_shared", "windows")]
+    "call, word", [("MPI_Init_thread", "MPI_Init"), ("MPI_Win_allocate_shared", "making mpi_rma")]
 )
 def test_an_mpi_call_that_does_not_come_back(work, call, word):
     job = Job(work, "mpi_rma")
@@ -355,7 +355,16 @@ def engine():
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
             refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls
-            answer = json.dumps({"success": not refuse, "message": "as told"}).encode()
+            if not refuse and "weight_version" in body:
+                self.server.weight_version = body["weight_version"]
+            self.answer({"success": not refuse, "message": "as told"})
+
+        def do_GET(self):
+            """What the engine says it serves."""
+            self.answer({"weight_version": self.server.weight_version})
+
+        def answer(self, said):
+            answer = json.dumps(said).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -366,6 +375,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.calls, server.refuse, server.refuse_calls = [], False, ()
+    server.weight_version = "default"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
