@@ -88,6 +88,7 @@ demo: build
 # LINT_ALL=1: clang-tidy over the whole tree. LINT_BASE: what it is compared with.
 lint: setup-lint
 	@$(SOURCES) | xargs -r clang-format-19 --dry-run -Werror
+	@scripts/spdx.py check
 	@scripts/lint_python.sh check
 	@cmake --preset lint $$(scripts/nccl_root.sh) > build-lint.log || { cat build-lint.log; exit 1; }
 	@scripts/lint.sh build-lint $(JOBS)

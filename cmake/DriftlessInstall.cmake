@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # install(): libraries, the public headers, the command, and a package for find_package(driftless); the C library
 # also by pkg-config.
 include(CMakePackageConfigHelpers)

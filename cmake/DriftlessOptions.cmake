@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Options, compiler settings, and the optional backends with the reason where one is not built.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run by install(): puts the public headers, and those that they include, into
 # PREFIX/INCLUDE_FOLDER/driftless. Read from the sources each time, so that a header becomes public by being
 # included from one that is, and in no other way.

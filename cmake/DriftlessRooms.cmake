@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The house: one library per folder ("room"), each seeing only the rooms it may see.
 #
 # A room's headers are reached through a link made for it alone, <build>/rooms/<room>/<room>, so that an

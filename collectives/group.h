@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Group: how the publisher ranks of one trainer agree. Small messages only, to and from rank 0.
 //
 // All ranks call gather() and broadcast() in the same order within an epoch. A call that failed on

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartHash: size and hash of a part, learnt while it is being written.
 //
 // Safe to use from any thread, as File::pwrite() is.

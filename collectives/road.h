@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A road: what carries versions from publisher ranks to receivers. Two roles, two interfaces.
 //
 // A road moves opaque bytes. What it carries is a *publication*: parts (frames, files) written by

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadline and Backoff: how Driftless waits. Every wait ends; clocks of the calendar play no part.
 // Time is that of the calling thread's Environment.
 #pragma once

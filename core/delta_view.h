@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeltaView: the changed units of one stretch of one tensor. The only thing that formats and
 // kernels both know.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest of a policy's weights: 2 x 61 bits, additive, position-sensitive.
 //
 // Definition. Let p = 2^61 - 1. A tensor's bytes are read as little-endian 32-bit words (the last

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The element types of safetensors, and the unit in which Driftless compares them.
 #pragma once
 

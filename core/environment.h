@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Environment: time, threads and random ids, as the code of this library sees them.
 //
 // The operating system's by default. A test may replace it for one thread, so that a simulation

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The seam to the file system. Everything that Driftless writes goes through a FileSystem, so that
 // tests can make any call fail, cut a write short, or lose what was not synced.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A 128-bit value: a hash, a layout signature, a run id. Compared and printed, never interpreted.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tensors a policy has: TensorSpec, TensorView, and WeightLayout with its signature.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads for work on elements. Nothing here outlives the call that started it. In an Environment
 // without threads the caller does all of it.
 #pragma once

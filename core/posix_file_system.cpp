@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // posix_file_system(): FileSystem over system calls.
 #include <dirent.h>
 #include <fcntl.h>

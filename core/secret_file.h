@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading a secret (a token, a password) from a file that nobody else can read or change.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Status and Result<T>: how every function of Driftless reports failure.
 //
 // No function of the library throws across its boundary or aborts the process. A function that can

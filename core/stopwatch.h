@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Milliseconds and moments, for reports only: nothing is decided by them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU that a thread works on is a choice of its owner: what we choose meanwhile is taken back.
 //
 // By the CUDA driver's own word for it, a context, which may be none. cudaSetDevice() does not do:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Run, version and base: the identity of a set of weights.
 #pragma once
 

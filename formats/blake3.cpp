@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Written from the BLAKE3 specification (section 2: the compression function, chunks, the tree).
 #include "formats/blake3.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BLAKE3 in its hash mode, for systems without libblake3. Portable: four chunks at a time through
 // the compiler's vectors, on one thread.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A bucket: the encoded deltas of several tensors of one dtype, as two streams, positions and
 // values, and a table that says whose they are. Frames (frame.h) and flush files (flush_file.h) are
 // two containers of the same bucket.

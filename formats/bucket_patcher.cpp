@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Patches a tensor from its entries in buckets.
 #include <cstring>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes that grow at the end. Unlike std::vector it never fills with zeros what is written over at
 // once, it grows in place where the allocator can, and it reports a lack of memory.
 #pragma once

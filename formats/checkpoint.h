@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Hugging Face checkpoint: a directory of safetensors files, read through mappings.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checksums of a tensor's bytes as other tools write them: xxh3-128, blake3, adler32.
 #pragma once
 

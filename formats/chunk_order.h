@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Part of the patchers: makes sure that chunks adjoin and cover the tensor, and that none is
 // touched after a failure.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The encodings by name. A new one is a row here and files of its own; the others stay as they are.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The gate for buckets from outside: check_bucket, check_entry, EntryCursor.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flush_checksum(): the checksum that flush files carry.
 #include <array>
 #include <bit>

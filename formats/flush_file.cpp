@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading flush files.
 #include "formats/flush_file.h"
 

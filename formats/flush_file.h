@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One flush file (rank0000_flush000000.safetensors): a bucket as `__positions__` (bytes) and
 // `__values__` (a 1-D tensor of the bucket's dtype; bytes for packed types of less than 8 bits),
 // with the table as JSON in the metadata. Under `deltas_zstd` the whole file is one zstd frame.

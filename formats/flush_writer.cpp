@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing flush files.
 #include <cstdio>
 #include <string>

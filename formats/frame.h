@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The native frame: one bucket as it travels over a road, or lies in a journal; or, as a full
 // frame, whole stretches of tensors. docs/formats/frame.md gives the bytes; tests/golden holds
 // examples. All little-endian:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Frames whose streams lie elsewhere, in a GPU's memory say: the front of a frame, made and read
 // without them. A frame (frame.h) is put together as
 //

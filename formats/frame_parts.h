@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts that frames are put together from. For the files that make and read frames; others
 // include frame.h.
 #pragma once

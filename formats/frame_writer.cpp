@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How frames are written: encode_frame(), write_frame(), append_frame().
 #define XXH_INLINE_ALL
 #include <xxhash.h>

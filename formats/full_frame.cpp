@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Full frames: whole stretches of tensors instead of a bucket.
 #include <cstring>
 #include <limits>

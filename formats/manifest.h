@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The manifest of a version: what it is, what it takes, and what must hold after it. Written as
 // manifest.json beside the payload; the DONE marker beside it holds its xxh3-128. Over roads
 // without files it travels as it is.

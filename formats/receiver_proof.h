@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The words in the proof of a receiver's report (collectives/road.h carries it unread).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a receiver must know of a run before any of its versions: announced by the publishers'
 // leader over the road (SendRoad::announce), and checked by every receiver against its own weights.
 #pragma once

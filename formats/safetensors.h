@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors: u64 header length | JSON header | data. Reader over a mapping, streaming writer.
 //
 // Both hold the format's rules: a header of at most 100 MB that is a UTF-8 JSON object without

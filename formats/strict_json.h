@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON from outside, parsed strictly: UTF-8 without a byte order mark, no duplicate keys at any
 // level, at most 64 levels deep, nothing after the value. nlohmann's exceptions do not leave
 // strict_json.cpp. Include <nlohmann/json.hpp> in the .cpp file that looks into a Json.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorPatcher: turns the old bytes of one tensor into the new ones, chunk by chunk, whatever the
 // encoding of its delta. And the hf_delta payloads: what makes them, and what reads them.
 #pragma once

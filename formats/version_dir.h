@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Version directories: <dir>/weight_v000007/ with payload, manifest.json and DONE.
 //
 // A version appears whole: everything is written into a hidden sibling directory, synced, and

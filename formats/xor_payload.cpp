@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `xor` payload, and whole tensors.
 #include <algorithm>
 #include <cstring>

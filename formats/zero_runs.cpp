@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "formats/zero_runs.h"
 
 #ifdef DRIFTLESS_HAS_ZSTD_SEQUENCES

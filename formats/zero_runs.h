@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compressing what is mostly zero: XORs of weights.
 //
 // zstd's own search for matches spends its time, and its bits, on matches that a sparse XOR does

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One zstd frame, written and read in pieces.
 #pragma once
 

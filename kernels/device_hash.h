@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // xxh3-128 of bytes in device memory, the same bits as core/hash128.h computes on the host
 // (library driftless_kernels_cuda).
 //

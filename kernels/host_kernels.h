@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations on elements in host memory, and the list of their implementations.
 //
 // Every implementation gives the same results, bit for bit; reference/ is the specification. Units

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StridedMap: which units of a tensor lie where in other memory. A view of the tensor (offset,
 // shape, strides) and a view of the other memory, of the same shape: what a copy between two
 // strided views moves. Rows or columns of a tensor, its transpose, an expert in a stack.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host kernels over whole tensors: cut into pieces that fit a core's cache, spread over
 // threads, with results in order. Any number of units, more than 2^32 included.
 #pragma once

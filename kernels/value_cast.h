@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions between floating-point types, by their bits: what torch's copy_() does between
 // tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of
 // float16 becomes quiet, as processors make it). Narrowing rounds to nearest, ties to even; a NaN

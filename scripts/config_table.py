@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The table of docs/operate/configuration.md, from `driftless info --json` on standard input:
 
     build/bin/driftless info --json | scripts/config_table.py

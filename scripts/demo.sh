@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The main job on made-up data, over every road: no GPU, no cluster, nothing left behind.
 #
 #   scripts/demo.sh [PARAMS [STEPS]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine of scripts/demo_megatron.py: a transformers model that generates all the time, and
 follows the run as its rollout.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """See scripts/demo_megatron.sh. Uses the training job and the obvious export of the tests."""
 
 import json

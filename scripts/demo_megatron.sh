@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The last part of the demo: real megatron-core trains a small model on the CPU, TP 2 x PP 2, and two
 # rollouts of the same mpirun follow every step; prints what that added to a step. Then a
 # transformers model follows such a run, TP 2, while it generates. All weights are compared.

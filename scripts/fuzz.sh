@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # libFuzzer on every decoder for some seconds each, from its corpus. New inputs stay in BUILD/fuzz; one
 # that crashes is named at the end.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # clang-tidy over the sources that changed, in parallel. Fails if it finds something.
 #
 #   scripts/lint.sh BUILD_DIRECTORY JOBS

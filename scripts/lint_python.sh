@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # ruff and mypy, pinned, in an environment of their own; pyproject.toml has their settings.
 #
 #   scripts/lint_python.sh check|format

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Prints -DNCCL_ROOT=... where nvcc is here and NCCL is not: its header and library from PyPI, kept
 # in build/nccl. Prints nothing, and says why on the error stream, where it cannot be had.
 set -uo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes a Python environment for tests, once, from pinned requirements; prints its directory.
 #
 #   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge, vllm,

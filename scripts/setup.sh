@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that the named groups need and that are missing.
 #
 #   scripts/setup.sh GROUP...      groups: build test lint fuzz

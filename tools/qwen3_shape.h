@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sizes of a Qwen3 of about a given number of parameters, its tensors and its config.json.
 #pragma once
 

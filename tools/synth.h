@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint and its successors as RL makes them, out of nothing: `driftless synth`.
 //
 // DIR/step_000000/ ... step_{K:06d}/, each a Hugging Face checkpoint of a Qwen3 in bf16, rounded

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Built with -ffp-contract=off: a fused multiply-add would round differently where there is one.
 #include "tools/synth_weights.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The numbers behind `driftless synth`: fp32 masters, heavy-tailed steps, bf16 rounding.
 //
 // Every number is a function of (seed, tensor's name, element, step) and is computed with integer

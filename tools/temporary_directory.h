@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A directory for the time of a measurement or a demonstration.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // host_shm: a road between the processes of one user on one host, through shared memory. Needs no
 // MPI. One process sends (the agent, or a trainer of one rank); engine workers receive.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/host_shm/medium.h"
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The private directory that both sides of the host_shm road share: its names, and how files in it
 // are made and opened. Everything is opened relative to the directory, never through a symbolic
 // link, and only if it is ours and closed to others.

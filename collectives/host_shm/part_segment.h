@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A part of the host_shm road while it is written: a segment, its hash, and the room it takes.
 #pragma once
 

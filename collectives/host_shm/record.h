@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies in the small files of the host_shm road: the record of a publication, and what a
 // receiver says. Both end with their xxh3-128, so that half of one is not taken for a whole.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/host_shm/report_slot.h"
 
 #include <sys/stat.h>

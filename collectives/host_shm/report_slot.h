@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // receivers/<id>: what one receiver says, in a file that it locks as long as it lives; and how the
 // sender reads them all. Nobody waits for anybody: the sender only ever tries a lock, and whose
 // lock it gets is dead.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The publications that the sender of the host_shm road holds, and the room that they take. Any
 // thread.
 #pragma once

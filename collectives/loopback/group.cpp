@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The publisher ranks' group inside one process.
 #include <algorithm>
 #include <condition_variable>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // loopback: a road inside one process. Publisher ranks and receivers are threads that share a hub.
 // The reference for what a road must do, and the road of tests and measurements.
 //

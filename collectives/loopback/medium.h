@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the two sides of the loopback road share: the publications, the announcement and what the
 // receivers said. Every call may come from any thread.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartBuffer: the bytes of a part in memory, growing while it is written.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Medium: the communicator and the windows that both sides of the mpi_rma road share in a process.
 //
 // Passive target for its whole life: locked once, when it is made. Reads and writes of other ranks'

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The publisher ranks' group over two-sided messages. No collective call of MPI after creation, so
 // nothing waits longer than its deadline for a rank that is gone.
 #include <mpi.h>

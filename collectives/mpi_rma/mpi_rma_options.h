@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The settings of mpi_rma, without MPI: a configuration names them also where MPI is not built.
 #pragma once
 

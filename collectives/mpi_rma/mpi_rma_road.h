@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mpi_rma: receivers pull from memory windows of the publisher ranks by passive-target MPI_Get,
 // while the publishers go on. docs/roads/mpi_rma.md tells the whole story.
 //

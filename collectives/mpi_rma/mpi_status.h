@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MPI's return codes as statuses. Every communicator and window of ours has MPI_ERRORS_RETURN, so
 // that a failed call comes back here and does not end the job.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartBuffers: memory for fetched parts, used again once the last reader of a part is gone: fresh
 // memory costs a page fault per 4 KB, which is more than the copy.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartRing: where the parts of one publisher rank lie in a stretch of memory that receivers read.
 //
 // Publications follow each other around the ring; each part is contiguous. The oldest ones make

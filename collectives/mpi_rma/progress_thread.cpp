@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/progress_thread.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ProgressThread: lets MPI work in a publisher that computes. Over networks without RDMA a get of a
 // receiver waits until its target enters MPI; this thread enters it again and again. Needs
 // MPI_THREAD_MULTIPLE. Ends with its owner.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pulse: lets MPI work. MPI_Test of a request that never completes enters MPI's engine every time,
 // while MPI_Iprobe may look at the messages only (Open MPI over UCX: 99 times of 100).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving side: everything is read from the publishers' windows; a slot in the leader's says
 // who reads.
 #include <algorithm>

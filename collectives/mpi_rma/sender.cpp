@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending side: parts into the own window, records and manifests into the leader's.
 #include <algorithm>
 #include <chrono>
@@ -168,7 +169,8 @@ Status Sender::check_anchor_is_free() {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_[i];
-    const auto patience = std::min<std::chrono::milliseconds>(kHoldPatience, medium_.options().patience);
+    const auto patience =
+        std::min<std::chrono::milliseconds>(kHoldPatience, medium_.options().patience);
     if (peer.slot.held_mark == 0 || peer.slot.state == SlotState::kLeft) continue;
     if (now - peer.held > patience) continue;
     return error(StatusCode::kBusy, "mpi_rma: receiver ", i, " reads the anchor of version ",

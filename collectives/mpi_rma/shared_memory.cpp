@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/shared_memory.h"
 
 #include <mpi.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Room for windows in this host's shared memory. Asked before MPI is: Open MPI's processes do not
 // all return when one of them cannot make a shared window.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What lies where in a publisher rank's window, and the records in it. Displacements are in bytes.
 //
 //   all publishers:  Control | ring of steps | anchor

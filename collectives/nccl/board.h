@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Board: what the leading publisher rank knows, and the thread that answers everybody else.
 //
 // A receiver is in the group from its hello until it leaves, falls silent or loses its link. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The Board's publications: from begin() to the commit, or the end of an attempt.
 #include <algorithm>
 #include <utility>

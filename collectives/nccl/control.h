@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Control: what the sending side of a publisher rank asks of the leader. On the leader it is the
 // Board itself; on other ranks calls travel over a Link.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fabric: the memory that parts of the nccl road lie in, and the communicators that carry them. The
 // seam between the road and CUDA with NCCL: the road's own logic (who is in the group, order,
 // acknowledgements, faults) is written against this, so that it runs where there is no GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Follower: a receiver's thread. It keeps the link to the leader, joins, receives what the
 // publisher ranks broadcast, acknowledges it with its hashes, and puts what is committed on the
 // landing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Landing: what a receiver holds of the nccl road: the publications that were committed, and the
 // parts of the one that is on its way.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two sides of the nccl road, over a fabric and a rendezvous. nccl_road.h makes them for NCCL;
 // tests make them for other fabrics.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small messages of the nccl road, between the leading publisher rank and everybody else.
 //
 // One form for all of them: a few kinds, and fields of which each kind uses some. What comes from

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rendezvous of the nccl road inside one mpirun job (library driftless_nccl_mpi). Nothing
 // listens: messages go over the job's communicator, with two tags of our own.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One ncclComm_t and its stream.
 //
 // Non-blocking: NCCL's calls return at once, and ncclCommGetAsyncError tells how far they are, so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The settings of the nccl road, without CUDA or NCCL: a configuration names them also where these
 // are not built.
 #pragma once

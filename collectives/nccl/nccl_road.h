@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // nccl: publisher ranks broadcast frames from their GPU to the GPUs of all receivers, each rank
 // over a communicator of its own. docs/roads/nccl.md tells the whole story.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What CUDA and NCCL say, as a Status.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PartStore: the parts of one publication on one publisher rank, in a fabric's memory, while they
 // are written and until they have been sent.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The receiving side: answers from what the follower has landed.
 #include <utility>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the processes of the nccl road find each other, and what carries their small messages: a
 // Hub at the leading publisher rank, a Link at everybody else. Messages arrive whole and in the
 // order in which they were sent, or the link is gone.

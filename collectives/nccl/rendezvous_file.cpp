@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rendezvous of files. In the directory:
 //
 //   leader                      the session of the leader that is there

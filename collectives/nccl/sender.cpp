@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sending side: parts in the fabric's memory, sent to all receivers of the group by flush().
 #include <limits>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shelf: which publications receivers hold. The leader decides, and tells them with every commit,
 // so that all agree: the newest anchor, and the newest steps as far as the ring goes.
 #pragma once

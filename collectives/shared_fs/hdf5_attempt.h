@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One publication as this rank sees it: what stands between the callers' threads, which fill parts,
 // and the rounds, which write them. Internal to the hdf5_*.cpp files.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of a publication in one HDF5 file, written by all publisher ranks through MPI-IO.
 //
 //   <publication>/version.h5

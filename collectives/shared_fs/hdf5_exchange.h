@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exchange: every rank says a word, and hears everybody's. Internal to the hdf5_*.cpp files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/hdf5_file.h"
 
 #include <sys/statvfs.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // version.h5 while it is written: the calls that all ranks make together. Internal to the
 // hdf5_*.cpp files.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every call into HDF5 here goes through. Internal to the hdf5_*.cpp files.
 #pragma once
 

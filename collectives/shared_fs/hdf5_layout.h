@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names within version.h5, for the sink and the reader.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rounds in which the publisher ranks write version.h5 together. Internal to the hdf5_*.cpp
 // files.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory that both sides of the shared_fs road share: its names, and how it is read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What holds the parts of a publication inside its directory: a file each (part_files.cpp), or one
 // HDF5 file written by all ranks together (hdf5_container.h, where it is built).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/pruning.h"
 
 #include <algorithm>

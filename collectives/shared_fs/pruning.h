@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What may be removed from a shared directory: a question of numbers alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PublisherLock: whose the directory is. The leader of a publisher holds the lock file; its content
 // names a session, new for every leader, and the process:
 //

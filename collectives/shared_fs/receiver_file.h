@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // <dir>/.receivers/<id>.json: what a receiver last said, and how the leader watches these files.
 //
 //   {"beat": 17, "id": "host3-0", "proof": "...", "version": 7}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
 //   <dir>/run.json                     the announcement

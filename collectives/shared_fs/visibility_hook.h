@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A visibility hook: a command of the operator's, run through /bin/sh.
 #pragma once
 

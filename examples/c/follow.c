@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Follows a run into tensors of its own, and ends when the run has ended.
  *
  *   follow CONFIG TENSORS BASE OUT [KEY=VALUE...]

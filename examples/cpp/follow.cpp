@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Follows a run into tensors of its own, and ends when the run has ended: examples/c/follow.c in
 // C++, and staging on a thread while the engine works.
 //

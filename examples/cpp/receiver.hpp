@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C handles of driftless.h as C++ objects: errors are thrown, everything frees itself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest on processors: the sweep around a SIMD target's digest_sums(), and the change around
 // its digest_steps().
 #pragma once

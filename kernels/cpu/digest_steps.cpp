@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiled once per SIMD target: see operations.h before adding an include.
 #include DRIFTLESS_SIMD_HEADER
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations for processors. Contracts: host_kernels.h.
 //
 // gather and scatter, plain and strided, jump about in memory, where SIMD does not help: they are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AVX2, which host_kernels.cpp asks the processor for. The shape is explained in simd_portable.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Advanced SIMD, part of every aarch64 processor. The shape is explained in simd_portable.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIMD within a 64-bit register, for processors that no other target knows.
 //
 // All simd_*.h have the same shape: a Vector, loads and stores at any address, and the few

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SSE2, part of every x86_64 processor. The shape is explained in simd_portable.h.
 #pragma once
 

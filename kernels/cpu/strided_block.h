@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the next changes of a stream go, block by block: positions ascend, so a run of the map is
 // left by comparing with its end, and divisions are made once per run.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One pass over both sides, then a short one over what was found.
 //
 // A warp takes a tile of 32 KiB of a tensor: compares it with 16-byte loads, collects the offsets

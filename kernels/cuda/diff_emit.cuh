@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From what the tiles found to the streams of a bucket. Private to diff.cu.
 #pragma once
 

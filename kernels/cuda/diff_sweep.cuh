@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass over both sides of all tiles. Private to diff.cu.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest (core/digest.h) on the device: a full sweep, and what a patch changes.
 //
 // Sums of field elements leave a warp as two halves of 32 bits and less, added with plain atomics:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The host's share of device_xxh3_128(): the constants of XXH3, and the end of a hash whose first
 // blocks were taken by the device. The library itself computes it, from a state that is set to
 // where the device stopped.

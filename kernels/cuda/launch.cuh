@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every file of this folder needs: errors as statuses, carving of workspaces.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations on elements in device memory: the GPU's peer of kernels/host_kernels.h, batched.
 //
 // A call queues work on the caller's stream and returns: nothing here waits, allocates, or looks at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device's view of a Patch. A warp works on a chunk: up to 1024 changes of one tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/patch.cuh"
 
 namespace driftless::cuda {

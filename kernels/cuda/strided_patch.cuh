@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device's view of a StridedPatch. A warp works on a chunk: up to 1024 changes of one part.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a batch of tensors is cut into tiles, and what is known of them. Private to diff.cu.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The specification: every operation of HostKernels as a plain loop. Contracts: host_kernels.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Driftless: ships exactly the changed weights from trainers to rollout engines.
 
 Importing this needs neither torch nor MPI nor CUDA. docs/start/python.md tells how it is used.

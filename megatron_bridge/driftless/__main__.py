@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `driftless`: `map` is Python, everything else the native command of the package."""
 
 from __future__ import annotations

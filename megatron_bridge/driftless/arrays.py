@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of driftless as arrays of others. numpy and torch are imported when they are asked for."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What driftless raises: every class is an Error and a builtin, and has the library's code.
 
 A code names the next action; docs/start/python.md lists them.

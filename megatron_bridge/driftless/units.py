@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes and durations as `Config.settings()` says them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The spellings of element types by numpy, the buffer protocol and DLPack, and ours.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of the module; each adds its classes and functions.
 #pragma once
 

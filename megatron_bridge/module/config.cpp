@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.Config, and the list of backends.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work on elements of CUDA tensors, on a stream of the caller's: what kernels.cpp does with
 // tensors that do not lie in host memory. Loads CUDA (plugin/job/on_demand/device_access.h); raises
 // UnsupportedError, with the reason, where that cannot be.

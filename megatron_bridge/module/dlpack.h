@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory layout of DLPack's exchange, version 1, and of the unversioned one before it.
 //
 // https://dmlc.github.io/dlpack/latest/c_api.html says what the fields mean. Only what crosses the

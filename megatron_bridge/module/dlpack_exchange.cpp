@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "module/dlpack_exchange.h"
 
 #include <memory>

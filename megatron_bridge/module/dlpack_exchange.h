@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors through DLPack capsules, in and out.
 #pragma once
 

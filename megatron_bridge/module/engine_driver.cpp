@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless._native.EngineDriver: the state machine that drives engines, for drive.py. Results and
 // replies go over as JSON text.
 #include "plugin/engines/engine_driver.h"

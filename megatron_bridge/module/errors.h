@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statuses as Python exceptions, and Python exceptions carried through native calls.
 //
 // A binding function throws StatusError; what Python sees is the class of driftless.errors that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Python object as the group of publisher ranks: for jobs that no MPI launcher started.
 #pragma once
 

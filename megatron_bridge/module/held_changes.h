@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorChanges by names, and into tensors of Python.
 #pragma once
 

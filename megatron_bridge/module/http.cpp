@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // HTTP calls of the engine drivers: one deadline for the whole call, a cap on the answer, no
 // redirects, no proxy of the environment (plugin/engines/engine_http.h).
 #include <pybind11/pybind11.h>

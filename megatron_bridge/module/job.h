@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Job: the process' place in a job, shared by the publishers and receivers that it has.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The work on elements: diff, gather, scatter, masked overwrite, digest. On host memory here; CUDA
 // tensors are passed on to device_kernels.h.
 #include <pybind11/pybind11.h>

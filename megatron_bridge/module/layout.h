@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.TensorSpec and driftless.Layout.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless._native: the library for Python. docs/start/python.md tells how it is used.
 //
 // Every call into the library runs without the GIL; callbacks take it. Objects are used by one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What driftless.engines needs: strided maps, a target of a module's parameters, and the new values
 // of the tensors that Python writes itself.
 #include "plugin/targets/mapped_target.h"

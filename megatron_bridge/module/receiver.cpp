@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.Receiver: a ReceiverSession whose job and target Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights that Python offers, as a WeightSource; and driftless.CheckpointSource.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Targets that Python makes: where a receiver keeps weights.
 #pragma once
 

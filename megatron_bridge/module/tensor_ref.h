@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorRef: a contiguous tensor of somebody else's memory, with what keeps it alive. How tensors
 // come in from Python, and how ours go out.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/agent/changed_tensors.h"
 
 #include "formats/checkpoint.h"

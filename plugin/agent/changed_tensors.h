@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tensors a commit changes, and those tensors as a directory of their own: for engines that
 // load any subset of a checkpoint (SGLang).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Delivery into a checkpoint directory.
 #include <unistd.h>
 

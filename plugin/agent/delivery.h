@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Delivery: how versions get from the agent's road to its host. Two ways: through shared memory to
 // receivers (relay.h), or into a checkpoint directory.
 //

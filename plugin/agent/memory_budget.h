@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // MemoryBudget: makes threads wait that would take more memory than a cap, until others are done.
 // Any thread.
 #pragma once

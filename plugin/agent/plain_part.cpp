@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/agent/plain_part.h"
 
 #include "formats/frame.h"

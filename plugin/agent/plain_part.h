@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fetched part as the workers of a host get it: what is compressed is inflated once, here.
 #pragma once
 

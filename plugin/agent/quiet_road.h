@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // QuietRoad: a road on which a receiver's reports are not passed on, but kept: the agent speaks for
 // its whole host, and says what the engines have, not what lies ready for them.
 #pragma once

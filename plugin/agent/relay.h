@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Relay: takes each publication from one road once, and offers it on another to the receivers of
 // this host. Steps and anchors stay what they are, so that a Receiver follows either road alike.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless_error, and the fence between the library and C: nothing but a code leaves a function.
 #pragma once
 

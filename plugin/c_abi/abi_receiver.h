@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AbiReceiver: what a driftless_receiver* stands for. The C functions translate; here are the rules
 // of the C ABI around a ReceiverSession: which calls may come when, and from which thread.
 //

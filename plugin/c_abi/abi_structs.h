@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Structs that grow at their end: the caller's may be from an older or a newer header.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # libdriftless.so: the receiver behind a C ABI (driftless.h). Included by plugin/CMakeLists.txt.
 set(c_abi ${CMAKE_CURRENT_SOURCE_DIR}/c_abi)
 file(STRINGS ${c_abi}/driftless.h abi REGEX "^#define DRIFTLESS_ABI [0-9]+$")

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* clang-format off: the conventions are paragraphs */
 /* The receiver of Driftless for C, and for every language that can call C: tensors of the caller's
  * follow a trainer's run.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/c_abi/element_places.h"
 
 #include <algorithm>

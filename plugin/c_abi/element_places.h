@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the elements of a registered tensor lie in the caller's memory: its strides, checked, and
 // whether tensors have bytes in common.
 #pragma once

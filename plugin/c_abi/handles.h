@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tickets for receivers. A driftless_receiver* is a number that is never given out twice, so that a
 // closed one is found out instead of being followed into freed memory.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of driftless.h that need no receiver.
 #include <array>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of driftless.h on a receiver: what C passes is checked and translated here.
 #include <chrono>
 #include <optional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library found out, as the structs of driftless.h.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensors that a caller registered, checked one by one, and the target that they become.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of driftless.h that may be called any time.
 #include <nlohmann/json.hpp>
 

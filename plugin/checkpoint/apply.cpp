@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // apply_versions(): which versions, in which order.
 #include <algorithm>
 

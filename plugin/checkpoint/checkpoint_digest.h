@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest of a checkpoint's weights, read from its files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/checkpoint_patcher.h"
 
 #include "core/stopwatch.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CheckpointPatcher: brings a local HF checkpoint directory from one version to the next, in place,
 // all or nothing.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which version a local checkpoint directory holds: <checkpoint>/.weight_sync/state.json.
 //
 // The file and the lock beside it are the ones that other tools of the hf_delta family use; they

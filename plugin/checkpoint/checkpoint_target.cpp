@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_checkpoint_target(): a local checkpoint directory, through the patcher.
 #include "core/parallel.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a Hugging Face checkpoint directory, tensor after tensor, without holding one in memory.
 #pragma once
 

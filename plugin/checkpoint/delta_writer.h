@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Making a version: the exact delta between two checkpoints, as a version directory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // write_flush_payload(): buckets of the running comparison, each written as soon as it is full.
 #include "formats/bucket.h"
 #include "formats/flush_file.h"

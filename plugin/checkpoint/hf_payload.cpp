@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // write_hf_payload(): one shard of compressed tensors, or of whole ones, and the index.
 #include <vector>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One shard of an hf_delta version: compressed deltas of tensors, or whole tensors, in one
 // safetensors file, written as the tensors come.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a file or directory is, and what it says of itself.
 #pragma once
 

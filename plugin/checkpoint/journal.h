@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The journal of an apply: the new bits of everything that one version changes, written and synced
 // before the first byte of the checkpoint is touched.
 //

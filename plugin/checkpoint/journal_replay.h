@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing a journal out into the checkpoint's files.
 #pragma once
 

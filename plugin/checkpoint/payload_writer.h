@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What write_delta() hands to the layouts: both checkpoints, and what the comparison found.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
 #pragma once
 

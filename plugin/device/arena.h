@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeviceArena: memory of one kind that is taken piece by piece and given back all at once. Blocks
 // are kept for the next round: taking memory from a GPU stops it.
 #pragma once

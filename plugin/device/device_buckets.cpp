@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // place_buckets_on_device(): buckets on the device, their positions proven there; the values that
 // they replace are kept beside them.
 #include <algorithm>

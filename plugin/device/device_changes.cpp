@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // place_on_device(): changes that go through maps, uploaded; one launch writes all of a width.
 #include <algorithm>
 #include <array>

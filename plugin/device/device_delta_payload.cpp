@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
 // too, and only their heads come from the host; on any other the streams are fetched once.
 #include <algorithm>

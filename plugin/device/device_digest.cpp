@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sum_on_device(): the digest of bytes, worked out by the GPU.
 #include <algorithm>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole tensors of a publisher with a GPU.
 #include <algorithm>
 

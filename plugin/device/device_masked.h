@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Masked overwrites on a GPU (plugin/targets/masked_device.h). Library driftless_device; includes
 // no CUDA header.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/device_memory.h"
 
 #include <cuda_runtime_api.h>

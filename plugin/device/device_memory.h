@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory and streams of a GPU, owned. Library driftless_device; includes no CUDA header.
 //
 // Everything works on the device that was current when it was made, and may end on any thread.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The payloads of a publisher with a GPU, and what they share. Private to plugin/device.
 #pragma once
 

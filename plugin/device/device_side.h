@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Comparing weights where they are: the publisher's side of a GPU (plugin/publish/device_side.h).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/device_target.h"
 
 #include "plugin/device/device_weight_memory.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights in the memory of a GPU, as a receiver's target: contiguous tensors in a mapped target
 // (plugin/targets/mapped_target.h) over a GPU's memory (device_weight_memory.h). Library
 // driftless_device; includes no CUDA header.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights in the memory of a GPU (plugin/targets/weight_memory.h). Library driftless_device;
 // includes no CUDA header.
 //

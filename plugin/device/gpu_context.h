@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a GPU's WeightMemory and the changes placed in it share: a stream, and workspace that is
 // kept from version to version. Part of plugin/device.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/growing_memory.h"
 
 #include <cuda.h>

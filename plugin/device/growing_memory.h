@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a GPU that grows in its place, and is never given back before its end: cudaFree() waits
 // for all that is queued on the GPU.
 // Part of driftless_device; includes no CUDA header.

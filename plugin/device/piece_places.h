@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pieces of changes in the memory of a GPU: where the offsets and values of each lie.
 #pragma once
 

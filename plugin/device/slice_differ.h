@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SliceDiffer: compares stretches of tensors on the device, a slice at a time, one ahead of who
 // reads the results. What does not lie on the device is brought there first; copying the next slice
 // overlaps comparing this one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/tensor_kernels.h"
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Single operations on tensors in device memory, for callers that bring a stream of their own.
 // Library driftless_device; includes no CUDA header.
 //

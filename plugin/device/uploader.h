@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies host memory of any kind to the device, through two pinned buffers in turn: one is filled
 // while the other travels. Part of the device target.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engines that read files, as the driver sees them: one rank, which holds what this transport
 // itself loaded into that very server process. What anybody else loaded is unknown, and then the
 // whole checkpoint is loaded. A load that failed leaves parts of two versions.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineDriver: brings one engine from a version to the next, on all its ranks or on none.
 //
 //   ask -> open -> [ranks differ: pause, rollback] -> stage on all ranks -> all staged the same?

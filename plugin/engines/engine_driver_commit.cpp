@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The driver's second half: staging, the commit, the label.
 #include <algorithm>
 

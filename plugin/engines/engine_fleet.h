@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineFleet: keeps the engines of a host at the newest version, each on a thread of its own, so
 // that one that is slow, failing or dead holds up no other.
 //

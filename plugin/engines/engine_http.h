@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One HTTP call to an engine: JSON in, a body out. Needs libcurl (engine_http_curl.cpp); without it
 // every call says so.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In place of engine_http_curl.cpp where libcurl was not found.
 #include "plugin/engines/engine_http.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineLink: JSON over HTTP with one engine (engine_http.h). What it answers is strict JSON, or a
 // failure that names the call, the HTTP status and the engine's words. Any thread.
 #pragma once

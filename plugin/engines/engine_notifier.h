@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tells inference engines over HTTP that a version is there, each in its own way, and gathers what
 // they say. Needs libcurl (engine_http.h); without it create() says so.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineSession: brings one engine to a version, and confirms it; engine_fleet.h runs one for each
 // engine, each on a thread of its own. There is one kind: a driver (engine_driver.h) and the
 // transport that carries its calls.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EngineTransport: carries the driver's calls (engine_driver.h) to one engine. vLLM and SGLang are
 // two tables of how to say them over HTTP; engines that read files are two more.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An engine of this process, reached by one function.
 #include <nlohmann/json.hpp>
 

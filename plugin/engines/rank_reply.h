@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the ranks of an engine answer to our workers' calls (megatron_bridge/driftless/engines).
 //
 //   {"nonce","rank","process","ok","error","state","version","staged_version","run","follows",

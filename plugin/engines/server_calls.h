@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The calls of a server that do not depend on who writes its weights: pause, cache, resume, label.
 // Internal to engines/.
 #pragma once

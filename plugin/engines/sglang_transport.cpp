@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How to say the driver's calls to SGLang. Its loader is called with a tensor that carries a
 // command (JSON in uint8); the ranks answer by files in a directory of ours, because SGLang has no
 // way back from a loader. Ranks are global: every pipeline stage's tensor-parallel ranks answer.

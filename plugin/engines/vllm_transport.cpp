@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How to say the driver's calls to vLLM.
 #include <nlohmann/json.hpp>
 

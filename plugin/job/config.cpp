@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads YAML into a Config, key by key, as the parser comes across them: no tree is built, so there
 // is nothing that anchors and aliases could blow up.
 #include "plugin/job/config.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The configuration of a job: the settings of every component, read from one YAML file.
 //
 // One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What rows of the table of keys are made with. Private to config_keys.cpp.
 #pragma once
 

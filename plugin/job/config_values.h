@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values of a configuration as text: sizes, durations, numbers, and their opposites. The errors say
 // what is wrong with the value and no more; who reads the key adds where it stands.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's part of a job, as its configuration asks for it. Built with or without CUDA: without,
 // the calls say so.
 #pragma once

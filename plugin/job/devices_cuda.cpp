@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // devices.h where CUDA is in the build.
 #include "plugin/device/device_masked.h"
 #include "plugin/device/device_side.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // devices.h where CUDA is not in the build.
 #include "plugin/job/devices.h"
 

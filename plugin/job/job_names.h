@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names of a job's processes, on the road and in paths.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JobProcess: one process of a job, its place among the others, and its ends of the road.
 //
 // Used by one thread: the one that joined. Outlives the groups and roads that it made; those are

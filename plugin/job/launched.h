@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether an MPI launcher started this process.
 #pragma once
 

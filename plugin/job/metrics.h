@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Metrics: one JSON line per version and process, appended to a file.
 //
 // Training never stops for them: a line that cannot be written is dropped, and the first time this

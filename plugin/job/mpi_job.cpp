@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that an MPI launcher started, or whose road needs MPI.
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "plugin/job/mpi_process.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // This process among the others of an mpirun job: who trains, who rolls out, and the few messages
 // that the command itself needs. Built where MPI is.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mpi_rma for a process of a job.
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "plugin/job/mpi_process.h"

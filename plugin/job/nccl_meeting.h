@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl road put together for a process of a job, however the processes meet.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/mpi_rendezvous.h"
 #include "plugin/job/mpi_process.h"
 #include "plugin/job/nccl_meeting.h"

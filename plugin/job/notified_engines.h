@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engines that the leading trainer tells about every version (`engines` of the configuration),
 // and the account of what they took. One thread.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PublisherSession: one trainer rank's place in a job: group, road, publisher, metrics, the engines
 // that are told about every version, and the end of the run. The command and the Python module are
 // thin callers of it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/receiver_session.h"
 
 #include <algorithm>

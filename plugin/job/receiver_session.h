@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ReceiverSession: a rollout's place in a job, from joining to leaving. It owns the process' place
 // among the others, the road, the receiver, the metrics, the signs of life and the listening for
 // the end of the run. The command, the C library and the Python module are thin callers of it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The proof in a receiver's report, with the times of its last commit: "<digest> stage_ms=1.5
 // commit_ms=0.2". A road carries it unread; the trainer shows the times.
 #pragma once

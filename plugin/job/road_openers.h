@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the rows of the table of roads open (roads.h). Each is built where its library is; only the
 // table knows which are.
 #pragma once

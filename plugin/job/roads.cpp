@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of roads. This file alone knows what was built; it is compiled once for every library
 // and program that lists roads, and holds nothing else.
 #include "plugin/job/roads.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Roads by name: the table of what this build has.
 //
 // roads.cpp holds the only table. A road is a folder in collectives/ and a row there; one that was

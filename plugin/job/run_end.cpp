@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/run_end.h"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How rollouts learn that a run is over.
 //
 // Roads know no end of a run. Processes that mpirun started together tell each other; for rollouts

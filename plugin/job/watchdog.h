@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Watchdog: a deadline for calls into a library that has none (MPI_Init, making windows).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // BackgroundWriter: does one piece of work at a time on a thread of its own, while the caller makes
 // the next one ready.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeviceSide: what a publisher needs of a GPU. Null where weights lie in host memory; made by
 // make_device_side() (plugin/device/device_side.h, library driftless_device), so that nobody links
 // CUDA who does not use it. Of one publisher rank; one thread at a time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole tensors as full frames of about a bucket's size. The snapshot takes them first; frames are
 // made from it by a thread of its own, while the next tensors come.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Publisher: the trainer's side. One object per publisher rank (PP-source rank); rank 0 leads.
 //
 //   weights -> diff against the snapshot (what the receivers have) -> encode -> parts -> road

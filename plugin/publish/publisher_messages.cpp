@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/publisher_messages.h"
 
 #include <nlohmann/json.hpp>

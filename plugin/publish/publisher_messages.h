@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What publisher ranks tell each other through their Group: JSON, small but for the tensor lists.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Publisher::open(): the ranks agree on a layout, seed their snapshots, and start a run or go on
 // with one.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PublisherRank: the one implementation of Publisher. Private to publisher*.cpp.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What makes a publication whole: parts of all ranks, the index where the layout has one, the
 // manifest; and anchors, which are publications of the snapshot.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RankPayload: what one publisher rank contributes to one publication, made from the weights as
 // they are offered and written as parts onto the road, while the snapshot moves on with it.
 #pragma once

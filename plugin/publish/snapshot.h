@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshot: what the receivers have, as far as this publisher rank owns it; and the undo log that
 // takes a version back which did not come through.
 #pragma once

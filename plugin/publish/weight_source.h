@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WeightSource: the current weights of one publisher rank, offered batch by batch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Receiver: the rollout's side. Follows a road and keeps a target at its newest version.
 //
 //   discover -> fetch -> verify -> decode = stage()      while the engine works

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // VersionFetcher: chooses what a receiver takes next from a road, and fetches it whole.
 //
 // One thread at a time. The road outlives it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deltas of several versions, decoded and folded: every changed unit once, with its last value.
 // Part of the memory target.
 #pragma once

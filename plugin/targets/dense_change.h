@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DenseChange: a full version that is written whole, through the maps. What it replaces is kept on
 // the host, so that it can be taken back.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A patcher that takes a tensor's new bytes from pieces which together are all of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What targets do with fetched versions before they look at payloads: whether they follow from the
 // target's state, and their payloads opened.
 #pragma once

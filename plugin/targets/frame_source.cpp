@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // VersionSource over buckets and native frames.
 #include <algorithm>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_host_memory(): weights in the memory of the host.
 #include <sys/mman.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights in memory, as a receiver's target: the tensors of a checkpoint as they lie there,
 // contiguous, or sliced, fused, transposed, stacked or converted as an engine keeps them, described
 // by maps; and tensors that only an engine's own loader can write.

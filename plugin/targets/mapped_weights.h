@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a mapped target and the updates staged for it share.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Masked overwrites in the memory of a GPU: changes that lie there since staging are made into
 // full-shape tensors for a loader, and written through the map of each of its copies. The peer of
 // MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_masked.h.

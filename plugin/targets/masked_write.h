@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One copy of a masked overwrite: a dense tensor whose units are new values or a sentinel goes
 // through a map, and only what is not the sentinel is written.
 #pragma once

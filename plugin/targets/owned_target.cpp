@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // make_owned_target(): contiguous tensors in memory of the target's own.
 #include <algorithm>
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // StagedUpdate: versions made ready for a mapped target. It owns the states before and after, the
 // proof between them, the commit (the writer first; then compare and write) and the way back.
 // Deltas and full versions differ only in how it is filled.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TensorChanges: what a version, or several folded, changes in a target's weights, decoded: pieces
 // that go through the maps, and the new values of the tensors that an external writer holds.
 #pragma once

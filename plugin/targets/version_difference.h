@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a full version changes in weights that are another version: found by comparing every unit
 // that goes through a map, so that only those are written, in O(changed), and can be taken back.
 #pragma once

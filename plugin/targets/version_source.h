@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The payload of a version, opened and checked against a weight layout: which tensors it changes,
 // and for each what makes its new bytes. The same for a directory and for what came over a road.
 #pragma once

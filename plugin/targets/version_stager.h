@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Staging: everything that applying versions needs to know is worked out and proven before the
 // weights are touched. The new bytes of every changed tensor are made chunk by chunk, through all
 // versions of a chain, summed, and compared with the old ones; what differs goes into frames.

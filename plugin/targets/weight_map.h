@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WeightMap: one place where units of a checkpoint's tensor lie. A contiguous tensor is one map,
 // the identity; a slice of a tensor-parallel group, a fused projection, a stacked expert and a
 // caller's strided tensor are others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WeightMemory: the memory that weights lie in, and how bytes get there and back through maps. The
 // host's here; a GPU's in plugin/device/device_weight_memory.h. Nothing else knows where weights
 // lie. One thread at a time, except where a call says otherwise.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // WeightTarget: where a receiver keeps weights. Host memory, or a local checkpoint directory.
 #pragma once
 

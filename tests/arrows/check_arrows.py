@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Holds the tree to its arrows:
 
     core <- {formats, kernels, collectives} <- plugin <- {tools, megatron_bridge}

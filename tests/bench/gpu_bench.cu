@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's kernels against floors measured in the same run. Prints one JSON line per figure:
 // {"work", "ms", "floor", "floor_ms", "ratio", "bytes"}. tests/gpu/run.sh makes a table of them.
 #include <cuda_runtime.h>

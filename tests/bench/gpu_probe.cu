@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How long a GPU is held while somebody else works there: a library for
 // tests/bench/module_bench.py.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From publish() to committed on another process's GPU, over NCCL: the whole, and its parts.
 //
 //   mpirun -n 1 gpu_publish_bench trainer : -n 1 gpu_publish_bench rollout

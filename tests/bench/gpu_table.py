@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the table of docs/operate/numbers.md from what gpu_bench and torch_bench.py printed."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run made up in memory, for measurements: torch tensors on the host, and steps that change some."""
 
 import torch

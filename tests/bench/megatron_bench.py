@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What weight updates add to a step of real Megatron: a model of 1 G parameters on one GPU.
 
     mpirun -n 1 python3 tests/bench/megatron_bench.py trainer : -n 1 python3 tests/bench/megatron_bench.py rollout

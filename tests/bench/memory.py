@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Peak anonymous memory of making and applying a delta, measured from outside.
 
     tests/bench/memory.py [--params N] [--dir DIR] [--command build/bin/driftless]

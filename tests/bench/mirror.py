@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A directory of versions, kept on another host over HTTP: what lies between two datacenters.
 
     mirror.py serve DIR PORT     on the trainer's host

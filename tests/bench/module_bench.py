@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pause of an engine's module while a version is committed, and what it is made of.
 
   python tests/bench/module_bench.py --device cuda            # 1 G elements of a Qwen3, 1 % changed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ModuleTarget against vLLM's own load_checkpoint_weight_patches, on a real vLLM model on the CPU.
 
   PYTHONPATH=build/python VENV/bin/python tests/bench/module_target_bench.py

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What one version costs on the nccl road, part by part: from device memory of this process to
 // committed on the GPU of another.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What publishing and committing cost, as ratios of one run:
 //
 //   publish_bench [GIGABYTES] [THREADS] [REPEATS] [loopback|files|commit]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """What publishing costs a trainer with 1, 2, 4 and 8 rollouts on one machine: a table in Markdown.
 
     receivers.py DRIFTLESS [--params N] [--steps N] [--interval-ms N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mpirun -n 2..9 rma_bench: how fast the mpi_rma road delivers frames, beside a raw MPI_Get of the
 // same bytes out of the same window; and what a publication costs its publisher while 1, 2, 4, 8
 // receivers poll. Medians. Not a test: it prints, and always ends well.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the usual torch code takes for the same work as gpu_bench: one JSON line per figure."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """How long a sync takes between two hosts, by encoding and link: prints a table in Markdown.
 
     two_hosts.py DRIFTLESS --work DIR [--params N] [--links full 1gbit 100mbit] [--encodings ...]

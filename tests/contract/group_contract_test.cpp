@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every group of publisher ranks must do.
 #include "support/road_contract.h"
 

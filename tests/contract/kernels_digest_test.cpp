@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The digest of every implementation is the one that core/digest.h defines, and has the properties
 // that the rest of the house relies on.
 #include <gtest/gtest.h>

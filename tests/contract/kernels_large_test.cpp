@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors with more than 2^32 units, and models with very many tiny tensors.
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scatter_strided and gather_strided move what reference/ moves, on every implementation: slices of
 // rows and columns, transposes, stacks, steps, and conversions. And the map itself: what it
 // refuses, and that it says where a copy between the two views would put every unit.

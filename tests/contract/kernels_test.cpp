@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every implementation of the host kernels does what reference/ does, bit for bit, and touches
 // nothing else.
 #include "kernels/host_kernels.h"

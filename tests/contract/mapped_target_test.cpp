@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A module's parameters follow a run, wherever they lie: transposed, cut into columns, fused,
 // converted, twice; all or nothing, and back.
 #include "plugin/targets/mapped_target.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every road must do, whatever carries the bytes: publishing and fetching. Beside it
 // road_room_contract_test.cpp and group_contract_test.cpp; the worlds are in road_worlds_test.cpp.
 #include <algorithm>

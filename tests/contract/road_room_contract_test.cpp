@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every road must do for room: rings, receivers and their reports, pruning.
 #include <algorithm>
 

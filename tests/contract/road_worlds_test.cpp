@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The roads that every build has, held to the contract.
 #include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"

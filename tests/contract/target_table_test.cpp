@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every target in memory must do, contiguous or spread over parameters, on the host or (built
 // again in gpu/) on a GPU: deltas in every encoding and full versions, both taken back, and no
 // commit onto weights that somebody else wrote into.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`driftless agent` as a process of the tests."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real engines for the tests. Starting one takes most of a minute: each is shared by all tests that
 want it, and the next in line is started beside it."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engines that the tests start: what each is called, and what can be asked of it."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engines' environments: given by a variable, or made once from pinned requirements."""
 
 import atexit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every engine must do, whatever brings it the versions."""
 
 

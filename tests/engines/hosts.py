@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines as processes of the tests."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a small random model and some steps of its training, as Hugging Face checkpoints.
 
     python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend under the interfaces that older releases of vLLM have: two arguments for the
 constructor (0.16 to 0.21) or three (0.22 to 0.24), and `receive_weights(info, load_weights)`. Run by
 an environment that has torch and transformers; the module with the base classes is one of this

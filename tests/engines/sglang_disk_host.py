@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Follows a run for a server, by files: obeys like vllm_host.py. Run by SGLang's environment."""
 
 import vllm_host

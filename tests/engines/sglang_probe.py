@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests ask of SGLang's workers, by the way that driftless takes: a loader that gets a
 command, and answers by files."""
 

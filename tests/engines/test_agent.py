@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real engines driven by `driftless agent`: through shared memory, and by a checkpoint on disk."""
 
 import shutil

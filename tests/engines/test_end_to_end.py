@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real Megatron trains; real vLLM and transformers follow it, through an agent.
 
 Over mpi_rma trainers and agent are the MPI ranks, and the engines hang on the agent; over files the

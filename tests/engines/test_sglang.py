@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real SGLang follows a run: by the receiver inside, and by files with the changed tensors."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference engine generates on a thread while it follows a run. And what needs no more than its
 model: vLLM's backend under older releases' interface."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real vLLM follows a run: offline and served, one rank and two."""
 
 from concurrent.futures import ThreadPoolExecutor

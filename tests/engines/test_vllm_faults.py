@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks of real vLLM, and what can go wrong between them. Each ends with both ranks at one
 version, and the next version succeeds."""
 

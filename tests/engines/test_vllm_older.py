@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An older release of real vLLM follows a run: without start and finish of an update, without a
 backend of others, and without a version of its weights."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference engine, obeying like vllm_host.py. Run by an engine's environment: transformers is
 there."""
 

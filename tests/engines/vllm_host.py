@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An `LLM` that does what it is told: one JSON object a line on stdin, one a line on descriptor 3.
 
     python vllm_host.py '{"model": ..., "tensor_parallel_size": ..., ...}' 3>replies

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests add to vLLM's workers: checksums, a fresh load beside the engine, and faults."""
 
 import copy

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """An example program follows a real trainer, and ends with the bytes of its last checkpoint.
 
     follow.py DRIFTLESS PROGRAM CONFIG [MPIRUN...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Applying under faults: whatever fails, and whenever the machine stops, the next apply ends at
 // exactly the new version, and until then the weights are the old ones or a journal says that they
 // are not.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two publisher ranks over files, of which the other one begins late: whoever fails meanwhile, both
 // know at once and not when the deadline is over.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Two publishers on one directory: the lock file of one is removed at any of its file-system calls,
 // as an operator does who takes it for dead, and another takes the directory over. The directory
 // then holds one chain of versions, the first publisher is fenced, and says so.

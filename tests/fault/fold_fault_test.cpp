@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folding versions into a checkpoint under faults: the checkpoint ends at the last version of the
 // fold or stays where it was, never between, and whoever comes next (the same process, or another
 // after a power cut) goes on from there.

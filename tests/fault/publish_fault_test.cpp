@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Publishing under faults: a version is there whole, or not at all, and the next publisher
 // succeeds.
 #include <gtest/gtest.h>

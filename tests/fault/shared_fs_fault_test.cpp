@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared_fs road under faults: whatever call fails or is the last, a publication is there whole
 // or not at all, the earlier ones stay as they were, and the road goes on.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hundreds of versions with faults on both sides and receivers that come, go and fall behind: at
 // every commit the bytes are those of the version that it claims to be.
 //

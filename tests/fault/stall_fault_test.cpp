@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file system that stalls for longer than the deadline, at any of the calls: the caller gets its
 // answer soon after the call came back, nothing is half, and the next attempt succeeds.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: the text of an index. What is accepted must hold only usable names.
 #include <cstdint>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a flush file, plain or compressed.
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a frame. It is decoded as it is, and once more with both hashes made right, so that what
 // lies behind them is reached. A plain frame that is accepted must be the one that its content
 // encodes to.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: the front of a frame. It is decoded as it is, and once more with the header's hash made
 // right. What is accepted must be the head that its content encodes to.
 #include <algorithm>

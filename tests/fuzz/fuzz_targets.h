@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fuzz targets of this folder by their names, for the replay of their corpora.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a message of the nccl road as it comes from a peer. What is let through must be written
 // the same way again.
 #include <cstdint>

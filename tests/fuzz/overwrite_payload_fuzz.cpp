@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: an `overwrite` payload for a tensor of 2000 bytes.
 #include <cstdint>
 #include <cstdlib>

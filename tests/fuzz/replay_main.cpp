@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replays the corpus of one target without libFuzzer: every file as it is, cut at every byte (files
 // up to 4 KiB; longer ones at 4096 seeded places), and with seeded random flips. A crash or a
 // sanitizer report fails the test.

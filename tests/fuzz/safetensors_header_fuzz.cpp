@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a whole safetensors file. What is accepted must lie inside the file, side by side.
 #include <cstdint>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Input: a zstd frame. Reading it in pieces, skipping, and reading it at once must agree.
 #include <algorithm>
 #include <cstdint>

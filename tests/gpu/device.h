@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory for tests: each piece ends where a guard begins, so that writing too far shows.
 #pragma once
 

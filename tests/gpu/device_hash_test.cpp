@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // xxh3-128 on the device is that of the host, for every size and alignment.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Masked overwrites on the GPU do what the host's do, to the bit, and go back.
 #include "plugin/device/device_masked.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory that is held from version to version grows without stopping the GPU.
 #include "plugin/device/device_memory.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A publisher with a GPU gives receivers what one without does: over loopback, with the snapshot on
 // the device or pinned, weights on either side, every encoding that travels in frames, and faults.
 #include "plugin/publish/publisher.h"

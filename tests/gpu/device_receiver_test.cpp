@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A real publisher on the host, and two receivers on its road: one keeps its weights on the GPU,
 // the other in memory. They must agree bit for bit, all the way.
 #include <gtest/gtest.h>

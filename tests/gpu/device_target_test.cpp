@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device target, bit for bit against a memory target that takes the same versions.
 #include "plugin/device/device_target.h"
 

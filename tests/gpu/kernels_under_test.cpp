@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU's kernels behind the table of the host's: every call copies there and back.
 #include "support/kernels_under_test.h"
 

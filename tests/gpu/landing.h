@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts that land in device memory, as the nccl road lets them, for tests without that road; and
 // weights there.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Without a GPU everything here is skipped, with that reason (77: ctest's word for it).
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The hash on the device, and the nccl road over NCCL itself. parts/nccl.sh runs them: most want several processes.
 driftless_gpu_test(gpu_device_hash SOURCES device_hash_test.cpp LINKS driftless_kernels_cuda)
 add_dependencies(gpu_all gpu_device_hash)

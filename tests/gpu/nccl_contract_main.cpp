@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads over NCCL itself: a process for each publisher rank and receiver, on
 // one GPU or several.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults of the nccl road with three real NCCL processes: this one publishes, two that it starts
 // receive. It kills one, stops one, starts another late, and looks at what seal() says and when.
 //

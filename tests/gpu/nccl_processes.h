@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes of one road over NCCL, for programs that start their receivers themselves: the same
 // binary, called with the directory to meet in and the receiver's name.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the GPU parts and runs their tests and benchmarks: one call on a machine with a GPU.
 #
 #   tests/gpu/run.sh [--build DIR] [--deps PREFIX] [--only build|tests|sanitizer|bench]...
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
     --build) build=$(realpath -m "$2"); shift 2 ;;
     --deps) deps=$(realpath "$2"); shift 2 ;;
     --only) only+=("$2"); shift 2 ;;
-    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
 done

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batches on the device give the very streams that the bucket builder makes on the host, and
 // patches take them.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/weight_memory_under_test.h"
 
 #include <deque>

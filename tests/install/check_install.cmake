@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installs BUILD into WORK/prefix, then configures, builds and runs the projects in SOURCE and SOURCE/c
 # against it, and compiles the examples by pkg-config. HAS_MPI: whether the build has it.
 cmake_policy(VERSION 3.25)

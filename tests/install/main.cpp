@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Uses the installed library as a stranger would: weights of its own, published over a road and
 // followed by a receiver.
 #include <algorithm>

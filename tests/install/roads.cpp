@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Uses the roads of the installed library: the list knows those that were built, and no other; a
 // world of MPI windows opens, in a process that mpirun did not start; version.h5 has its reader.
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads over mpi_rma: receivers are processes, too.
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "mpi/remote_world.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # mpi_environment: what tests under mpirun are started with; sanitizer_environment: the part of it that
 # sanitizers read.
 set(sanitizer_environment

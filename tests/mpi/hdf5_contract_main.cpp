@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads over shared_fs with its parts in version.h5: a process for each
 // publisher rank, as parallel HDF5 wants it. Receivers read with plain system calls, here in the
 // tests' process, which writes nothing.

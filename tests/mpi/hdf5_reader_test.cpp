@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reader of version.h5, in a process that never initializes MPI, against files that HDF5's own
 // serial calls made.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sink of version.h5 under mpirun. Every rank runs all tests, in the same order; the ranks meet
 // in a test only through the sink and through what the tests call by name (barrier, broadcast).
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several hosts made of network namespaces on one machine, and mpirun jobs over them.
 
 Each host has a network namespace with one link to a bridge, and its own host name, processes, System V

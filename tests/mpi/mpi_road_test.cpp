@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mpi_rma road among processes: mpirun -n N mpi_road_test SCENARIO [--level single|funneled]
 // [--versions N] [--part-bytes N] [--compute-ms N] [--deadline-ms N] [--publishers N] [--lossy]
 // [--expect-deadline] [--log-dir DIR]. Without a scenario: their names.

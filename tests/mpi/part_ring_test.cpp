@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where parts lie: no MPI is needed.
 #include "collectives/mpi_rma/part_ring.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads with a process for each publisher rank. Rank 0 of MPI_COMM_WORLD runs
 // the tests and is no part of the road; its SendRoad and Group objects, and its ReceiveRoad objects
 // where the road wants processes for them, stand for those of the other ranks, the workers.

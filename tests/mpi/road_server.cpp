@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process that holds one end of the road, and does what rank 0 asks it to.
 #include "mpi/road_server.h"
 

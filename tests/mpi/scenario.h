@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the scenarios of mpi_road_test share: roles, content that can be told from its place, and a
 // manifest that carries the receipts.
 #pragma once

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The mpi_rma road and the main job between several hosts of network namespaces (hosts.py).
 
     several_hosts.py PROGRAM CASE      PROGRAM: mpi_road_test; for the cases job_*: driftless

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One process of a soak among processes (tests/python/test_soak.py starts, stops and kills them):
 // a publisher rank whose road fails at random, or a receiver that sleeps, forgets and joins again.
 //

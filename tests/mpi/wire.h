@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Calls between the process that runs the contract suite and those that hold the road's ends.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An MPI that is preloaded into a process, and is worse than the installed one.
 //
 //   LD_PRELOAD=libworse_mpi.so DRIFTLESS_TEST_MPI_THREADS=funneled driftless ...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A leader that closes says so as its last word: nobody waits for its answer from then on.
 #include <future>
 #include <thread>

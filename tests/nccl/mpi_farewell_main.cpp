@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The farewell over the MPI rendezvous: leader and receiver are threads of one process, which sends
 // to itself.
 #include <mpi.h>

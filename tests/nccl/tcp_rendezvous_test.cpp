@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who is let in, and what hostile bytes on the port do.
 #include "support/tcp_rendezvous.h"
 

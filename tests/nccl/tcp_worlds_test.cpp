@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The same contract over the TCP rendezvous.
 #include "support/nccl_farewell.h"
 #include "support/tcp_rendezvous.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The logic of the nccl road held to the contract, without a GPU: HostFabric stands for NCCL.
 #include "support/host_nccl_world.h"
 #include "support/nccl_farewell.h"

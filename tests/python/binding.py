@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of the Python package share: importing it from the build, and small weights."""
 
 import sys

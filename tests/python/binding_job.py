@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process of a job under mpirun, by the Python package: `binding_job.py ROLE CONFIG ...`.
 
 A trainer publishes some steps of its share of the weights; a rollout follows and compares every

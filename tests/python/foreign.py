@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formats of other tools, read and written as those tools do: hf_delta directories and flush
 files. Written from the description of the formats alone; shares nothing with the C++ code."""
 

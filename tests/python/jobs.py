@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running the main job: trainers and rollouts under a real mpirun."""
 
 import functools

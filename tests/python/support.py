@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests share: running the command, and an obvious reader and writer of safetensors
 files and Hugging Face checkpoints. Nothing here is shared with the C++ code."""
 

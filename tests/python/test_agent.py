@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """driftless agent with real processes: a trainer, the agent of a host, and workers that follow it
 through shared memory; and what happens when any of them is killed."""
 

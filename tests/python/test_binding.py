@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The package by itself: import, errors, configuration, layouts, stubs."""
 
 import ast

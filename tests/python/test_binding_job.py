@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of Python processes under a real mpirun, bystanders among them."""
 
 import importlib.util

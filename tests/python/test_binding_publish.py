@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publisher and receiver by the Python package, over a directory, in one process."""
 
 import os

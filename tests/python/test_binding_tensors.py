@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors in and out: by which ways they come, what is refused and by what name, kernels."""
 
 import array

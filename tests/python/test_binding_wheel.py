@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`pip install` of a wheel into a fresh environment.
 
 The environment that builds it stays in build/venvs, and the wheel's build folder beside build/, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libdriftless.so and the example programs that use it: what it exports and links, and real trainers
 followed over files and over MPI into memory of the programs' own, bit for bit."""
 

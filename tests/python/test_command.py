@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command as people and scripts use it: defaults, output, exit codes, no silent overwrite."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations: the command's errors, the files in configs/, and the documentation."""
 
 import re

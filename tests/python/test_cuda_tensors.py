@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA tensors of torch in the package: kernels on a stream of the caller's, and a target over them.
 
 What needs a GPU is skipped without one; tests/gpu/parts/python.sh runs it. Everything is held against

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damaged and hostile bytes: truncation, flipped bits, names and links that lead elsewhere. Refused
 in one line, with the weights as they were; or, where the damage says nothing, applied exactly."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make demo`, as the README says: every road, real Megatron and an engine, smaller."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages of docs/ can be followed: every link and every mention of a page leads to a file, every page
 is in the index, prose wraps, and the architecture page has the arrows that are checked."""
 

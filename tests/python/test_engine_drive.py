@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine driver as Python uses it: an `LLM` of this process, and what a rank says of itself."""
 
 from types import SimpleNamespace

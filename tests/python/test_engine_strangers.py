@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What somebody who reaches an engine's HTTP can make its workers do: follow what the operator
 allowed at start, and nothing else; and what a server that is no engine can make a driver believe."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the machine does to an apply: other processes, read-only and full disks, limits. Nothing is
 half done, and the same command finishes once the cause is gone."""
 

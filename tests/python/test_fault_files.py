@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main job under faults of files and of the machine: late and damaged versions, full disks,
 clocks that go backwards. test_faults.py has faults of processes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main job under faults of processes: killed, stopped, stalled. After each the weights are a
 committed version's, the job goes on or ends with one clear error in time, and who is started again
 catches up. test_fault_files.py has faults of files; docs/operate/faults.md lists them all."""

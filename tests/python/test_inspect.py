@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`driftless inspect` tells what a file or directory is, and --json tells the same as the text."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What we publish is what other tools read; what they publish is what we apply; bit for bit."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main job with real processes: whatever the road, every rollout ends with the trainer's bits."""
 
 import json

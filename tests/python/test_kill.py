@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kill -9 at any moment. An apply leaves the old or the new version, or a journal from which the
 same command ends at the new one. A publisher leaves whole versions or none."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors whose positions do not fit 32 bits, in sparse files: much to read, little on the disk."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """driftless.engines.ModuleTarget with a toy engine, in the environment that has torch."""
 
 import ast

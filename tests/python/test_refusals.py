@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way in which the readers of this format are known to end with wrong weights and report
 success, and other bad input: refused with the documented exit code and one line that says what to
 do; the weights and the state stay byte for byte as they were."""

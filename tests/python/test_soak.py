@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A soak with real processes: publishers under mpirun whose roads fail at random, receivers that
 sleep, are stopped, are killed and come back. Every version that a receiver ever committed has the
 bytes that the trainer gave it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees: a progress bar on a terminal for work longer than a second, and none elsewhere."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A simulated engine with two tensor-parallel workers, and the agent that drives it.
 //
 // The server is one process: a queue of calls that are done one after the other, workers that hold

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fiber: a body that runs on a stack of its own and is left and entered again at points that it
 // chooses. All fibers of a simulation take turns on one thread.
 #pragma once

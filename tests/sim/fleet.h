@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fleet in one process: trainers, rollouts, engines and an operator who starts, kills and
 // disturbs them, as a seed says. At the end everything is made whole, and every rollout must get to
 // the newest version.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rollout in the simulation: a process that keeps weights up to date by a Receiver, and serves
 // them between a resume and the next pause.
 #pragma once

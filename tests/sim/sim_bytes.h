@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a simulated file. They can be mapped: a mapping shows what is written later, as one
 // of a real file does, and outlives the file.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A disk in memory, and the file systems through which simulated processes use it.
 //
 // The disk keeps files by identity, as inodes: a file that is replaced or removed lives on for who

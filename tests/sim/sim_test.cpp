@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fleet in one process, for many seeds. A failing seed is one number:
 //   DRIFTLESS_SIM_SEED=<seed> build/bin/sim --gtest_filter=Fleet.ReplaysOneSeed
 // DRIFTLESS_SIM_SEEDS sets how many new ones are tried.

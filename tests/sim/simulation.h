@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Simulation: many processes on one thread, in a time of their own. A seed decides every step.
 //
 // Each process is one or more fibers. A fiber runs until it sleeps or comes to a step(); there the

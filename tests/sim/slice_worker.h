@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One worker of a simulated engine: half of every tensor, kept by a Receiver, behind calls that
 // answer with what the rank holds, as the Python workers do.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Roads whose every call is a step of a simulation: a dead process reaches nobody, on roads in
 // memory too. Words are lost, come twice or fail; parts come damaged.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A trainer in the simulation: a process with one or two publisher ranks that trains and publishes.
 #pragma once
 

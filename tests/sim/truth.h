@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What was published: the weights of every version that a publisher tried to seal.
 #pragma once
 

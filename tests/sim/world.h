@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the processes of a simulated fleet share: the roads, the truth, and what may go wrong.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions of an agent with stand-ins for engines.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tests of driftless.h share: they link libdriftless.so, as a program does, and publish by the
 // library itself, over files.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where this checkout and its build lie. In a file of its own: what names a path is compiled again
 // in every checkout.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What KeepThreadGpu (core/thread_gpu.h) asks of CUDA's driver, for machines without one: a context
 // for each thread. Before cu_init_stand_in() it answers as a driver that nobody has initialized.
 namespace {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deltas for tests: owned, random, and the naive model that encoders are held against.
 #pragma once
 

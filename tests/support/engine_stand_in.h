@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Engines that speak vLLM's and SGLang's HTTP, without weights: for faults at every call. What they
 // hold is a version for each rank; what is wrong with them is set by the test.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/faulty_file_system.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file system that fails on demand, and that can lose whatever was not synced.
 //
 // It works on real files. Every call that changes something, or opens a file to do so, is numbered

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A hub between a leader and its rendezvous that keeps some messages back, or falls silent.
 #pragma once
 

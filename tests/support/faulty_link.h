@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A link that tears in a moment of the test's choosing, on the side of the one who follows.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ReceiveRoad that passes everything on, and at random does what networks and file systems do:
 // answers late, not yet, not any more, too late, or with other bytes.
 #pragma once

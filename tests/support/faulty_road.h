@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A SendRoad that passes everything on, and fails where it is told to.
 #pragma once
 

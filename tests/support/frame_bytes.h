@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a frame (docs/formats/frame.md), for tests that damage them.
 #pragma once
 

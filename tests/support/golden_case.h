@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fixed input behind the files in tests/golden and the seeds of the fuzz targets. Changing
 // anything here changes them.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A fabric of threads in one process, in place of CUDA and NCCL: parts lie in host memory,
 // communicators are meetings of threads. It behaves as NCCL does where peers fail: nobody is told,
 // those who wait go on waiting until they give up.

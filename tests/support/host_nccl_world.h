@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl road over HostFabric inside one process, with publisher ranks and receivers that are
 // threads, and a real rendezvous between them.
 #pragma once

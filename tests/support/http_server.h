@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An HTTP server for one test: answers every request by a function, and remembers them.
 #pragma once
 

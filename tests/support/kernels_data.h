@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Data for the tests of kernels: seeded numbers, patterns of change, and buffers with guards.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which implementations the kernels' contract suite holds to reference/. The suite is built twice:
 // contract/ gives those of the host, gpu/ the GPU's behind the same table of functions.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A run made by hand: weights step by step, each as a publication in any layout and encoding, over
 // a loopback road or straight into a target. Tests change a publication before they send it.
 #pragma once

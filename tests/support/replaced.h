@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A text with one piece of it exchanged, for tests of what a parser refuses.
 #pragma once
 

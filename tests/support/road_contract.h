@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract suite of roads (collectives/road.h, collectives/group.h): the same tests for every
 // road that can be had inside one process. tests/contract/*_contract_test.cpp hold the tests.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors files put together by hand, right or wrong, to hold readers against.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ReceiveRoad that stands for one which goes on after it: for roads whose receivers must have
 // been there before what they fetch was published.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file system on real files of which one call takes long, as on a server that is away for a
 // while, or before one call of which something happens. Every call is numbered from 0. May be used
 // by several threads.

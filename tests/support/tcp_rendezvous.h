@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A TCP rendezvous on this host, at a port that the system chooses.
 #pragma once
 

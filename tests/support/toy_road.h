@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // toy: a road made of a map in memory, as somebody might add one (docs: adding a road). One sender.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the contract suites of targets keep weights. They are built twice: contract/ gives the
 // host's memory, gpu/ a GPU's.
 #pragma once

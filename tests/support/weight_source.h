@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A WeightSource over weights in memory, all or a stretch of them, in batches.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights in a memory under test, contiguous or spread over parameters as an engine keeps them, and
 // what must be there, worked out the obvious way.
 #pragma once

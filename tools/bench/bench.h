@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How fast this build is on this machine, as ratios of one run: against merely reading the memory,
 // and against the usual Python way (numpy and zstandard, in a process of its own).
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The two arrays that everything is measured on.
 #pragma once
 

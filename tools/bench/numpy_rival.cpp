@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/numpy_rival.h"
 
 #include <nlohmann/json.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The usual Python way, timed on the same bytes (numpy_rival.py, which is part of this binary).
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes and applies deltas in the usual Python way, and prints how long that takes.
 
     numpy_rival.py TENSORS THREADS REPEATS     (descriptor 3: the old weights, 4: the new ones, bf16)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The encodings measured on a recorded RL run.
 #pragma once
 

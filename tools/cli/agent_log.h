@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `driftless agent` shows: a line per version and engine, metrics, a summary.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/cli/arguments.h"
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The command line: parsed in one place, so that one file pays for the parser.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
 // its result or its failure and returns the exit code. arguments.cpp fills the structs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the command shows: tables, sizes, a progress bar, errors; for people or as JSON.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `driftless trainer` and `driftless rollout` have in common: the configuration and signals.
 #pragma once
 

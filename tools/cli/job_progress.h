@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the leading trainer knows of a job, and prints: a line per version and a summary.
 //
 // A version's line waits until every expected rollout has got that far, so that it can name their

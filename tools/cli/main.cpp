@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The `driftless` command.
 #include <cstdio>
 #include <exception>

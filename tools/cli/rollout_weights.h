@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The weights of `driftless rollout`: in memory, in a checkpoint directory, or on a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The weights that `driftless trainer` plays: one checkpoint directory per version.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages in a stream of bytes: length, proof, content. The proof is over direction, number and
 // content, so that none can be changed, left out, sent twice or sent back.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/tcp/handshake.h"
 
 namespace driftless::nccl {

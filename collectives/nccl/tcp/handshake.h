@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The first words on a TCP connection of the rendezvous, all of fixed size:
 //   server: greeting, nonce    client: nonce, proof    server: proof
 #pragma once

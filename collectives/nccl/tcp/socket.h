@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sockets that close themselves, and waits on them that end.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The leader's side of the TCP rendezvous.
 #include <poll.h>
 #include <sys/eventfd.h>

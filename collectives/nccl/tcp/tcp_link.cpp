@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Everybody else's side of the TCP rendezvous.
 #include <poll.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/tcp/token.h"
 
 #include <openssl/crypto.h>

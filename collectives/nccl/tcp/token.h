@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The secret of a run, and what is proved with it.
 #pragma once
 

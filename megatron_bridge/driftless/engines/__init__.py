@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollout engines that follow a trainer: weights written into an engine's own parameters.
 
 Importing this needs no torch; what it offers does, and imports it when it is asked for.

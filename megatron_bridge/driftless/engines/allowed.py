@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an engine may be asked to follow, and where it answers: decided by its operator at start.
 
 Whoever reaches an engine's HTTP can call the workers. So a call only names things:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors of a module: parameters and buffers, by their memory. Views, by their geometry."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Brings all ranks of an engine to a version, or leaves all of them where they were.
 
 The work is the native EngineDriver's (plugin/engines/engine_driver.h); here are its results as

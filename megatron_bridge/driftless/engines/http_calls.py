@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP calls with JSON in and out, by the native library: one deadline for the whole call, at most
 1 MiB of answer, no redirects, no proxy of the environment."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes through a module's own loader what maps cannot: masked overwrites and whole tensors."""
 
 from __future__ import annotations

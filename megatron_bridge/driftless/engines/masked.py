@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masked overwrite: a loader is given full-shape tensors in which unchanged elements have the bits
 of a sentinel, and its copies into the module write only the others.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ModuleTarget: a torch module whose parameters follow a run.
 
 docs/develop/module_target.md tells how a way is chosen for each tensor, and what each costs.

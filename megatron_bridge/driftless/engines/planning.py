@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what a loader was seen to do to how each checkpoint tensor is written."""
 
 from __future__ import annotations

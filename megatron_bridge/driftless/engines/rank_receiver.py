@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of an engine that follows a run, behind calls that never raise.
 
 Engines call their workers through queues that lose count when one rank raises and another does not.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang: the receiver inside its workers, and a driver for a server.
 
     python -m sglang.launch_server ... --custom-weight-loader driftless.engines.sglang.load

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGLang without our receiver inside: versions by files.
 
 `DiskFollower` keeps the weights in host memory and hands the engine a directory with only the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a module's loader does with each checkpoint tensor, found out without any values.
 
 The loader runs once on meta tensors of the checkpoint's shapes, under a dispatch mode that sees

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small engine: a transformers model that generates in a thread and follows a run meanwhile.
 
     python -m driftless.engines.transformers --config job.yaml --model CHECKPOINT [--versions N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM: the plugin, what runs in its workers, and a driver for `LLM` and for a server.
 
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*

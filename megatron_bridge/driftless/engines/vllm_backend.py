@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weight transfer backend `driftless` of vLLM. Imported by vLLM, in its workers.
 
 It commits what the worker extension staged. Whatever happens is kept in the rank's receiver and told by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For vLLM on a CPU: keeps parameters as they were loaded, so that they can be written in place.
 
 vLLM's CPU kernels want other layouts: linears are packed and their parameter emptied, experts are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM where weights cannot be written in place: the rank keeps the checkpoint's tensors in host
 memory, and every commit goes through vLLM's own reload (its loader, then its post-load processing).
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A dispatch mode that knows which values come from which checkpoint tensor.
 
 TorchDispatchMode is called for every operation below autograd, whichever way it was asked for: a

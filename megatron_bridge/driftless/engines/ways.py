@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the values of one checkpoint tensor get into a module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole tensors through a module's loader, whatever it does with them: computing, quantizing,
 putting other tensors in the parameters' places. What it writes can be taken back."""
 

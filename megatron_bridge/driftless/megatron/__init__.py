@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Delta weight updates for Megatron. Two lines in a training script:
 
     driftless.megatron.add_arguments(parser)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags, and what they come to: settings for `driftless.Config`, and a few of the hook's own.
 
 Flags are off by default. `--update-weight-config` is read first; a flag that is given wins over it.

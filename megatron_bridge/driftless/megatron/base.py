@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Version 0 as a Hugging Face checkpoint: what rollouts start from, and what a restarted trainer
 proves its run by.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins a plan to a model: finds the parameters of this rank that the plan speaks of, and refuses a
 model that has others."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For Megatron-Bridge (and NeMo on top of it): `pretrain(..., callbacks=[WeightUpdates(args)])`.
 
 A callback there is any object with methods of these names; each is given a context with `state`,

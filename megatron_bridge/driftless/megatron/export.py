@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face tensors from a trainer's shards, bucket by bucket.
 
 The source rank of a pipeline stage walks the stage's plan; for each bucket the other holders send

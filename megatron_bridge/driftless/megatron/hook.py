@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a training run calls us: after `optimizer.step()`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m driftless.megatron SCRIPT ARGS...`: an unchanged Megatron-LM script with our flags.
 
 Two functions of `megatron.training` are wrapped before the script imports them: the one that parses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`driftless map MODEL_CONFIG`: prints a model's map and checks it, without a model.
 
 Exit codes are those of `driftless`: 0, 2 for what is wrong with the arguments or the model, 3 for a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Megatron model is, in the words of a Hugging Face config.json.
 
 Used where no config.json is given. The family follows from what the model has; a model that is not

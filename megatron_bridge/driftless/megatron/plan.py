@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The static plan: which Megatron parameters a pipeline stage holds, on which of its ranks each
 shard lies, and what becomes of them. Made once, from a model's configuration and the numbers of
 ranks; needs neither torch nor Megatron.

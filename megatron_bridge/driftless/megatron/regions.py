@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the elements of a rank's shard go: strided regions, computed once from shapes alone.
 
 A region copies `shape` elements; offsets and strides count elements of the shard (`src`) and of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training run hears of its weight updates: a line per version, and every failure."""
 
 from __future__ import annotations

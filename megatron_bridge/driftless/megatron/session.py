@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training run's weight updates: made by `attach()`, called after every optimizer step.
 
 Every trainer rank has one. The source rank of each pipeline stage publishes; ranks that hold shards

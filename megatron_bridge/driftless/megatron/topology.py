@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who holds what among the trainer's ranks, and the process groups that are ours.
 
 The collectives of this package run on groups made here, so that they never mix with training's.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Weights on a GPU for a library that others load: plugin/device, without linking CUDA
 // (loaded_library.h). In a build without CUDA there is no such library.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library of what needs CUDA and no road, loaded on demand (device_access.h).
 #include <cuda_runtime_api.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device_access.h where CUDA is in the build.
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/on_demand/loaded_library.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/on_demand/loaded_library.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A library of ours that is loaded when it is needed.
 //
 // What others load into their processes (the Python module, libdriftless.so) links neither MPI nor

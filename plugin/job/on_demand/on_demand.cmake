@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the Python module and libdriftless.so load when it is needed, and how they reach it
 # (loaded_library.h). Included by plugin/CMakeLists.txt.
 set(on_demand ${CMAKE_CURRENT_SOURCE_DIR}/job/on_demand)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A library of roads that need MPI, HDF5 or NCCL, loaded on demand (plugin/job/roads.h).
 #include "plugin/job/roads.h"
 

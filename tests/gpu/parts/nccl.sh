@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The NCCL road on a machine with a GPU. Builds nothing.
 #   tests/gpu/parts/nccl.sh BUILD_DIRECTORY
 # Several NCCL ranks share one GPU: each process calls itself another host (NCCL_HOSTID, set by the programs), and

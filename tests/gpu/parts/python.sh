@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # CUDA tensors of torch in the Python package, and a toy engine's module on the GPU.
 #   tests/gpu/parts/python.sh BUILD_DIRECTORY
 # Needs torch, numpy and pytest in python3, and the Python module in the build.

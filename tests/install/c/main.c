@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Uses the installed C library as a stranger would: it is the one of its header, finds what it
  * loads on demand where that was installed (the argument says whether MPI was built), and says why
  * a file is no configuration. */

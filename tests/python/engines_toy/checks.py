@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of driftless.engines.ModuleTarget, one function each. Run in an environment that
 has torch: `python checks.py NAME`; tests/python/test_module_target.py runs them all."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A toy engine that keeps its weights as real ones do: fused, sliced, transposed, stacked, tied,
 converted; and that writes some of them by every other means. Its loader is all there is to it."""
 

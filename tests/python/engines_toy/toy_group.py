@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of one toy engine that follow a run, and how checks.py asks."""
 
 import contextlib

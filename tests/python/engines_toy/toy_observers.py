@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Toy engines that note what happens while they load."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer of the toy engine's weights: random checkpoints, deltas with awkward values, a road."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge's own export beside ours, of the same Megatron model on this rank: every tensor
 of the stage must be the same, bit for bit.
 

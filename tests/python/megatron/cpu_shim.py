@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets megatron-core train on a machine without a GPU: what it asks of torch.cuda is answered for
 the CPU, over gloo. For tests only; nothing of Megatron's own code is changed but its random-number
 tracker and one copy to the host, which only know CUDA.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running Megatron jobs: the environment, mpirun lines, and the comparison of what they leave."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face tensors from the shards of all ranks, put together in the most obvious way: whole
 parameters by concatenation, then views. Shares nothing with the package; bits, not numbers."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints, as JSON, how far the logits of a Megatron model are from those of `transformers`' model
 of the family with the weights that we exported; and the same with one row of one tensor wrong.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs an unchanged Megatron-LM script on the CPU, as `python -m driftless.megatron SCRIPT ARGS...`
 does.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rollout of a test job: follows the run, and leaves the weights of every version it commits.
 
     rollout.py JOB.json NAME     under mpirun beside the trainers, or by itself

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge, where it can be installed: the same tensors, bit for bit; and its callbacks."""
 
 import types

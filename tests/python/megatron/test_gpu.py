@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real megatron-core on one GPU: 4 trainer ranks and 2 rollouts share it, and our road is NCCL.
 
     DRIFTLESS_TEST_GPU=1 DRIFTLESS_MEGATRON_PYTHON=python3 pytest tests/python/megatron/test_gpu.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps and flags, without torch: in this interpreter where the module was built for it."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An unchanged Megatron-LM script under `python -m driftless.megatron`, where a checkout is at
 hand.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What we export is the model: `transformers` computes the same from it."""
 
 import json

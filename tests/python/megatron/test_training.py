@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real megatron-core trains on the CPU, and after every step the rollouts hold its weights."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """config.json of the tests' models: sizes that differ from each other, so that a mix-up shows."""
 
 VOCAB = 250

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models in real megatron-core, and their config.json, for the tests' training jobs."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainer rank of a test job: real megatron-core on the CPU, our flags, and what the test needs
 to judge it: after every step each rank leaves its shards, and waits for the rollouts that it is
 told of.

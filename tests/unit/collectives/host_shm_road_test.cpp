@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is special to host_shm: privacy, the lock, what the dead leave behind, and room. Processes
 // here are real ones, and die by SIGKILL.
 #include "collectives/host_shm/host_shm_road.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the loopback road does beyond the contract suite (tests/contract/road_contract_test.cpp).
 #include "collectives/loopback/loopback_road.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the shared_fs road does beyond the contract suite (tests/contract/road_contract_test.cpp).
 #include "collectives/shared_fs/shared_fs_road.h"
 

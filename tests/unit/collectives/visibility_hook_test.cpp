@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/visibility_hook.h"
 
 #include <gtest/gtest.h>

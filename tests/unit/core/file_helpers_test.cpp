@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of core/file_system.h that stand on any FileSystem.
 #include <gtest/gtest.h>
 

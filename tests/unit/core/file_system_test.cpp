@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // posix_file_system() against the contract of FileSystem.
 #include "core/file_system.h"
 

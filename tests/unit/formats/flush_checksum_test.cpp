@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flush_checksum() of formats/flush_file.h.
 #include <gtest/gtest.h>
 

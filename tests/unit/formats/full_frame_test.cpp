@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Full frames (frame.h): runs of whole units instead of a bucket.
 #include <gtest/gtest.h>
 

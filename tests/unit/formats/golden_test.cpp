@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes in tests/golden are the formats: a change of them is a change of the wire. Run with
 // DRIFTLESS_WRITE_GOLDEN=1 to write files that are missing.
 #include <gtest/gtest.h>

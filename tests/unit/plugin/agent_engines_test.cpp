@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the agent says to engines, and what it makes of failures, against real HTTP.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the agent makes of publications: carried once, inflated, followed by real receivers.
 #include "plugin/agent/relay.h"
 

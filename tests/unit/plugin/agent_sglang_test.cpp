@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the agent says to SGLang, with our loader inside and without, against real HTTP.
 #include <gtest/gtest.h>
 #include <unistd.h>

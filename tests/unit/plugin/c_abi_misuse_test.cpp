@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.h as a program sees it: wrong use, other headers, threads.
 #include "support/c_abi_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.h as a program sees it: tensors that are not contiguous.
 #include <cstring>
 #include <random>

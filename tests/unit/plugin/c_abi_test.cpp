@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // driftless.h as a program sees it: following a run.
 #include "support/c_abi_fixture.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A checkpoint whose files are replaced, restored or written into under a rollout: what was read
 // through a mapping is not taken for what lies at the path, and a journal is not written into files
 // that it was not made for.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Walks the engine driver through everything that can happen to it: 2 ranks, 2 versions, 2 runs;
 // every call answered, refused, lost, late, half done, or answered by a process that is gone;
 // the driver and the engine started anew at every point. After every step:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Against real HTTP on the loopback interface.
 #include "plugin/engines/engine_notifier.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts that are mappings of shared files, into which a writer gone wrong writes after their hash
 // was compared: nothing of it gets into the weights.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // That the comparison of a bucket does not wait for the bucket before it: the road holds every
 // write back until the source has been asked for what lies behind the next bucket. Only a publisher
 // that does both at once gets there; one that does not is let go after a short wait, and counted.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a publisher refuses of its source.
 #include <gtest/gtest.h>
 

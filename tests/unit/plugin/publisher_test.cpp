@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The publisher over loopback, one rank or two, with real receivers behind it.
 #include "plugin/publish/publisher.h"
 

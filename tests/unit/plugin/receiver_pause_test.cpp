@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a receiver resumes the engine that it paused: only if the weights are a version.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A road is a folder and a row: a toy road is added to a table, and a trainer and a rollout use it
 // as they use any other (docs: adding a road). Also what is said of roads that are not there.
 #include "plugin/job/roads.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/qwen3_shape.h"
 
 #include <gtest/gtest.h>

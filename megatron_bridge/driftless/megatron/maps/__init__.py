@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families of models as tables: how Megatron's parameters become Hugging Face's tensors.
 
 A family is a file `<family>.toml`: the model types it is for, the sizes its rows count in (from the

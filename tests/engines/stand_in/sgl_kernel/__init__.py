@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for `sgl_kernel`, which exists for GPUs and some CPUs only.
 
 SGLang imports it wherever it runs. Every name is there, as a class that cannot be called; the few
