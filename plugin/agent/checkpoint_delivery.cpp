@@ -19,6 +19,16 @@ constexpr std::string_view kLockSuffix = ".agent.lock";
 constexpr std::string_view kHolderSuffix = ".agent.pid";
 constexpr std::uint64_t kMaxHolderBytes = 64;
 
+constexpr std::string_view kChangedSuffix = ".changed";
+
+// The whole checkpoint that an engine's tensors have the shapes of. An engine that was given some
+// changed tensors names their directory, <checkpoint>.changed/v000007, which is gone by the next
+// version; also if an agent of an earlier run gave them, out of another checkpoint.
+std::string checkpoint_behind(const std::string& path) {
+  const std::size_t at = path.rfind(concat(kChangedSuffix, "/v"));
+  return at == std::string::npos ? path : path.substr(0, at);
+}
+
 class CheckpointDelivery final : public Delivery {
  public:
   CheckpointDelivery(const Config& config, const std::string& checkpoint, WeightTarget& target,
@@ -26,7 +36,7 @@ class CheckpointDelivery final : public Delivery {
       : config_(config),
         road_(road),
         watched_(target, std::max(1U, config.receiver.threads)),
-        changed_root_(checkpoint + ".changed") {
+        changed_root_(concat(checkpoint, kChangedSuffix)) {
     versions_.checkpoint = checkpoint;
   }
   CheckpointDelivery(const CheckpointDelivery&) = delete;
@@ -101,9 +111,7 @@ class CheckpointDelivery final : public Delivery {
                                  std::move(options));
     }
     const auto check = [this](const std::string& path) {
-      // What an agent gave it before, and has removed since, was right.
-      if (path.starts_with(changed_root_)) return Status();
-      return check_same_shapes(posix_file_system(), path, *watched_.layout());
+      return check_same_shapes(posix_file_system(), checkpoint_behind(path), *watched_.layout());
     };
     return make_engine_session(make_sglang_disk_transport(std::move(link), versions_, check),
                                std::move(options));
