@@ -5,8 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "formats/strict_json.h"
-
 namespace driftless {
 namespace {
 
@@ -60,11 +58,11 @@ Result<SafetensorsFile> open_shard(FileSystem& fs, const std::string& directory,
 }
 
 // The tensors of a file must be exactly those that the index has in it.
-Status check_shard(const SafetensorsFile& shard, const std::string& file,
-                   const CheckpointIndex& index, std::uint64_t expected_tensors) {
+Status check_shard(const SafetensorsFile& shard, const std::string& file, const WeightMap& index,
+                   std::uint64_t expected_tensors) {
   for (const SafetensorsEntry& entry : shard.header().tensors) {
-    const auto at = index.weight_map.find(entry.spec.name);
-    if (at == index.weight_map.end()) {
+    const auto at = index.find(entry.spec.name);
+    if (at == index.end()) {
       return error(StatusCode::kCorrupt, shard.file().path(), ": tensor ", shown(entry.spec.name),
                    " is not in the weight_map of ", kCheckpointIndexName);
     }
@@ -74,7 +72,7 @@ Status check_shard(const SafetensorsFile& shard, const std::string& file,
     }
   }
   if (shard.header().tensors.size() == expected_tensors) return {};
-  for (const auto& [tensor, home] : index.weight_map) {
+  for (const auto& [tensor, home] : index) {
     if (home == file && shard.find(tensor) == nullptr) {
       return error(StatusCode::kCorrupt, shard.file().path(), ": tensor ", shown(tensor),
                    " is not in it, but ", kCheckpointIndexName, " has it there");
@@ -90,13 +88,13 @@ Result<std::vector<SafetensorsFile>> open_shards(FileSystem& fs, const std::stri
   DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, directory, name));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
                              read_text(fs, index_path, kMaxCheckpointIndexBytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointIndex index, parse_checkpoint_index(text, index_path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const WeightMap index, parse_checkpoint_index(text, index_path));
   struct Expected {
     std::string first_tensor;
     std::uint64_t tensors = 0;
   };
   std::map<std::string, Expected> expected;
-  for (const auto& [tensor, file] : index.weight_map) {
+  for (const auto& [tensor, file] : index) {
     Expected& shard = expected.try_emplace(file, Expected{tensor, 0}).first->second;
     ++shard.tensors;
   }
@@ -130,14 +128,14 @@ Result<std::vector<SafetensorsFile>> open_files(FileSystem& fs, const std::strin
   return files;
 }
 
-Result<std::map<std::string, std::string>> parse_weight_map(const Json& root,
-                                                            std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* object, json_member(root, "weight_map", what));
-  if (!object->is_object()) {
-    return error(StatusCode::kCorrupt, what, ": 'weight_map' must be an object, found ",
-                 object->type_name());
+}  // namespace
+
+Result<WeightMap> read_weight_map(const Json& index, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* object, json_object(index, "weight_map", what));
+  if (index.contains("metadata")) {
+    DRIFTLESS_RETURN_IF_ERROR(json_object(index, "metadata", what).status());
   }
-  std::map<std::string, std::string> weight_map;
+  WeightMap weight_map;
   for (const auto& [tensor, file] : object->get_ref<const Json::object_t&>()) {
     if (const Status status = check_tensor_name(tensor); !status.ok())
       return status.with_context(what);
@@ -154,22 +152,9 @@ Result<std::map<std::string, std::string>> parse_weight_map(const Json& root,
   return weight_map;
 }
 
-}  // namespace
-
-Result<CheckpointIndex> parse_checkpoint_index(std::string_view text, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json root, parse_json(text, what));
-  CheckpointIndex index;
-  DRIFTLESS_ASSIGN_OR_RETURN(index.weight_map, parse_weight_map(root, what));
-  const auto metadata = root.find("metadata");
-  if (metadata == root.end()) return index;
-  if (!metadata->is_object()) {
-    return error(StatusCode::kCorrupt, what, ": 'metadata' must be an object, found ",
-                 metadata->type_name());
-  }
-  for (const auto& [key, value] : metadata->get_ref<const Json::object_t&>()) {
-    if (value.is_string()) index.metadata.emplace(key, value.get_ref<const std::string&>());
-  }
-  return index;
+Result<WeightMap> parse_checkpoint_index(std::string_view text, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json index, parse_json(text, what));
+  return read_weight_map(index, what);
 }
 
 Result<Checkpoint> Checkpoint::open(FileSystem& fs, const std::string& path) {

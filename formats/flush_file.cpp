@@ -66,26 +66,14 @@ Status check_version(std::string_view text, std::uint64_t version, const std::st
   return error(StatusCode::kCorrupt, path, ": it is of version ", found, ", expected ", version);
 }
 
-Result<std::vector<std::uint64_t>> read_shape(const Json& param, const std::string& what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_member(param, "shape", what));
-  if (!list->is_array()) return error(StatusCode::kCorrupt, what, ": 'shape' must be a list");
-  std::vector<std::uint64_t> shape;
-  for (const Json& extent : *list) {
-    if (!extent.is_number_unsigned()) {
-      return error(StatusCode::kCorrupt, what, ": 'shape' must hold numbers from 0 to 2^64-1");
-    }
-    shape.push_back(extent.get<std::uint64_t>());
-  }
-  return shape;
-}
-
 // The layout's index of a parameter, which must have its dtype and shape there.
 Result<std::uint32_t> find_tensor(const WeightLayout& layout, const Json& param,
                                   const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_string(param, "name", path));
   const std::string what = concat(path, ": parameter ", shown(name, 400));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string dtype, json_string(param, "dtype", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> shape, read_shape(param, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> shape,
+                             json_u64_list(param, "shape", what));
   const std::optional<std::uint32_t> tensor = layout.find(name);
   if (!tensor) {
     return error(StatusCode::kWrongLayout, what, ": the checkpoint has no such tensor");

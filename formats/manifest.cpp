@@ -13,6 +13,7 @@ namespace driftless {
 namespace {
 
 constexpr std::string_view kFormatName = "driftless-manifest";
+constexpr std::string_view kLayoutNames[] = {"hf_delta", "flush", "frames", "hdf5"};  // as the enum
 
 // Written only where it is not `absent`.
 Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std::uint64_t absent,
@@ -97,19 +98,11 @@ Status read_identity(const Json& json, std::string_view what, Manifest& manifest
 }
 
 Status read_kinds(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string layout, json_string(json, "layout", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string encoding, json_string(json, "encoding", what));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string checksum, json_string(json, "checksum", what));
-  const Result<DirectoryLayout> parsed_layout = parse_directory_layout(layout);
-  const Result<Encoding> parsed_encoding = parse_encoding(encoding);
-  const Result<ChecksumKind> parsed_checksum = parse_checksum_kind(checksum);
-  for (const Status& status :
-       {parsed_layout.status(), parsed_encoding.status(), parsed_checksum.status()}) {
-    if (!status.ok()) return error(StatusCode::kUnsupported, what, ": ", status.message());
-  }
-  manifest.directory_layout = *parsed_layout;
-  manifest.encoding = *parsed_encoding;
-  manifest.checksum = *parsed_checksum;
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.directory_layout,
+                             json_kind(json, "layout", what, parse_directory_layout));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.encoding, json_kind(json, "encoding", what, parse_encoding));
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.checksum,
+                             json_kind(json, "checksum", what, parse_checksum_kind));
   return {};
 }
 
@@ -143,20 +136,12 @@ void read_informative(const Json& json, Manifest& manifest) {
 }  // namespace
 
 std::string_view to_string(DirectoryLayout layout) {
-  switch (layout) {
-    case DirectoryLayout::kHfDelta: return "hf_delta";
-    case DirectoryLayout::kFlush: return "flush";
-    case DirectoryLayout::kFrames: return "frames";
-    case DirectoryLayout::kHdf5: return "hdf5";
-  }
-  return "unknown";
+  return kLayoutNames[static_cast<std::size_t>(layout)];
 }
 
 Result<DirectoryLayout> parse_directory_layout(std::string_view name) {
-  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush,
-                                       DirectoryLayout::kFrames, DirectoryLayout::kHdf5}) {
-    if (to_string(layout) == name) return layout;
-  }
+  const auto* const at = std::ranges::find(kLayoutNames, name);
+  if (at != std::end(kLayoutNames)) return static_cast<DirectoryLayout>(at - kLayoutNames);
   return error(StatusCode::kInvalidArgument, "unknown layout '", name,
                "'; known are hf_delta, flush, frames and hdf5");
 }
@@ -200,16 +185,7 @@ std::string manifest_to_json(const Manifest& manifest) {
 
 Result<Manifest> parse_manifest(std::string_view text, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
-  if (format != kFormatName) {
-    return error(StatusCode::kCorrupt, what, ": 'format' is '", format, "', expected '",
-                 kFormatName, "'");
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, json_u64(json, "format_version", what));
-  if (number != kManifestFormat) {
-    return error(StatusCode::kUnsupported, what, ": format version ", number, ", this build reads ",
-                 kManifestFormat, "; use a newer driftless");
-  }
+  DRIFTLESS_RETURN_IF_ERROR(json_check_format(json, what, kFormatName, kManifestFormat));
   Manifest manifest;
   DRIFTLESS_RETURN_IF_ERROR(read_kinds(json, what, manifest));
   DRIFTLESS_RETURN_IF_ERROR(read_identity(json, what, manifest));

@@ -23,14 +23,8 @@ Result<TensorSpec> read_tensor(const Json& item, std::string_view what) {
     return error(StatusCode::kUnsupported, tensor, ": dtype ", shown(dtype_name),
                  " is not known here; use the same release on both sides");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* extents, json_array(item, "shape", tensor));
-  std::vector<std::uint64_t> shape;
-  for (const Json& extent : *extents) {
-    if (!extent.is_number_unsigned()) {
-      return error(StatusCode::kCorrupt, tensor, ": 'shape' must hold numbers from 0 to 2^64-1");
-    }
-    shape.push_back(extent.get<std::uint64_t>());
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape,
+                             json_u64_list(item, "shape", tensor));
   Result<TensorSpec> spec = TensorSpec::make(std::move(name), *dtype, std::move(shape));
   if (!spec.ok()) return spec.status().with_context(what);
   return spec;
@@ -77,18 +71,6 @@ Status read_tensor_digests(const Json& json, std::string_view what, RunInfo& inf
                ", but 'base_digest' is ", to_hex(info.base_digest));
 }
 
-Status check_format(const Json& json, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(json, "format", what));
-  if (format != kRunFormatName) {
-    return error(StatusCode::kCorrupt, what, ": 'format' is ", shown(format), ", expected '",
-                 kRunFormatName, "'");
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t number, json_u64(json, "format_version", what));
-  if (number == kRunInfoFormat) return {};
-  return error(StatusCode::kUnsupported, what, ": format version ", number, ", this build reads ",
-               kRunInfoFormat, "; use the same release on both sides");
-}
-
 }  // namespace
 
 std::string run_info_to_json(const RunInfo& info) {
@@ -118,7 +100,7 @@ Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
                  kMaxRunInfoBytes, " are expected");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
-  DRIFTLESS_RETURN_IF_ERROR(check_format(json, what));
+  DRIFTLESS_RETURN_IF_ERROR(json_check_format(json, what, kRunFormatName, kRunInfoFormat));
   RunInfo result;
   DRIFTLESS_ASSIGN_OR_RETURN(result.run, json_hash128(json, "run", what));
   if (result.run.is_zero()) return error(StatusCode::kCorrupt, what, ": 'run' is zero");

@@ -50,26 +50,6 @@ Result<std::string_view> header_text(std::span<const std::byte> file, std::uint6
   return text;
 }
 
-Result<std::vector<std::uint64_t>> u64_list(const Json& entry, std::string_view key,
-                                            const std::string& what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_member(entry, key, what));
-  if (!list->is_array()) {
-    return error(StatusCode::kCorrupt, what, ": '", key, "' must be an array, found ",
-                 list->type_name());
-  }
-  std::vector<std::uint64_t> numbers;
-  numbers.reserve(list->size());
-  for (const Json& number : *list) {
-    if (!number.is_number_unsigned()) {
-      return error(StatusCode::kCorrupt, what, ": '", key,
-                   "' must hold integers from 0 to 2^64-1, found ",
-                   number.is_number() ? number.dump() : std::string(number.type_name()));
-    }
-    numbers.push_back(number.get<std::uint64_t>());
-  }
-  return numbers;
-}
-
 Result<DType> entry_dtype(const Json& entry, const std::string& what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_string(entry, "dtype", what));
   const Result<DType> dtype = parse_dtype(name);
@@ -81,9 +61,9 @@ Result<RawEntry> parse_entry(const std::string& name, const Json& entry, std::st
   if (const Status status = check_tensor_name(name); !status.ok()) return status.with_context(file);
   const std::string what = concat(file, ": tensor ", shown(name, 400));
   DRIFTLESS_ASSIGN_OR_RETURN(const DType dtype, entry_dtype(entry, what));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, u64_list(entry, "shape", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, json_u64_list(entry, "shape", what));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> offsets,
-                             u64_list(entry, "data_offsets", what));
+                             json_u64_list(entry, "data_offsets", what));
   if (entry.size() != 3) {
     return error(StatusCode::kCorrupt, what, ": ", entry.size(),
                  " keys, only dtype, shape and data_offsets are expected");

@@ -91,6 +91,29 @@ class StrictHandler {
   std::string problem_;
 };
 
+// What an error says of a value that is not as expected.
+std::string kind_of(const Json& value) {
+  return value.is_number() ? value.dump() : std::string(value.type_name());
+}
+
+// A member that `is` holds of; `expected` says what that means.
+Result<const Json*> member_that(bool (Json::*is)() const noexcept, std::string_view expected,
+                                const Json& object, std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
+  if ((member->*is)()) return member;
+  return error(StatusCode::kCorrupt, what, ": '", key, "' must be ", expected, ", found ",
+               kind_of(*member));
+}
+
+template <typename T>
+Result<T> parsed_member(Result<T> (*parse)(std::string_view), const Json& object,
+                        std::string_view key, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
+  Result<T> parsed = parse(text);
+  if (!parsed.ok()) return parsed.status().with_context(concat(what, ": '", key, "'"));
+  return parsed;
+}
+
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, std::string_view what) {
@@ -133,45 +156,56 @@ Result<const Json*> json_member(const Json& object, std::string_view key, std::s
 }
 
 Result<std::string> json_string(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
-  if (!member->is_string()) {
-    return error(StatusCode::kCorrupt, what, ": '", key, "' must be a string, found ",
-                 member->type_name());
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member,
+                             member_that(&Json::is_string, "a string", object, key, what));
   return member->get_ref<const std::string&>();
 }
 
 Result<std::uint64_t> json_u64(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
-  if (!member->is_number_unsigned()) {
-    return error(StatusCode::kCorrupt, what, ": '", key,
-                 "' must be an integer from 0 to 2^64-1, found ",
-                 member->is_number() ? member->dump() : std::string(member->type_name()));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const Json* member,
+      member_that(&Json::is_number_unsigned, "an integer from 0 to 2^64-1", object, key, what));
   return member->get<std::uint64_t>();
 }
 
 Result<const Json*> json_array(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
-  if (!member->is_array()) {
-    return error(StatusCode::kCorrupt, what, ": '", key, "' must be a list, found ",
-                 member->type_name());
+  return member_that(&Json::is_array, "a list", object, key, what);
+}
+
+Result<const Json*> json_object(const Json& object, std::string_view key, std::string_view what) {
+  return member_that(&Json::is_object, "an object", object, key, what);
+}
+
+Result<std::vector<std::uint64_t>> json_u64_list(const Json& object, std::string_view key,
+                                                 std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(object, key, what));
+  for (const Json& number : *list) {
+    if (number.is_number_unsigned()) continue;
+    return error(StatusCode::kCorrupt, what, ": '", key,
+                 "' must hold integers from 0 to 2^64-1, found ", kind_of(number));
   }
-  return member;
+  return list->get<std::vector<std::uint64_t>>();
 }
 
 Result<Hash128> json_hash128(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Hash128> hash = hash128_from_hex(text);
-  if (!hash.ok()) return hash.status().with_context(concat(what, ": '", key, "'"));
-  return hash;
+  return parsed_member(hash128_from_hex, object, key, what);
 }
 
 Result<Digest> json_digest(const Json& object, std::string_view key, std::string_view what) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<Digest> digest = digest_from_hex(text);
-  if (!digest.ok()) return digest.status().with_context(concat(what, ": '", key, "'"));
-  return digest;
+  return parsed_member(digest_from_hex, object, key, what);
+}
+
+Status json_check_format(const Json& object, std::string_view what, std::string_view name,
+                         std::uint64_t number) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string format, json_string(object, "format", what));
+  if (format != name) {
+    return error(StatusCode::kCorrupt, what, ": 'format' is ", shown(format), ", expected '", name,
+                 "'");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t found, json_u64(object, "format_version", what));
+  if (found == number) return {};
+  return error(StatusCode::kUnsupported, what, ": format version ", found, ", this build reads ",
+               number, "; use the same release on both sides");
 }
 
 std::string shown(std::string_view text, std::size_t max_bytes) {

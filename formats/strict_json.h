@@ -9,6 +9,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/digest.h"
 #include "core/hash128.h"
@@ -38,10 +39,27 @@ inline constexpr std::size_t kMaxJsonDepth = 64;
                                              std::string_view what);
 [[nodiscard]] Result<const Json*> json_array(const Json& object, std::string_view key,
                                              std::string_view what);
+[[nodiscard]] Result<const Json*> json_object(const Json& object, std::string_view key,
+                                              std::string_view what);
+[[nodiscard]] Result<std::vector<std::uint64_t>> json_u64_list(const Json& object,
+                                                               std::string_view key,
+                                                               std::string_view what);
 [[nodiscard]] Result<Hash128> json_hash128(const Json& object, std::string_view key,
                                            std::string_view what);
 [[nodiscard]] Result<Digest> json_digest(const Json& object, std::string_view key,
                                          std::string_view what);
+// A name that `parse` knows; kUnsupported with its message otherwise.
+template <typename T>
+[[nodiscard]] Result<T> json_kind(const Json& object, std::string_view key, std::string_view what,
+                                  Result<T> (*parse)(std::string_view)) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_string(object, key, what));
+  Result<T> kind = parse(name);
+  if (kind.ok()) return kind;
+  return error(StatusCode::kUnsupported, what, ": ", kind.status().message());
+}
+// 'format' must be `name` and 'format_version' `number`; kUnsupported for another number.
+[[nodiscard]] Status json_check_format(const Json& object, std::string_view what,
+                                       std::string_view name, std::uint64_t number);
 
 // A string from outside as an error message may hold it: on one line, in single quotes, at most
 // `max_bytes` of it, without control characters or broken UTF-8.

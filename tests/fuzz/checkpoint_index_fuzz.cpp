@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (index.status().message().find('\n') != std::string_view::npos) std::abort();
     return 0;
   }
-  for (const auto& [tensor, file] : index->weight_map) {
+  for (const auto& [tensor, file] : *index) {
     if (!driftless::check_tensor_name(tensor).ok() || !driftless::check_file_name(file).ok()) {
       std::abort();
     }
