@@ -31,6 +31,14 @@ constexpr std::array<DTypeInfo, 22> kDTypes{{
     {DType::kF8E5M2Fnuz, "F8_E5M2FNUZ", "float8_e5m2fnuz", 8},
 }};
 
+Result<DType> find(std::string_view DTypeInfo::* name, std::string_view wanted,
+                   std::string_view whose) {
+  for (const DTypeInfo& candidate : kDTypes) {
+    if (candidate.*name == wanted) return candidate.dtype;
+  }
+  return error(StatusCode::kUnsupported, "unknown ", whose, " dtype '", wanted, "'");
+}
+
 }  // namespace
 
 std::span<const DTypeInfo> all_dtypes() { return kDTypes; }
@@ -38,17 +46,11 @@ std::span<const DTypeInfo> all_dtypes() { return kDTypes; }
 const DTypeInfo& info(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)]; }
 
 Result<DType> parse_dtype(std::string_view safetensors_name) {
-  for (const DTypeInfo& candidate : kDTypes) {
-    if (candidate.name == safetensors_name) return candidate.dtype;
-  }
-  return error(StatusCode::kUnsupported, "unknown safetensors dtype '", safetensors_name, "'");
+  return find(&DTypeInfo::name, safetensors_name, "safetensors");
 }
 
 Result<DType> parse_torch_dtype(std::string_view torch_name) {
-  for (const DTypeInfo& candidate : kDTypes) {
-    if (candidate.torch_name == torch_name) return candidate.dtype;
-  }
-  return error(StatusCode::kUnsupported, "unknown torch dtype '", torch_name, "'");
+  return find(&DTypeInfo::torch_name, torch_name, "torch");
 }
 
 Result<DType> dtype_from_wire(std::uint8_t number) {

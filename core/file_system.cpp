@@ -1,21 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/file_system.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <climits>
-#include <cstdlib>
-#include <utility>
+#include <filesystem>
 
 namespace driftless {
 namespace {
 
 // The path with every symbolic link resolved, or an empty string.
 std::string resolved(const std::string& path) {
-  std::array<char, PATH_MAX> buffer{};
-  return ::realpath(path.c_str(), buffer.data()) == nullptr ? std::string()
-                                                            : std::string(buffer.data());
+  std::error_code problem;
+  return std::filesystem::canonical(path, problem).string();
 }
 
 }  // namespace

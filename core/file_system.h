@@ -55,13 +55,11 @@ class MappedFile {
   // Content that `owner` keeps valid and unchanged for as long as it lives. The path only names it.
   MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
              MemoryKind kind = MemoryKind::kHost);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
 
-  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
+  // Empty once moved from.
+  [[nodiscard]] std::span<const std::byte> bytes() const {
+    return {data_.get(), data_ == nullptr ? 0 : size_};
+  }
   [[nodiscard]] const std::string& path() const { return path_; }
   // Whether bytes() are a mapping, which whoever writes into the file changes, at any time.
   [[nodiscard]] bool mapped() const { return mapped_; }
@@ -75,12 +73,11 @@ class MappedFile {
 
  private:
   std::string path_;
-  const std::byte* data_ = nullptr;
+  std::shared_ptr<const std::byte> data_;  // shares the mapping, or the owner
   std::uint64_t size_ = 0;
-  bool mapped_ = false;  // else the bytes belong to owner_
+  bool mapped_ = false;
   MemoryKind kind_ = MemoryKind::kHost;
   FileIdentity identity_;
-  std::shared_ptr<const void> owner_;
 };
 
 // Held until destroyed; released by the kernel when the process dies.

@@ -13,13 +13,19 @@ constexpr std::string_view kHexDigits = "0123456789abcdef";
 
 }  // namespace
 
-std::string to_hex(const Hash128& hash) {
-  std::string text(32, '0');
-  for (std::size_t i = 0; i < 16; ++i) {
-    text[15 - i] = kHexDigits[(hash.high >> (4 * i)) & 15U];
-    text[31 - i] = kHexDigits[(hash.low >> (4 * i)) & 15U];
+std::string to_hex(std::span<const std::byte> bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const std::byte byte : bytes) {
+    text += kHexDigits[std::to_integer<unsigned>(byte) >> 4];
+    text += kHexDigits[std::to_integer<unsigned>(byte) & 15U];
   }
   return text;
+}
+
+std::string to_hex(const Hash128& hash) {
+  const std::uint64_t big_endian[] = {__builtin_bswap64(hash.high), __builtin_bswap64(hash.low)};
+  return to_hex(std::as_bytes(std::span(big_endian)));
 }
 
 Result<Hash128> hash128_from_hex(std::string_view text) {

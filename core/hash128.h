@@ -21,7 +21,9 @@ struct Hash128 {
   [[nodiscard]] bool is_zero() const { return high == 0 && low == 0; }
 };
 
-// 32 lowercase hexadecimal digits, most significant first (the canonical form of XXH3).
+// Lowercase hexadecimal digits, two for each byte.
+[[nodiscard]] std::string to_hex(std::span<const std::byte> bytes);
+// 32 of them, most significant first (the canonical form of XXH3).
 [[nodiscard]] std::string to_hex(const Hash128& hash);
 // kCorrupt unless `text` is exactly 32 lowercase hexadecimal digits.
 [[nodiscard]] Result<Hash128> hash128_from_hex(std::string_view text);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // posix_file_system(): FileSystem over system calls.
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/file.h>
@@ -12,7 +11,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <thread>
+#include <type_traits>
 
 #include "core/file_system.h"
 
@@ -37,49 +38,51 @@ class Descriptor {
   int fd_;
 };
 
+// Of a system call that returns 0 if all went well.
+template <typename... What>
+Status status_of(int result, const What&... what) {
+  return result == 0 ? Status() : errno_status(errno, concat(what...));
+}
+
 class PosixFile final : public File {
  public:
   PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
 
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    while (!bytes.empty()) {
-      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
-      const ssize_t written = ::pwrite(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return errno_status(errno, concat("writing ", path_, " at ", offset));
-      if (written == 0) {
-        return error(StatusCode::kIo, "writing ", path_, " at ", offset, ": nothing was written");
-      }
-      bytes = bytes.subspan(static_cast<std::size_t>(written));
-      offset += static_cast<std::uint64_t>(written);
-    }
-    return {};
+    return transfer(::pwrite, "writing ", offset, bytes);
   }
 
   Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    while (!bytes.empty()) {
-      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
-      const ssize_t got = ::pread(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return errno_status(errno, concat("reading ", path_, " at ", offset));
-      if (got == 0) {
-        return error(StatusCode::kCorrupt, path_, ": ends at byte ", offset, ", ", bytes.size(),
-                     " more were expected");
-      }
-      bytes = bytes.subspan(static_cast<std::size_t>(got));
-      offset += static_cast<std::uint64_t>(got);
-    }
-    return {};
+    return transfer(::pread, "reading ", offset, bytes);
   }
 
-  Status sync() override {
-    if (::fsync(fd_.get()) != 0) return errno_status(errno, concat("syncing ", path_));
-    return {};
-  }
+  Status sync() override { return status_of(::fsync(fd_.get()), "syncing ", path_); }
 
   [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
+  // All of `bytes`, however many calls it takes.
+  template <typename Call, typename Byte>
+  Status transfer(const Call& call, std::string_view verb, std::uint64_t offset,
+                  std::span<Byte> bytes) {
+    while (!bytes.empty()) {
+      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
+      const ssize_t moved = call(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) return errno_status(errno, concat(verb, path_, " at ", offset));
+      if (moved == 0 && std::is_const_v<Byte>) {
+        return error(StatusCode::kIo, verb, path_, " at ", offset, ": nothing was written");
+      }
+      if (moved == 0) {
+        return error(StatusCode::kCorrupt, path_, ": ends at byte ", offset, ", ", bytes.size(),
+                     " more were expected");
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(moved));
+      offset += static_cast<std::uint64_t>(moved);
+    }
+    return {};
+  }
+
   Descriptor fd_;
   std::string path_;
 };
@@ -138,29 +141,22 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Result<std::vector<std::string>> list(const std::string& directory) override {
-    DIR* handle = ::opendir(directory.c_str());
-    if (handle == nullptr) return errno_status(errno, directory);
     std::vector<std::string> names;
-    errno = 0;
-    while (const dirent* entry = ::readdir(handle)) {  // NOLINT(concurrency-mt-unsafe): own handle
-      const std::string_view name(entry->d_name);
-      if (name != "." && name != "..") names.emplace_back(name);
-    }
-    const int failure = errno;
-    ::closedir(handle);
-    if (failure != 0) return errno_status(failure, concat("listing ", directory));
+    std::error_code problem;
+    std::filesystem::directory_iterator at(directory, problem), end;
+    if (problem) return errno_status(problem.value(), directory);
+    for (; !problem && at != end; at.increment(problem)) names.push_back(at->path().filename());
+    if (problem) return errno_status(problem.value(), concat("listing ", directory));
     std::sort(names.begin(), names.end());
     return names;
   }
 
   Status make_directory(const std::string& path) override {
-    if (::mkdir(path.c_str(), 0777) != 0) return errno_status(errno, concat("creating ", path));
-    return {};
+    return status_of(::mkdir(path.c_str(), 0777), "creating ", path);
   }
 
   Status rename_file(const std::string& from, const std::string& to) override {
-    if (std::rename(from.c_str(), to.c_str()) == 0) return {};
-    return errno_status(errno, concat("renaming ", from, " to ", to));
+    return status_of(std::rename(from.c_str(), to.c_str()), "renaming ", from, " to ", to);
   }
 
   Status rename_directory(const std::string& from, const std::string& to) override {
@@ -177,13 +173,11 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Status remove_file(const std::string& path) override {
-    if (::unlink(path.c_str()) != 0) return errno_status(errno, concat("removing ", path));
-    return {};
+    return status_of(::unlink(path.c_str()), "removing ", path);
   }
 
   Status remove_directory(const std::string& path) override {
-    if (::rmdir(path.c_str()) != 0) return errno_status(errno, concat("removing ", path));
-    return {};
+    return status_of(::rmdir(path.c_str()), "removing ", path);
   }
 
   Status sync_directory(const std::string& path) override {
@@ -265,50 +259,26 @@ FileSystem& posix_file_system() {
 
 MappedFile::MappedFile(std::string path, const std::byte* data, std::uint64_t size,
                        const FileIdentity& identity)
-    : path_(std::move(path)),
-      data_(data),
-      size_(size),
-      mapped_(data != nullptr),
-      identity_(identity) {}
+    : path_(std::move(path)), size_(size), mapped_(data != nullptr), identity_(identity) {
+  const auto unmap = [size](const std::byte* begin) {
+    ::munmap(const_cast<std::byte*>(begin), size);
+  };
+  if (mapped_) data_.reset(data, unmap);
+}
 
 MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
                        std::span<const std::byte> bytes, MemoryKind kind)
     : path_(std::move(path)),
-      data_(bytes.data()),
+      data_(std::move(owner), bytes.data()),
       size_(bytes.size()),
-      kind_(kind),
-      owner_(std::move(owner)) {}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      mapped_(std::exchange(other.mapped_, false)),
-      kind_(other.kind_),
-      identity_(other.identity_),
-      owner_(std::move(other.owner_)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  std::swap(mapped_, other.mapped_);
-  std::swap(kind_, other.kind_);
-  std::swap(identity_, other.identity_);
-  std::swap(owner_, other.owner_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (mapped_) ::munmap(const_cast<std::byte*>(data_), size_);
-}
+      kind_(kind) {}
 
 void MappedFile::forget(std::uint64_t offset, std::uint64_t size) const {
   constexpr std::uint64_t kPage = 65536;  // a multiple of every page size in use
   const std::uint64_t begin = (offset + kPage - 1) / kPage * kPage;
-  const std::uint64_t end = std::min(offset + size, size_) / kPage * kPage;
+  const std::uint64_t end = std::min<std::uint64_t>(offset + size, bytes().size()) / kPage * kPage;
   if (!mapped_ || begin >= end) return;
-  ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+  ::madvise(const_cast<std::byte*>(data_.get()) + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace driftless

@@ -7,11 +7,11 @@
 // was found. Both types are values: cheap to move, safe to share between threads once built.
 #pragma once
 
-#include <concepts>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace driftless {
@@ -70,6 +70,11 @@ class [[nodiscard]] Result {
 
   [[nodiscard]] bool ok() const { return value_.has_value(); }
   [[nodiscard]] const Status& status() const { return status_; }
+  // As Status::with_context().
+  [[nodiscard]] Result with_context(std::string_view context) && {
+    if (!ok()) status_ = status_.with_context(context);
+    return std::move(*this);
+  }
   // Only when ok().
   [[nodiscard]] T& value() { return *value_; }
   [[nodiscard]] const T& value() const { return *value_; }
@@ -83,25 +88,18 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
 };
 
-namespace detail {
-inline void append_part(std::string& out, std::string_view part) { out.append(part); }
-inline void append_part(std::string& out, const char* part) { out.append(part); }
-inline void append_part(std::string& out, char part) { out.push_back(part); }
-template <std::integral T>
-void append_part(std::string& out, T part) {
-  out.append(std::to_string(part));
-}
-template <std::floating_point T>
-void append_part(std::string& out, T part) {
-  out.append(std::to_string(part));
-}
-}  // namespace detail
-
 // Joins strings and numbers into one string.
 template <typename... Parts>
 [[nodiscard]] std::string concat(const Parts&... parts) {
   std::string out;
-  (detail::append_part(out, parts), ...);
+  [[maybe_unused]] const auto append = [&out]<typename Part>(const Part& part) {
+    if constexpr (std::is_arithmetic_v<Part> && !std::is_same_v<Part, char>) {
+      out += std::to_string(part);
+    } else {
+      out += part;
+    }
+  };
+  (append(parts), ...);
   return out;
 }
 

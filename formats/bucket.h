@@ -29,31 +29,24 @@ struct BucketEntry {
   [[nodiscard]] std::uint64_t count() const { return value_end - value_begin; }
 };
 
-struct BucketView {
+// A bucket without the bytes of its streams, which may lie where this process cannot read them.
+struct BucketShape {
   Encoding coding = Encoding::kIndices;  // kIndices or kDeltas
+  DType dtype = DType::kU8;
+  std::span<const BucketEntry> entries;
+  std::uint64_t positions_bytes = 0, values_bytes = 0;
+};
+
+struct BucketView {
+  Encoding coding = Encoding::kIndices;
   DType dtype = DType::kU8;
   std::span<const BucketEntry> entries;
   std::span<const std::byte> positions;
   std::span<const std::byte> values;
-};
 
-// The same without the bytes of its streams, which may lie where this process cannot read them.
-struct BucketShape {
-  BucketShape(Encoding coding_in, DType dtype_in, std::span<const BucketEntry> entries_in,
-              std::uint64_t positions, std::uint64_t values)
-      : coding(coding_in),
-        dtype(dtype_in),
-        entries(entries_in),
-        positions_bytes(positions),
-        values_bytes(values) {}
-  BucketShape(const BucketView& bucket)  // NOLINT(google-explicit-constructor): a view has a shape
-      : BucketShape(bucket.coding, bucket.dtype, bucket.entries, bucket.positions.size(),
-                    bucket.values.size()) {}
-
-  Encoding coding;
-  DType dtype;
-  std::span<const BucketEntry> entries;
-  std::uint64_t positions_bytes, values_bytes;
+  operator BucketShape() const {  // NOLINT(google-explicit-constructor): a view has a shape
+    return {coding, dtype, entries, positions.size(), values.size()};
+  }
 };
 
 // Collects deltas until the owner thinks the bucket large enough. Memory is kept between buckets.

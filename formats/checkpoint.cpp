@@ -137,8 +137,7 @@ Result<WeightMap> read_weight_map(const Json& index, std::string_view what) {
   }
   WeightMap weight_map;
   for (const auto& [tensor, file] : object->get_ref<const Json::object_t&>()) {
-    if (const Status status = check_tensor_name(tensor); !status.ok())
-      return status.with_context(what);
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(tensor).with_context(what));
     if (!file.is_string()) {
       return error(StatusCode::kCorrupt, what, ": the file of tensor ", shown(tensor),
                    " must be a string, found ", file.type_name());
@@ -165,9 +164,8 @@ Result<Checkpoint> Checkpoint::open(FileSystem& fs, const std::string& path) {
   for (const SafetensorsFile& file : checkpoint.files_) {
     for (const SafetensorsEntry& entry : file.header().tensors) specs.push_back(entry.spec);
   }
-  Result<WeightLayout> layout = WeightLayout::make(std::move(specs));
-  if (!layout.ok()) return layout.status().with_context(path);
-  checkpoint.layout_ = std::move(*layout);
+  DRIFTLESS_ASSIGN_OR_RETURN(checkpoint.layout_,
+                             WeightLayout::make(std::move(specs)).with_context(path));
   checkpoint.locations_.resize(checkpoint.layout_.size());
   for (std::uint32_t number = 0; number < checkpoint.files_.size(); ++number) {
     for (const SafetensorsEntry& entry : checkpoint.files_[number].header().tensors) {

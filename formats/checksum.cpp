@@ -12,42 +12,18 @@
 #include "formats/blake3.h"
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <utility>
 
 #include "core/hash128.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
 
-class Checksum::Algorithm {
- public:
-  virtual ~Algorithm() = default;
-  virtual void update(std::span<const std::byte> bytes) = 0;
-  [[nodiscard]] virtual std::string hex() const = 0;
-};
-
 namespace {
 
-struct KindName {
-  ChecksumKind kind;
-  std::string_view name;
-};
-constexpr std::array<KindName, 3> kKinds{{{ChecksumKind::kXxh3_128, "xxh3-128"},
-                                          {ChecksumKind::kBlake3, "blake3"},
-                                          {ChecksumKind::kAdler32, "adler32"}}};
-
-std::string hex_of(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * bytes.size());
-  for (const std::byte byte : bytes) {
-    text += kDigits[std::to_integer<unsigned>(byte) >> 4];
-    text += kDigits[std::to_integer<unsigned>(byte) & 15U];
-  }
-  return text;
-}
+constexpr std::string_view kNames[] = {"xxh3-128", "blake3", "adler32"};  // as the enum
 
 class Xxh3Algorithm final : public Checksum::Algorithm {
  public:
@@ -72,10 +48,8 @@ class Adler32Algorithm final : public Checksum::Algorithm {
     sum_ = ::adler32_z(sum_, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
   }
   [[nodiscard]] std::string hex() const override {
-    std::array<std::byte, 4> big_endian;
-    for (std::size_t i = 0; i < 4; ++i)
-      big_endian[i] = static_cast<std::byte>(sum_ >> (24 - 8 * i));
-    return hex_of(big_endian);
+    const std::uint32_t big_endian = __builtin_bswap32(static_cast<std::uint32_t>(sum_));
+    return to_hex(std::as_bytes(std::span(&big_endian, 1)));
   }
 
  private:
@@ -83,35 +57,31 @@ class Adler32Algorithm final : public Checksum::Algorithm {
 };
 
 #ifdef DRIFTLESS_HAS_LIBBLAKE3
-
-class Blake3Algorithm final : public Checksum::Algorithm {
+class Blake3 {
  public:
-  Blake3Algorithm() { blake3_hasher_init(&hasher_); }
-  void update(std::span<const std::byte> bytes) override {
+  Blake3() { blake3_hasher_init(&hasher_); }
+  void update(std::span<const std::byte> bytes) {
     blake3_hasher_update(&hasher_, bytes.data(), bytes.size());
   }
-  [[nodiscard]] std::string hex() const override {
-    std::array<std::uint8_t, BLAKE3_OUT_LEN> digest{};
-    blake3_hasher_finalize(&hasher_, digest.data(), digest.size());
-    return hex_of(std::as_bytes(std::span(digest)));
+  [[nodiscard]] std::array<std::byte, BLAKE3_OUT_LEN> digest() const {
+    std::array<std::byte, BLAKE3_OUT_LEN> digest;
+    blake3_hasher_finalize(&hasher_, reinterpret_cast<std::uint8_t*>(digest.data()), digest.size());
+    return digest;
   }
 
  private:
   blake3_hasher hasher_{};
 };
-
-#else
+#endif
 
 class Blake3Algorithm final : public Checksum::Algorithm {
  public:
   void update(std::span<const std::byte> bytes) override { hash_.update(bytes); }
-  [[nodiscard]] std::string hex() const override { return hex_of(hash_.digest()); }
+  [[nodiscard]] std::string hex() const override { return to_hex(hash_.digest()); }
 
  private:
   Blake3 hash_;
 };
-
-#endif
 
 std::unique_ptr<Checksum::Algorithm> make_algorithm(ChecksumKind kind) {
   switch (kind) {
@@ -124,29 +94,16 @@ std::unique_ptr<Checksum::Algorithm> make_algorithm(ChecksumKind kind) {
 
 }  // namespace
 
-std::string_view to_string(ChecksumKind kind) {
-  for (const KindName& known : kKinds) {
-    if (known.kind == kind) return known.name;
-  }
-  return "unknown";
-}
+std::string_view to_string(ChecksumKind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 Result<ChecksumKind> parse_checksum_kind(std::string_view name) {
-  for (const KindName& known : kKinds) {
-    if (known.name == name) return known.kind;
-  }
+  const auto* const at = std::ranges::find(kNames, name);
+  if (at != std::end(kNames)) return static_cast<ChecksumKind>(at - kNames);
   return error(StatusCode::kInvalidArgument, "unknown checksum ", shown(name),
                "; known are xxh3-128, blake3 and adler32");
 }
 
 Checksum::Checksum(ChecksumKind kind) : algorithm_(make_algorithm(kind)) {}
-Checksum::~Checksum() = default;
-Checksum::Checksum(Checksum&&) noexcept = default;
-Checksum& Checksum::operator=(Checksum&&) noexcept = default;
-
-void Checksum::update(std::span<const std::byte> bytes) { algorithm_->update(bytes); }
-
-std::string Checksum::hex() const { return algorithm_->hex(); }
 
 std::string checksum_hex(ChecksumKind kind, std::span<const std::byte> bytes) {
   Checksum checksum(kind);

@@ -25,15 +25,18 @@ enum class ChecksumKind : unsigned char {
 class Checksum {
  public:
   explicit Checksum(ChecksumKind kind);
-  ~Checksum();
-  Checksum(Checksum&&) noexcept;
-  Checksum& operator=(Checksum&&) noexcept;
 
-  void update(std::span<const std::byte> bytes);
+  void update(std::span<const std::byte> bytes) { algorithm_->update(bytes); }
   // Lowercase hexadecimal of all bytes so far: 32, 64 or 8 digits.
-  [[nodiscard]] std::string hex() const;
+  [[nodiscard]] std::string hex() const { return algorithm_->hex(); }
 
-  class Algorithm;  // the seam: one implementation per kind, in checksum.cpp
+  // The seam: one implementation per kind, in checksum.cpp.
+  class Algorithm {
+   public:
+    virtual ~Algorithm() = default;
+    virtual void update(std::span<const std::byte> bytes) = 0;
+    [[nodiscard]] virtual std::string hex() const = 0;
+  };
 
  private:
   std::unique_ptr<Algorithm> algorithm_;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "formats/flush_file.h"
 
@@ -62,10 +63,8 @@ std::uint64_t widen_small(std::uint16_t bits, DType dtype) {
     case DType::kF8E8M0:
       if (bits == 0xff) return kOnlyNan;
       return std::bit_cast<std::uint64_t>(std::ldexp(1.0, static_cast<int>(bits) - 127));
-    case DType::kI8:
-      return static_cast<std::uint64_t>(std::int64_t{static_cast<std::int8_t>(bits)});
-    case DType::kI16:
-      return static_cast<std::uint64_t>(std::int64_t{static_cast<std::int16_t>(bits)});
+    case DType::kI8: return static_cast<std::uint64_t>(static_cast<std::int8_t>(bits));
+    case DType::kI16: return static_cast<std::uint64_t>(static_cast<std::int16_t>(bits));
     default: return bits;
   }
 }
@@ -90,46 +89,37 @@ std::uint64_t xor_small(std::span<const std::byte> values, DType dtype) {
   return result;
 }
 
-template <typename T, typename Widen>
-std::uint64_t xor_wide(std::span<const std::byte> values, Widen widen) {
+// Of integers, which are widened with their signs, and of float32: the processor's own conversion
+// to float64 is exact, keeps a NaN's payload and makes it quiet.
+template <typename T>
+std::uint64_t xor_wide(std::span<const std::byte> values) {
   std::uint64_t result = 0;
   for (std::size_t at = 0; at < values.size(); at += sizeof(T)) {
     T value;
     std::memcpy(&value, values.data() + at, sizeof(T));
-    result ^= widen(value);
+    if constexpr (std::is_same_v<T, float>) {
+      result ^= std::bit_cast<std::uint64_t>(static_cast<double>(value));
+    } else {
+      result ^= static_cast<std::uint64_t>(value);
+    }
   }
   return result;
 }
 
-// The processor's own conversion is exact, keeps a NaN's payload and makes it quiet.
-std::uint64_t widen_f32(float value) {
-  return std::bit_cast<std::uint64_t>(static_cast<double>(value));
-}
-
 std::uint64_t xor_values(DType dtype, std::span<const std::byte> values) {
-  switch (dtype) {
-    case DType::kF32:
-    case DType::kC64: return xor_wide<float>(values, widen_f32);
-    case DType::kI32:
-      return xor_wide<std::int32_t>(values, [](std::int32_t value) {
-        return static_cast<std::uint64_t>(std::int64_t{value});
-      });
-    case DType::kU32:
-      return xor_wide<std::uint32_t>(values,
-                                     [](std::uint32_t value) { return std::uint64_t{value}; });
-    default: break;
+  if (dtype == DType::kF32 || dtype == DType::kC64) return xor_wide<float>(values);
+  if (dtype == DType::kI32) return xor_wide<std::int32_t>(values);
+  switch (unit_bytes(dtype)) {
+    case 1: return xor_small<std::uint8_t>(values, dtype);
+    case 2: return xor_small<std::uint16_t>(values, dtype);
+    case 4: return xor_wide<std::uint32_t>(values);
+    default: return xor_wide<std::uint64_t>(values);
   }
-  if (unit_bytes(dtype) == 8) {
-    return xor_wide<std::uint64_t>(values, [](std::uint64_t value) { return value; });
-  }
-  return unit_bytes(dtype) == 2 ? xor_small<std::uint16_t>(values, dtype)
-                                : xor_small<std::uint8_t>(values, dtype);
 }
 
 std::uint64_t xor_of_bytes(std::span<const std::byte> bytes) {
   const std::size_t whole = bytes.size() / 8 * 8;
-  std::uint64_t words =
-      xor_wide<std::uint64_t>(bytes.first(whole), [](std::uint64_t word) { return word; });
+  std::uint64_t words = xor_wide<std::uint64_t>(bytes.first(whole));
   for (const unsigned shift : {32U, 16U, 8U}) words ^= words >> shift;
   std::uint64_t result = words & 0xff;
   for (const std::byte byte : bytes.subspan(whole)) result ^= static_cast<std::uint64_t>(byte);

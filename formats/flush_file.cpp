@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading flush files.
 #include "formats/flush_file.h"
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "formats/strict_json.h"
@@ -105,13 +105,118 @@ Result<BucketEntry> read_param(const WeightLayout& layout, const Json& param,
   return entry;
 }
 
+// --- writing
+
+// The `params` key: a JSON list in a string.
+Result<std::string> params_text(const WeightLayout& layout, const BucketView& bucket) {
+  std::string text = "[";
+  for (const BucketEntry& entry : bucket.entries) {
+    const TensorSpec& tensor = layout[entry.tensor];
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_quote(tensor.name, "flush file"));
+    if (text.size() > 1) text += ", ";
+    text +=
+        concat(R"({"name": )", name, R"(, "dtype": ")", info(tensor.dtype).torch_name,
+               R"(", "shape": )", tensor.shape_string(), R"(, "pos_start": )", entry.position_begin,
+               R"(, "pos_end": )", entry.position_end, R"(, "pos_width": )", entry.position_bytes,
+               R"(, "val_start": )", entry.value_begin, R"(, "val_end": )", entry.value_end, "}");
+  }
+  return text + "]";
+}
+
+Result<std::map<std::string, std::string>> make_metadata(
+    const WeightLayout& layout, const BucketView& bucket, Encoding encoding, std::uint64_t version,
+    const std::map<std::string, std::string>& extra) {
+  std::map<std::string, std::string> metadata = extra;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string params, params_text(layout, bucket));
+  for (auto& [key, value] : {std::pair<std::string, std::string>("encoding", info(encoding).name),
+                             {"params", std::move(params)},
+                             {"current_version", std::to_string(version)},
+                             {"checksum", flush_checksum(bucket)}}) {
+    if (!metadata.emplace(key, value).second) {
+      return error(StatusCode::kInvalidArgument, "the metadata key '", key,
+                   "' belongs to the flush format");
+    }
+  }
+  return metadata;
+}
+
+// All that comes before the streams, once the bucket is known to fit. Values come first in the
+// data, where they are aligned whatever the positions' size.
+Result<std::string> make_front(const std::string& path, const WeightLayout& layout,
+                               const BucketView& bucket, Encoding encoding, std::uint64_t version,
+                               const std::map<std::string, std::string>& extra) {
+  const Encoding coding = encoding == Encoding::kDeltasZstd ? Encoding::kDeltas : encoding;
+  if (!info(encoding).positional || bucket.coding != coding) {
+    return error(StatusCode::kInvalidArgument, path, ": a bucket of ", info(bucket.coding).name,
+                 " cannot go into a flush file of ", info(encoding).name);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto metadata,
+                             make_metadata(layout, bucket, encoding, version, extra));
+  const DType stored = info(bucket.dtype).bits < 8 ? DType::kU8 : bucket.dtype;
+  const std::uint64_t values = bucket.values.size(), positions = bucket.positions.size();
+  const TensorSpec tensors[] = {{"__values__", stored, {values / unit_bytes(stored)}, values},
+                                {"__positions__", DType::kU8, {positions}, positions}};
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string front, safetensors_front(metadata, tensors, "flush file"));
+  if (front.size() - 8 <= kMaxSafetensorsHeaderBytes) return front;
+  return error(StatusCode::kUnsupported, "a flush file of ", bucket.entries.size(),
+               " tensors needs a header of ", front.size() - 8, " bytes, at most ",
+               kMaxSafetensorsHeaderBytes, " are allowed; use smaller buckets");
+}
+
+Status write_parts(std::span<const std::byte> header, const BucketView& bucket,
+                   const ByteSink& sink) {
+  DRIFTLESS_RETURN_IF_ERROR(sink(header));
+  DRIFTLESS_RETURN_IF_ERROR(sink(bucket.values));
+  return sink(bucket.positions);
+}
+
+Result<std::uint64_t> write_file(File& file, std::string_view front, const BucketView& bucket,
+                                 Encoding encoding) {
+  const auto header = std::as_bytes(std::span(front));
+  std::uint64_t written = 0;
+  const ByteSink to_file = [&](std::span<const std::byte> bytes) {
+    written += bytes.size();
+    return file.pwrite(written - bytes.size(), bytes);
+  };
+  if (encoding == Encoding::kDeltasZstd) {
+    const std::uint64_t content = header.size() + bucket.values.size() + bucket.positions.size();
+    DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd, ZstdWriter::create(content, 0, to_file));
+    DRIFTLESS_RETURN_IF_ERROR(write_parts(
+        header, bucket, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
+    DRIFTLESS_RETURN_IF_ERROR(zstd.finish());
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(write_parts(header, bucket, to_file));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(file.sync());
+  return written;
+}
+
 }  // namespace
 
-Result<FlushFile> FlushFile::open(FileSystem& fs, const std::string& path,
-                                  const WeightLayout& layout, std::uint64_t version,
-                                  const std::string& spool_directory) {
-  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, fs.map(path));
-  return open(fs, std::move(file), layout, version, spool_directory);
+std::string flush_file_name(std::uint32_t rank, std::uint32_t flush) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "rank%04u_flush%06u.safetensors", rank, flush);
+  return name.data();
+}
+
+Result<std::uint64_t> write_flush_file(FileSystem& fs, const std::string& path,
+                                       const WeightLayout& layout, const BucketView& bucket,
+                                       Encoding encoding, std::uint64_t version,
+                                       const std::map<std::string, std::string>& extra) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string front,
+                             make_front(path, layout, bucket, encoding, version, extra));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.create(path));
+  return write_file(*file, front, bucket, encoding);
+}
+
+Result<std::uint64_t> write_flush_file(std::unique_ptr<File> file, const WeightLayout& layout,
+                                       const BucketView& bucket, Encoding encoding,
+                                       std::uint64_t version,
+                                       const std::map<std::string, std::string>& extra) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string front,
+                             make_front(file->path(), layout, bucket, encoding, version, extra));
+  return write_file(*file, front, bucket, encoding);
 }
 
 Result<FlushFile> FlushFile::open(FileSystem& spool_fs, MappedFile file, const WeightLayout& layout,

@@ -52,13 +52,9 @@ inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
 // by its first bytes, not by its encoding.
 class FlushFile {
  public:
-  // A compressed file is inflated into an unlinked file in `spool_directory`, so that memory stays
-  // bounded whatever its size. The layout may go after the call.
-  [[nodiscard]] static Result<FlushFile> open(FileSystem& fs, const std::string& path,
-                                              const WeightLayout& layout, std::uint64_t version,
-                                              const std::string& spool_directory);
-  // Content that is there already; its path() names it. `spool_fs` is where a compressed one is
-  // inflated.
+  // Content that is there already; its path() names it. A compressed one is inflated into an
+  // unlinked file in `spool_directory`, so that memory stays bounded whatever its size. The layout
+  // may go after the call.
   [[nodiscard]] static Result<FlushFile> open(FileSystem& spool_fs, MappedFile file,
                                               const WeightLayout& layout, std::uint64_t version,
                                               const std::string& spool_directory);

@@ -81,6 +81,12 @@ Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
   return stream;
 }
 
+Status check_plain(Encoding encoding) {
+  if (!is_compressed(encoding)) return {};
+  return error(StatusCode::kUnsupported, "a frame of ", info(encoding).name,
+               " has no head of its own: its body is compressed as one; use indices or deltas");
+}
+
 }  // namespace
 
 Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
@@ -108,18 +114,7 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
                  " does not travel in frames");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(result.dtype, dtype_from_wire(fields.get<std::uint8_t>()));
-  result.entries = fields.get<std::uint32_t>();
-  result.frame_bytes = fields.get<std::uint64_t>();
-  result.body_bytes = fields.get<std::uint64_t>();
-  result.stored_bytes = fields.get<std::uint64_t>();
-  context.id.run = fields.get_hash();
-  context.id.version = fields.get<std::uint64_t>();
-  context.base_version = fields.get<std::uint64_t>();
-  context.layout = fields.get_hash();
-  context.rank = fields.get<std::uint32_t>();
-  context.index = fields.get<std::uint32_t>();
-  result.positions_bytes = fields.get<std::uint64_t>();
-  result.values_bytes = fields.get<std::uint64_t>();
+  each_header_field(result, [&]<typename T>(T& value) { value = fields.get<T>(); });
   if (fields.get<std::uint64_t>() != 0) {
     return error(StatusCode::kCorrupt, "frame header: a reserved field is not zero");
   }
@@ -141,13 +136,10 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
                  max_body_bytes, " are expected");
   }
   const auto hashed = frame.first(frame.size() - kFrameTrailerBytes);
-  if (FieldReader(hashed.data() + hashed.size()).get_hash() != xxh3_128(hashed)) {
+  if (FieldReader(hashed.data() + hashed.size()).get<Hash128>() != xxh3_128(hashed)) {
     return error(StatusCode::kCorrupt, "frame: its hash does not match");
   }
-  if (info.context.layout != layout.signature()) {
-    return error(StatusCode::kWrongLayout, "frame: made for layout ", to_hex(info.context.layout),
-                 ", ours is ", to_hex(layout.signature()));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_layout(info, layout));
   const auto stored = hashed.subspan(kFrameHeaderBytes);
   if (is_compressed(info.context.encoding)) {
     DRIFTLESS_RETURN_IF_ERROR(result.inflate(stored));
@@ -155,9 +147,19 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
   } else {
     DRIFTLESS_RETURN_IF_ERROR(result.read_body(stored));
   }
-  DRIFTLESS_RETURN_IF_ERROR(result.dense() ? result.check_runs_of(layout)
-                                           : result.check_bucket_of(layout));
+  if (result.dense()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(result.first_units_,
+                               read_runs(info, layout, result.entries_, result.positions_));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(result.check_bucket_of(layout));
+  }
   return result;
+}
+
+Status check_layout(const FrameInfo& info, const WeightLayout& layout) {
+  if (info.context.layout == layout.signature()) return {};
+  return error(StatusCode::kWrongLayout, "frame: made for layout ", to_hex(info.context.layout),
+               ", ours is ", to_hex(layout.signature()));
 }
 
 Status Frame::check_bucket_of(const WeightLayout& layout) const {
@@ -225,6 +227,82 @@ Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
 BucketView Frame::bucket() const {
   if (dense()) return {Encoding::kIndices, info_.dtype, {}, {}, {}};
   return {coding_of(info_.context.encoding), info_.dtype, entries_, positions_, values_};
+}
+
+FramePlaces frame_places(const FrameInfo& info) {
+  FramePlaces places;
+  places.positions = kFrameHeaderBytes + info.entries * std::uint64_t{kFrameEntryBytes};
+  places.values = places.positions + frame_aligned(info.positions_bytes);
+  places.trailer = places.values + frame_aligned(info.values_bytes);
+  places.head_bytes = is_full(info.context.encoding) ? places.values : places.positions;
+  return places;
+}
+
+Result<EncodedFrameHead> encode_frame_head(const FrameContext& context, const BucketShape& bucket) {
+  DRIFTLESS_RETURN_IF_ERROR(check_plain(context.encoding));
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
+  const FrameInfo info = plain_frame(context, bucket.dtype, bucket.entries.size(),
+                                     bucket.positions_bytes, bucket.values_bytes);
+  EncodedFrameHead head{{}, frame_places(info), info.frame_bytes};
+  const FrameHeaderBytes header = make_frame_header(info);
+  const std::vector<std::byte> table = make_frame_table(bucket.entries);
+  head.bytes.assign(header.begin(), header.end());
+  head.bytes.insert(head.bytes.end(), table.begin(), table.end());
+  return head;
+}
+
+std::array<std::byte, kFrameTrailerBytes> frame_trailer(const Hash128& hash) {
+  std::array<std::byte, kFrameTrailerBytes> trailer;
+  FieldWriter(trailer.data()).put(hash);
+  return trailer;
+}
+
+Result<std::uint64_t> frame_head_bytes(const FrameInfo& info) {
+  DRIFTLESS_RETURN_IF_ERROR(check_plain(info.context.encoding));
+  return frame_places(info).head_bytes;
+}
+
+Result<FrameHead> decode_frame_head(std::span<const std::byte> front, const WeightLayout& layout) {
+  FrameHead head;
+  DRIFTLESS_ASSIGN_OR_RETURN(head.info, read_frame_header(front));
+  const FrameInfo& info = head.info;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t needed, frame_head_bytes(info));
+  if (front.size() < needed) {
+    return error(StatusCode::kCorrupt, "frame: ", front.size(), " bytes, but its head has ",
+                 needed);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_layout(info, layout));
+  head.places = frame_places(info);
+  const std::uint64_t table_bytes = head.places.positions - kFrameHeaderBytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(head.entries,
+                             read_frame_table(info, front.subspan(kFrameHeaderBytes, table_bytes)));
+  if (is_full(info.context.encoding)) {
+    const auto firsts = front.subspan(head.places.positions, info.positions_bytes);
+    DRIFTLESS_ASSIGN_OR_RETURN(head.first_units, read_runs(info, layout, head.entries, firsts));
+    return head;
+  }
+  const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
+                           info.positions_bytes, info.values_bytes};
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
+  return head;
+}
+
+Result<Frame> Frame::decode_front(std::span<const std::byte> front,
+                                  std::span<const std::byte> frame, const WeightLayout& layout,
+                                  std::uint64_t max_body_bytes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameHead head, decode_frame_head(front, layout));
+  if (frame.size() != head.info.frame_bytes || head.info.body_bytes > max_body_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
+                 head.info.frame_bytes, " with a body of ", head.info.body_bytes, ", at most ",
+                 max_body_bytes, " are expected");
+  }
+  Frame result;
+  result.info_ = head.info;
+  result.positions_ = frame.subspan(head.places.positions, head.info.positions_bytes);
+  result.values_ = frame.subspan(head.places.values, head.info.values_bytes);
+  result.entries_ = std::move(head.entries);
+  result.first_units_ = std::move(head.first_units);
+  return result;
 }
 
 }  // namespace driftless

@@ -11,6 +11,7 @@
 // differ exactly where their bytes do (compressed bodies apart).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -97,7 +98,7 @@ class Frame {
                                             std::uint64_t max_body_bytes);
 
   // The same for a frame whose bytes this process must not follow, in a GPU's memory say, from its
-  // front (frame_head.h): bucket() and runs() point into `frame`. Its hash is proven by who hands
+  // front (below): bucket() and runs() point into `frame`. Its hash is proven by who hands
   // it over. kUnsupported for a compressed one.
   [[nodiscard]] static Result<Frame> decode_front(std::span<const std::byte> front,
                                                   std::span<const std::byte> frame,
@@ -114,7 +115,6 @@ class Frame {
   [[nodiscard]] Status inflate(std::span<const std::byte> stored);
   [[nodiscard]] Status read_body(std::span<const std::byte> body);
   [[nodiscard]] Status check_bucket_of(const WeightLayout& layout) const;
-  [[nodiscard]] Status check_runs_of(const WeightLayout& layout);
 
   FrameInfo info_;
   ByteBuffer inflated_;
@@ -123,5 +123,52 @@ class Frame {
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
 };
+
+// --- Frames whose streams lie elsewhere, in a GPU's memory say: the front of a frame, made and
+// read without them. A frame is put together as
+//
+//   head: header, table, and of a full frame the first unit of each run | positions | values | hash
+//
+// with zeros from the end of a stream to its next multiple of 8 bytes; offsets are multiples of 8.
+// kUnsupported for kDeltasZstd, whose body is one zstd frame.
+
+// Bytes from the frame's beginning.
+struct FramePlaces {
+  std::uint64_t head_bytes = 0;
+  std::uint64_t positions = 0;  // of a full frame: inside the head
+  std::uint64_t values = 0;
+  std::uint64_t trailer = 0;
+};
+// From what read_frame_header() returned, of a plain frame.
+[[nodiscard]] FramePlaces frame_places(const FrameInfo& info);
+
+struct EncodedFrameHead {
+  std::vector<std::byte> bytes;
+  FramePlaces places;
+  std::uint64_t frame_bytes = 0;
+};
+
+// Of a delta's frame; kUnsupported if it is compressed. Entries tile both streams, in order, as for
+// encode_frame(); what the streams hold is up to the caller.
+[[nodiscard]] Result<EncodedFrameHead> encode_frame_head(const FrameContext& context,
+                                                         const BucketShape& bucket);
+// The frame's end: the xxh3-128 of all bytes before it, padding included.
+[[nodiscard]] std::array<std::byte, kFrameTrailerBytes> frame_trailer(const Hash128& hash);
+
+struct FrameHead {
+  FrameInfo info;
+  FramePlaces places;
+  std::vector<BucketEntry> entries;
+  std::vector<std::uint64_t> first_units;  // of a full frame's runs, one for each entry
+};
+
+// How many bytes decode_frame_head() needs: of a frame that states this, known from its header.
+[[nodiscard]] Result<std::uint64_t> frame_head_bytes(const FrameInfo& info);
+// `front`: the frame's first bytes, at least frame_head_bytes(). Everything that Frame::decode()
+// checks is checked but what lies in the streams, their padding and the trailer: positions are left
+// to who reads them, and the hash of the whole must have been proven by somebody. Memory follows
+// the size of `front`.
+[[nodiscard]] Result<FrameHead> decode_frame_head(std::span<const std::byte> front,
+                                                  const WeightLayout& layout);
 
 }  // namespace driftless

@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "core/dtype.h"
 #include "core/status.h"
 #include "formats/bucket.h"
 #include "formats/frame.h"
-#include "formats/frame_head.h"
 
 namespace driftless {
 
@@ -69,38 +69,50 @@ class FieldReader {
     T value;
     std::memcpy(&value, from_, sizeof(T));
     from_ += sizeof(T);
+    if constexpr (std::is_same_v<T, Hash128>) {
+      return {__builtin_bswap64(value.high), __builtin_bswap64(value.low)};
+    }
     return value;
-  }
-  Hash128 get_hash() {
-    const auto high = get<std::uint64_t>();
-    const auto low = get<std::uint64_t>();
-    return {__builtin_bswap64(high), __builtin_bswap64(low)};
   }
 
  private:
   const std::byte* from_;
 };
 
+// Calls field(value) for what a header holds behind format, encoding and dtype, in its order.
+template <typename Info, typename Field>
+void each_header_field(Info& info, const Field& field) {
+  field(info.entries);
+  field(info.frame_bytes);
+  field(info.body_bytes);
+  field(info.stored_bytes);
+  field(info.context.id.run);
+  field(info.context.id.version);
+  field(info.context.base_version);
+  field(info.context.layout);
+  field(info.context.rank);
+  field(info.context.index);
+  field(info.positions_bytes);
+  field(info.values_bytes);
+}
+
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 [[nodiscard]] FrameHeaderBytes make_frame_header(const FrameInfo& info);
 [[nodiscard]] std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries);
-// What the table leaves out must follow from the rest of it: entries tile both streams, in order.
-[[nodiscard]] Status check_tiles(const BucketShape& bucket);
 // `table` is as long as the header says. Ranges stay within the streams that it states.
 [[nodiscard]] Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
                                                                 std::span<const std::byte> table);
 
-// The one way to write runs: inside their tensors, ascending, with a gap between two of a tensor.
-[[nodiscard]] Status check_runs(const WeightLayout& layout, DType dtype,
-                                std::span<const RunPlace> runs, StatusCode code);
-// The table's entries of such runs, and the stream of their first units.
-[[nodiscard]] std::vector<BucketEntry> run_entries(std::span<const RunPlace> runs);
-[[nodiscard]] std::vector<std::byte> run_firsts(std::span<const RunPlace> runs);
-// The runs of a full frame from its table and that stream, checked (kCorrupt).
-[[nodiscard]] Result<std::vector<RunPlace>> read_runs(const FrameInfo& info,
-                                                      const WeightLayout& layout,
-                                                      std::span<const BucketEntry> entries,
-                                                      std::span<const std::byte> firsts);
+// Whether the bucket may go into a frame of this encoding, and its entries tile its streams.
+[[nodiscard]] Status check_bucket_for(const FrameContext& context, const BucketShape& bucket);
+[[nodiscard]] Status check_layout(const FrameInfo& info, const WeightLayout& layout);
+
+// The first units of a full frame's runs from its table and the stream of them. Checked (kCorrupt):
+// runs lie inside their tensors and ascend, with a gap between two of a tensor.
+[[nodiscard]] Result<std::vector<std::uint64_t>> read_runs(const FrameInfo& info,
+                                                           const WeightLayout& layout,
+                                                           std::span<const BucketEntry> entries,
+                                                           std::span<const std::byte> firsts);
 
 // Of the entries only tensor, position_bytes and count() are written.
 struct FrameParts {

@@ -101,44 +101,7 @@ Status append_compressed(FrameInfo frame, const FrameParts& parts, std::vector<s
   return {};
 }
 
-Status check_bucket_for(const FrameContext& context, const BucketView& bucket) {
-  if (!info(context.encoding).positional || bucket.coding != coding_of(context.encoding)) {
-    return error(StatusCode::kInvalidArgument, "a bucket of ", info(bucket.coding).name,
-                 " cannot go into a frame of ", info(context.encoding).name);
-  }
-  if (bucket.entries.size() > std::numeric_limits<std::uint32_t>::max()) {
-    return error(StatusCode::kInvalidArgument, "a bucket of 2^32 entries or more");
-  }
-  return check_tiles(bucket);
-}
-
-}  // namespace
-
-FrameHeaderBytes make_frame_header(const FrameInfo& info) {
-  FrameHeaderBytes header{};
-  std::memcpy(header.data(), kFrameMagic.data(), kFrameMagic.size());
-  FieldWriter fields(header.data() + kFrameMagic.size());
-  const FrameContext& context = info.context;
-  fields.put(kFrameFormat);
-  fields.put(static_cast<std::uint8_t>(context.encoding));
-  fields.put(static_cast<std::uint8_t>(info.dtype));
-  fields.put(info.entries);
-  fields.put(info.frame_bytes);
-  fields.put(info.body_bytes);
-  fields.put(info.stored_bytes);
-  fields.put(context.id.run);
-  fields.put(context.id.version);
-  fields.put(context.base_version);
-  fields.put(context.layout);
-  fields.put(context.rank);
-  fields.put(context.index);
-  fields.put(info.positions_bytes);
-  fields.put(info.values_bytes);
-  fields.put(std::uint64_t{0});
-  fields.put(std::uint64_t{XXH3_64bits(header.data(), kFrameHeaderHashOffset)});
-  return header;
-}
-
+// What the table leaves out must follow from the rest of it: entries tile both streams, in order.
 Status check_tiles(const BucketShape& bucket) {
   std::uint64_t position_end = 0, value_end = 0;
   for (const BucketEntry& entry : bucket.entries) {
@@ -156,6 +119,34 @@ Status check_tiles(const BucketShape& bucket) {
     return error(StatusCode::kInvalidArgument, "the entries of a bucket do not fill its streams");
   }
   return {};
+}
+
+}  // namespace
+
+FrameHeaderBytes make_frame_header(const FrameInfo& info) {
+  FrameHeaderBytes header{};
+  std::memcpy(header.data(), kFrameMagic.data(), kFrameMagic.size());
+  FieldWriter fields(header.data() + kFrameMagic.size());
+  fields.put(kFrameFormat);
+  fields.put(static_cast<std::uint8_t>(info.context.encoding));
+  fields.put(static_cast<std::uint8_t>(info.dtype));
+  each_header_field(info, [&](const auto& value) { fields.put(value); });
+  fields.put(std::uint64_t{0});
+  fields.put(std::uint64_t{XXH3_64bits(header.data(), kFrameHeaderHashOffset)});
+  return header;
+}
+
+Status check_bucket_for(const FrameContext& context, const BucketShape& bucket) {
+  if (!info(context.encoding).positional || bucket.coding != coding_of(context.encoding)) {
+    return error(StatusCode::kInvalidArgument, "a bucket of ", info(bucket.coding).name,
+                 " cannot go into a frame of ", info(context.encoding).name);
+  }
+  if (bucket.entries.size() > std::numeric_limits<std::uint32_t>::max() ||
+      bucket.positions_bytes > kMaxStreamBytes || bucket.values_bytes > kMaxStreamBytes) {
+    return error(StatusCode::kInvalidArgument,
+                 "a bucket of 2^32 entries or more, or with a stream of more than 2^60 bytes");
+  }
+  return check_tiles(bucket);
 }
 
 std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries) {

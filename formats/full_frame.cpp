@@ -9,7 +9,9 @@
 namespace driftless {
 namespace {
 
-Status check_run(const WeightLayout& layout, DType dtype, const RunPlace& run, StatusCode code) {
+// A stretch of a tensor, as an entry and its first unit say.
+Status check_run(const WeightLayout& layout, DType dtype, const BucketEntry& run,
+                 std::uint64_t first_unit, StatusCode code) {
   if (run.tensor >= layout.size()) {
     return error(code, "full frame: tensor ", run.tensor, " of a layout of ", layout.size());
   }
@@ -18,83 +20,39 @@ Status check_run(const WeightLayout& layout, DType dtype, const RunPlace& run, S
     return error(code, "full frame: tensor '", tensor.name, "' is ", info(tensor.dtype).name,
                  ", the frame holds ", info(dtype).name);
   }
-  if (run.units == 0 || run.first_unit >= tensor.units() ||
-      run.units > tensor.units() - run.first_unit) {
-    return error(code, "full frame: tensor '", tensor.name, "': ", run.units, " units from ",
-                 run.first_unit, " on, but it has ", tensor.units());
+  if (run.count() == 0 || first_unit >= tensor.units() ||
+      run.count() > tensor.units() - first_unit) {
+    return error(code, "full frame: tensor '", tensor.name, "': ", run.count(), " units from ",
+                 first_unit, " on, but it has ", tensor.units());
   }
   return {};
 }
 
-// Where the runs lie, one behind the other. Bytes must be whole units.
-Result<std::vector<RunPlace>> places_of(DType dtype, std::span<const DenseRun> runs) {
-  const unsigned unit = unit_bytes(dtype);
-  std::vector<RunPlace> places;
-  places.reserve(runs.size());
-  std::uint64_t units = 0;
-  for (const DenseRun& run : runs) {
-    if (run.bytes.size() % unit != 0) {
-      return error(StatusCode::kInvalidArgument, "full frame: tensor ", run.tensor, ": a run of ",
-                   run.bytes.size(), " bytes is not whole units of ", unit);
+// The one way to write runs: inside their tensors, ascending, with a gap between two of a tensor.
+Status check_runs(const WeightLayout& layout, DType dtype, std::span<const BucketEntry> runs,
+                  std::span<const std::uint64_t> first_units, StatusCode code) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const BucketEntry& run = runs[i];
+    DRIFTLESS_RETURN_IF_ERROR(check_run(layout, dtype, run, first_units[i], code));
+    if (run.value_end > kMaxStreamBytes / unit_bytes(dtype)) {
+      return error(code, "a full frame of more than 2^60 bytes");
     }
-    places.push_back({run.tensor, run.first_unit, run.bytes.size() / unit, units});
-    units += places.back().units;
+    if (i == 0 || run.tensor > runs[i - 1].tensor) continue;
+    const std::uint64_t end = first_units[i - 1] + runs[i - 1].count();
+    if (run.tensor == runs[i - 1].tensor && first_units[i] > end) continue;
+    return error(code, "full frame: tensor '", layout[run.tensor].name, "': a run from unit ",
+                 first_units[i], " on comes after one of tensor '", layout[runs[i - 1].tensor].name,
+                 "' up to unit ", end, "; runs must ascend, and those that adjoin must be one");
   }
-  return places;
+  return {};
 }
 
 }  // namespace
 
-Status check_runs(const WeightLayout& layout, DType dtype, std::span<const RunPlace> runs,
-                  StatusCode code) {
-  const RunPlace* before = nullptr;
-  std::uint64_t units = 0;
-  for (const RunPlace& run : runs) {
-    DRIFTLESS_RETURN_IF_ERROR(check_run(layout, dtype, run, code));
-    if (before != nullptr && run.tensor <= before->tensor) {
-      const std::uint64_t end = before->first_unit + before->units;
-      if (run.tensor < before->tensor || run.first_unit <= end) {
-        return error(code, "full frame: tensor '", layout[run.tensor].name, "': a run from unit ",
-                     run.first_unit, " on comes after one of tensor '", layout[before->tensor].name,
-                     "' up to unit ", end, "; runs must ascend, and those that adjoin must be one");
-      }
-    }
-    if (run.value_begin != units) {
-      return error(code, "full frame: tensor '", layout[run.tensor].name, "': values from unit ",
-                   run.value_begin, " on, expected ", units, ": runs lie one behind the other");
-    }
-    if (run.units > kMaxStreamBytes / unit_bytes(dtype) - units) {
-      return error(code, "a full frame of more than 2^60 bytes");
-    }
-    units += run.units;
-    before = &run;
-  }
-  return {};
-}
-
-std::vector<BucketEntry> run_entries(std::span<const RunPlace> runs) {
-  std::vector<BucketEntry> entries;
-  entries.reserve(runs.size());
-  for (const RunPlace& run : runs) {
-    const std::uint64_t at = entries.size() * std::uint64_t{kFirstUnitBytes};
-    entries.push_back({run.tensor, kFirstUnitBytes, at, at + kFirstUnitBytes, run.value_begin,
-                       run.value_begin + run.units});
-  }
-  return entries;
-}
-
-std::vector<std::byte> run_firsts(std::span<const RunPlace> runs) {
-  std::vector<std::byte> firsts(runs.size() * kFirstUnitBytes);
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    std::memcpy(firsts.data() + i * kFirstUnitBytes, &runs[i].first_unit, kFirstUnitBytes);
-  }
-  return firsts;
-}
-
-// The table has kept the ranges within the streams.
-Result<std::vector<RunPlace>> read_runs(const FrameInfo& info, const WeightLayout& layout,
-                                        std::span<const BucketEntry> entries,
-                                        std::span<const std::byte> firsts) {
+// The table has kept the ranges within the streams, and the header their sizes.
+Result<std::vector<std::uint64_t>> read_runs(const FrameInfo& info, const WeightLayout& layout,
+                                             std::span<const BucketEntry> entries,
+                                             std::span<const std::byte> firsts) {
   for (const BucketEntry& entry : entries) {
     if (entry.position_bytes != kFirstUnitBytes) {
       return error(StatusCode::kCorrupt, "full frame: a width of ", entry.position_bytes,
@@ -106,15 +64,11 @@ Result<std::vector<RunPlace>> read_runs(const FrameInfo& info, const WeightLayou
     return error(StatusCode::kCorrupt, "full frame: its runs have ", units, " units of ",
                  info.values_bytes, " bytes of values");
   }
-  std::vector<RunPlace> runs;
-  runs.reserve(entries.size());
-  for (const BucketEntry& entry : entries) {
-    RunPlace run{entry.tensor, 0, entry.count(), entry.value_begin};
-    std::memcpy(&run.first_unit, firsts.data() + entry.position_begin, kFirstUnitBytes);
-    runs.push_back(run);
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_runs(layout, info.dtype, runs, StatusCode::kCorrupt));
-  return runs;
+  std::vector<std::uint64_t> first_units(entries.size());
+  if (!entries.empty()) std::memcpy(first_units.data(), firsts.data(), firsts.size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_runs(layout, info.dtype, entries, first_units, StatusCode::kCorrupt));
+  return first_units;
 }
 
 Status encode_full_frame(const FrameContext& context, const WeightLayout& layout, DType dtype,
@@ -126,12 +80,27 @@ Status encode_full_frame(const FrameContext& context, const WeightLayout& layout
   if (runs.size() > std::numeric_limits<std::uint32_t>::max()) {
     return error(StatusCode::kInvalidArgument, "a full frame of 2^32 runs or more");
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RunPlace> places, places_of(dtype, runs));
-  DRIFTLESS_RETURN_IF_ERROR(check_runs(layout, dtype, places, StatusCode::kInvalidArgument));
+  const unsigned unit = unit_bytes(dtype);
+  std::vector<BucketEntry> entries;
+  std::vector<std::uint64_t> first_units;
   std::vector<std::span<const std::byte>> values;
-  values.reserve(runs.size());
-  for (const DenseRun& run : runs) values.push_back(run.bytes);
-  return append_frame(context, {dtype, run_entries(places), run_firsts(places), values}, out);
+  std::uint64_t units = 0;
+  for (const DenseRun& run : runs) {
+    if (run.bytes.size() % unit != 0) {
+      return error(StatusCode::kInvalidArgument, "full frame: tensor ", run.tensor, ": a run of ",
+                   run.bytes.size(), " bytes is not whole units of ", unit);
+    }
+    const std::uint64_t at = entries.size() * std::uint64_t{kFirstUnitBytes};
+    const std::uint64_t begin = units;
+    units += run.bytes.size() / unit;
+    entries.push_back({run.tensor, kFirstUnitBytes, at, at + kFirstUnitBytes, begin, units});
+    first_units.push_back(run.first_unit);
+    values.push_back(run.bytes);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_runs(layout, dtype, entries, first_units, StatusCode::kInvalidArgument));
+  return append_frame(context, {dtype, entries, std::as_bytes(std::span(first_units)), values},
+                      out);
 }
 
 std::vector<DenseRun> Frame::runs() const {
@@ -145,14 +114,6 @@ std::vector<DenseRun> Frame::runs() const {
                     values_.subspan(entry.value_begin * unit, entry.count() * unit)});
   }
   return runs;
-}
-
-Status Frame::check_runs_of(const WeightLayout& layout) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RunPlace> places,
-                             read_runs(info_, layout, entries_, positions_));
-  first_units_.reserve(places.size());
-  for (const RunPlace& place : places) first_units_.push_back(place.first_unit);
-  return {};
 }
 
 }  // namespace driftless

@@ -25,52 +25,47 @@ Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std
                " is expected");
 }
 
-Status read_place(const Json& item, std::string_view what, std::uint32_t ranks,
-                  ManifestFile& file) {
-  constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::uint64_t rank,
-      optional_u64(item, "rank", 0, ranks - std::uint64_t{1}, concat(what, ": '", file.name, "'")));
-  file.rank = static_cast<std::uint32_t>(rank);
-  DRIFTLESS_ASSIGN_OR_RETURN(file.locator, optional_u64(item, "locator", 0, kAny, what));
+// The items of a list, which ascend by their names.
+template <typename T, typename Read>
+Status read_sorted(const Json& json, std::string_view key, std::string_view what,
+                   std::vector<T>& items, const Read& read) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(json, key, what));
+  for (const Json& each : *list) {
+    T item;
+    DRIFTLESS_ASSIGN_OR_RETURN(item.name, json_string(each, "name", what));
+    DRIFTLESS_RETURN_IF_ERROR(read(each, item));
+    if (!items.empty() && items.back().name >= item.name) {
+      return error(StatusCode::kCorrupt, what, ": the ", key, " are not sorted, or '", item.name,
+                   "' is there twice");
+    }
+    items.push_back(std::move(item));
+  }
   return {};
 }
 
 Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* files, json_array(json, "files", what));
-  for (const Json& item : *files) {
-    ManifestFile file;
-    DRIFTLESS_ASSIGN_OR_RETURN(file.name, json_string(item, "name", what));
-    if (const Status status = check_file_name(file.name); !status.ok())
-      return status.with_context(what);
+  constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
+  const auto read = [&](const Json& item, ManifestFile& file) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(file.name).with_context(what));
     DRIFTLESS_ASSIGN_OR_RETURN(file.size_bytes, json_u64(item, "size_bytes", what));
     DRIFTLESS_ASSIGN_OR_RETURN(file.hash, json_hash128(item, "xxh3_128", what));
-    DRIFTLESS_RETURN_IF_ERROR(read_place(item, what, manifest.ranks, file));
-    if (!manifest.files.empty() && manifest.files.back().name >= file.name) {
-      return error(StatusCode::kCorrupt, what, ": the files are not sorted, or '", file.name,
-                   "' is there twice");
-    }
-    manifest.files.push_back(std::move(file));
-  }
-  return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t rank,
+                               optional_u64(item, "rank", 0, manifest.ranks - std::uint64_t{1},
+                                            concat(what, ": '", file.name, "'")));
+    file.rank = static_cast<std::uint32_t>(rank);
+    DRIFTLESS_ASSIGN_OR_RETURN(file.locator, optional_u64(item, "locator", 0, kAny, what));
+    return {};
+  };
+  return read_sorted(json, "files", what, manifest.files, read);
 }
 
 Status read_tensors(const Json& json, std::string_view what, Manifest& manifest) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Json* tensors, json_array(json, "tensors", what));
-  for (const Json& item : *tensors) {
-    ManifestTensor tensor;
-    DRIFTLESS_ASSIGN_OR_RETURN(tensor.name, json_string(item, "name", what));
-    if (const Status status = check_tensor_name(tensor.name); !status.ok()) {
-      return status.with_context(what);
-    }
+  const auto read = [&](const Json& item, ManifestTensor& tensor) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(tensor.name).with_context(what));
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.checksum, json_string(item, "checksum", what));
-    if (!manifest.tensors.empty() && manifest.tensors.back().name >= tensor.name) {
-      return error(StatusCode::kCorrupt, what, ": the tensors are not sorted, or '", tensor.name,
-                   "' is there twice");
-    }
-    manifest.tensors.push_back(std::move(tensor));
-  }
-  return {};
+    return {};
+  };
+  return read_sorted(json, "tensors", what, manifest.tensors, read);
 }
 
 Status read_identity(const Json& json, std::string_view what, Manifest& manifest) {

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 
-#include "formats/chunk_order.h"
 #include "formats/tensor_patcher.h"
 
 namespace driftless {
@@ -21,33 +20,29 @@ class OverwritePatcher final : public TensorPatcher {
  public:
   OverwritePatcher(const TensorSpec& tensor, std::uint64_t count, ZstdReader positions,
                    ZstdReader values)
-      : order_(tensor),
+      : TensorPatcher(tensor),
         size_bytes_(tensor.size_bytes),
         left_(count),
         position_reader_(std::move(positions)),
         value_reader_(std::move(values)) {}
 
-  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
     const std::uint64_t end = byte_offset + chunk.size();
     while (true) {
       for (; at_ < positions_.size() && positions_[at_] < end; ++at_) {
         chunk[positions_[at_] - byte_offset] = values_[at_];
       }
       if (at_ < positions_.size() || left_ == 0) return {};
-      if (const Status status = refill(); !status.ok()) return order_.fail(status);
+      DRIFTLESS_RETURN_IF_ERROR(refill());
     }
   }
 
-  Status finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.finish());
-    if (at_ < positions_.size() || left_ > 0) {
-      return error(StatusCode::kInternal, order_.context(), ": overwritten bytes are left over");
-    }
-    return order_.fail(value_reader_.finish());
+  Status end() override {
+    if (at_ == positions_.size() && left_ == 0) return value_reader_.finish();
+    return error(StatusCode::kInternal, "overwritten bytes are left over");
   }
 
- private:
   Status refill() {
     const std::size_t count = std::min<std::uint64_t>(left_, kPieceCount);
     positions_.resize(count);
@@ -67,7 +62,6 @@ class OverwritePatcher final : public TensorPatcher {
     return {};
   }
 
-  ChunkOrder order_;
   std::uint64_t size_bytes_;
   std::uint64_t left_;  // still to be read
   std::uint64_t next_position_ = 0;
@@ -89,22 +83,19 @@ Result<std::unique_ptr<TensorPatcher>> make_overwrite_patcher(const TensorSpec& 
                                                               std::span<const std::byte> payload) {
   const std::string context = concat("tensor '", tensor.name, "'");
   if (tensor.size_bytes > kMaxTensorBytes) return too_large(tensor.name);
-  Result<ZstdReader> positions = ZstdReader::open(payload);
-  if (!positions.ok()) return positions.status().with_context(context);
-  Result<ZstdReader> values = ZstdReader::open(payload);
-  if (!values.ok()) return values.status().with_context(context);
-
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader positions, ZstdReader::open(payload).with_context(context));
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader values, ZstdReader::open(payload).with_context(context));
   std::uint32_t count = 0;
   DRIFTLESS_RETURN_IF_ERROR(
-      positions->read(std::as_writable_bytes(std::span(&count, 1))).with_context(context));
-  if (positions->content_bytes() != payload_bytes(count) || count > tensor.size_bytes) {
+      positions.read(std::as_writable_bytes(std::span(&count, 1))).with_context(context));
+  if (positions.content_bytes() != payload_bytes(count) || count > tensor.size_bytes) {
     return error(StatusCode::kCorrupt, context, ": an overwrite payload of ",
-                 positions->content_bytes(), " bytes for ", count, " positions, expected ",
+                 positions.content_bytes(), " bytes for ", count, " positions, expected ",
                  payload_bytes(count), " and at most ", tensor.size_bytes, " positions");
   }
-  DRIFTLESS_RETURN_IF_ERROR(values->skip(4 + 4 * std::uint64_t{count}).with_context(context));
-  return std::unique_ptr<TensorPatcher>(std::make_unique<OverwritePatcher>(
-      tensor, count, std::move(positions.value()), std::move(values.value())));
+  DRIFTLESS_RETURN_IF_ERROR(values.skip(4 + 4 * std::uint64_t{count}).with_context(context));
+  return std::unique_ptr<TensorPatcher>(
+      std::make_unique<OverwritePatcher>(tensor, count, std::move(positions), std::move(values)));
 }
 
 Result<OverwriteEncoder> OverwriteEncoder::create(const TensorSpec& tensor,
@@ -121,7 +112,7 @@ Result<OverwriteEncoder> OverwriteEncoder::create(const TensorSpec& tensor,
                                                                    workers, std::move(sink)));
   const auto count = static_cast<std::uint32_t>(changed_bytes);
   DRIFTLESS_RETURN_IF_ERROR(writer.write(std::as_bytes(std::span(&count, 1))));
-  return OverwriteEncoder(tensor.name, tensor.size_bytes, changed_bytes, std::move(writer));
+  return OverwriteEncoder(tensor, changed_bytes, std::move(writer));
 }
 
 Status OverwriteEncoder::add_positions(const DeltaView& delta) {

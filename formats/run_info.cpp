@@ -15,7 +15,7 @@ constexpr std::string_view kRunFormatName = "driftless-run";
 
 Result<TensorSpec> read_tensor(const Json& item, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::string name, json_string(item, "name", what));
-  if (const Status status = check_tensor_name(name); !status.ok()) return status.with_context(what);
+  DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(name).with_context(what));
   const std::string tensor = concat(what, ": tensor ", shown(name, 400));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string dtype_name, json_string(item, "dtype", tensor));
   const Result<DType> dtype = parse_dtype(dtype_name);
@@ -25,9 +25,7 @@ Result<TensorSpec> read_tensor(const Json& item, std::string_view what) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape,
                              json_u64_list(item, "shape", tensor));
-  Result<TensorSpec> spec = TensorSpec::make(std::move(name), *dtype, std::move(shape));
-  if (!spec.ok()) return spec.status().with_context(what);
-  return spec;
+  return TensorSpec::make(std::move(name), *dtype, std::move(shape)).with_context(what);
 }
 
 Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
@@ -41,12 +39,12 @@ Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
     }
     tensors.push_back(std::move(tensor));
   }
-  Result<WeightLayout> layout = WeightLayout::make(std::move(tensors));
-  if (!layout.ok()) return layout.status().with_context(what);
+  DRIFTLESS_ASSIGN_OR_RETURN(WeightLayout layout,
+                             WeightLayout::make(std::move(tensors)).with_context(what));
   DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 stated, json_hash128(json, "weight_layout", what));
-  if (stated != layout->signature()) {
+  if (stated != layout.signature()) {
     return error(StatusCode::kCorrupt, what, ": 'weight_layout' is ", to_hex(stated),
-                 ", but the signature of its tensors is ", to_hex(layout->signature()));
+                 ", but the signature of its tensors is ", to_hex(layout.signature()));
   }
   return layout;
 }

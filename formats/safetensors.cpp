@@ -2,7 +2,6 @@
 #include "formats/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -30,10 +29,8 @@ Result<std::string_view> header_text(std::span<const std::byte> file, std::uint6
     return error(StatusCode::kCorrupt, what, ": ", file_bytes,
                  " bytes, a safetensors file begins with the 8 bytes of its header's length");
   }
-  std::array<unsigned char, kLengthBytes> raw{};
-  std::memcpy(raw.data(), file.data(), raw.size());
   std::uint64_t length = 0;
-  for (std::size_t i = raw.size(); i > 0; --i) length = (length << 8) | raw[i - 1];
+  std::memcpy(&length, file.data(), kLengthBytes);  // little-endian, as the processor
   if (length > kMaxSafetensorsHeaderBytes) {
     return error(StatusCode::kCorrupt, what, ": a header of ", length, " bytes, at most ",
                  kMaxSafetensorsHeaderBytes, " are allowed; is this a safetensors file?");
@@ -58,7 +55,7 @@ Result<DType> entry_dtype(const Json& entry, const std::string& what) {
 }
 
 Result<RawEntry> parse_entry(const std::string& name, const Json& entry, std::string_view file) {
-  if (const Status status = check_tensor_name(name); !status.ok()) return status.with_context(file);
+  DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(name).with_context(file));
   const std::string what = concat(file, ": tensor ", shown(name, 400));
   DRIFTLESS_ASSIGN_OR_RETURN(const DType dtype, entry_dtype(entry, what));
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> shape, json_u64_list(entry, "shape", what));
@@ -73,14 +70,14 @@ Result<RawEntry> parse_entry(const std::string& name, const Json& entry, std::st
                  ": data_offsets must be [begin, end] with begin <= ", "end, found ",
                  shown(entry.at("data_offsets").dump()));
   }
-  Result<TensorSpec> spec = TensorSpec::make(name, dtype, std::move(shape));
-  if (!spec.ok()) return spec.status().with_context(file);
-  if (spec->size_bytes != offsets[1] - offsets[0]) {
+  DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec,
+                             TensorSpec::make(name, dtype, std::move(shape)).with_context(file));
+  if (spec.size_bytes != offsets[1] - offsets[0]) {
     return error(StatusCode::kCorrupt, what, ": ", info(dtype).name, " of shape ",
-                 shown(spec->shape_string()), " has ", spec->size_bytes, " bytes, data_offsets [",
+                 shown(spec.shape_string()), " has ", spec.size_bytes, " bytes, data_offsets [",
                  offsets[0], ", ", offsets[1], "] hold ", offsets[1] - offsets[0]);
   }
-  return RawEntry{std::move(*spec), offsets[0], offsets[1]};
+  return RawEntry{std::move(spec), offsets[0], offsets[1]};
 }
 
 Result<std::map<std::string, std::string>> parse_metadata(const Json& object,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,9 +78,6 @@ class SafetensorsWriter {
   // The same into a new, empty file.
   [[nodiscard]] static Result<SafetensorsWriter> create(std::unique_ptr<File> file,
                                                         std::uint64_t header_bytes);
-  SafetensorsWriter(SafetensorsWriter&&) noexcept;
-  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
-  ~SafetensorsWriter();
 
   // The tensor's bytes follow through append(); end_tensor() takes the shape, which must agree with
   // them. Names must differ. What is not UTF-8, here or in metadata, is kInvalidArgument. After an
@@ -99,9 +97,34 @@ class SafetensorsWriter {
       std::uint64_t max_number = kMaxSafetensorsFileBytes);
 
  private:
-  struct State;
-  explicit SafetensorsWriter(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  SafetensorsWriter() = default;
+  [[nodiscard]] const std::string& path() const { return file_->path(); }
+  [[nodiscard]] Status check_usable() const;
+  [[nodiscard]] Status check_between_tensors() const;
+  [[nodiscard]] std::uint64_t data_end() const;  // in the file
+  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes);
+  [[nodiscard]] Status flush();
+
+  std::unique_ptr<File> file_;
+  std::uint64_t header_bytes_ = 0;  // room for the JSON
+  std::uint64_t data_bytes_ = 0;    // taken by append() so far, the buffer included
+  std::vector<std::byte> buffer_;   // the last of them, not yet written
+  std::vector<TensorSpec> tensors_;
+  std::set<std::string> names_;
+  std::map<std::string, std::string> metadata_;
+  bool in_tensor_ = false;
+  std::string name_;  // of the tensor being written
+  DType dtype_ = DType::kU8;
+  std::uint64_t tensor_begin_ = 0;
+  bool finished_ = false;
+  Status broken_;  // the first failure of the file system
 };
+
+// What a file begins with: the length of its header and the header, of tensors that lie one behind
+// the other, filled up with spaces to a multiple of 8 bytes, `room` at least. kInvalidArgument,
+// naming `what`, if a string is not UTF-8.
+[[nodiscard]] Result<std::string> safetensors_front(
+    const std::map<std::string, std::string>& metadata, std::span<const TensorSpec> tensors,
+    std::string_view what, std::uint64_t room = 0);
 
 }  // namespace driftless

@@ -109,9 +109,7 @@ template <typename T>
 Result<T> parsed_member(Result<T> (*parse)(std::string_view), const Json& object,
                         std::string_view key, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, json_string(object, key, what));
-  Result<T> parsed = parse(text);
-  if (!parsed.ok()) return parsed.status().with_context(concat(what, ": '", key, "'"));
-  return parsed;
+  return parse(text).with_context(concat(what, ": '", key, "'"));
 }
 
 }  // namespace

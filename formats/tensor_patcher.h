@@ -26,10 +26,27 @@ class TensorPatcher {
  public:
   virtual ~TensorPatcher() = default;
   // `chunk` holds the old bytes that start at `byte_offset`, and gets the new ones. Its length is a
-  // multiple of 8, except for the last chunk. After a failure the chunk's content is not defined.
-  [[nodiscard]] virtual Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) = 0;
-  // Ok only where the delta was used up exactly.
-  [[nodiscard]] virtual Status finish() = 0;
+  // multiple of 8, except for the last chunk. After a failure the chunk's content is not defined,
+  // and every further call repeats it.
+  [[nodiscard]] Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk);
+  // Ok only if the delta was used up exactly.
+  [[nodiscard]] Status finish();
+
+ protected:
+  explicit TensorPatcher(const TensorSpec& tensor)
+      : name_(tensor.name), size_bytes_(tensor.size_bytes) {}
+
+ private:
+  // Of a chunk that adjoins the one before. Errors need not name the tensor.
+  [[nodiscard]] virtual Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) = 0;
+  // After the last chunk: whether the delta is used up.
+  [[nodiscard]] virtual Status end() { return {}; }
+  [[nodiscard]] Status kept(const Status& status);
+
+  std::string name_;
+  std::uint64_t size_bytes_;
+  std::uint64_t next_ = 0;  // where the next chunk begins
+  Status failure_;
 };
 
 // `payload`: one zstd frame of new ^ old, exactly the tensor's size. It must outlive the patcher.
@@ -39,10 +56,6 @@ class TensorPatcher {
 // `payload`: one zstd frame of u32 count, u32 byte positions[count] ascending, u8 values[count].
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_overwrite_patcher(
     const TensorSpec& tensor, std::span<const std::byte> payload);
-
-// The new bytes themselves.
-[[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_full_patcher(
-    const TensorSpec& tensor, std::span<const std::byte> new_bytes);
 
 // Pieces of one tensor in several buckets, in ascending order of their positions. What the buckets
 // and the layout point to must outlive the patcher.
@@ -54,8 +67,8 @@ struct BucketPiece {
     const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces);
 
 // Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame.
-// Without workers a sparse XOR takes a quarter less room and half the time (zero_runs.h). Both
-// sides have the same size. `workers` as for ZstdWriter.
+// Without workers a sparse XOR takes a quarter less room and half the time
+// (ZstdContent::kMostlyZero). Both sides have the same size. `workers` as for ZstdWriter.
 [[nodiscard]] Status encode_xor(std::span<const std::byte> old_bytes,
                                 std::span<const std::byte> new_bytes, unsigned workers,
                                 const ByteSink& sink);
@@ -80,10 +93,9 @@ class OverwriteEncoder {
   [[nodiscard]] Status finish();
 
  private:
-  OverwriteEncoder(std::string tensor, std::uint64_t tensor_bytes, std::uint64_t count,
-                   ZstdWriter writer)
-      : tensor_(std::move(tensor)),
-        tensor_bytes_(tensor_bytes),
+  OverwriteEncoder(const TensorSpec& tensor, std::uint64_t count, ZstdWriter writer)
+      : tensor_(tensor.name),
+        tensor_bytes_(tensor.size_bytes),
         count_(count),
         writer_(std::move(writer)) {}
   std::string tensor_;  // its name

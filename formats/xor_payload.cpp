@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `xor` payload, and whole tensors.
+// The `xor` payload.
 #include <algorithm>
 #include <cstring>
 
-#include "formats/chunk_order.h"
 #include "formats/tensor_patcher.h"
 
 namespace driftless {
@@ -29,48 +28,25 @@ void xor_bytes(std::byte* out, const std::byte* a, const std::byte* b, std::size
 class XorPatcher final : public TensorPatcher {
  public:
   XorPatcher(const TensorSpec& tensor, ZstdReader reader)
-      : order_(tensor),
+      : TensorPatcher(tensor),
         reader_(std::move(reader)),
         buffer_(std::min<std::uint64_t>(kDecodeBytes, tensor.size_bytes)) {}
 
-  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+ private:
+  Status apply(std::uint64_t /*byte_offset*/, std::span<std::byte> chunk) override {
     while (!chunk.empty()) {
       const auto mask = std::span(buffer_).first(std::min(chunk.size(), buffer_.size()));
-      if (const Status status = reader_.read(mask); !status.ok()) return order_.fail(status);
+      DRIFTLESS_RETURN_IF_ERROR(reader_.read(mask));
       xor_bytes(chunk.data(), chunk.data(), mask.data(), mask.size());
       chunk = chunk.subspan(mask.size());
     }
     return {};
   }
 
-  Status finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.finish());
-    return order_.fail(reader_.finish());
-  }
+  Status end() override { return reader_.finish(); }
 
- private:
-  ChunkOrder order_;
   ZstdReader reader_;
   std::vector<std::byte> buffer_;
-};
-
-class FullPatcher final : public TensorPatcher {
- public:
-  FullPatcher(const TensorSpec& tensor, std::span<const std::byte> new_bytes)
-      : order_(tensor), new_bytes_(new_bytes) {}
-
-  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
-    if (!chunk.empty()) std::memcpy(chunk.data(), new_bytes_.data() + byte_offset, chunk.size());
-    return {};
-  }
-
-  Status finish() override { return order_.finish(); }
-
- private:
-  ChunkOrder order_;
-  std::span<const std::byte> new_bytes_;
 };
 
 // make(at, chunk) makes each chunk of the XOR.
@@ -101,15 +77,6 @@ Result<std::unique_ptr<TensorPatcher>> make_xor_patcher(const TensorSpec& tensor
   }
   return std::unique_ptr<TensorPatcher>(
       std::make_unique<XorPatcher>(tensor, std::move(reader.value())));
-}
-
-Result<std::unique_ptr<TensorPatcher>> make_full_patcher(const TensorSpec& tensor,
-                                                         std::span<const std::byte> new_bytes) {
-  if (new_bytes.size() != tensor.size_bytes) {
-    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': ", new_bytes.size(),
-                 " new bytes, expected ", tensor.size_bytes);
-  }
-  return std::unique_ptr<TensorPatcher>(std::make_unique<FullPatcher>(tensor, new_bytes));
 }
 
 Status encode_xor(std::span<const std::byte> old_bytes, std::span<const std::byte> new_bytes,

@@ -11,15 +11,22 @@
 
 #include "core/status.h"
 
+struct ZSTD_CCtx_s;
+struct ZSTD_DCtx_s;
+
 namespace driftless {
 
-inline constexpr int kZstdLevel = 1;
 inline constexpr int kMaxWindowLog = 27;
 
 // What is to be compressed: tells the writer where to look.
 enum class ZstdContent : unsigned char { kAny, kMostlyZero };
 
 using ByteSink = std::function<Status(std::span<const std::byte>)>;
+
+struct FreeZstd {
+  void operator()(ZSTD_CCtx_s* context) const;
+  void operator()(ZSTD_DCtx_s* context) const;
+};
 
 // Writes one frame whose header states its content size. The bytes do not depend on `workers`.
 class ZstdWriter {
@@ -28,19 +35,24 @@ class ZstdWriter {
   // background (0: the caller's thread, with other, equally valid bytes for content over 1 MiB).
   [[nodiscard]] static Result<ZstdWriter> create(std::uint64_t content_bytes, unsigned workers,
                                                  ByteSink sink,
-                                                 ZstdContent content = ZstdContent::kAny,
-                                                 int level = kZstdLevel);
-  ZstdWriter(ZstdWriter&&) noexcept;
-  ZstdWriter& operator=(ZstdWriter&&) noexcept;
-  ~ZstdWriter();
+                                                 ZstdContent content = ZstdContent::kAny);
 
   [[nodiscard]] Status write(std::span<const std::byte> bytes);
   [[nodiscard]] Status finish();
 
  private:
-  struct State;
-  explicit ZstdWriter(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  ZstdWriter() = default;
+  [[nodiscard]] Status configure(unsigned workers, ZstdContent content);
+  // Feeds `bytes`; at the end of the content returns once the frame is complete.
+  [[nodiscard]] Status feed(std::span<const std::byte> bytes, bool end);
+
+  std::unique_ptr<ZSTD_CCtx_s, FreeZstd> context_;
+  ByteSink sink_;
+  std::uint64_t content_bytes_ = 0;
+  std::uint64_t written_ = 0;
+  Status failure_;  // of an earlier call; repeated by every later one
+  std::size_t out_bytes_ = 0;
+  std::unique_ptr<std::byte[]> out_;
 };
 
 // Reads a frame that lies whole in memory. Refuses frames without content size, with a dictionary,
@@ -48,11 +60,8 @@ class ZstdWriter {
 class ZstdReader {
  public:
   [[nodiscard]] static Result<ZstdReader> open(std::span<const std::byte> frame);
-  ZstdReader(ZstdReader&&) noexcept;
-  ZstdReader& operator=(ZstdReader&&) noexcept;
-  ~ZstdReader();
 
-  [[nodiscard]] std::uint64_t content_bytes() const;
+  [[nodiscard]] std::uint64_t content_bytes() const { return content_bytes_; }
   // Fills all of `bytes`; kCorrupt where the content ends before or the frame is damaged.
   [[nodiscard]] Status read(std::span<std::byte> bytes);
   // Reads and drops this many bytes.
@@ -61,14 +70,19 @@ class ZstdReader {
   [[nodiscard]] Status finish();
 
  private:
-  struct State;
-  explicit ZstdReader(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  ZstdReader() = default;
+  // Decodes up to bytes.size() bytes and says how many.
+  [[nodiscard]] Result<std::size_t> decode(std::span<std::byte> bytes);
+
+  std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;
+  std::span<const std::byte> frame_;
+  std::size_t at_ = 0;  // of the frame, read
+  std::uint64_t content_bytes_ = 0;
+  std::uint64_t done_ = 0;
+  bool ended_ = false;  // the frame's last byte was read
 };
 
-// Whole frames at once. decompress refuses a content size above `max_bytes` before allocating.
-[[nodiscard]] Result<std::vector<std::byte>> zstd_compress(std::span<const std::byte> bytes,
-                                                           int level = kZstdLevel);
+// A whole frame at once. Refuses a content size above `max_bytes` before allocating.
 [[nodiscard]] Result<std::vector<std::byte>> zstd_decompress(std::span<const std::byte> frame,
                                                              std::uint64_t max_bytes);
 [[nodiscard]] bool is_zstd_frame(std::span<const std::byte> bytes);  // by its magic

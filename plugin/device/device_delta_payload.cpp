@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "formats/frame_head.h"
+#include "formats/frame.h"
 #include "kernels/device_hash.h"
 #include "plugin/device/device_payload.h"
 

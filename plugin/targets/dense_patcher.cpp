@@ -3,18 +3,16 @@
 
 #include <algorithm>
 
-#include "formats/chunk_order.h"
-
 namespace driftless {
 namespace {
 
 class DensePatcher final : public TensorPatcher {
  public:
   DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)
-      : order_(tensor), pieces_(pieces) {}
+      : TensorPatcher(tensor), pieces_(pieces) {}
 
-  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
     while (!chunk.empty()) {  // the pieces adjoin: check_covers()
       const DensePiece& piece = pieces_[at_];
       const std::uint64_t skip = byte_offset - piece.byte_offset;
@@ -27,10 +25,6 @@ class DensePatcher final : public TensorPatcher {
     return {};
   }
 
-  Status finish() override { return order_.finish(); }
-
- private:
-  ChunkOrder order_;
   std::span<const DensePiece> pieces_;
   std::size_t at_ = 0;  // the piece that holds the next byte
 };

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "core/parallel.h"
-#include "formats/frame_head.h"
+#include "formats/frame.h"
 #include "plugin/targets/fetched_version.h"
 #include "plugin/targets/mapped_weights.h"
 #include "plugin/targets/staged_update.h"

@@ -46,7 +46,7 @@ struct SourceBucket {
 // row of the table for each of at most that many entries.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
 
-// The front of a frame that lies in device memory (frame_head.h), valid as long as it is asked for.
+// The front of a frame that lies in device memory (frame.h), valid as long as it is asked for.
 // Called from several threads.
 using FrontReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;
 

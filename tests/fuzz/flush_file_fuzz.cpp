@@ -18,7 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (fd < 0 || ::write(fd, data, size) != static_cast<ssize_t>(size)) std::abort();
   FileSystem& fs = posix_file_system();
   {
-    const auto file = FlushFile::open(fs, concat("/proc/self/fd/", fd), layout, 7, spool.path());
+    const auto file =
+        FlushFile::open(fs, fs.map(concat("/proc/self/fd/", fd)).value(), layout, 7, spool.path());
     if (file.ok()) (void)testing::decode_all(layout, file->bucket()).ok();
   }
   ::close(fd);

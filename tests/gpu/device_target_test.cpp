@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "formats/frame_head.h"
+#include "formats/frame.h"
 #include "gpu/landing.h"
 #include "support/published_run.h"
 

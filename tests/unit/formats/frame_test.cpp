@@ -6,6 +6,7 @@
 #include "formats/zstd_stream.h"
 #include "support/delta_model.h"
 #include "support/frame_bytes.h"
+#include "support/zstd_bytes.h"
 
 namespace driftless {
 namespace {

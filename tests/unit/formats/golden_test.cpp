@@ -133,7 +133,7 @@ TEST(Golden, FlushFiles) {
       EXPECT_EQ(committed, fresh);
     }
     const std::string path = std::string(testing::test_data()) + "/golden/" + name;
-    const auto file = FlushFile::open(fs, path, layout, 7, dir.path());
+    const auto file = FlushFile::open(fs, fs.map(path).value(), layout, 7, dir.path());
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_EQ(file->encoding(), encoding);
     EXPECT_EQ(decode_all(layout, file->bucket()).value(),

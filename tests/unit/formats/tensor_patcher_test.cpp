@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/delta_model.h"
+#include "support/zstd_bytes.h"
 
 namespace driftless {
 namespace {
@@ -242,18 +243,11 @@ TEST(OverwriteEncoder, HoldsItsCallerToTheOrder) {
   EXPECT_FALSE(OverwriteEncoder::create(tensor, 101, 0, sink).ok());
 }
 
-TEST(FullPatcher, CopiesAndChecksTheSize) {
-  const Pair pair = make_pair(1001, 900, 4);
-  auto patcher = make_full_patcher(pair.tensor, pair.new_bytes);
-  EXPECT_EQ(patch_all(**patcher, pair.old_bytes, 64).value(), pair.new_bytes);
-  EXPECT_FALSE(make_full_patcher(pair.tensor, std::span(pair.new_bytes).first(1000)).ok());
-}
-
 TEST(TensorPatcher, ChunksMustAdjoinAndCover) {
   const Pair pair = make_pair(100, 5, 4);
-  const auto make = [&] {
-    return std::move(make_full_patcher(pair.tensor, pair.new_bytes).value());
-  };
+  Bytes payload;
+  ASSERT_TRUE(encode_xor(pair.old_bytes, pair.new_bytes, 0, into(payload)).ok());
+  const auto make = [&] { return std::move(make_xor_patcher(pair.tensor, payload).value()); };
   Bytes chunk(96);
   auto hole = make();
   EXPECT_FALSE(hole->patch(8, std::span(chunk).first(8)).ok());

@@ -43,24 +43,28 @@ Model mixed_model() {
   return model;
 }
 
+void write(const DeltaView& delta, std::vector<std::byte>& tensor) {
+  host_kernels().scatter(tensor.data() + delta.origin * delta.unit_bytes, delta.unit_bytes,
+                         delta.offsets.data(), delta.count(), delta.values);
+}
+
 TEST(DiffTensors, PiecesComeInOrderAndRebuildTheNewTensors) {
   for (const unsigned threads : {1U, 2U, 5U}) {
     for (const std::uint64_t piece_bytes : {1U, 7U, 4096U, 1U << 20}) {
       if (piece_bytes < 4096 && threads != 2) continue;
       Model model = mixed_model();
       std::vector<std::pair<std::uint32_t, std::uint64_t>> seen;
-      const Status status = diff_tensors(
-          host_kernels(), model.pairs, {threads, piece_bytes}, nullptr,
-          [&](const DiffPiece& piece) -> Status {
-            EXPECT_GT(piece.delta.count(), 0U);
-            EXPECT_EQ(piece.delta.origin, piece.origin);
-            EXPECT_EQ(piece.delta.tensor, piece.pair->tensor);
-            EXPECT_LT(piece.delta.offsets.back(), piece.units);
-            seen.emplace_back(piece.delta.tensor, piece.delta.origin);
-            scatter_delta(host_kernels(), model.before[piece.delta.tensor - 100].data(),
-                          piece.delta, 1);
-            return {};
-          });
+      const Status status =
+          diff_tensors(host_kernels(), model.pairs, {threads, piece_bytes}, nullptr,
+                       [&](const DiffPiece& piece) -> Status {
+                         EXPECT_GT(piece.delta.count(), 0U);
+                         EXPECT_EQ(piece.delta.origin, piece.origin);
+                         EXPECT_EQ(piece.delta.tensor, piece.pair->tensor);
+                         EXPECT_LT(piece.delta.offsets.back(), piece.units);
+                         seen.emplace_back(piece.delta.tensor, piece.delta.origin);
+                         write(piece.delta, model.before[piece.delta.tensor - 100]);
+                         return {};
+                       });
       ASSERT_TRUE(status.ok()) << status.to_string();
       EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
       EXPECT_EQ(model.before, model.after) << threads << " threads, pieces of " << piece_bytes;
@@ -100,14 +104,14 @@ TEST(DiffTensors, InParallelSeesEveryUnitExactlyOnce) {
 TEST(DiffTensors, PiecesCarryTheOldValuesWhereAskedFor) {
   Model model = mixed_model();
   const Model original = model;
-  const Status status = diff_tensors(
-      host_kernels(), model.pairs, {.threads = 3, .piece_bytes = 4096, .old_values = true}, nullptr,
-      [&](const DiffPiece& piece) -> Status {
-        DeltaView back = piece.delta;
-        back.values = piece.old_values;
-        scatter_delta(host_kernels(), model.after[piece.delta.tensor - 100].data(), back, 1);
-        return {};
-      });
+  const Status status = diff_tensors(host_kernels(), model.pairs,
+                                     {.threads = 3, .piece_bytes = 4096, .old_values = true},
+                                     nullptr, [&](const DiffPiece& piece) -> Status {
+                                       DeltaView back = piece.delta;
+                                       back.values = piece.old_values;
+                                       write(back, model.after[piece.delta.tensor - 100]);
+                                       return {};
+                                     });
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(model.after, original.before);
 }
@@ -156,19 +160,6 @@ TEST(DiffTensors, NoPairsIsNoWork) {
   const Status status =
       diff_tensors(host_kernels(), {}, {}, nullptr, [](const DiffPiece&) { return Status{}; });
   EXPECT_TRUE(status.ok());
-}
-
-TEST(ScatterDelta, ManyThreadsWriteWhatOneWrites) {
-  constexpr std::uint32_t kCount = 300001;
-  std::vector<std::uint32_t> offsets(kCount);
-  for (std::uint32_t k = 0; k < kCount; ++k) offsets[k] = 3 * k + 1;
-  const std::vector<std::byte> values = random_bytes(1, kCount * 2);
-  const DeltaView delta{0, 2, 10, offsets, values.data()};
-  std::vector<std::byte> one((3 * kCount + 20) * 2), many = one;
-  scatter_delta(host_kernels(), one.data(), delta, 1);
-  scatter_delta(host_kernels(), many.data(), delta, 7);
-  EXPECT_EQ(one, many);
-  EXPECT_EQ(std::memcmp(many.data() + (10 + 1) * 2, values.data(), 2), 0);
 }
 
 TEST(DigestTensor, DoesNotDependOnThreads) {

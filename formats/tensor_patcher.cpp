@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patches a tensor from its entries in buckets.
+// What all patchers have in common, and the one that patches a tensor from its entries in buckets.
+#include "formats/tensor_patcher.h"
+
 #include <cstring>
 #include <optional>
-
-#include "formats/chunk_order.h"
-#include "formats/tensor_patcher.h"
 
 namespace driftless {
 namespace {
@@ -12,13 +11,13 @@ namespace {
 class BucketPatcher final : public TensorPatcher {
  public:
   BucketPatcher(const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces)
-      : layout_(&layout), order_(layout[tensor]), pieces_(std::move(pieces)) {}
+      : TensorPatcher(layout[tensor]), layout_(&layout), pieces_(std::move(pieces)) {}
 
-  Status patch(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.advance(byte_offset, chunk.size()));
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
     while (true) {
       if (at_ == view_.count()) {
-        if (const Status status = refill(); !status.ok()) return order_.fail(status);
+        DRIFTLESS_RETURN_IF_ERROR(refill());
         if (view_.count() == 0) return {};
       }
       switch (view_.unit_bytes) {
@@ -31,16 +30,12 @@ class BucketPatcher final : public TensorPatcher {
     }
   }
 
-  Status finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(order_.finish());
-    if (at_ == view_.count()) {
-      if (const Status status = refill(); !status.ok()) return order_.fail(status);
-    }
+  Status end() override {
+    if (at_ == view_.count()) DRIFTLESS_RETURN_IF_ERROR(refill());
     if (view_.count() == 0) return {};
-    return error(StatusCode::kInternal, order_.context(), ": changes are left over");
+    return error(StatusCode::kInternal, "changes are left over");
   }
 
- private:
   template <unsigned kUnitBytes>
   void overwrite(std::uint64_t byte_offset, std::span<std::byte> chunk) {
     // A view's positions lie within the tensor, so none of this overflows.
@@ -82,7 +77,6 @@ class BucketPatcher final : public TensorPatcher {
   }
 
   const WeightLayout* layout_;
-  ChunkOrder order_;
   std::vector<BucketPiece> pieces_;
   std::size_t piece_ = 0;              // the next to be opened
   std::optional<EntryCursor> cursor_;  // of the open one
@@ -92,6 +86,32 @@ class BucketPatcher final : public TensorPatcher {
 };
 
 }  // namespace
+
+Status TensorPatcher::kept(const Status& status) {
+  if (!status.ok()) failure_ = status.with_context(concat("tensor '", name_, "'"));
+  return failure_;
+}
+
+Status TensorPatcher::patch(std::uint64_t byte_offset, std::span<std::byte> chunk) {
+  DRIFTLESS_RETURN_IF_ERROR(failure_);
+  if (byte_offset != next_ || chunk.size() > size_bytes_ - next_) {
+    return error(StatusCode::kInternal, "tensor '", name_, "': a chunk of ", chunk.size(),
+                 " bytes at ", byte_offset, ", expected one at ", next_, " of ", size_bytes_);
+  }
+  if (chunk.size() % 8 != 0 && byte_offset + chunk.size() != size_bytes_) {
+    return error(StatusCode::kInternal, "tensor '", name_, "': a chunk of ", chunk.size(),
+                 " bytes before the last one is not a multiple of 8");
+  }
+  next_ += chunk.size();
+  return kept(apply(byte_offset, chunk));
+}
+
+Status TensorPatcher::finish() {
+  DRIFTLESS_RETURN_IF_ERROR(failure_);
+  if (next_ == size_bytes_) return kept(end());
+  return error(StatusCode::kInternal, "tensor '", name_, "': only ", next_, " of ", size_bytes_,
+               " bytes were patched");
+}
 
 Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(const WeightLayout& layout,
                                                            std::uint32_t tensor,
