@@ -3,8 +3,7 @@
 
 #include <vector>
 
-#include "kernels/cpu/digest.h"
-#include "kernels/cpu/operations.h"
+#include "kernels/cpu/baseline.h"
 #include "kernels/reference/operations.h"
 
 namespace driftless {
@@ -16,7 +15,6 @@ constexpr HostKernels kReference{"reference",
                                  reference::scatter,
                                  reference::masked_overwrite,
                                  reference::digest,
-                                 reference::digest_change,
                                  reference::scatter_digested,
                                  reference::gather_strided,
                                  reference::scatter_strided};
@@ -28,26 +26,18 @@ Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
 }
 
 template <cpu::DigestSteps kSteps>
-Digest cpu_digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
-                         const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                         const void* new_values) {
-  return cpu::digest_change(kSteps, tensor, unit_bytes, origin, offsets, count, old_values,
-                            new_values, nullptr);
-}
-
-template <cpu::DigestSteps kSteps>
 Digest cpu_scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes,
                             std::uint64_t origin, const std::uint32_t* offsets, std::uint64_t count,
                             const void* old_values, const void* new_values, void* units) {
-  return cpu::digest_change(kSteps, tensor, unit_bytes, origin, offsets, count, old_values,
-                            new_values, units);
+  return cpu::scatter_digested(kSteps, tensor, unit_bytes, origin, offsets, count, old_values,
+                               new_values, units);
 }
 
-#define DRIFTLESS_CPU_KERNELS(target)                                                              \
-  HostKernels {                                                                                    \
-    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite,   \
-        cpu_digest<cpu::target::digest_sums>, cpu_digest_change<cpu::target::digest_steps>,        \
-        cpu_scatter_digested<cpu::target::digest_steps>, cpu::gather_strided, cpu::scatter_strided \
+#define DRIFTLESS_CPU_KERNELS(target)                                                            \
+  HostKernels {                                                                                  \
+    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
+        cpu_digest<cpu::target::digest_sums>, cpu_scatter_digested<cpu::target::digest_steps>,   \
+        cpu::gather_strided, cpu::scatter_strided                                                \
   }
 
 std::vector<HostKernels> make_list() {

@@ -23,54 +23,67 @@ inline constexpr std::uint32_t kDiffSlackUnits = 64;
 // The most units that one call of diff() compares.
 inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
 
+// For each operation the type of its functions, and the function.
 struct HostKernels {
   std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2", ...
 
   // Writes the ascending offsets of the units that differ, the new bits at them and, unless
   // `old_values` is null, the old ones; returns how many. `count` <= kMaxDiffUnits; the outputs
   // have room for count + kDiffSlackUnits each.
-  std::uint32_t (*diff)(const void* old_units, const void* new_units, std::uint32_t count,
-                        unsigned unit_bytes, std::uint32_t* offsets, void* values,
-                        void* old_values);
+  using Diff = std::uint32_t(const void* old_units, const void* new_units, std::uint32_t count,
+                             unsigned unit_bytes, std::uint32_t* offsets, void* values,
+                             void* old_values);
+  Diff* diff;
   // values[k] = units[offsets[k]]
-  void (*gather)(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
-                 std::uint64_t count, void* values);
+  using Gather = void(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
+                      std::uint64_t count, void* values);
+  Gather* gather;
   // units[offsets[k]] = values[k]; offsets ascend strictly.
-  void (*scatter)(void* units, unsigned unit_bytes, const std::uint32_t* offsets,
-                  std::uint64_t count, const void* values);
+  using Scatter = void(void* units, unsigned unit_bytes, const std::uint32_t* offsets,
+                       std::uint64_t count, const void* values);
+  Scatter* scatter;
   // target[i] = source[i] wherever source[i] != sentinel; returns how many were written (the same
   // bits count as written). Only the low 8 * unit_bytes bits of `sentinel` are looked at. All of
   // target[0, count) may be stored to, kept units with their own bits: no other thread may write
   // there meanwhile.
-  std::uint64_t (*masked_overwrite)(void* target, const void* source, std::uint64_t count,
-                                    unsigned unit_bytes, std::uint64_t sentinel);
+  using MaskedOverwrite = std::uint64_t(void* target, const void* source, std::uint64_t count,
+                                        unsigned unit_bytes, std::uint64_t sentinel);
+  MaskedOverwrite* masked_overwrite;
   // The part of the tensor's digest that `bytes`, lying at `byte_offset` of the tensor,
   // contributes. Any offset, any length.
-  Digest (*digest)(const DigestTensorKey& tensor, std::uint64_t byte_offset,
-                   std::span<const std::byte> bytes);
-  // digest(after) - digest(before) where units origin + offsets[k] go from old_values to
-  // new_values.
-  Digest (*digest_change)(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
-                          const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                          const void* new_values);
-  // scatter() of the new values and digest_change() in one pass: cheaper where the units are in the
-  // cache, and nothing is fetched ahead where they are not. `units` is where unit `origin` lies,
-  // and the old values are what is there.
-  Digest (*scatter_digested)(const DigestTensorKey& tensor, unsigned unit_bytes,
-                             std::uint64_t origin, const std::uint32_t* offsets,
-                             std::uint64_t count, const void* old_values, const void* new_values,
-                             void* units);
+  using DigestOf = Digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
+                          std::span<const std::byte> bytes);
+  DigestOf* digest;
+  // digest(after) - digest(before) if units origin + offsets[k] go from old_values to new_values.
+  // Unless `units`, where unit `origin` lies, is null, it takes the new values in the same pass:
+  // cheaper than scatter() if the units, which are the old values, are in the cache; nothing is
+  // fetched ahead if they are not.
+  using ScatterDigested = Digest(const DigestTensorKey& tensor, unsigned unit_bytes,
+                                 std::uint64_t origin, const std::uint32_t* offsets,
+                                 std::uint64_t count, const void* old_values,
+                                 const void* new_values, void* units);
+  ScatterDigested* scatter_digested;
+  [[nodiscard]] Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes,
+                                     std::uint64_t origin, const std::uint32_t* offsets,
+                                     std::uint64_t count, const void* old_values,
+                                     const void* new_values) const {
+    return scatter_digested(tensor, unit_bytes, origin, offsets, count, old_values, new_values,
+                            nullptr);
+  }
   // For every k whose unit origin + offsets[k] is in the map's source: values[k] = target[its
   // place]. Other values are left as they are. Units of `unit_bytes` on both sides; offsets ascend.
   // Returns for how many.
-  std::uint64_t (*gather_strided)(const StridedMap& map, const void* target, unsigned unit_bytes,
-                                  std::uint64_t origin, const std::uint32_t* offsets,
-                                  std::uint64_t count, void* values);
+  using GatherStrided = std::uint64_t(const StridedMap& map, const void* target,
+                                      unsigned unit_bytes, std::uint64_t origin,
+                                      const std::uint32_t* offsets, std::uint64_t count,
+                                      void* values);
+  GatherStrided* gather_strided;
   // target[its place] = values[k], converted, for the same ones. `unit_bytes` is of the target;
   // values have source_bytes(cast, unit_bytes).
-  std::uint64_t (*scatter_strided)(const StridedMap& map, void* target, unsigned unit_bytes,
-                                   std::uint64_t origin, const std::uint32_t* offsets,
-                                   std::uint64_t count, const void* values, ValueCast cast);
+  using ScatterStrided = std::uint64_t(const StridedMap& map, void* target, unsigned unit_bytes,
+                                       std::uint64_t origin, const std::uint32_t* offsets,
+                                       std::uint64_t count, const void* values, ValueCast cast);
+  ScatterStrided* scatter_strided;
 };
 
 // All that this processor can run: reference first, the fastest last.

@@ -159,22 +159,6 @@ Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pair
   }
 }
 
-void scatter_delta(const HostKernels& kernels, std::byte* tensor_data, const DeltaView& delta,
-                   unsigned threads) {
-  constexpr std::uint64_t kPart = std::uint64_t{1} << 16;  // worth waking a thread for
-  std::byte* const start = tensor_data + delta.origin * delta.unit_bytes;
-  const auto scatter = [&](std::uint64_t from, std::uint64_t count) {
-    kernels.scatter(start, delta.unit_bytes, delta.offsets.data() + from, count,
-                    delta.values + from * delta.unit_bytes);
-  };
-  const std::uint64_t parts = (delta.count() + kPart - 1) / kPart;
-  const Status done = parallel_for(parts, threads, [&](std::size_t part, unsigned) -> Status {
-    scatter(part * kPart, std::min(kPart, delta.count() - part * kPart));
-    return {};
-  });
-  static_cast<void>(done);  // the work cannot fail
-}
-
 Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
                      std::span<const std::byte> bytes, unsigned threads) {
   constexpr std::uint64_t kPart = std::uint64_t{1} << 20;

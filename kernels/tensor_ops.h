@@ -50,10 +50,6 @@ struct DiffOptions {
                                   const std::function<Status(const DiffPiece&)>& in_parallel,
                                   const std::function<Status(const DiffPiece&)>& in_order);
 
-// Writes `delta` into the tensor that starts at `tensor_data` (delta.origin is added).
-void scatter_delta(const HostKernels& kernels, std::byte* tensor_data, const DeltaView& delta,
-                   unsigned threads);
-
 // The tensor's digest, all of it.
 [[nodiscard]] Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
                                    std::span<const std::byte> bytes, unsigned threads);

@@ -36,17 +36,6 @@ enum class ValueCast : std::uint8_t {
   return std::nullopt;
 }
 
-// Bytes of the values that go in, where those that come out have `to_bytes`.
-[[nodiscard]] constexpr unsigned source_bytes(ValueCast cast, unsigned to_bytes) {
-  switch (cast) {
-    case ValueCast::kBF16ToF32:
-    case ValueCast::kF16ToF32: return 2;
-    case ValueCast::kF32ToBF16:
-    case ValueCast::kF32ToF16: return 4;
-    default: return to_bytes;
-  }
-}
-
 [[nodiscard]] constexpr std::uint32_t f32_of_bf16(std::uint16_t bits) {
   return std::uint32_t{bits} << 16;
 }
@@ -95,70 +84,54 @@ enum class ValueCast : std::uint8_t {
   return static_cast<std::uint16_t>(sign | kept);
 }
 
-// The conversion named by kCast, as types and a function.
-template <ValueCast kCast>
-struct CastOf;
-template <>
-struct CastOf<ValueCast::kBF16ToF32> {
-  using From = std::uint16_t;
-  using To = std::uint32_t;
-  static constexpr To apply(From bits) { return f32_of_bf16(bits); }
-};
-template <>
-struct CastOf<ValueCast::kF16ToF32> {
-  using From = std::uint16_t;
-  using To = std::uint32_t;
-  static constexpr To apply(From bits) { return f32_of_f16(bits); }
-};
-template <>
-struct CastOf<ValueCast::kF32ToBF16> {
-  using From = std::uint32_t;
-  using To = std::uint16_t;
-  static constexpr To apply(From bits) { return bf16_of_f32(bits); }
-};
-template <>
-struct CastOf<ValueCast::kF32ToF16> {
-  using From = std::uint32_t;
-  using To = std::uint16_t;
-  static constexpr To apply(From bits) { return f16_of_f32(bits); }
-};
-template <>
-struct CastOf<ValueCast::kBF16ToF16> {
-  using From = std::uint16_t;
-  using To = std::uint16_t;
-  static constexpr To apply(From bits) { return f16_of_f32(f32_of_bf16(bits)); }
-};
-template <>
-struct CastOf<ValueCast::kF16ToBF16> {
-  using From = std::uint16_t;
-  using To = std::uint16_t;
-  static constexpr To apply(From bits) { return bf16_of_f32(f32_of_f16(bits)); }
-};
-template <typename Unit>
-struct SameBits {
-  using From = Unit;
-  using To = Unit;
-  static constexpr To apply(From bits) { return bits; }
+[[nodiscard]] constexpr std::uint16_t f16_of_bf16(std::uint16_t bits) {
+  return f16_of_f32(f32_of_bf16(bits));
+}
+
+[[nodiscard]] constexpr std::uint16_t bf16_of_f16(std::uint16_t bits) {
+  return bf16_of_f32(f32_of_f16(bits));
+}
+
+template <typename Bits>
+[[nodiscard]] constexpr Bits same_bits(Bits bits) {
+  return bits;
+}
+
+// A conversion as types and a function.
+template <typename FromBits, typename ToBits, ToBits (*kApply)(FromBits)>
+struct CastBy {
+  using From = FromBits;
+  using To = ToBits;
+  static constexpr To apply(From bits) { return kApply(bits); }
 };
 
 // use(Cast{}) with the conversion's types, for units of `to_bytes` that come out.
 template <typename Use>
 constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
+  using U16 = std::uint16_t;
+  using U32 = std::uint32_t;
   switch (cast) {
-    case ValueCast::kBF16ToF32: return use(CastOf<ValueCast::kBF16ToF32>{});
-    case ValueCast::kF16ToF32: return use(CastOf<ValueCast::kF16ToF32>{});
-    case ValueCast::kF32ToBF16: return use(CastOf<ValueCast::kF32ToBF16>{});
-    case ValueCast::kF32ToF16: return use(CastOf<ValueCast::kF32ToF16>{});
-    case ValueCast::kBF16ToF16: return use(CastOf<ValueCast::kBF16ToF16>{});
-    case ValueCast::kF16ToBF16: return use(CastOf<ValueCast::kF16ToBF16>{});
+    case ValueCast::kBF16ToF32: return use(CastBy<U16, U32, f32_of_bf16>{});
+    case ValueCast::kF16ToF32: return use(CastBy<U16, U32, f32_of_f16>{});
+    case ValueCast::kF32ToBF16: return use(CastBy<U32, U16, bf16_of_f32>{});
+    case ValueCast::kF32ToF16: return use(CastBy<U32, U16, f16_of_f32>{});
+    case ValueCast::kBF16ToF16: return use(CastBy<U16, U16, f16_of_bf16>{});
+    case ValueCast::kF16ToBF16: return use(CastBy<U16, U16, bf16_of_f16>{});
     case ValueCast::kNone: break;
   }
   switch (to_bytes) {
-    case 1: return use(SameBits<std::uint8_t>{});
-    case 2: return use(SameBits<std::uint16_t>{});
-    case 4: return use(SameBits<std::uint32_t>{});
-    default: return use(SameBits<std::uint64_t>{});
+    case 1: return use(CastBy<std::uint8_t, std::uint8_t, same_bits>{});
+    case 2: return use(CastBy<U16, U16, same_bits>{});
+    case 4: return use(CastBy<U32, U32, same_bits>{});
+    default: return use(CastBy<std::uint64_t, std::uint64_t, same_bits>{});
   }
+}
+
+// Bytes of the values that go in, if those that come out have `to_bytes`.
+[[nodiscard]] constexpr unsigned source_bytes(ValueCast cast, unsigned to_bytes) {
+  return with_cast(cast, to_bytes, [](auto conversion) {
+    return static_cast<unsigned>(sizeof(typename decltype(conversion)::From));
+  });
 }
 
 }  // namespace driftless

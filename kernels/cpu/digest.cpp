@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/digest.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "kernels/cpu/baseline.h"
 
 namespace driftless::cpu {
 namespace {
@@ -204,9 +204,10 @@ Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64
   return digest;
 }
 
-Digest digest_change(DigestSteps digest_steps, const DigestTensorKey& tensor, unsigned unit_bytes,
-                     std::uint64_t origin, const std::uint32_t* offsets, std::uint64_t count,
-                     const void* old_values, const void* new_values, void* units) {
+Digest scatter_digested(DigestSteps digest_steps, const DigestTensorKey& tensor,
+                        unsigned unit_bytes, std::uint64_t origin, const std::uint32_t* offsets,
+                        std::uint64_t count, const void* old_values, const void* new_values,
+                        void* units) {
   if (unit_bytes <= 2) {
     return change_of_small_units(
         digest_steps, tensor,

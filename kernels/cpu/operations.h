@@ -2,19 +2,14 @@
 // The operations for processors. Contracts: host_kernels.h.
 //
 // gather and scatter, plain and strided, jump about in memory, where SIMD does not help: they are
-// compiled once, for the baseline. The others are compiled once per SIMD target, each into a
-// namespace of its own (CMakeLists.txt says which, with which flags). No code of the standard
-// library may be instantiated there: the linker keeps one copy of an inline function, and that copy
-// could hold instructions that this processor does not have. So this header and the sources behind
-// them take nothing but integers and pointers.
+// compiled once, for the baseline (baseline.h). Those here are compiled once per SIMD target, each
+// into a namespace of its own (CMakeLists.txt says which, with which flags). No code of the
+// standard library may be instantiated there: the linker keeps one copy of an inline function, and
+// that copy could hold instructions that this processor does not have. So this header and the
+// sources behind them take nothing but integers and pointers.
 #pragma once
 
 #include <cstdint>
-
-namespace driftless {
-struct StridedMap;
-enum class ValueCast : std::uint8_t;
-}  // namespace driftless
 
 namespace driftless::cpu {
 
@@ -72,16 +67,5 @@ DRIFTLESS_DECLARE_SIMD_TARGET(neon)
 DRIFTLESS_DECLARE_SIMD_TARGET(sse2)
 DRIFTLESS_DECLARE_SIMD_TARGET(avx2)
 #undef DRIFTLESS_DECLARE_SIMD_TARGET
-
-void gather(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
-            std::uint64_t count, void* values);
-void scatter(void* units, unsigned unit_bytes, const std::uint32_t* offsets, std::uint64_t count,
-             const void* values);
-std::uint64_t gather_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
-                             std::uint64_t origin, const std::uint32_t* offsets,
-                             std::uint64_t count, void* values);
-std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit_bytes,
-                              std::uint64_t origin, const std::uint32_t* offsets,
-                              std::uint64_t count, const void* values, ValueCast cast);
 
 }  // namespace driftless::cpu

@@ -23,13 +23,6 @@
 namespace driftless::cuda {
 namespace {
 
-struct HostParts {
-  DevTensor* tensors = nullptr;
-  std::uint32_t* tile_tensor = nullptr;
-  Summary* summary = nullptr;
-  StreamEntry* entries = nullptr;
-};
-
 std::uint64_t scan_bytes(std::uint32_t tiles) {
   std::size_t bytes = 0;
   cub::DeviceScan::ExclusiveScan(
@@ -40,37 +33,29 @@ std::uint64_t scan_bytes(std::uint32_t tiles) {
   return bytes;
 }
 
-Parts carve_dev(std::byte* begin, std::uint32_t tensors, std::uint32_t tiles, unsigned unit_bytes,
-                std::uint64_t max_changed, std::uint64_t scan, std::uint64_t* used) {
-  Carver carver(begin);
-  Parts parts;
-  parts.tensors = carver.take<DevTensor>(tensors);
-  parts.tile_tensor = carver.take<std::uint32_t>(tiles);
-  parts.tiles = carver.take<Tile>(tiles);
-  parts.before = carver.take<Before>(tiles);
-  parts.wide = carver.take<std::uint32_t>(tensors);
-  parts.cursor = carver.take<unsigned long long>(1);
-  parts.scan = carver.take<std::byte>(scan);
-  parts.slot_offsets = carver.take<std::uint16_t>(max_changed);
-  parts.slot_values = carver.take<std::byte>(max_changed * unit_bytes);
-  std::byte* const results =
-      carver.take<std::byte>(sizeof(Summary) + tensors * sizeof(StreamEntry));
-  parts.summary = reinterpret_cast<Summary*>(results);
-  parts.entries = reinterpret_cast<StreamEntry*>(results + sizeof(Summary));
-  if (used != nullptr) *used = carver.used();
-  return parts;
+std::uint64_t results_bytes(const DiffShape& shape) {
+  return sizeof(Summary) + shape.tensors * sizeof(StreamEntry);
 }
 
-HostParts carve_host(std::byte* begin, std::uint32_t tensors, std::uint32_t tiles,
-                     std::uint64_t* used) {
+// Of the device's workspace; or of the host's, which has the tables and the results only.
+Parts carve(std::byte* begin, const DiffShape& shape, MemoryKind kind,
+            std::uint64_t* used = nullptr) {
   Carver carver(begin);
-  HostParts parts;
-  parts.tensors = carver.take<DevTensor>(tensors);
-  parts.tile_tensor = carver.take<std::uint32_t>(tiles);
-  std::byte* const results =
-      carver.take<std::byte>(sizeof(Summary) + tensors * sizeof(StreamEntry));
+  Parts parts;
+  parts.tensors = carver.take<DevTensor>(shape.tensors);
+  parts.tile_tensor = carver.take<std::uint32_t>(shape.tiles);
+  std::byte* const results = carver.take<std::byte>(results_bytes(shape));
   parts.summary = reinterpret_cast<Summary*>(results);
   parts.entries = reinterpret_cast<StreamEntry*>(results + sizeof(Summary));
+  if (kind == MemoryKind::kDevice) {
+    parts.tiles = carver.take<Tile>(shape.tiles);
+    parts.before = carver.take<Before>(shape.tiles);
+    parts.wide = carver.take<std::uint32_t>(shape.tensors);
+    parts.cursor = carver.take<unsigned long long>(1);
+    parts.scan = carver.take<std::byte>(shape.scan_bytes);
+    parts.slot_offsets = carver.take<std::uint16_t>(shape.max_changed);
+    parts.slot_values = carver.take<std::byte>(shape.max_changed * shape.unit_bytes);
+  }
   if (used != nullptr) *used = carver.used();
   return parts;
 }
@@ -78,6 +63,19 @@ HostParts carve_host(std::byte* begin, std::uint32_t tensors, std::uint32_t tile
 std::uint64_t tiles_of(std::uint64_t units, unsigned unit_bytes) {
   const std::uint64_t tile_units = kTileBytes / unit_bytes;
   return units / tile_units + (units % tile_units != 0 ? 1 : 0);
+}
+
+std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes) {
+  std::uint64_t tiles = 0;
+  for (const std::uint64_t count : units) tiles += tiles_of(count, unit_bytes);
+  return tiles;
+}
+
+DiffShape shape_of(std::span<const std::uint64_t> units, unsigned unit_bytes,
+                   std::uint64_t max_changed) {
+  const auto tiles = static_cast<std::uint32_t>(tiles_of(units, unit_bytes));
+  return {static_cast<std::uint32_t>(units.size()), tiles, unit_bytes, max_changed,
+          scan_bytes(tiles)};
 }
 
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
@@ -101,24 +99,23 @@ Status launch_next(const char* name, void (*kernel)(Formal...), unsigned grid, u
 }
 
 template <unsigned W>
-Status queue_diff(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
-                  cudaStream_t stream) {
+Status queue_diff(const Parts& parts, const DiffShape& shape, cudaStream_t stream) {
   constexpr int kShared = kWarps * sizeof(List<W>);
   DRIFTLESS_RETURN_IF_ERROR(check(
       cudaFuncSetAttribute(diff_tiles<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
       "asking for shared memory"));
-  diff_tiles<W>
-      <<<(tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(parts, tiles, max_changed);
+  diff_tiles<W><<<(shape.tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(
+      parts, shape.tiles, shape.max_changed);
   return check_launch("diff_tiles");
 }
 
 template <unsigned W>
-Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
-             std::uint64_t max_changed, std::uint64_t scan, PositionCoding coding,
-             std::byte* positions, std::byte* values, const HostParts& host, cudaStream_t stream) {
+Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
+             std::byte* positions, std::byte* values, Summary* host_summary, cudaStream_t stream) {
+  const std::uint32_t tensors = shape.tensors, tiles = shape.tiles;
   if (tiles != 0) {
-    DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, tiles, max_changed, stream));
-    std::size_t bytes = scan;
+    DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, shape, stream));
+    std::size_t bytes = shape.scan_bytes;
     DRIFTLESS_RETURN_IF_ERROR(
         check(cub::DeviceScan::ExclusiveScan(
                   parts.scan, bytes,
@@ -134,15 +131,14 @@ Status queue(const Parts& parts, std::uint32_t tensors, std::uint32_t tiles,
   DRIFTLESS_RETURN_IF_ERROR(
       launch_next("make_table", make_table, 1, kTableThreads, stream, parts, tensors, tiles));
   if (tiles == 0) {
-    return check(cudaMemcpyAsync(host.summary, parts.summary,
-                                 sizeof(Summary) + tensors * sizeof(StreamEntry),
+    return check(cudaMemcpyAsync(host_summary, parts.summary, results_bytes(shape),
                                  cudaMemcpyDeviceToHost, stream),
                  "fetching the results of a comparison");
   }
   const auto kernel = coding == PositionCoding::kGaps ? emit<W, true> : emit<W, false>;
   return launch_next("emit", kernel, (tiles + kEmitTiles - 1) / kEmitTiles + 1, kEmitWarps * 32,
-                     stream, parts, tensors, tiles, max_changed, positions, values,
-                     reinterpret_cast<std::uint64_t*>(host.summary));
+                     stream, parts, tensors, tiles, shape.max_changed, positions, values,
+                     reinterpret_cast<std::uint64_t*>(host_summary));
 }
 
 constexpr const char* kClear = "clearing a workspace";
@@ -151,13 +147,10 @@ constexpr const char* kClear = "clearing a workspace";
 
 WorkspaceSize DiffBatch::workspace_size(std::span<const std::uint64_t> units, unsigned unit_bytes,
                                         std::uint64_t max_changed) {
-  std::uint64_t tiles = 0;
-  for (const std::uint64_t count : units) tiles += tiles_of(count, unit_bytes);
+  const DiffShape shape = shape_of(units, unit_bytes, max_changed);
   WorkspaceSize size;
-  const auto tensors = static_cast<std::uint32_t>(units.size());
-  carve_dev(nullptr, tensors, static_cast<std::uint32_t>(tiles), unit_bytes, max_changed,
-            scan_bytes(static_cast<std::uint32_t>(tiles)), &size.dev_bytes);
-  carve_host(nullptr, tensors, static_cast<std::uint32_t>(tiles), &size.host_bytes);
+  carve(nullptr, shape, MemoryKind::kDevice, &size.dev_bytes);
+  carve(nullptr, shape, MemoryKind::kHost, &size.host_bytes);
   return size;
 }
 
@@ -168,8 +161,7 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
     return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
                  " bytes cannot be compared");
   }
-  std::uint64_t tiles = 0;
-  for (const std::uint64_t count : units) tiles += tiles_of(count, unit_bytes);
+  const std::uint64_t tiles = tiles_of(units, unit_bytes);
   if (tiles >= (std::uint64_t{1} << 31) || units.size() >= (std::uint64_t{1} << 31)) {
     return error(StatusCode::kInvalidArgument, "a batch of ", units.size(), " tensors in ", tiles,
                  " tiles is too large: cut it in two");
@@ -177,31 +169,26 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
   DRIFTLESS_RETURN_IF_ERROR(check_workspace(
       workspace, workspace_size(units, unit_bytes, max_changed), "comparing on the device"));
   DiffBatch batch;
-  batch.unit_bytes_ = unit_bytes;
-  batch.max_changed_ = max_changed;
-  batch.tensors_ = static_cast<std::uint32_t>(units.size());
-  batch.tiles_ = static_cast<std::uint32_t>(tiles);
-  batch.scan_bytes_ = scan_bytes(batch.tiles_);
+  batch.shape_ = shape_of(units, unit_bytes, max_changed);
   batch.dev_ = workspace.dev;
   batch.host_ = workspace.host;
-  const HostParts host = carve_host(batch.host_, batch.tensors_, batch.tiles_, nullptr);
+  const Parts host = carve(batch.host_, batch.shape_, MemoryKind::kHost);
   std::uint32_t tile = 0;
-  for (std::uint32_t i = 0; i < batch.tensors_; ++i) {
+  for (std::uint32_t i = 0; i < batch.shape_.tensors; ++i) {
     const auto own = static_cast<std::uint32_t>(tiles_of(units[i], unit_bytes));
     host.tensors[i] = {nullptr, nullptr, units[i], 0, tile, 0};
     std::fill_n(host.tile_tensor + tile, own, i);
     tile += own;
   }
   *host.summary = {};
-  const Parts dev = carve_dev(batch.dev_, batch.tensors_, batch.tiles_, unit_bytes, max_changed,
-                              batch.scan_bytes_, nullptr);
+  const Parts dev = carve(batch.dev_, batch.shape_, MemoryKind::kDevice);
   DRIFTLESS_RETURN_IF_ERROR(
       check(cudaMemcpyAsync(dev.tile_tensor, host.tile_tensor, tiles * sizeof(std::uint32_t),
                             cudaMemcpyHostToDevice, native(stream)),
             "placing the table of tiles"));
-  DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMemsetAsync(dev.wide, 0, batch.tensors_ * sizeof(std::uint32_t), native(stream)),
-            kClear));
+  DRIFTLESS_RETURN_IF_ERROR(check(
+      cudaMemsetAsync(dev.wide, 0, batch.shape_.tensors * sizeof(std::uint32_t), native(stream)),
+      kClear));
   DRIFTLESS_RETURN_IF_ERROR(
       check(cudaMemsetAsync(dev.cursor, 0, sizeof(*dev.cursor), native(stream)), kClear));
   return batch;
@@ -209,15 +196,14 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
 
 Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
                       std::byte* positions_dev, std::byte* values_dev, Stream stream) {
-  if (tensors.size() != tensors_) {
-    return error(StatusCode::kInvalidArgument, "the batch was made for ", tensors_, " tensors, ",
-                 tensors.size(), " were given");
+  if (tensors.size() != shape_.tensors) {
+    return error(StatusCode::kInvalidArgument, "the batch was made for ", shape_.tensors,
+                 " tensors, ", tensors.size(), " were given");
   }
-  const HostParts host = carve_host(host_, tensors_, tiles_, nullptr);
-  const Parts dev =
-      carve_dev(dev_, tensors_, tiles_, unit_bytes_, max_changed_, scan_bytes_, nullptr);
+  const Parts host = carve(host_, shape_, MemoryKind::kHost);
+  const Parts dev = carve(dev_, shape_, MemoryKind::kDevice);
   bool moved = false;  // most runs are over the same memory as the last one
-  for (std::uint32_t i = 0; i < tensors_; ++i) {
+  for (std::uint32_t i = 0; i < shape_.tensors; ++i) {
     DevTensor like = host.tensors[i];
     like.old_dev = tensors[i].old_dev;
     like.new_dev = tensors[i].new_dev;
@@ -230,25 +216,17 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
   const cudaStream_t queue_on = native(stream);
   if (moved) {
     DRIFTLESS_RETURN_IF_ERROR(
-        check(cudaMemcpyAsync(dev.tensors, host.tensors, tensors_ * sizeof(DevTensor),
+        check(cudaMemcpyAsync(dev.tensors, host.tensors, shape_.tensors * sizeof(DevTensor),
                               cudaMemcpyHostToDevice, queue_on),
               "placing the table of tensors"));
   }
-  const auto go = [&](auto queue_width) {
-    return queue_width(dev, tensors_, tiles_, max_changed_, scan_bytes_, coding, positions_dev,
-                       values_dev, host, queue_on);
-  };
-  switch (unit_bytes_) {
-    case 1: return go(queue<1>);
-    case 2: return go(queue<2>);
-    case 4: return go(queue<4>);
-    default: return go(queue<8>);
-  }
+  return by_width(shape_.unit_bytes, queue<1>, queue<2>, queue<4>, queue<8>)(
+      dev, shape_, coding, positions_dev, values_dev, host.summary, queue_on);
 }
 
 DiffBatch::Results DiffBatch::results() const {
-  const HostParts host = carve_host(host_, tensors_, tiles_, nullptr);
-  return {host.summary->changed, host.summary->position_bytes, {host.entries, tensors_}};
+  const Parts host = carve(host_, shape_, MemoryKind::kHost);
+  return {host.summary->changed, host.summary->position_bytes, {host.entries, shape_.tensors}};
 }
 
 }  // namespace driftless::cuda

@@ -14,11 +14,7 @@ constexpr unsigned kWarps = 8;
 constexpr std::uint32_t kSpanBlocks =
     32;  // digest blocks that a warp sweeps at a time: a key per lane
 
-struct DevPiece {
-  const std::byte* bytes_dev;
-  std::uint64_t size_bytes;
-  std::uint64_t byte_offset;
-  DigestTensorKey key;
+struct DevPiece : DigestPiece {
   std::uint64_t first_span;
 };
 
@@ -237,18 +233,10 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   add_sums(sums, out);
 }
 
-template <unsigned W>
-void launch_changes(bool gaps, const PatchParts& parts, const std::byte* positions,
-                    std::uint32_t chunks, const std::byte* old_dev, const std::byte* new_dev,
-                    std::uint64_t* out, cudaStream_t stream) {
-  const unsigned blocks = patch_blocks(chunks);
-  if (gaps) {
-    sum_changes<W, true>
-        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
-  } else {
-    sum_changes<W, false>
-        <<<blocks, kPatchWarps * 32, 0, stream>>>(parts, positions, chunks, old_dev, new_dev, out);
-  }
+template <bool Gaps>
+auto changes_kernel(unsigned unit_bytes) {
+  return by_width(unit_bytes, sum_changes<1, Gaps>, sum_changes<2, Gaps>, sum_changes<4, Gaps>,
+                  sum_changes<8, Gaps>);
 }
 
 std::uint64_t spans_of(const DigestPiece& piece) {
@@ -269,7 +257,7 @@ struct SweepParts {
   std::uint32_t* span_piece = nullptr;
 };
 SweepParts carve_sweep(std::byte* begin, std::uint64_t pieces, std::uint64_t spans,
-                       std::uint64_t* used) {
+                       std::uint64_t* used = nullptr) {
   Carver carver(begin);
   SweepParts parts;
   parts.pieces = carver.take<DevPiece>(pieces);
@@ -303,12 +291,11 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
   if (spans == 0) return {};
   DRIFTLESS_RETURN_IF_ERROR(
       check_workspace(workspace, digest_workspace_size(pieces), "a digest on the device"));
-  const SweepParts host = carve_sweep(workspace.host, pieces.size(), spans, nullptr);
+  const SweepParts host = carve_sweep(workspace.host, pieces.size(), spans);
   std::uint64_t span = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const DigestPiece& piece = pieces[i];
-    host.pieces[i] = {piece.bytes_dev, piece.size_bytes, piece.byte_offset, piece.key, span};
-    const std::uint64_t own = spans_of(piece);
+    host.pieces[i] = {pieces[i], span};
+    const std::uint64_t own = spans_of(pieces[i]);
     std::fill_n(host.span_piece + span, own, static_cast<std::uint32_t>(i));
     span += own;
   }
@@ -329,17 +316,11 @@ Status Patch::digest_change(const std::byte* old_values_dev, const std::byte* ne
                             std::uint64_t* sums_dev, Stream stream) const {
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
   if (chunks_ == 0) return {};
-  const PatchParts parts = carve_patch(dev_, tensors_, chunks_, nullptr);
-  const auto go = [&](auto width) {
-    width(coding_ == PositionCoding::kGaps, parts, positions_dev_, chunks_, old_values_dev,
-          new_values_dev, sums_dev, native(stream));
-  };
-  switch (unit_bytes_) {
-    case 1: go(launch_changes<1>); break;
-    case 2: go(launch_changes<2>); break;
-    case 4: go(launch_changes<4>); break;
-    default: go(launch_changes<8>); break;
-  }
+  const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_)
+                                                       : changes_kernel<false>(unit_bytes_);
+  kernel<<<patch_blocks(chunks_), kPatchWarps * 32, 0, native(stream)>>>(
+      carve_patch(dev_, tensors_, chunks_), positions_dev_, chunks_, old_values_dev, new_values_dev,
+      sums_dev);
   return check_launch("sum_changes");
 }
 

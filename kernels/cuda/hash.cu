@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/hash_finish.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/device_hash.h"
 
 namespace driftless {
@@ -91,12 +92,7 @@ __global__ void walk_chains(const Stretch* stretches, std::uint64_t* accumulator
   if (lane < 8) accumulators[blockIdx.x * 8 + lane] = acc;
 }
 
-Status cuda_status(cudaError_t code) {
-  if (code == cudaSuccess) return {};
-  cudaGetLastError();
-  return error(code == cudaErrorMemoryAllocation ? StatusCode::kNoSpace : StatusCode::kIo,
-               "hashing on the device: CUDA says ", cudaGetErrorString(code));
-}
+Status hash_status(cudaError_t code) { return cuda::check(code, "hashing on the device"); }
 
 // A stream of the call's own, and memory in its order: nothing else is waited for.
 class Workspace {
@@ -112,9 +108,9 @@ class Workspace {
   }
   [[nodiscard]] Status open(std::uint64_t bytes) {
     DRIFTLESS_RETURN_IF_ERROR(
-        cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+        hash_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
     if (bytes == 0) return {};
-    return cuda_status(cudaMallocAsync(&memory_, bytes, stream_));
+    return hash_status(cudaMallocAsync(&memory_, bytes, stream_));
   }
   [[nodiscard]] std::byte* memory() const { return static_cast<std::byte*>(memory_); }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
@@ -165,24 +161,24 @@ Status run(std::span<const std::span<const std::byte>> stretches, Plan& plan) {
     }
     sums += plan.blocks[i] * 8;
     if (plan.tails[i].empty()) continue;
-    DRIFTLESS_RETURN_IF_ERROR(cuda_status(
+    DRIFTLESS_RETURN_IF_ERROR(hash_status(
         cudaMemcpyAsync(plan.tails[i].data(), stretches[i].data() + plan.blocks[i] * kXxhBlockBytes,
                         plan.tails[i].size(), cudaMemcpyDefault, space.stream())));
   }
   if (plan.all_blocks > 0) {
     DRIFTLESS_RETURN_IF_ERROR(
-        cuda_status(cudaMemcpyAsync(accumulators, plan.accumulators.data(), accumulator_bytes,
+        hash_status(cudaMemcpyAsync(accumulators, plan.accumulators.data(), accumulator_bytes,
                                     cudaMemcpyDefault, space.stream())));
-    DRIFTLESS_RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(
+    DRIFTLESS_RETURN_IF_ERROR(hash_status(cudaMemcpyAsync(
         table, host_table.data(), count * sizeof(Stretch), cudaMemcpyDefault, space.stream())));
     walk_chains<<<static_cast<unsigned>(count), 32, 0, space.stream()>>>(table, accumulators,
                                                                          secret);
-    DRIFTLESS_RETURN_IF_ERROR(cuda_status(cudaGetLastError()));
+    DRIFTLESS_RETURN_IF_ERROR(hash_status(cudaGetLastError()));
     DRIFTLESS_RETURN_IF_ERROR(
-        cuda_status(cudaMemcpyAsync(plan.accumulators.data(), accumulators, accumulator_bytes,
+        hash_status(cudaMemcpyAsync(plan.accumulators.data(), accumulators, accumulator_bytes,
                                     cudaMemcpyDefault, space.stream())));
   }
-  return cuda_status(cudaStreamSynchronize(space.stream()));
+  return hash_status(cudaStreamSynchronize(space.stream()));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/status.h"
 #include "kernels/cuda/operations.h"
@@ -13,6 +14,7 @@ namespace driftless::cuda {
 
 inline Status check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
+  cudaGetLastError();  // else the next launch would report it again
   const bool full = code == cudaErrorMemoryAllocation;
   return error(full ? StatusCode::kNoSpace : StatusCode::kIo, what, ": ", cudaGetErrorString(code),
                " (", cudaGetErrorName(code), ")");
@@ -60,24 +62,16 @@ inline bool valid_width(unsigned unit_bytes) {
 }
 
 template <unsigned Bytes>
-struct UnitOf;
-template <>
-struct UnitOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct UnitOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct UnitOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct UnitOf<8> {
-  using type = std::uint64_t;
-};
-template <unsigned Bytes>
-using Unit = typename UnitOf<Bytes>::type;
+using Unit = std::conditional_t<
+    Bytes == 1, std::uint8_t,
+    std::conditional_t<Bytes == 2, std::uint16_t,
+                       std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>>;
+
+// Which of the functions, for units of 1, 2, 4 and 8 bytes, is for these.
+template <typename Function>
+Function* by_width(unsigned unit_bytes, Function* one, Function* two, Function* four,
+                   Function* eight) {
+  return unit_bytes == 1 ? one : unit_bytes == 2 ? two : unit_bytes == 4 ? four : eight;
+}
 
 }  // namespace driftless::cuda

@@ -145,33 +145,23 @@ void launch_fill(std::byte* data, std::uint64_t units, std::uint64_t pattern, cu
 Status fill_units(std::byte* data_dev, std::uint64_t units, unsigned unit_bytes,
                   std::uint64_t pattern, Stream stream) {
   if (units == 0) return {};
-  switch (unit_bytes) {
-    case 1: launch_fill<1>(data_dev, units, pattern, native(stream)); break;
-    case 2: launch_fill<2>(data_dev, units, pattern, native(stream)); break;
-    case 4: launch_fill<4>(data_dev, units, pattern, native(stream)); break;
-    case 8: launch_fill<8>(data_dev, units, pattern, native(stream)); break;
-    default:
-      return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
-                   " bytes cannot be filled");
+  if (!valid_width(unit_bytes)) {
+    return error(StatusCode::kInvalidArgument, "units of ", unit_bytes, " bytes cannot be filled");
   }
+  by_width(unit_bytes, launch_fill<1>, launch_fill<2>, launch_fill<4>, launch_fill<8>)(
+      data_dev, units, pattern, native(stream));
   return check_launch("fill_units");
 }
 
 Status masked_overwrite(std::byte* target_dev, const std::byte* source_dev, std::uint64_t units,
                         unsigned unit_bytes, std::uint64_t sentinel, std::uint64_t* written_dev,
                         Stream stream) {
-  const auto go = [&](auto width) {
-    width(target_dev, source_dev, units, sentinel, written_dev, native(stream));
-  };
-  switch (unit_bytes) {
-    case 1: go(launch<1>); break;
-    case 2: go(launch<2>); break;
-    case 4: go(launch<4>); break;
-    case 8: go(launch<8>); break;
-    default:
-      return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
-                   " bytes cannot be overwritten");
+  if (!valid_width(unit_bytes)) {
+    return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
+                 " bytes cannot be overwritten");
   }
+  by_width(unit_bytes, launch<1>, launch<2>, launch<4>, launch<8>)(
+      target_dev, source_dev, units, sentinel, written_dev, native(stream));
   return check_launch("masked_overwrite");
 }
 

@@ -52,6 +52,13 @@ struct StreamEntry {
   std::uint32_t reserved = 0;
 };
 
+// How large a DiffBatch is.
+struct DiffShape {
+  std::uint32_t tensors = 0, tiles = 0;
+  unsigned unit_bytes = 1;
+  std::uint64_t max_changed = 0, scan_bytes = 0;
+};
+
 // Compares tensors of one width and writes what changed, for all of them, as two streams: ascending
 // positions and new values, tensor after tensor without padding. The tensors' sizes are fixed when
 // it is made; where they lie is said with every run. One run at a time: the next may be queued once
@@ -83,9 +90,11 @@ class DiffBatch {
   // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
   // have more than 2^31 units, else 4 (gaps rarely take more than 2).
   [[nodiscard]] std::uint64_t max_position_bytes(bool huge) const {
-    return max_changed_ * (huge ? 8 : 4);
+    return shape_.max_changed * (huge ? 8 : 4);
   }
-  [[nodiscard]] std::uint64_t max_value_bytes() const { return max_changed_ * unit_bytes_; }
+  [[nodiscard]] std::uint64_t max_value_bytes() const {
+    return shape_.max_changed * shape_.unit_bytes;
+  }
 
   // Outputs are aligned to 16 bytes.
   [[nodiscard]] Status run(std::span<const Tensor> tensors, PositionCoding coding,
@@ -96,11 +105,7 @@ class DiffBatch {
  private:
   DiffBatch() = default;
 
-  unsigned unit_bytes_ = 1;
-  std::uint64_t max_changed_ = 0;
-  std::uint32_t tensors_ = 0;
-  std::uint32_t tiles_ = 0;
-  std::uint64_t scan_bytes_ = 0;
+  DiffShape shape_;
   // In the workspace.
   std::byte* dev_ = nullptr;
   std::byte* host_ = nullptr;

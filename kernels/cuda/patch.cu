@@ -2,6 +2,7 @@
 #include <cub/device/device_scan.cuh>
 
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/cuda/patch.cuh"
 
@@ -91,26 +92,17 @@ Status check_tensor(const Patch::Tensor& tensor, std::size_t number) {
 
 }  // namespace
 
-PatchParts carve_patch(std::byte* dev, std::uint32_t tensors, std::uint32_t chunks,
-                       std::uint64_t* used) {
-  Carver carver(dev);
+PatchParts carve_patch(std::byte* memory, std::uint32_t tensors, std::uint32_t chunks,
+                       MemoryKind kind, std::uint64_t* used) {
+  Carver carver(memory);
   PatchParts parts;
   parts.tensors = carver.take<PatchTensor>(tensors);
   parts.chunk_tensor = carver.take<std::uint32_t>(chunks);
-  parts.before = carver.take<std::uint64_t>(std::uint64_t{chunks} + 1);
   parts.bad = carver.take<std::uint32_t>(1);
-  parts.scan = carver.take<std::byte>(scan_bytes(chunks + 1));
-  if (used != nullptr) *used = carver.used();
-  return parts;
-}
-
-PatchHostParts carve_patch_host(std::byte* host, std::uint32_t tensors, std::uint32_t chunks,
-                                std::uint64_t* used) {
-  Carver carver(host);
-  PatchHostParts parts;
-  parts.tensors = carver.take<PatchTensor>(tensors);
-  parts.chunk_tensor = carver.take<std::uint32_t>(chunks);
-  parts.bad = carver.take<std::uint32_t>(1);
+  if (kind == MemoryKind::kDevice) {
+    parts.before = carver.take<std::uint64_t>(std::uint64_t{chunks} + 1);
+    parts.scan = carver.take<std::byte>(scan_bytes(chunks + 1));
+  }
   if (used != nullptr) *used = carver.used();
   return parts;
 }
@@ -119,8 +111,8 @@ WorkspaceSize Patch::workspace_size(std::span<const Tensor> tensors) {
   const auto chunks = static_cast<std::uint32_t>(chunks_of(tensors));
   const auto count = static_cast<std::uint32_t>(tensors.size());
   WorkspaceSize size;
-  static_cast<void>(carve_patch(nullptr, count, chunks, &size.dev_bytes));
-  static_cast<void>(carve_patch_host(nullptr, count, chunks, &size.host_bytes));
+  std::ignore = carve_patch(nullptr, count, chunks, MemoryKind::kDevice, &size.dev_bytes);
+  std::ignore = carve_patch(nullptr, count, chunks, MemoryKind::kHost, &size.host_bytes);
   return size;
 }
 
@@ -142,18 +134,18 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
   patch.positions_dev_ = positions_dev;
   patch.dev_ = workspace.dev;
   patch.host_ = workspace.host;
-  const PatchHostParts host = carve_patch_host(patch.host_, patch.tensors_, patch.chunks_, nullptr);
+  const PatchParts host =
+      carve_patch(patch.host_, patch.tensors_, patch.chunks_, MemoryKind::kHost);
   std::uint32_t chunk = 0;
   for (std::uint32_t i = 0; i < patch.tensors_; ++i) {
     DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensors[i], i));
-    host.tensors[i] = {tensors[i].data_dev, tensors[i].units, tensors[i].entry, tensors[i].key,
-                       chunk};
+    host.tensors[i] = {tensors[i], chunk};
     const auto own = static_cast<std::uint32_t>((tensors[i].entry.count + kChunk - 1) / kChunk);
     std::fill_n(host.chunk_tensor + chunk, own, i);
     chunk += own;
   }
   *host.bad = kNoneBad;
-  const PatchParts dev = carve_patch(patch.dev_, patch.tensors_, patch.chunks_, nullptr);
+  const PatchParts dev = carve_patch(patch.dev_, patch.tensors_, patch.chunks_);
   const cudaStream_t queue = native(stream);
   const auto place = [&](void* to, const void* from, std::uint64_t bytes) {
     return driftless::cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue),
@@ -187,7 +179,7 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
 }
 
 Status Patch::check() const {
-  const PatchHostParts host = carve_patch_host(host_, tensors_, chunks_, nullptr);
+  const PatchParts host = carve_patch(host_, tensors_, chunks_, MemoryKind::kHost);
   if (*host.bad == kNoneBad) return {};
   const PatchTensor& tensor = host.tensors[*host.bad];
   return error(StatusCode::kCorrupt, "tensor number ", *host.bad, " of the patch: its ",

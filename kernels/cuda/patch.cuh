@@ -2,6 +2,7 @@
 // The device's view of a Patch. A warp works on a chunk: up to 1024 changes of one tensor.
 #pragma once
 
+#include "core/memory_kind.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/operations.h"
 
@@ -12,11 +13,7 @@ inline constexpr unsigned kPatchWarps = 8;     // per block
 // Sums of gaps stop here: no tensor is as long, and they never wrap.
 inline constexpr std::uint64_t kMaxSum = std::uint64_t{1} << 62;
 
-struct PatchTensor {
-  std::byte* data_dev;
-  std::uint64_t units;
-  StreamEntry entry;
-  DigestTensorKey key;
+struct PatchTensor : Patch::Tensor {
   std::uint32_t first_chunk;
 };
 
@@ -27,15 +24,10 @@ struct PatchParts {
   std::uint32_t* bad = nullptr;     // the first tensor whose positions are wrong
   std::byte* scan = nullptr;
 };
-struct PatchHostParts {
-  PatchTensor* tensors = nullptr;
-  std::uint32_t* chunk_tensor = nullptr;
-  std::uint32_t* bad = nullptr;
-};
-[[nodiscard]] PatchParts carve_patch(std::byte* dev, std::uint32_t tensors, std::uint32_t chunks,
-                                     std::uint64_t* used);
-[[nodiscard]] PatchHostParts carve_patch_host(std::byte* host, std::uint32_t tensors,
-                                              std::uint32_t chunks, std::uint64_t* used);
+// Of the device's workspace, or of the host's, which has no `before` and no `scan`.
+[[nodiscard]] PatchParts carve_patch(std::byte* memory, std::uint32_t tensors, std::uint32_t chunks,
+                                     MemoryKind kind = MemoryKind::kDevice,
+                                     std::uint64_t* used = nullptr);
 
 __device__ __forceinline__ std::uint64_t load_position(const std::byte* at, unsigned bytes) {
   const auto* const halves = reinterpret_cast<const std::uint16_t*>(at);

@@ -82,7 +82,7 @@ Result<StridedPatch> StridedPatch::make(std::span<const Part> parts, unsigned un
   patch.chunks_ = static_cast<std::uint32_t>(chunks);
   patch.offsets_dev_ = offsets_dev;
   patch.dev_ = workspace.dev;
-  const StridedTables host = carve_strided(workspace.host, patch.parts_, patch.chunks_, nullptr);
+  const StridedTables host = carve_strided(workspace.host, patch.parts_, patch.chunks_);
   std::uint32_t chunk = 0;
   for (std::uint32_t i = 0; i < patch.parts_; ++i) {
     host.parts[i] = {parts[i], chunk};
@@ -99,20 +99,10 @@ Result<StridedPatch> StridedPatch::make(std::span<const Part> parts, unsigned un
 
 Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                       std::uint32_t* differs_dev, Stream stream) const {
-  const StridedTables tables = carve_strided(dev_, parts_, chunks_, nullptr);
-  const auto go = [&](auto kernel) {
-    return launch_strided(
-        chunks_, chunks_, "exchange_strided", [&](auto begin, auto end, unsigned blocks) {
-          kernel<<<blocks, kStridedWarps * 32, 0, native(stream)>>>(
-              tables, offsets_dev_, begin, end, values_dev, old_values_dev, differs_dev);
-        });
-  };
-  switch (unit_bytes_) {
-    case 1: return go(exchange<1>);
-    case 2: return go(exchange<2>);
-    case 4: return go(exchange<4>);
-    default: return go(exchange<8>);
-  }
+  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto kernel = by_width(unit_bytes_, exchange<1>, exchange<2>, exchange<4>, exchange<8>);
+  return launch_strided(chunks_, chunks_, "exchange_strided", kernel, stream, tables, offsets_dev_,
+                        values_dev, old_values_dev, differs_dev);
 }
 
 }  // namespace driftless::cuda

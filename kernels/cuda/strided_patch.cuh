@@ -13,8 +13,7 @@ inline constexpr unsigned kStridedTogether = 4;       // changes of a lane under
 // Chunks of one launch where others want the GPU meanwhile: 8 M changes.
 inline constexpr std::uint32_t kStridedSlice = 8192;
 
-struct StridedPart {
-  StridedPatch::Part part;
+struct StridedPart : StridedPatch::Part {
   std::uint32_t first_chunk;
 };
 struct StridedTables {
@@ -22,7 +21,7 @@ struct StridedTables {
   std::uint32_t* chunk_part = nullptr;
 };
 [[nodiscard]] StridedTables carve_strided(std::byte* memory, std::uint32_t parts,
-                                          std::uint32_t chunks, std::uint64_t* used);
+                                          std::uint32_t chunks, std::uint64_t* used = nullptr);
 
 // A new value in the target's width.
 template <unsigned W>
@@ -37,8 +36,8 @@ __device__ __forceinline__ Unit<W> load_converted(const std::byte* values, std::
   if constexpr (W == 2) {
     if (cast == ValueCast::kF32ToBF16) return bf16_of_f32(words[k]);
     if (cast == ValueCast::kF32ToF16) return f16_of_f32(words[k]);
-    if (cast == ValueCast::kBF16ToF16) return f16_of_f32(f32_of_bf16(halves[k]));
-    if (cast == ValueCast::kF16ToBF16) return bf16_of_f32(f32_of_f16(halves[k]));
+    if (cast == ValueCast::kBF16ToF16) return f16_of_bf16(halves[k]);
+    if (cast == ValueCast::kF16ToBF16) return bf16_of_f16(halves[k]);
   }
   return reinterpret_cast<const Unit<W>*>(values)[k];
 }
@@ -58,9 +57,8 @@ __device__ __forceinline__ void each_strided(const StridedTables& tables,
   const std::uint32_t chunk = begin + blockIdx.x * kStridedWarps + threadIdx.x / 32;
   if (chunk >= end) return;
   const std::uint32_t number = tables.chunk_part[chunk];
-  const StridedPart& own = tables.parts[number];
-  const StridedPatch::Part& part = own.part;
-  const std::uint64_t skip = std::uint64_t{chunk - own.first_chunk} * kStridedChunk;
+  const StridedPart& part = tables.parts[number];
+  const std::uint64_t skip = std::uint64_t{chunk - part.first_chunk} * kStridedChunk;
   const std::uint64_t left = part.count - skip;
   const auto count = static_cast<std::uint32_t>(left < kStridedChunk ? left : kStridedChunk);
   const std::uint32_t* const offsets = part.offset_begin == StridedPatch::kEveryUnit
@@ -81,13 +79,16 @@ __device__ __forceinline__ void each_strided(const StridedTables& tables,
   }
 }
 
-// launch(begin, end, blocks) for all chunks, `slice` at a time.
-template <typename Launch>
-Status launch_strided(std::uint32_t chunks, std::uint32_t slice, const char* name,
-                      const Launch& launch) {
+// Queues the kernel for all chunks, `slice` at a time.
+template <typename Kernel, typename... Arguments>
+Status launch_strided(std::uint32_t chunks, std::uint32_t slice, const char* name, Kernel kernel,
+                      Stream stream, const StridedTables& tables, const std::uint32_t* offsets_dev,
+                      Arguments... arguments) {
   for (std::uint32_t begin = 0; begin < chunks;) {
     const std::uint32_t end = chunks - begin < slice ? chunks : begin + slice;
-    launch(begin, end, (end - begin + kStridedWarps - 1) / kStridedWarps);
+    const std::uint32_t blocks = (end - begin + kStridedWarps - 1) / kStridedWarps;
+    kernel<<<blocks, kStridedWarps * 32, 0, native(stream)>>>(tables, offsets_dev, begin, end,
+                                                              arguments...);
     DRIFTLESS_RETURN_IF_ERROR(check_launch(name));
     begin = end;
   }

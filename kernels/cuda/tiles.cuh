@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/memory_kind.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/operations.h"
 
@@ -50,7 +51,7 @@ struct Summary {
   std::uint64_t position_bytes;
 };
 
-// Everything in device memory.
+// Everything in device memory; on the host the tables of tensors and tiles, and the results.
 struct Parts {
   DevTensor* tensors = nullptr;
   std::uint32_t* tile_tensor = nullptr;

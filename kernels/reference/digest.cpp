@@ -29,9 +29,9 @@ Digest digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
   return sum;
 }
 
-Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
-                     const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                     const void* new_values) {
+Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
+                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
+                        const void* new_values, void* units) {
   const auto* before = static_cast<const std::byte*>(old_values);
   const auto* after = static_cast<const std::byte*>(new_values);
   Digest change;
@@ -40,14 +40,8 @@ Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::ui
     change += digest(tensor, at, {after + k * unit_bytes, unit_bytes});
     change -= digest(tensor, at, {before + k * unit_bytes, unit_bytes});
   }
+  if (units != nullptr) scatter(units, unit_bytes, offsets, count, new_values);
   return change;
-}
-
-Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std::uint64_t origin,
-                        const std::uint32_t* offsets, std::uint64_t count, const void* old_values,
-                        const void* new_values, void* units) {
-  scatter(units, unit_bytes, offsets, count, new_values);
-  return digest_change(tensor, unit_bytes, origin, offsets, count, old_values, new_values);
 }
 
 }  // namespace driftless::reference

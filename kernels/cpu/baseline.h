@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What processors do in code for the baseline: moving units, and the digest around a SIMD target's
+// digest_sums() and digest_steps(). Contracts: host_kernels.h.
+#pragma once
+
+#include "kernels/cpu/operations.h"
+#include "kernels/host_kernels.h"
+
+namespace driftless::cpu {
+
+HostKernels::Gather gather;
+HostKernels::Scatter scatter;
+HostKernels::GatherStrided gather_strided;
+HostKernels::ScatterStrided scatter_strided;
+
+using DigestSums = decltype(&portable::digest_sums);
+using DigestSteps = decltype(&portable::digest_steps);
+
+Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
+              std::span<const std::byte> bytes);
+Digest scatter_digested(DigestSteps digest_steps, const DigestTensorKey& tensor,
+                        unsigned unit_bytes, std::uint64_t origin, const std::uint32_t* offsets,
+                        std::uint64_t count, const void* old_values, const void* new_values,
+                        void* units);
+
+}  // namespace driftless::cpu
