@@ -8,17 +8,12 @@ namespace driftless {
 namespace {
 
 constexpr std::array<EncodingInfo, 6> kEncodings{{
-    {Encoding::kIndices, "indices", true, false,
-     "absolute positions (int32, int64 where a tensor needs it) and values; for fast roads"},
-    {Encoding::kDeltas, "deltas", true, false,
-     "gaps between positions (uint16, wider per tensor where needed) and values"},
-    {Encoding::kDeltasZstd, "deltas_zstd", true, false,
-     "deltas under zstd; for slow shared file systems"},
-    {Encoding::kXor, "xor", false, true,
-     "new ^ old of whole tensors under zstd; smallest, must be applied exactly once"},
-    {Encoding::kOverwrite, "overwrite", false, true,
-     "byte positions and values under zstd; may be applied again; tensors up to 4 GiB"},
-    {Encoding::kFull, "full", false, false, "whole tensors"},
+    {Encoding::kIndices, "indices", true, false},
+    {Encoding::kDeltas, "deltas", true, false},
+    {Encoding::kDeltasZstd, "deltas_zstd", true, false},
+    {Encoding::kXor, "xor", false, true},
+    {Encoding::kOverwrite, "overwrite", false, true},
+    {Encoding::kFull, "full", false, false},
 }};
 
 }  // namespace

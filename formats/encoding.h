@@ -12,13 +12,13 @@ namespace driftless {
 
 // The numbers are part of the wire format: never reorder, only append.
 enum class Encoding : std::uint8_t {
-  kIndices = 0,
-  kDeltas = 1,
-  kDeltasZstd = 2,
-  kXor = 3,
-  kOverwrite = 4,
+  kIndices = 0,     // absolute positions (int32, int64 if a tensor needs it) and values: fast roads
+  kDeltas = 1,      // gaps between positions (uint16, wider per tensor if needed) and values
+  kDeltasZstd = 2,  // the same under zstd: slow shared file systems
+  kXor = 3,         // new ^ old of whole tensors under zstd: smallest, applied exactly once
+  kOverwrite = 4,   // byte positions and values under zstd: may be applied again; up to 4 GiB
   // 5 is kept for `compact`.
-  kFull = 6,
+  kFull = 6,  // whole tensors
 };
 
 struct EncodingInfo {
@@ -26,7 +26,6 @@ struct EncodingInfo {
   std::string_view name;  // "deltas_zstd"
   bool positional;        // travels in buckets (frames, flush files)
   bool interchange;       // travels as hf_delta payloads
-  std::string_view help;
 };
 
 [[nodiscard]] std::span<const EncodingInfo> all_encodings();

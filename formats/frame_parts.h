@@ -35,8 +35,7 @@ constexpr Encoding coding_of(Encoding encoding) {
   return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
 }
 inline std::uint64_t frame_body_bytes(const FrameInfo& info) {
-  return info.entries * std::uint64_t{kFrameEntryBytes} + frame_aligned(info.positions_bytes) +
-         frame_aligned(info.values_bytes);
+  return frame_places(info).trailer - kFrameHeaderBytes;
 }
 
 // The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.

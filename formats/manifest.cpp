@@ -15,6 +15,12 @@ namespace {
 constexpr std::string_view kFormatName = "driftless-manifest";
 constexpr std::string_view kLayoutNames[] = {"hf_delta", "flush", "frames", "hdf5"};  // as the enum
 
+constexpr std::pair<const char*, std::uint64_t Manifest::*> kCounts[] = {
+    {"changed_tensors", &Manifest::changed_tensors}, {"changed_units", &Manifest::changed_units},
+    {"total_units", &Manifest::total_units},         {"full_bytes", &Manifest::full_bytes},
+    {"payload_bytes", &Manifest::payload_bytes},
+};
+
 // Written only where it is not `absent`.
 Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std::uint64_t absent,
                                    std::uint64_t most, std::string_view what) {
@@ -102,13 +108,8 @@ Status read_kinds(const Json& json, std::string_view what, Manifest& manifest) {
 }
 
 Status read_counts(const Json& json, std::string_view what, Manifest& manifest) {
-  const std::pair<std::string_view, std::uint64_t*> counts[] = {
-      {"changed_tensors", &manifest.changed_tensors}, {"changed_units", &manifest.changed_units},
-      {"total_units", &manifest.total_units},         {"full_bytes", &manifest.full_bytes},
-      {"payload_bytes", &manifest.payload_bytes},
-  };
-  for (const auto& [key, count] : counts) {
-    DRIFTLESS_ASSIGN_OR_RETURN(*count, json_u64(json, key, what));
+  for (const auto& [key, count] : kCounts) {
+    DRIFTLESS_ASSIGN_OR_RETURN(manifest.*count, json_u64(json, key, what));
   }
   if (manifest.changed_units > manifest.total_units) {
     return error(StatusCode::kCorrupt, what, ": ", manifest.changed_units, " changed of ",
@@ -155,11 +156,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   json["base_digest"] = to_hex(manifest.base_digest);
   json["digest"] = to_hex(manifest.digest);
   if (manifest.ranks != 1) json["ranks"] = manifest.ranks;
-  json["changed_tensors"] = manifest.changed_tensors;
-  json["changed_units"] = manifest.changed_units;
-  json["total_units"] = manifest.total_units;
-  json["full_bytes"] = manifest.full_bytes;
-  json["payload_bytes"] = manifest.payload_bytes;
+  for (const auto& [key, count] : kCounts) json[key] = manifest.*count;
   json["files"] = nlohmann::ordered_json::array();
   for (const ManifestFile& file : manifest.files) {
     nlohmann::ordered_json& item = json["files"].emplace_back();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `overwrite` payload: u32 count, u32 byte positions[count], u8 values[count], under zstd.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "formats/tensor_patcher.h"

@@ -6,7 +6,6 @@
 // float32 torch itself gives different bits, by processor and by the tensor's strides.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <optional>
 

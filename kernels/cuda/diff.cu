@@ -16,9 +16,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/memory_kind.h"
 #include "kernels/cuda/diff_emit.cuh"
 #include "kernels/cuda/diff_sweep.cuh"
-#include "kernels/cuda/tiles.cuh"
 
 namespace driftless::cuda {
 namespace {

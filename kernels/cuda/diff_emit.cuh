@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cub/block/block_scan.cuh>
 
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/diff_sweep.cuh"
 
 namespace driftless::cuda {
 

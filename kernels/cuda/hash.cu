@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime.h>
 
-#include <cstring>
-
 #include "kernels/cuda/hash_finish.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/device_hash.h"
