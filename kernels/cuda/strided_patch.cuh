@@ -36,8 +36,8 @@ __device__ __forceinline__ Unit<W> load_converted(const std::byte* values, std::
   if constexpr (W == 2) {
     if (cast == ValueCast::kF32ToBF16) return bf16_of_f32(words[k]);
     if (cast == ValueCast::kF32ToF16) return f16_of_f32(words[k]);
-    if (cast == ValueCast::kBF16ToF16) return f16_of_bf16(halves[k]);
-    if (cast == ValueCast::kF16ToBF16) return bf16_of_f16(halves[k]);
+    if (cast == ValueCast::kBF16ToF16) return f16_of_f32(f32_of_bf16(halves[k]));
+    if (cast == ValueCast::kF16ToBF16) return bf16_of_f32(f32_of_f16(halves[k]));
   }
   return reinterpret_cast<const Unit<W>*>(values)[k];
 }
