@@ -72,8 +72,8 @@ class [[nodiscard]] Result {
   [[nodiscard]] const Status& status() const { return status_; }
   // As Status::with_context().
   [[nodiscard]] Result with_context(std::string_view context) && {
-    if (!ok()) status_ = status_.with_context(context);
-    return std::move(*this);
+    if (ok()) return std::move(*this);
+    return status_.with_context(context);
   }
   // Only when ok().
   [[nodiscard]] T& value() { return *value_; }
