@@ -27,9 +27,9 @@ struct Group {
   std::optional<cuda::StridedPatch> patch;
 };
 
-class DeviceChanges final : public PlacedChanges {
+class ChangesOnDevice final : public PlacedChanges {
  public:
-  explicit DeviceChanges(std::shared_ptr<GpuContext> gpu)
+  explicit ChangesOnDevice(std::shared_ptr<GpuContext> gpu)
       : gpu_(std::move(gpu)), workspace_(gpu_) {}
 
   Status place(std::span<const ChangePart> parts) {
@@ -67,8 +67,6 @@ class DeviceChanges final : public PlacedChanges {
     }
     return gpu_->stream.wait();
   }
-
-  [[nodiscard]] std::span<const Digest> measured() const override { return {}; }
 
  private:
   [[nodiscard]] std::byte* dev(std::uint64_t at) const { return workspace_->dev.data() + at; }
@@ -160,7 +158,7 @@ class DeviceChanges final : public PlacedChanges {
 
 Result<std::unique_ptr<PlacedChanges>> place_on_device(std::shared_ptr<GpuContext> gpu,
                                                        std::span<const ChangePart> parts) {
-  auto placed = std::make_unique<DeviceChanges>(std::move(gpu));
+  auto placed = std::make_unique<ChangesOnDevice>(std::move(gpu));
   DRIFTLESS_RETURN_IF_ERROR(placed->place(parts));
   return std::unique_ptr<PlacedChanges>(std::move(placed));
 }

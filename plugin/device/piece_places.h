@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 #include "kernels/cuda/operations.h"
-#include "plugin/device/uploader.h"
+#include "plugin/device/device_memory.h"
 #include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/weight_memory.h"
 

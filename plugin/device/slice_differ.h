@@ -69,7 +69,8 @@ class SliceDiffer {
     std::vector<cuda::DiffBatch::Tensor> tensors;
     unsigned unit_bytes = 1;
     cuda::PositionCoding coding = cuda::PositionCoding::kGaps;
-    DeviceBuffer staged, work, host, positions, values;
+    DeviceBuffer staged, positions, values;
+    DeviceWorkspace work;
     std::optional<cuda::DiffBatch> batch;
     DeviceEvent done;  // the comparison
     DeviceEvent read;  // what was queued before release()

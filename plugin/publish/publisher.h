@@ -14,9 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +25,7 @@
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/manifest.h"
-#include "plugin/publish/device_side.h"
+#include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -57,7 +55,7 @@ struct PublisherOptions {
   ResumeMode resume = ResumeMode::kAuto;
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
-  std::shared_ptr<DeviceSide> device = nullptr;
+  std::shared_ptr<PublisherDevice> device = nullptr;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 
@@ -90,7 +88,7 @@ class Publisher {
   virtual ~Publisher() = default;
 
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
-  // where the outcome of the seal could not be learnt, the next call settles it first; the message
+  // if the outcome of the seal could not be learnt, the next call finds it out first; the message
   // names the rank and what failed there. kWrongRun: another publisher has taken the road over;
   // nothing of this one becomes visible any more, and every further call says so.
   [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;

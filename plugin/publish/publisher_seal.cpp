@@ -38,11 +38,6 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   return made;
 }
 
-Result<std::unique_ptr<RankPayload>> PublisherRank::make_payload(const PayloadContext& made) const {
-  if (options_.device != nullptr) return options_.device->make_payload(made);
-  return make_rank_payload(made);
-}
-
 bool PublisherRank::has_index(bool full) const {
   return layout_of(options_.layout, full) == DirectoryLayout::kHfDelta;
 }
@@ -138,23 +133,31 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
   }
 }
 
-RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
+RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadline& deadline,
+                                         const std::function<Status(RankPayload&)>& fill) {
   RankMessage mine;
-  Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
-  mine.status = made.status();
-  if (made.ok()) {
+  Result<std::unique_ptr<RankPayload>> payload =
+      options_.device != nullptr ? options_.device->make_payload(made) : make_rank_payload(made);
+  mine.status = payload.ok() ? fill(**payload) : payload.status();
+  if (mine.status.ok()) mine.status = (*payload)->finish();
+  // After a failure a thread of the payload may still be writing parts and findings: it ends before
+  // the road drops the parts, and nobody reads what it found.
+  if (mine.status.ok()) mine.findings = (*payload)->findings();
+  if (payload.ok() && !mine.status.ok()) payload->reset();
+  const bool full = made.frame.encoding == Encoding::kFull;
+  mine.digest = full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
+  flush_parts(mine, full, deadline);
+  return mine;
+}
+
+RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
+  return write_payload(context(id, id.version, true), deadline, [&](RankPayload& payload) {
     std::vector<PairedTensor> batch;
     for (const std::uint32_t tensor : snapshot_.tensors()) {
       batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
     }
-    mine.status = (*made)->add(batch);
-    if (mine.status.ok()) mine.status = (*made)->finish();
-  }
-  if (mine.status.ok()) mine.findings = (*made)->findings();
-  if (made.ok() && !mine.status.ok()) made->reset();  // as in produce()
-  mine.digest = mine.findings.digest;
-  flush_parts(mine, true, deadline);
-  return mine;
+    return payload.add(batch);
+  });
 }
 
 Status PublisherRank::add_anchor(std::vector<std::string>& notes) {

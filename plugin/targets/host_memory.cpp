@@ -98,8 +98,6 @@ class HostChanges final : public PlacedChanges {
     return {};
   }
 
-  [[nodiscard]] std::span<const Digest> measured() const override { return {}; }
-
  private:
   using Scratch = std::array<std::byte, std::size_t{kBatchUnits} * 8>;
 
@@ -234,7 +232,8 @@ ChangePart part_of(const DeltaPiece& piece, const WeightMap& map) {
   return part;
 }
 
-Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads) {
+Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
+                      const std::function<void(const TensorBytes&)>& done) {
   std::vector<TensorBytes> tasks;
   for (TensorBytes each : bytes) {
     while (!each.piece.bytes.empty()) {
@@ -252,6 +251,7 @@ Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads) {
       parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
         const DensePiece& piece = tasks[i].piece;
         sums[worker] += host_kernels().digest(*tasks[i].key, piece.byte_offset, piece.bytes);
+        if (done) done(tasks[i]);
         return {};
       }));
   return std::accumulate(sums.begin() + 1, sums.end(), sums.front());

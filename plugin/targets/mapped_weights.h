@@ -58,4 +58,10 @@ struct MappedWeights {
   [[nodiscard]] bool maps_any(std::uint32_t tensor) const { return tensors[tensor].maps > 0; }
 };
 
+// `versions`, adjoining deltas or one full version, made ready. The update owns the states before
+// and after, the proof between them, the commit (the writer first; then compare and write) and the
+// way back. With `in_place` buckets are applied by the memory, where they lie.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_update(
+    std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place);
+
 }  // namespace driftless

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masked overwrites in the memory of a GPU: changes that lie there since staging are made into
 // full-shape tensors for a loader, and written through the map of each of its copies. The peer of
-// MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_masked.h.
+// MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_factories.h.
 //
 // Device memory, held for the next version once it was taken: per change 4 bytes, its width, and
 // its width in the parameter for what was there before; the full-shape tensors of a chunk; 256

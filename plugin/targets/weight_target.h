@@ -47,12 +47,6 @@ struct TargetState {
   }
 };
 
-// Whether the tensors that a partial state holds are those of version 0 of a run. `digests`: of
-// each tensor of the layout there. kWrongBase, naming the first tensor that is not; ok if one side
-// is not known.
-[[nodiscard]] Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
-                                        std::span<const Digest> digests);
-
 struct CommitReport {
   std::uint64_t version = 0;
   Digest digest;
@@ -79,9 +73,9 @@ class WeightTarget {
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
   [[nodiscard]] virtual TargetState state() const = 0;
-  // Ends what an interrupted commit left half done, where the target can, so that its state may be
-  // valid again. Ok where there is nothing to do.
-  [[nodiscard]] virtual Status settle() = 0;
+  // Ends what an interrupted commit left half done, if the target can, so that its state may be
+  // valid again. Ok if there is nothing to do.
+  [[nodiscard]] virtual Status recover() = 0;
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
   // version. The target's weights are read, not written; the engine may go on reading them. What
   // was staged before must be dropped first.
@@ -111,7 +105,7 @@ class MappedTarget : public WeightTarget {
 // Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the
 // caller; null where this process does not hold it (then the state's digest is of the held ones).
 // With `initial` the bytes there are that version.
-[[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_memory_target(
+[[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_memory_target(
     const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
     unsigned threads);
 // The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the

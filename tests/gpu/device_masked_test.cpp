@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masked overwrites on the GPU do what the host's do, to the bit, and go back.
-#include "plugin/device/device_masked.h"
+#include "plugin/device/device_factories.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "gpu/device.h"
-#include "plugin/device/device_weight_memory.h"
 #include "plugin/targets/masked_write.h"
 
 namespace driftless::testing {
