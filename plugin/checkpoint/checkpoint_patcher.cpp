@@ -2,10 +2,7 @@
 #include "plugin/checkpoint/checkpoint_patcher.h"
 
 #include "core/stopwatch.h"
-#include "kernels/tensor_ops.h"
-#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
-#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {

@@ -11,18 +11,7 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "core/file_system.h"
-#include "core/status.h"
-#include "formats/checkpoint.h"
-#include "formats/version_dir.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/journal.h"
 #include "plugin/targets/version_stager.h"
 

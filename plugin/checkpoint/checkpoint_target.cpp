@@ -3,7 +3,6 @@
 #include "core/parallel.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/targets/fetched_version.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 namespace {

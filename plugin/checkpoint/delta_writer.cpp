@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/delta_writer.h"
 
-#include <functional>
 #include <mutex>
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/bucket.h"
-#include "formats/flush_file.h"
-#include "formats/version_dir.h"
-#include "kernels/tensor_ops.h"
 #include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"

@@ -4,13 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "formats/checkpoint.h"
-#include "formats/frame.h"
 #include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/version_dir.h"
 #include "formats/zstd_stream.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/journal.h"
 
 namespace driftless {

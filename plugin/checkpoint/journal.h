@@ -12,18 +12,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/digest.h"
-#include "core/file_system.h"
 #include "core/layout.h"
-#include "core/status.h"
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
 #include "plugin/checkpoint/checkpoint_state.h"

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
-#include <vector>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"

@@ -9,7 +9,6 @@
 #include <limits>
 #include <mutex>
 
-#include "kernels/tensor_ops.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {

@@ -2,14 +2,8 @@
 // Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <optional>
-#include <string>
 
-#include "core/file_system.h"
-#include "core/status.h"
-#include "formats/checkpoint.h"
 #include "kernels/tensor_ops.h"
 #include "plugin/targets/version_stager.h"
 

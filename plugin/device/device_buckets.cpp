@@ -3,9 +3,7 @@
 // they replace are kept beside them.
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 
 namespace driftless {

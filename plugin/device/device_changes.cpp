@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // place_on_device(): changes that go through maps, uploaded; one launch writes all of a width.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <map>
-#include <optional>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 #include "plugin/device/piece_places.h"
 

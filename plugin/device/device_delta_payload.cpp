@@ -2,7 +2,6 @@
 // Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
 // too, and only their heads come from the host; on any other the streams are fetched once.
 #include <algorithm>
-#include <array>
 
 #include "formats/frame_head.h"
 #include "kernels/device_hash.h"

@@ -19,10 +19,6 @@
 // Pinned memory: 16 MiB, and what the tables of a version take.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-
-#include "core/status.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/targets/masked_device.h"
 #include "plugin/targets/weight_memory.h"

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/device_factories.h"
 
-#include <optional>
-#include <vector>
-
-#include "kernels/cuda/operations.h"
-#include "plugin/device/device_memory.h"
 #include "plugin/device/piece_places.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 namespace {

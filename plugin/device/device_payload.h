@@ -2,17 +2,8 @@
 // The payloads of a publisher with a GPU, and what they share. Private to plugin/device.
 #pragma once
 
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <vector>
-
-#include "kernels/cuda/operations.h"
-#include "plugin/device/device_memory.h"
 #include "plugin/device/slice_differ.h"
-#include "plugin/publish/publisher_device.h"
 #include "plugin/publish/rank_payload.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 #include "plugin/device/piece_places.h"
 

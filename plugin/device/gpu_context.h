@@ -3,14 +3,6 @@
 // kept from version to version. Part of plugin/device.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/status.h"
 #include "plugin/device/device_memory.h"
 #include "plugin/targets/weight_memory.h"
 

@@ -4,16 +4,8 @@
 // overlaps comparing this one.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "core/memory_kind.h"
-#include "core/status.h"
-#include "kernels/cuda/operations.h"
 #include "plugin/device/device_memory.h"
 
 namespace driftless {

@@ -4,10 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/device_memory.h"
 
 namespace driftless {

@@ -3,13 +3,8 @@
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
 #include <algorithm>
-#include <array>
-#include <functional>
 #include <utility>
 
-#include "formats/bucket.h"
-#include "formats/flush_file.h"
-#include "formats/version_dir.h"
 #include "plugin/publish/background_writer.h"
 #include "plugin/publish/rank_payload.h"
 

@@ -2,7 +2,6 @@
 // Publisher::open(): the ranks agree on a layout, seed their snapshots, and start a run or go on
 // with one.
 #include <algorithm>
-#include <map>
 
 #include "core/parallel.h"
 #include "formats/run_info.h"

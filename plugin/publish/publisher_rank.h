@@ -3,18 +3,10 @@
 // through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
-#include "plugin/publish/snapshot.h"
 
 namespace driftless {
 

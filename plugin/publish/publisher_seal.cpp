@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
-#include "formats/version_dir.h"
 #include "plugin/publish/publisher_rank.h"
 
 namespace driftless {

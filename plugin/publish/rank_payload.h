@@ -4,23 +4,10 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "collectives/road.h"
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
 #include "formats/bucket.h"
 #include "formats/checksum.h"
-#include "formats/frame.h"
-#include "formats/manifest.h"
 #include "kernels/tensor_ops.h"
 #include "plugin/publish/snapshot.h"
 

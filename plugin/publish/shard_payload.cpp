@@ -2,8 +2,6 @@
 // One hf_delta shard per rank: compressed tensors, or whole ones. The snapshot moves on with the
 // comparison, so that a thread of its own can compress and write what was compared before: from the
 // snapshot's bytes and the changes that led to them. Held are the changes of about two buckets.
-#include <memory>
-#include <utility>
 
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"

@@ -3,18 +3,10 @@
 // takes a version back which did not come through.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <span>
-#include <vector>
 
 #include "core/delta_view.h"
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/byte_buffer.h"
 #include "kernels/host_kernels.h"
 #include "plugin/publish/publisher_device.h"

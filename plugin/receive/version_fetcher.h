@@ -4,13 +4,6 @@
 // One thread at a time. The road outlives it.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "core/hash128.h"
 #include "plugin/receive/receiver.h"
 

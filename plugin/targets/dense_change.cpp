@@ -2,8 +2,6 @@
 // make_dense_change().
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <vector>
 
 #include "core/parallel.h"
 #include "plugin/targets/tensor_changes.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/targets/fetched_version.h"
 
-#include "formats/version_dir.h"
-
 namespace driftless {
 namespace {
 

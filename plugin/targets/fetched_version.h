@@ -3,12 +3,6 @@
 // target's state, and their payloads opened.
 #pragma once
 
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/layout.h"
-#include "core/status.h"
 #include "plugin/targets/version_source.h"
 #include "plugin/targets/weight_target.h"
 

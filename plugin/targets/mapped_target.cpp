@@ -2,9 +2,7 @@
 #include "plugin/targets/mapped_target.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
-#include <map>
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"

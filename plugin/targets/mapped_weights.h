@@ -2,18 +2,7 @@
 // What a mapped target and the updates staged for it share.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "plugin/targets/mapped_target.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 

@@ -8,14 +8,8 @@
 // bytes for each piece of changes and each copy.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <span>
 
-#include "core/status.h"
-#include "kernels/strided_map.h"
-#include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/masked_write.h"
 
 namespace driftless {

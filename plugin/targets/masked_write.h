@@ -3,12 +3,6 @@
 // through a map, and only what is not the sentinel is written.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
-#include "core/status.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
 #include "plugin/targets/delta_pieces.h"

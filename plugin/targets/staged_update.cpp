@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // stage_update(): deltas and full versions differ only in how the update is filled.
 #include <algorithm>
-#include <utility>
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"

@@ -3,18 +3,7 @@
 // that go through the maps, and the new values of the tensors that an external writer holds.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <vector>
-
-#include "core/status.h"
-#include "formats/frame.h"
-#include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/mapped_weights.h"
-#include "plugin/targets/version_source.h"
 
 namespace driftless {
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <utility>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"

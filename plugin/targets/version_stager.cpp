@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <vector>
 
 #include "core/parallel.h"
 #include "formats/bucket.h"
-#include "formats/frame.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {

@@ -5,16 +5,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
 
 #include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/checkpoint.h"
-#include "formats/version_dir.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
