@@ -87,7 +87,7 @@ class CheckpointPatcher {
   // Ok if the checkpoint, whose state says that it is at `version`, is not contradicted by what
   // that version says of itself: run, layout, digest, checksums of the tensors it changed.
   [[nodiscard]] Status check_at(const VersionDirectory& version);
-  // Reads all weights and compares their digest with the state's, or learns it where the state has
+  // Reads all weights and compares their digest with the state's, or learns it if the state has
   // none.
   [[nodiscard]] Status check_full();
 

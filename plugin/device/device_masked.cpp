@@ -42,21 +42,15 @@ class DeviceMasked final : public MaskedDevice {
     return queue_fill(dense, stream);
   }
 
-  Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
-                                const MaskedTarget& target, void* stream) override {
+  Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into, void* stream) override {
     const OnDevice on(device_);
     DRIFTLESS_RETURN_IF_ERROR(on.status());
-    WeightMap into;
-    into.data = target.data;
-    into.unit_bytes = target.unit_bytes;
-    into.map = map;
-    into.cast = target.cast;
     parts_.clear();
     const std::uint64_t old_units = add_parts(tensor, into, 0);
     Write write;
     if (!parts_.empty()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(write.old, dev_.take(old_units * target.unit_bytes));
-      DRIFTLESS_ASSIGN_OR_RETURN(write.patch, make_patch(target.unit_bytes, stream));
+      DRIFTLESS_ASSIGN_OR_RETURN(write.old, dev_.take(old_units * into.unit_bytes));
+      DRIFTLESS_ASSIGN_OR_RETURN(write.patch, make_patch(into.unit_bytes, stream));
       DRIFTLESS_RETURN_IF_ERROR(write.patch->exchange_strided(values_, write.old, nullptr, stream));
     }
     writes_.push_back(write);

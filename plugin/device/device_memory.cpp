@@ -53,7 +53,7 @@ struct Driver {
   decltype(&cuMemUnmap) unmap = nullptr;
   decltype(&cuMemSetAccess) access = nullptr;
 
-  // Nothing where a call is missing.
+  // Nothing if a call is missing.
   static const Driver* get() {
     static const std::optional<Driver> found = load();
     return found ? &*found : nullptr;

@@ -184,7 +184,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
           gpu_->uploader.read({values, count * width}, scratch_.dev.data(), gpu_->stream));
     }
     for (const WeightMap* map : maps) {
-      const auto [begin, end] = range_of(*map, origin, count);
+      const auto [begin, end] = map->range(origin, count);
       if (!map->plain() || begin >= end) continue;
       DRIFTLESS_RETURN_IF_ERROR(
           gpu_->uploader.read({values + (begin - origin) * width, (end - begin) * width},
@@ -202,16 +202,16 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     bool copied = false;
     for (const WeightMap* map : maps) {
       if (map->plain()) {
-        const auto [begin, end] = range_of(*map, origin, count);
+        const auto [begin, end] = map->range(origin, count);
         if (begin >= end) continue;
-        DRIFTLESS_RETURN_IF_ERROR(
-            copy(map->at(begin), {values + (begin - origin) * width, (end - begin) * width}, from));
+        DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(
+            map->at(begin), {values + (begin - origin) * width, (end - begin) * width}, from));
         continue;
       }
       if (!copied) {
         DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // what was there before may be in use
         DRIFTLESS_RETURN_IF_ERROR(reserve(count));
-        DRIFTLESS_RETURN_IF_ERROR(copy(scratch_.dev.data(), {values, count * width}, from));
+        DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(scratch_.dev.data(), {values, count * width}, from));
         copied = true;
       }
       DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
@@ -245,16 +245,6 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   }
 
  private:
-  // The units of [origin, origin + count) that lie in the map's range.
-  static std::pair<std::uint64_t, std::uint64_t> range_of(const WeightMap& map,
-                                                          std::uint64_t origin,
-                                                          std::uint64_t count) {
-    return {std::max(origin, map.map.source_offset), std::min(origin + count, map.map.source_end)};
-  }
-  Status copy(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
-    if (kind == MemoryKind::kDevice) return gpu_->stream.copy(to_dev, from.data(), from.size());
-    return gpu_->uploader.copy(to_dev, from, gpu_->stream);
-  }
   Status reserve(std::uint64_t count) {
     const cuda::WorkspaceSize table = table_size(count);
     DRIFTLESS_RETURN_IF_ERROR(

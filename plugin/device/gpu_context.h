@@ -17,6 +17,11 @@ struct GpuContext {
   DeviceWorkspace workspace;  // empty while somebody has it
   StagingMemory staging;
 
+  // Bytes of either memory to the device: queued; what lies on the host may go when it returns.
+  [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
+    if (kind == MemoryKind::kDevice) return stream.copy(to_dev, from.data(), from.size());
+    return uploader.copy(to_dev, from, stream);
+  }
   // Makes it at least so large; kNoSpace, saying for what, where that is more than allowed.
   [[nodiscard]] Status reserve(DeviceWorkspace& held, std::uint64_t dev_bytes,
                                std::uint64_t host_bytes, const std::string& what);

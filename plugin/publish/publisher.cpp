@@ -277,18 +277,9 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
 void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks,
                          LeaderMessage& outcome, const Deadline& deadline) {
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (has_index(plan.full)) {
-    outcome.status = add_index(id, plan.base_version, plan.full, ranks, deadline);
-  }
   bool doubt = false;
-  if (outcome.status.ok()) {
-    const Manifest manifest = manifest_of(id, plan.base_version, plan.full, ranks);
-    outcome.digest = manifest.digest;
-    outcome.changed_units = manifest.changed_units;
-    outcome.delta_bytes = manifest.payload_bytes;
-    for (const ManifestFile& file : manifest.files) outcome.wire_bytes += file.size_bytes;
-    outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
-  }
+  outcome.status =
+      seal_publication(id, plan.base_version, plan.full, ranks, deadline, outcome, doubt);
   if (!outcome.status.ok()) {
     outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
     outcome.status = outcome.status.with_context(

@@ -45,7 +45,7 @@ struct PublisherOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, where the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()
-  bool background = true;  // encode and write on a thread; false where the road is bound to one
+  bool background = true;  // encode and write on a thread; false if the road is bound to one
   // A version of which more than this share of the units changed is sent in full.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
@@ -62,7 +62,7 @@ struct PublisherOptions {
 struct PublishReport {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
-  Encoding encoding = Encoding::kDeltas;  // kFull where it was sent in full
+  Encoding encoding = Encoding::kDeltas;  // kFull if it was sent in full
   Digest digest;
   std::uint64_t changed_units = 0, total_units = 0;  // of all ranks, like the following
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;

@@ -138,8 +138,9 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Manifest manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
                                      const std::vector<RankMessage>& ranks) const;
   // Ok: sealed. `doubt` is set where nobody can say; then sealing_ is the manifest's hash.
-  [[nodiscard]] Status seal_publication(const PublicationId& id, const Manifest& manifest,
-                                        const Deadline& deadline, std::vector<std::string>& notes,
+  [[nodiscard]] Status seal_publication(const PublicationId& id, std::uint64_t base_version,
+                                        bool full, std::vector<RankMessage>& ranks,
+                                        const Deadline& deadline, LeaderMessage& outcome,
                                         bool& doubt);
   // Of the version that is committed; begun already by the leader. Its failure is a note.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
@@ -162,7 +163,7 @@ class PublisherRank final : public Publisher {
   Digest digest_;       // of all ranks' weights at id_
   Digest part_digest_;  // of this rank's
   Digest base_digest_;  // of version 0, all ranks
-  // Of each tensor of version 0, as the layout; known to the leader. Empty where the announcement
+  // Of each tensor of version 0, as the layout; known to the leader. Empty if the announcement
   // on the road has none.
   std::vector<Digest> tensor_digests_;
   bool needs_full_ = false;

@@ -97,9 +97,22 @@ Manifest PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_
   return manifest;
 }
 
-Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& manifest,
-                                       const Deadline& deadline, std::vector<std::string>& notes,
+Status PublisherRank::seal_publication(const PublicationId& id, std::uint64_t base_version,
+                                       bool full, std::vector<RankMessage>& ranks,
+                                       const Deadline& deadline, LeaderMessage& outcome,
                                        bool& doubt) {
+  if (has_index(full)) {
+    DRIFTLESS_RETURN_IF_ERROR(add_index(id, base_version, full, ranks, deadline));
+  }
+  const Manifest manifest = manifest_of(id, base_version, full, ranks);
+  if (id.kind == PublicationKind::kAnchor && manifest.digest != digest_) {
+    return error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
+                 ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
+  }
+  outcome.digest = manifest.digest;
+  outcome.changed_units = manifest.changed_units;
+  outcome.delta_bytes = manifest.payload_bytes;
+  for (const ManifestFile& file : manifest.files) outcome.wire_bytes += file.size_bytes;
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
   const std::string text = manifest_to_json(manifest);
   sealing_ = xxh3_128(text);
@@ -110,7 +123,7 @@ Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& 
   if (!fenced_.ok()) return fenced_;
   doubt = !visible.ok();
   if (doubt || !*visible) return sealed;
-  notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
+  outcome.notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
   return {};
 }
 
@@ -168,17 +181,8 @@ Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   LeaderMessage outcome;
   outcome.status = ranks.status();
   if (ranks.ok() && group_.leads()) {
-    if (has_index(true)) outcome.status = add_index(id, id.version, true, *ranks, deadline);
-    const Manifest manifest = manifest_of(id, id.version, true, *ranks);
-    if (outcome.status.ok() && manifest.digest != digest_) {
-      outcome.status =
-          error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
-                ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
-    }
     bool doubt = false;
-    if (outcome.status.ok()) {
-      outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
-    }
+    outcome.status = seal_publication(id, id.version, true, *ranks, deadline, outcome, doubt);
   }
   const Result<LeaderMessage> told = tell(outcome, deadline);
   if (!told.ok()) {

@@ -25,7 +25,7 @@ class Snapshot {
                                                PublisherDevice* device = nullptr);
 
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
-  // Null where the tensor is not one of these.
+  // Null if the tensor is not one of these.
   [[nodiscard]] std::byte* data(std::uint32_t tensor) const { return data_[tensor]; }
   [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t tensor) const {
     return {data_[tensor], (*layout_)[tensor].size_bytes};
@@ -70,7 +70,7 @@ class UndoLog {
     ByteBuffer memory;  // `count` offsets, then as many old values
   };
   [[nodiscard]] Piece& next_piece();
-  // Room for the offsets and the values of `delta`; null where there is none, the piece then empty.
+  // Room for the offsets and the values of `delta`; null if there is none, the piece then empty.
   [[nodiscard]] static std::byte* start(Piece& piece, const DeltaView& delta);
 
   std::mutex mutex_;          // for the next two

@@ -36,14 +36,14 @@ class MaskedDevice {
   // is forgotten.
   [[nodiscard]] virtual Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                                      std::span<const Dense> first) = 0;
-  // Where the full-shape tensors are, until the next stage(). Null where none ever was.
+  // Where the full-shape tensors are, until the next stage(). Null if none ever was.
   [[nodiscard]] virtual std::shared_ptr<std::byte> dense() const = 0;
   // Each becomes the sentinel, but for its changes.
   [[nodiscard]] virtual Status fill(std::span<const Dense> dense, void* stream) = 0;
-  // The changes of a tensor that the map has, into the target; what was there is kept. A number for
+  // The changes of a tensor that the map has, into its target; what was there is kept. A number for
   // take_back().
-  [[nodiscard]] virtual Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
-                                                      const MaskedTarget& target, void* stream) = 0;
+  [[nodiscard]] virtual Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into,
+                                                      void* stream) = 0;
   // Puts back what an overwrite found; the last one first, where they meet.
   [[nodiscard]] virtual Status take_back(std::size_t write, void* stream) = 0;
 };

@@ -13,38 +13,10 @@ namespace {
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kSummedPerThread = 32768;
 
-// The writer's part of an update: forgotten, if it was not taken back, with this.
-class ExternalUpdate {
- public:
-  explicit ExternalUpdate(std::shared_ptr<ExternalWriter> writer) : writer_(std::move(writer)) {}
-  ExternalUpdate(const ExternalUpdate&) = delete;
-  ExternalUpdate& operator=(const ExternalUpdate&) = delete;
-  ~ExternalUpdate() {
-    if (used_ && writer_) writer_->drop();
-  }
-  [[nodiscard]] Status stage(std::shared_ptr<const TensorChanges> changes) {
-    if (!writer_ || changes->tensors().empty()) return {};
-    used_ = true;
-    return writer_->stage(std::move(changes));
-  }
-  [[nodiscard]] Status commit() {
-    if (writer_) DRIFTLESS_RETURN_IF_ERROR(writer_->check());
-    return used_ ? writer_->commit() : Status();
-  }
-  [[nodiscard]] Status undo() { return used_ ? writer_->undo() : Status(); }
-
- private:
-  std::shared_ptr<ExternalWriter> writer_;
-  bool used_ = false;
-};
-
 class StagedUpdate final : public StagedChange {
  public:
   StagedUpdate(std::shared_ptr<MappedWeights> weights, const std::vector<VersionSource>& versions)
-      : weights_(std::move(weights)),
-        before_(weights_->state),
-        after_(weights_->state),
-        external_(weights_->writer) {
+      : weights_(std::move(weights)), before_(weights_->state), after_(weights_->state) {
     const VersionDirectory& first = versions.front().version();
     const VersionDirectory& last = versions.back().version();
     source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
@@ -58,6 +30,13 @@ class StagedUpdate final : public StagedChange {
     if (after_.partial) after_.version_digest = last.manifest->digest;
   }
 
+  StagedUpdate(const StagedUpdate&) = delete;
+  StagedUpdate& operator=(const StagedUpdate&) = delete;
+  // What the writer holds is forgotten, if it was not taken back.
+  ~StagedUpdate() override {
+    if (external_) weights_->writer->drop();
+  }
+
   Status fill(std::vector<VersionSource> versions, bool in_place) {
     if (versions.front().version().full()) return fill_full(std::move(versions));
     return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions));
@@ -69,7 +48,9 @@ class StagedUpdate final : public StagedChange {
                    ": the weights are not those that it was staged for; stage it again");
     }
     Stopwatch watch;
-    DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(source_));
+    if (weights_->writer)
+      DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check().with_context(source_));
+    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
     weights_->state.valid = false;  // until all of it is there
     if (const Status status = write(); !status.ok()) {
       const Status back = take_back();
@@ -109,7 +90,7 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(changes_->fold().with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
     if (weights_->summed) DRIFTLESS_RETURN_IF_ERROR(sum_pieces());
-    return external_.stage(changes_).with_context(source_);
+    return stage_external();
   }
 
   Status fill_buckets(std::vector<VersionSource> versions) {
@@ -150,7 +131,13 @@ class StagedUpdate final : public StagedChange {
       if (!dense.ok()) return dense.status().with_context(source_);
       placed_ = std::move(*dense);
     }
-    return external_.stage(changes_).with_context(source_);
+    return stage_external();
+  }
+
+  Status stage_external() {
+    if (!weights_->writer || changes_->tensors().empty()) return {};
+    external_ = true;
+    return weights_->writer->stage(changes_).with_context(source_);
   }
 
   // The version is what its manifest says.
@@ -259,7 +246,7 @@ class StagedUpdate final : public StagedChange {
   Status take_back() {
     weights_->state.valid = false;
     DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
-    DRIFTLESS_RETURN_IF_ERROR(external_.undo());
+    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->undo());
     weights_->state = before_;
     return {};
   }
@@ -277,7 +264,7 @@ class StagedUpdate final : public StagedChange {
   std::string source_;  // for messages
   std::vector<Goal> goals_;
   TargetState before_, after_;
-  ExternalUpdate external_;
+  bool external_ = false;                   // the writer has its part
   std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
   std::vector<ChangePart> parts_;
   std::vector<std::byte> old_values_;  // of parts whose map is not counted

@@ -4,6 +4,7 @@
 // lie. One thread at a time, except where a call says otherwise.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/digest.h"
@@ -37,6 +39,13 @@ struct WeightMap {
 
   // Whether units that adjoin in the tensor adjoin there, with the same bits.
   [[nodiscard]] bool plain() const { return cast == ValueCast::kNone && map.plain(); }
+  // Of the units [origin, origin + count) those within the map's range: a begin and an end, which
+  // is not below it.
+  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> range(std::uint64_t origin,
+                                                              std::uint64_t count) const {
+    const std::uint64_t begin = std::max(origin, map.source_offset);
+    return {begin, std::max(begin, std::min(origin + count, map.source_end))};
+  }
   // Where unit `unit` of the tensor lies; the map is plain and has it.
   [[nodiscard]] std::byte* at(std::uint64_t unit) const {
     return data + (map.target_offset + (unit - map.source_offset)) * unit_bytes;
@@ -69,7 +78,7 @@ class PlacedChanges {
   // Puts back what write() replaced, as far as it came.
   [[nodiscard]] virtual Status take_back() = 0;
   // What the changes add to the digest, one number for each version in their order, where the
-  // memory measures it: of the first version once staged, of all once written. Empty where the old
+  // memory measures it: of the first version once staged, of all once written. Empty if the old
   // values came to the host instead (ChangePart::old_values).
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
 };

@@ -62,7 +62,7 @@ class StagedChange {
   // All or nothing: ok, and the target is at the new version with its digest; or not, and it is as
   // it was (where that could not be restored, its state is not valid any more). Once.
   [[nodiscard]] virtual Result<CommitReport> commit() = 0;
-  // Takes a committed change back; before the next stage(). kUnsupported where the target cannot.
+  // Takes a committed change back; before the next stage(). kUnsupported if the target cannot.
   [[nodiscard]] virtual Status undo() = 0;
 };
 
@@ -103,7 +103,7 @@ class MappedTarget : public WeightTarget {
 };
 
 // Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the
-// caller; null where this process does not hold it (then the state's digest is of the held ones).
+// caller; null if this process does not hold it (then the state's digest is of the held ones).
 // With `initial` the bytes there are that version.
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_memory_target(
     const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
@@ -116,7 +116,7 @@ using OwnedWeights = MappedTarget;
 // A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It
 // exists and holds its base, or a version of the run. All weights are read once, to know or to
 // prove their digest; a checkpoint that is not what its state says is not valid, and is replaced by
-// a full version. The directory is locked as long as the target lives (kBusy where another holds
+// a full version. The directory is locked as long as the target lives (kBusy if another holds
 // it).
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(
     FileSystem& fs, const std::string& checkpoint, unsigned threads);
