@@ -45,8 +45,8 @@ class HeldChanges {
   std::shared_ptr<const WeightLayout> layout_;
 };
 
-// Memory at an address, as units of a type that values of `from` are converted to.
-[[nodiscard]] MaskedTarget masked_target(std::uint64_t address, DType from,
-                                         const std::string& dtype);
+// A map into memory at an address, as units of a type that values of `from` are converted to.
+[[nodiscard]] WeightMap masked_target(const StridedMap& map, std::uint64_t address, DType from,
+                                      const std::string& dtype);
 
 }  // namespace driftless::python

@@ -55,9 +55,9 @@ MaskedWrite HeldChanges::overwrite(const std::string& name, const StridedMap& ma
                                    std::uint64_t target, const std::string& dtype,
                                    unsigned threads) const {
   const std::uint32_t tensor = index(name);
-  const MaskedTarget into = masked_target(target, (*layout_)[tensor].dtype, dtype);
+  const WeightMap into = masked_target(map, target, (*layout_)[tensor].dtype, dtype);
   const py::gil_scoped_release released;
-  return take(MaskedWrite::make(map, changes_->pieces(tensor), into,
+  return take(MaskedWrite::make(into, changes_->pieces(tensor),
                                 threads == 0 ? default_threads() : threads));
 }
 
@@ -67,14 +67,15 @@ std::uint32_t HeldChanges::index(const std::string& name) const {
   throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
 }
 
-MaskedTarget masked_target(std::uint64_t address, DType from, const std::string& dtype) {
+WeightMap masked_target(const StridedMap& map, std::uint64_t address, DType from,
+                        const std::string& dtype) {
   const DType to = take(parse_dtype(dtype));
   const std::optional<ValueCast> cast = value_cast(from, to);
   if (!cast) {
     throw StatusError(error(StatusCode::kUnsupported, "there is no conversion from ",
                             info(from).name, " to ", dtype, " here"));
   }
-  return {memory_at(address), unit_bytes(to), *cast};
+  return {0, memory_at(address), unit_bytes(to), map, *cast, {}};
 }
 
 namespace {
@@ -83,10 +84,10 @@ namespace {
 MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
                          std::uint64_t sentinel, std::uint64_t target,
                          const std::string& target_dtype, unsigned threads) {
-  const MaskedTarget into = masked_target(target, take(parse_dtype(dtype)), target_dtype);
+  const WeightMap into = masked_target(map, target, take(parse_dtype(dtype)), target_dtype);
   const MaskedSource from{memory_at(source), sentinel};
   const py::gil_scoped_release released;
-  return take(MaskedWrite::make(map, from, into, threads == 0 ? default_threads() : threads));
+  return take(MaskedWrite::make(into, from, threads == 0 ? default_threads() : threads));
 }
 
 // MaskedDevice for Python: keeps what it was given, and numbers tensors as they were staged.
@@ -133,8 +134,8 @@ class HeldMasked {
   // Takes some microseconds: not worth letting go of the interpreter.
   std::size_t overwrite(std::size_t number, const StridedMap& map, std::uint64_t target,
                         const std::string& dtype, std::uint64_t stream) {
-    const MaskedTarget into = masked_target(target, at(number).dtype, dtype);
-    return take(masked_->overwrite(number, map, into, stream_of(stream)));
+    const WeightMap into = masked_target(map, target, at(number).dtype, dtype);
+    return take(masked_->overwrite(number, into, stream_of(stream)));
   }
   void undo(std::size_t write, std::uint64_t stream) {
     check(masked_->take_back(write, stream_of(stream)));

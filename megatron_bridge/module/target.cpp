@@ -123,7 +123,7 @@ Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber&
   return {*table, first.device_number, stream_of(stream)};
 }
 
-Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
+Result<std::unique_ptr<MappedTarget>> make_target(const WeightLayout& layout,
                                                   std::vector<std::byte*> data,
                                                   const std::optional<VersionId>& initial,
                                                   unsigned threads, const Place& place) {
@@ -133,10 +133,7 @@ Result<std::unique_ptr<WeightTarget>> make_target(const WeightLayout& layout,
   DRIFTLESS_RETURN_IF_ERROR(place.wait());
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<WeightMemory> memory,
                              place.table->make_memory(place.device));
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      std::unique_ptr<MappedTarget> target,
-      make_contiguous_target(layout, data, initial, threads, std::move(memory)));
-  return std::unique_ptr<WeightTarget>(std::move(target));
+  return make_contiguous_target(layout, data, initial, threads, std::move(memory));
 }
 
 std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
@@ -169,7 +166,7 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
     held.push_back(std::move(ref));
   }
   const std::optional<VersionId> initial = initial_of(run, version);
-  Result<std::unique_ptr<WeightTarget>> made = [&] {
+  Result<std::unique_ptr<MappedTarget>> made = [&] {
     const py::gil_scoped_release released;
     return make_target(layout, std::move(data), initial, threads, place);
   }();

@@ -26,7 +26,7 @@ class WatchedTarget final : public WeightTarget {
     return target_->adopt_layout(layout);
   }
   [[nodiscard]] TargetState state() const override { return target_->state(); }
-  [[nodiscard]] Status settle() override { return target_->settle(); }
+  [[nodiscard]] Status recover() override { return target_->recover(); }
   [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) override;
 

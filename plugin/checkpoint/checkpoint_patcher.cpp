@@ -2,11 +2,7 @@
 #include "plugin/checkpoint/checkpoint_patcher.h"
 
 #include "core/stopwatch.h"
-#include "kernels/tensor_ops.h"
-#include "plugin/checkpoint/checkpoint_digest.h"
-#include "plugin/checkpoint/journal.h"
-#include "plugin/checkpoint/journal_replay.h"
-#include "plugin/targets/version_source.h"
+#include "plugin/checkpoint/verify.h"
 
 namespace driftless {
 namespace {
@@ -16,6 +12,11 @@ constexpr std::string_view kLockName = "lock";
 constexpr std::string_view kResync =
     "restore the base checkpoint of this run (and remove its .weight_sync directory), then apply "
     "again";
+
+Status damaged(const std::string& journal_path, const Status& why) {
+  return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (", why.message(),
+               "), so the checkpoint may be between two versions; ", kResync);
+}
 
 }  // namespace
 
@@ -47,6 +48,8 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
     const Status ignored = fs.open(file.file().path()).status();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->checkpoint_, Checkpoint::open(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(patcher->remove_leftovers());
+  patcher->recovered_ = patcher->interrupted();
   DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));
   DRIFTLESS_RETURN_IF_ERROR(patcher->check_layout());
@@ -71,7 +74,7 @@ Status CheckpointPatcher::reopen() {
   return {};
 }
 
-Status CheckpointPatcher::recover() {
+Status CheckpointPatcher::remove_leftovers() {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              fs_->list(join_path(path_, kSyncDirectory)));
   for (const std::string& name : names) {  // what a dead applier left, and nobody acts on
@@ -79,25 +82,20 @@ Status CheckpointPatcher::recover() {
       DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(sync_path(path_, name)));
     }
   }
-  recovered_ = unsettled();
-  return settle();
+  return {};
 }
 
 // Whether the files are those that the journal was made for. The interrupted apply may have written
 // any part of it: the digest of the weights as they are, plus what the journal's values change in
 // them, is the new version's if, and only if, writing it out ends at the new version.
-Status CheckpointPatcher::prove_journal(const Journal& journal,
+Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const Frame> frames,
                                         const std::string& journal_path) const {
   if (!journal.after().digest) {
     return error(StatusCode::kMismatch, journal_path, ": does not say what it expects in ", path_,
                  " (an earlier release wrote it); ", kResync);
   }
-  const Result<Digest> change = journal_change(journal, *checkpoint_, options_.threads);
-  if (!change.ok()) {
-    return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (",
-                 change.status().message(), "), so the checkpoint may be between two versions; ",
-                 kResync);
-  }
+  const Result<Digest> change = journal_change(frames, *checkpoint_, options_.threads);
+  if (!change.ok()) return damaged(journal_path, change.status());
   const Digest now = sweep();
   if (now + *change == *journal.after().digest) return {};
   return error(StatusCode::kMismatch, path_, ": its files have digest ", to_hex(now),
@@ -110,12 +108,11 @@ Status CheckpointPatcher::prove_journal(const Journal& journal,
 
 // From a whole, proven journal to the new version. The order of the syncs is what makes it safe:
 // the weights, then the state, and only then the journal goes.
-Status CheckpointPatcher::write_out(const Journal& journal, const std::string& journal_path) {
-  if (Status replayed = replay_journal(*fs_, journal, *checkpoint_, options_.threads);
+Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Frame> frames,
+                                    const std::string& journal_path) {
+  if (Status replayed = replay_journal(*fs_, frames, *checkpoint_, options_.threads);
       !replayed.ok()) {
-    if (replayed.code() != StatusCode::kCorrupt) return replayed;
-    return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (",
-                 replayed.message(), "), so the checkpoint may be between two versions; ", kResync);
+    return replayed.code() == StatusCode::kCorrupt ? damaged(journal_path, replayed) : replayed;
   }
   const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
   if (full && sweep() != *journal.after().digest) {
@@ -184,29 +181,6 @@ Digest CheckpointPatcher::sweep() const {
   return digest_checkpoint(*checkpoint_, options_.threads);
 }
 
-// The first version against the checkpoint, every other against the one before.
-Status CheckpointPatcher::check_chain(std::span<const VersionSource> chain, BaseTrust trust) {
-  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
-  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front().version(), trust));
-  for (std::size_t i = 1; i < chain.size(); ++i) {
-    const VersionDirectory& before = chain[i - 1].version();
-    const VersionDirectory& version = chain[i].version();
-    DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
-    const bool same_run =
-        version.manifest.has_value() == before.manifest.has_value() &&
-        (!version.manifest || version.manifest->id.run == before.manifest->id.run);
-    if (!same_run) {
-      return error(StatusCode::kWrongRun, version.path, ": is of another run than ", before.path);
-    }
-    if (before.full() || version.full() || version.base_version != before.version ||
-        (version.manifest && version.manifest->base_digest != before.manifest->digest)) {
-      return error(StatusCode::kWrongBase, version.path, ": does not adjoin ", before.path,
-                   "; supply the versions between them, or apply them one by one");
-    }
-  }
-  return {};
-}
-
 // The state after the chain, once what was staged agrees with what the manifests say.
 Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSource> chain,
                                                        const StagedVersion& staged) const {
@@ -237,8 +211,9 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
 
 Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chain,
                                              BaseTrust trust) {
-  DRIFTLESS_RETURN_IF_ERROR(settle());  // the state is the weights' again
-  DRIFTLESS_RETURN_IF_ERROR(check_chain(chain, trust));
+  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
+  DRIFTLESS_RETURN_IF_ERROR(recover());  // the state is the weights' again
+  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front().version(), trust));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   Stopwatch watch;
   // A journal says which digest it ends with. Where neither the state nor the version does, the
@@ -270,17 +245,6 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
   return staged;
 }
 
-// Whether the files are those that were read, and hold at the places to be written what was read.
-Status CheckpointPatcher::check_unchanged(const StagedApply& staged, const Journal& journal) const {
-  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
-                             journal_change(journal, *checkpoint_, options_.threads));
-  if (change == staged.digest_change) return {};
-  return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
-               staged.after.version, " changes, since it was staged. Nothing was changed; ",
-               kResync);
-}
-
 Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   if (staged.before != state_) {
     return error(StatusCode::kWrongBase, path_, ": is at version ", state_.version,
@@ -289,9 +253,19 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   Stopwatch watch;
   DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal,
                              Journal::open(*fs_, staged.journal->temporary_path()));
-  DRIFTLESS_RETURN_IF_ERROR(check_unchanged(staged, journal));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> frames,
+                             decode_journal(journal, checkpoint_->layout(), options_.threads));
+  // Whether the files are those that were read, and hold at the places to be written what was read.
+  DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
+                             journal_change(frames, *checkpoint_, options_.threads));
+  if (change != staged.digest_change) {
+    return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
+                 staged.after.version, " changes, since it was staged. Nothing was changed; ",
+                 kResync);
+  }
   DRIFTLESS_RETURN_IF_ERROR(staged.journal->decide());
-  const Status written = write_out(journal, sync_path(path_, kJournalName));
+  const Status written = write_out(journal, frames, sync_path(path_, kJournalName));
   if (!written.ok()) {
     return written.with_context(concat("version ", staged.applied.version,
                                        " is decided but not written out; repeat the command to "
@@ -301,10 +275,10 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   return staged.applied;
 }
 
-bool CheckpointPatcher::unsettled() const { return exists(*fs_, sync_path(path_, kJournalName)); }
+bool CheckpointPatcher::interrupted() const { return exists(*fs_, sync_path(path_, kJournalName)); }
 
-Status CheckpointPatcher::settle() {
-  if (!unsettled()) return {};
+Status CheckpointPatcher::recover() {
+  if (!interrupted()) return {};
   const std::string journal_path = sync_path(path_, kJournalName);
   DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
   if (journal.after().layout != checkpoint_->layout().signature()) {
@@ -312,30 +286,24 @@ Status CheckpointPatcher::settle() {
                  ": belongs to a checkpoint with other tensors; ", kResync);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
-  DRIFTLESS_RETURN_IF_ERROR(prove_journal(journal, journal_path));
-  return write_out(journal, journal_path);
+  const Result<std::vector<Frame>> frames =
+      decode_journal(journal, checkpoint_->layout(), options_.threads);
+  if (!frames.ok()) return damaged(journal_path, frames.status());
+  DRIFTLESS_RETURN_IF_ERROR(prove_journal(journal, *frames, journal_path));
+  return write_out(journal, *frames, journal_path);
 }
 
 Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
-  return apply(std::span(&version, 1));
-}
-
-Result<AppliedVersion> CheckpointPatcher::apply(std::span<const VersionDirectory> chain) {
-  if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
   // Before anything is read: the cheapest refusal first.
-  DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front(), BaseTrust::kProven));
+  DRIFTLESS_RETURN_IF_ERROR(check_base(version, BaseTrust::kProven));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   Stopwatch watch;
-  std::vector<VersionSource> sources;
-  for (const VersionDirectory& version : chain) {
-    DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
-    DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source,
-                               VersionSource::open(*fs_, version, checkpoint_->layout(),
-                                                   join_path(path_, kSyncDirectory)));
-    sources.push_back(std::move(source));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const VersionSource source,
+      VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
   const double open_ms = watch.lap_ms();
-  DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged, stage(sources));
+  DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged, stage(std::span(&source, 1)));
   staged.applied.stage_ms += open_ms;
   return commit(std::move(staged));
 }

@@ -11,18 +11,7 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "core/file_system.h"
-#include "core/status.h"
-#include "formats/checkpoint.h"
-#include "formats/version_dir.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/journal.h"
 #include "plugin/targets/version_stager.h"
 
@@ -73,34 +62,32 @@ class CheckpointPatcher {
       FileSystem& fs, const std::string& checkpoint, const ApplyOptions& options);
 
   // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
-  // where writing into it failed, keeps its journal and is finished by the next open() or settle().
+  // if writing into it failed, keeps its journal and is finished by the next open() or recover().
   [[nodiscard]] Result<AppliedVersion> apply(const VersionDirectory& version);
-  // Applies adjoining versions through one journal, as if they were one: the checkpoint is never
-  // seen between them. A full version stands alone.
-  [[nodiscard]] Result<AppliedVersion> apply(std::span<const VersionDirectory> chain);
 
-  // The two halves of apply(), for who wants to do something between them. stage() proves
-  // everything and leaves a whole journal that nobody acts on yet; the weights are only read.
-  // Dropping the result drops the journal. There is one at a time. commit() refuses (kMismatch, and
-  // nothing was written) if a file was replaced, or a place that the version changes was written
-  // into by somebody else, since stage().
+  // The two halves of apply(), for who wants to do something between them. `chain` is one version,
+  // or deltas that adjoin (check_chain()), which go through one journal: the checkpoint is never
+  // seen between them. stage() proves everything and leaves a whole journal that nobody acts on
+  // yet; the weights are only read. Dropping the result drops the journal. There is one at a time.
+  // commit() refuses (kMismatch, and nothing was written) if a file was replaced, or a place that
+  // the version changes was written into by somebody else, since stage().
   [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
                                           BaseTrust trust = BaseTrust::kProven);
   [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);
   // Whether a decided version is not written out: the weights may be between two versions.
-  [[nodiscard]] bool unsettled() const;
-  // Writes out what is decided; ok where nothing is. As in open(), only once the weights as they
+  [[nodiscard]] bool interrupted() const;
+  // Writes out what is decided; ok if nothing is. As in open(), only once the weights as they
   // are, with the journal's values at their places, have the digest that the journal says: files
   // that were restored or replaced meanwhile are refused (kMismatch), and not written into.
-  [[nodiscard]] Status settle();
-  // Ok where the files are those that were opened; kMismatch, naming one that was replaced. Then
+  [[nodiscard]] Status recover();
+  // Ok if the files are those that were opened; kMismatch, naming one that was replaced. Then
   // nothing can be staged or committed until reopen() has read them anew.
   [[nodiscard]] Status check_files() const;
   [[nodiscard]] Status reopen();
-  // Ok where the checkpoint, whose state says that it is at `version`, is not contradicted by what
+  // Ok if the checkpoint, whose state says that it is at `version`, is not contradicted by what
   // that version says of itself: run, layout, digest, checksums of the tensors it changed.
   [[nodiscard]] Status check_at(const VersionDirectory& version);
-  // Reads all weights and compares their digest with the state's, or learns it where the state has
+  // Reads all weights and compares their digest with the state's, or learns it if the state has
   // none.
   [[nodiscard]] Status check_full();
 
@@ -111,17 +98,17 @@ class CheckpointPatcher {
  private:
   CheckpointPatcher(FileSystem& fs, std::string path, ApplyOptions options)
       : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
-  Status recover();
+  Status remove_leftovers();
   Status check_run_and_layout(const VersionDirectory& version) const;
   Status check_base(const VersionDirectory& version, BaseTrust trust);
-  Status check_chain(std::span<const VersionSource> chain, BaseTrust trust);
   [[nodiscard]] Digest sweep() const;
   [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
                                                     const StagedVersion& staged) const;
   Status check_layout() const;
-  Status check_unchanged(const StagedApply& staged, const Journal& journal) const;
-  Status prove_journal(const Journal& journal, const std::string& journal_path) const;
-  Status write_out(const Journal& journal, const std::string& journal_path);
+  Status prove_journal(const Journal& journal, std::span<const Frame> frames,
+                       const std::string& journal_path) const;
+  Status write_out(const Journal& journal, std::span<const Frame> frames,
+                   const std::string& journal_path);
 
   FileSystem* fs_;
   std::string path_;

@@ -29,26 +29,20 @@ std::string state_to_json(const CheckpointState& state) {
 }
 
 Result<CheckpointState> parse_state(std::string_view text, std::string_view what) {
-  const auto named = [what](const Status& status) { return status.with_context(what); };
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
   CheckpointState state;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string version, json_string(json, "version", what));
   const Result<std::uint64_t> number = parse_version_string(version);
-  if (!number.ok()) return named(number.status());
+  if (!number.ok()) return number.status().with_context(what);
   state.version = *number;
-  for (const auto& [key, target] : {std::pair<std::string_view, Hash128*>{"run", &state.run},
-                                    {"weight_layout", &state.layout}}) {
-    if (!json.contains(key)) continue;
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string hex, json_string(json, key, what));
-    const Result<Hash128> hash = hash128_from_hex(hex);
-    if (!hash.ok()) return named(hash.status());
-    *target = *hash;
+  if (json.contains("run")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(state.run, json_hash128(json, "run", what));
+  }
+  if (json.contains("weight_layout")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(state.layout, json_hash128(json, "weight_layout", what));
   }
   if (json.contains("digest")) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string hex, json_string(json, "digest", what));
-    const Result<Digest> digest = digest_from_hex(hex);
-    if (!digest.ok()) return named(digest.status());
-    state.digest = *digest;
+    DRIFTLESS_ASSIGN_OR_RETURN(state.digest, json_digest(json, "digest", what));
   }
   return state;
 }

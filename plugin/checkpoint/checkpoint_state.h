@@ -36,7 +36,7 @@ struct CheckpointState {
 // Replaces the state file; durable once it returns ok.
 [[nodiscard]] Status save_state(FileSystem& fs, const std::string& checkpoint,
                                 const CheckpointState& state);
-// kBusy where an interrupted apply left a journal: the weights may be between two versions.
+// kBusy if an interrupted apply left a journal: the weights may be between two versions.
 [[nodiscard]] Status check_no_journal(FileSystem& fs, const std::string& checkpoint);
 
 }  // namespace driftless

@@ -3,7 +3,6 @@
 #include "core/parallel.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/targets/fetched_version.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 namespace {
@@ -32,12 +31,12 @@ class CheckpointTarget final : public WeightTarget {
     return {{state.run, state.version}, state.digest.value_or(Digest()), proven_, false};
   }
 
-  Status settle() override {
+  Status recover() override {
     const bool replaced = patcher_->check_files().code() == StatusCode::kMismatch;
     if (replaced) proven_ = false;
-    if (proven_ || (!replaced && !patcher_->unsettled())) return {};
+    if (proven_ || (!replaced && !patcher_->interrupted())) return {};
     if (replaced) DRIFTLESS_RETURN_IF_ERROR(patcher_->reopen());
-    DRIFTLESS_RETURN_IF_ERROR(patcher_->settle());
+    DRIFTLESS_RETURN_IF_ERROR(patcher_->recover());
     return prove();
   }
 
@@ -82,7 +81,7 @@ class CheckpointTarget::Change final : public StagedChange {
     staged_.reset();
     target_->staged_ = false;
     if (!applied.ok()) {
-      target_->proven_ = target_->proven_ && !target_->patcher_->unsettled() &&
+      target_->proven_ = target_->proven_ && !target_->patcher_->interrupted() &&
                          target_->patcher_->check_files().ok();
       return applied.status();
     }
@@ -105,7 +104,7 @@ Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<Fetche
   if (staged_) {
     return error(StatusCode::kBusy, path_, ": a change is staged; commit or drop it first");
   }
-  DRIFTLESS_RETURN_IF_ERROR(settle());
+  DRIFTLESS_RETURN_IF_ERROR(recover());
   DRIFTLESS_RETURN_IF_ERROR(check_chain(state(), *layout(), chain));
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::vector<VersionSource> sources,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/checkpoint_writer.h"
 
+#include <array>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -12,12 +14,13 @@ const std::map<std::string, std::string>& file_metadata() {
   return metadata;
 }
 
-std::string five_digits(std::size_t number) {
-  const std::string digits = std::to_string(number);
-  return digits.size() < 5 ? std::string(5 - digits.size(), '0') + digits : digits;
-}
-
 }  // namespace
+
+std::string shard_file_name(std::size_t number, std::size_t files) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", number, files);
+  return name.data();
+}
 
 ShardPlan ShardPlan::make(std::vector<TensorSpec> tensors, std::uint64_t shard_bytes) {
   ShardPlan plan;
@@ -38,7 +41,7 @@ ShardPlan ShardPlan::make(std::vector<TensorSpec> tensors, std::uint64_t shard_b
 
 std::string ShardPlan::file_name(std::size_t file) const {
   if (files() == 1) return "model.safetensors";
-  return concat("model-", five_digits(file + 1), "-of-", five_digits(files()), ".safetensors");
+  return shard_file_name(file + 1, files());
 }
 
 std::uint64_t ShardPlan::total_bytes() const {

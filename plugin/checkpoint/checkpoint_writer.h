@@ -17,6 +17,9 @@
 
 namespace driftless {
 
+// "model-00001-of-00003.safetensors".
+[[nodiscard]] std::string shard_file_name(std::size_t number, std::size_t files);
+
 // Which file of a checkpoint each tensor goes into: one model.safetensors, or where that would be
 // larger than `shard_bytes` model-00001-of-0000N.safetensors and an index. A tensor is never cut.
 struct ShardPlan {

@@ -1,17 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/delta_writer.h"
 
-#include <algorithm>
 #include <mutex>
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "kernels/tensor_ops.h"
+#include "formats/bucket.h"
 #include "plugin/checkpoint/checkpoint_state.h"
-#include "plugin/checkpoint/payload_writer.h"
+#include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/checkpoint/hf_shard_writer.h"
+#include "plugin/checkpoint/verify.h"
 
 namespace driftless {
 namespace {
+
+struct DeltaInput {
+  const Checkpoint* before = nullptr;
+  const Checkpoint* after = nullptr;
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  Encoding encoding = Encoding::kXor;
+  const DeltaOptions* options = nullptr;
+
+  [[nodiscard]] const WeightLayout& layout() const { return before->layout(); }
+};
+
+struct DeltaFindings {
+  std::vector<std::uint64_t> changed_units;  // per tensor of the layout
+  Digest base_digest;
+  Digest digest;
+  std::uint64_t payload_bytes = 0;     // of the payload files
+  std::vector<std::string> checksums;  // per tensor; empty where not changed
+};
 
 // Version, base and run of what is to be published, from the options and from what is there.
 struct Identity {
@@ -149,22 +169,17 @@ Result<std::uint64_t> directory_bytes(FileSystem& fs, const std::string& path) {
   return sum;
 }
 
-}  // namespace
-
+// Compares both checkpoints; `in_order` sees every changed piece in order (may be empty). Fills
+// changed_units and the digests.
 Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
                            const std::function<Status(const DeltaView&)>& in_order) {
   const WeightLayout& layout = input.layout();
   const HostKernels& kernels = host_kernels();
-  std::vector<TensorPair> pairs;
-  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    pairs.push_back({tensor, unit_bytes(layout[tensor].dtype), layout[tensor].units(),
-                     input.before->tensor(tensor).data, input.after->tensor(tensor).data});
-  }
   findings.changed_units.assign(layout.size(), 0);
+  findings.checksums.resize(layout.size());
   std::mutex mutex;
   Digest change;
-  std::uint64_t done = 0;
-  // Digests and counts while the piece is in the cache; the pages go once they were seen.
+  // Digests and counts while the piece is in the cache.
   const auto in_parallel = [&](const DiffPiece& piece) -> Status {
     const std::uint32_t tensor = piece.pair->tensor;
     const unsigned width = piece.pair->unit_bytes;
@@ -175,37 +190,103 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
     const std::uint64_t count = piece.delta.count();
     const Digest part = kernels.digest_change(key, width, piece.origin, piece.delta.offsets.data(),
                                               count, piece.old_values, piece.delta.values);
-    input.before->forget(tensor, offset, size);
-    input.after->forget(tensor, offset, size);
     const std::scoped_lock lock(mutex);
     findings.digest += all;
     findings.changed_units[tensor] += count;
     change += part;
-    done += size;
-    if (input.options->progress) input.options->progress(done, layout.total_bytes());
     return {};
   };
-  DiffOptions diff_options;
-  diff_options.threads = input.options->threads;
-  diff_options.old_values = true;
-  DRIFTLESS_RETURN_IF_ERROR(diff_tensors(
-      kernels, pairs, diff_options, in_parallel,
+  DRIFTLESS_RETURN_IF_ERROR(diff_checkpoints(
+      *input.before, *input.after, input.options->threads, input.options->progress, in_parallel,
       [&](const DiffPiece& piece) { return in_order ? in_order(piece.delta) : Status(); }));
   findings.base_digest = findings.digest - change;
   return {};
 }
 
-Status sum_tensors(const DeltaInput& input, const std::vector<std::uint32_t>& tensors,
-                   DeltaFindings& findings) {
-  findings.checksums.resize(input.layout().size());
+// Those that the version holds.
+std::vector<std::uint32_t> listed_tensors(const DeltaInput& input, const DeltaFindings& findings) {
+  std::vector<std::uint32_t> tensors;
+  for (std::uint32_t tensor = 0; tensor < input.layout().size(); ++tensor) {
+    const bool wanted = input.encoding == Encoding::kFull || findings.changed_units[tensor] > 0;
+    if (wanted) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+// Buckets of the running comparison, each written as soon as it is full.
+Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
+                           DeltaFindings& findings) {
+  BucketBuilder builder(input.layout(), input.encoding);
+  std::uint32_t flushes = 0;
+  const auto flush = [&]() -> Status {
+    if (builder.empty()) return {};
+    const std::string path = version.file_path(flush_file_name(0, flushes++));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const std::uint64_t size,
+        write_flush_file(fs, path, input.layout(), builder.view(), input.encoding, input.version,
+                         {{"base_version", std::to_string(input.base_version)},
+                          {std::string(kOursKey), std::to_string(kManifestFormat)}}));
+    findings.payload_bytes += size;
+    builder.clear();
+    return {};
+  };
+  DRIFTLESS_RETURN_IF_ERROR(
+      compare_checkpoints(input, findings, [&](const DeltaView& delta) -> Status {
+        if (!builder.accepts(delta) || builder.size_bytes() >= input.options->buffer_bytes) {
+          DRIFTLESS_RETURN_IF_ERROR(flush());
+        }
+        return builder.add(delta);
+      }));
+  DRIFTLESS_RETURN_IF_ERROR(flush());
+  const std::vector<std::uint32_t> changed = listed_tensors(input, findings);
   return parallel_for(
-      tensors.size(), input.options->threads, [&](std::size_t task, unsigned) -> Status {
-        const std::uint32_t tensor = tensors[task];
-        findings.checksums[tensor] =
-            checksum_hex(input.options->checksum, input.after->tensor(tensor).bytes());
+      changed.size(), input.options->threads, [&](std::size_t task, unsigned) -> Status {
+        findings.checksums[changed[task]] =
+            checksum_hex(input.options->checksum, input.after->tensor(changed[task]).bytes());
         return {};
       });
 }
+
+Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& input,
+                   const std::vector<std::uint32_t>& tensors, DeltaFindings& findings) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs.create(path));
+  const ShardOptions options{input.encoding, input.options->checksum, input.options->threads};
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::unique_ptr<HfShardWriter> shard,
+      HfShardWriter::create(std::move(file), input.layout(), tensors, options));
+  std::vector<HfShardWriter::Tensor> sides;
+  for (const std::uint32_t tensor : tensors) {
+    sides.push_back(
+        {tensor, input.before->tensor(tensor).bytes(), input.after->tensor(tensor).bytes()});
+  }
+  DRIFTLESS_RETURN_IF_ERROR(shard->add(sides));
+  DRIFTLESS_ASSIGN_OR_RETURN(findings.payload_bytes, shard->finish());
+  for (const auto& [tensor, checksum] : shard->checksums()) findings.checksums[tensor] = checksum;
+  return {};
+}
+
+// One shard of compressed tensors, or of whole ones, and the index.
+Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
+                        DeltaFindings& findings) {
+  DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(input, findings, {}));
+  const std::vector<std::uint32_t> tensors = listed_tensors(input, findings);
+  HfDeltaIndex index;
+  index.ours = true;
+  index.version = input.version;
+  index.base_version = input.base_version;
+  if (input.encoding != Encoding::kFull) index.encoding = input.encoding;
+  index.checksum = input.options->checksum;
+  if (!tensors.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        write_shard(fs, version.file_path(shard_file_name(0, 1)), input, tensors, findings));
+  }
+  for (const std::uint32_t tensor : tensors) {
+    index.weight_map[input.layout()[tensor].name] = shard_file_name(0, 1);
+  }
+  return write_text(fs, version.file_path(kIndexName), index_to_json(index));
+}
+
+}  // namespace
 
 Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
   Stopwatch watch;

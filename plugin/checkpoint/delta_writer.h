@@ -2,12 +2,8 @@
 // Making a version: the exact delta between two checkpoints, as a version directory.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string>
 
-#include "core/file_system.h"
-#include "core/status.h"
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/manifest.h"

@@ -4,13 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "formats/checkpoint.h"
-#include "formats/frame.h"
 #include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/version_dir.h"
 #include "formats/zstd_stream.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/journal.h"
 
 namespace driftless {
@@ -58,12 +55,10 @@ void add_manifest(const Manifest& manifest, Inspection& result) {
   }
 }
 
-void add_tensors(const SafetensorsHeader& header, Inspection& result) {
-  result.columns = {"tensor", "dtype", "shape", "bytes"};
-  for (const SafetensorsEntry& entry : header.tensors) {
-    result.rows.push_back({entry.spec.name, std::string(info(entry.spec.dtype).name),
-                           entry.spec.shape_string(), std::to_string(entry.spec.size_bytes)});
-  }
+std::vector<std::string> tensor_columns() { return {"tensor", "dtype", "shape", "bytes"}; }
+std::vector<std::string> tensor_row(const TensorSpec& tensor) {
+  return {tensor.name, std::string(info(tensor.dtype).name), tensor.shape_string(),
+          std::to_string(tensor.size_bytes)};
 }
 
 Result<Inspection> inspect_version(FileSystem& fs, const std::string& path) {
@@ -133,13 +128,12 @@ Result<Inspection> inspect_checkpoint(FileSystem& fs, const std::string& path) {
   if (!check_no_journal(fs, path).ok()) {
     result.facts.emplace_back("journal", "an apply was interrupted; run it again to finish it");
   }
-  result.columns = {"tensor", "dtype", "shape", "bytes", "file"};
+  result.columns = tensor_columns();
+  result.columns.emplace_back("file");
   for (std::size_t i = 0; i < checkpoint.layout().size(); ++i) {
-    const TensorSpec& tensor = checkpoint.layout()[i];
-    result.rows.push_back(
-        {tensor.name, std::string(info(tensor.dtype).name), tensor.shape_string(),
-         std::to_string(tensor.size_bytes),
-         last_component(checkpoint.files()[checkpoint.location(i).file].file().path())});
+    result.rows.push_back(tensor_row(checkpoint.layout()[i]));
+    result.rows.back().push_back(
+        last_component(checkpoint.files()[checkpoint.location(i).file].file().path()));
   }
   return result;
 }
@@ -184,7 +178,10 @@ Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const s
   for (const auto& [key, value] : header.metadata) {
     result.facts.emplace_back(concat("metadata ", key), value);
   }
-  add_tensors(header, result);
+  result.columns = tensor_columns();
+  for (const SafetensorsEntry& entry : header.tensors) {
+    result.rows.push_back(tensor_row(entry.spec));
+  }
   return result;
 }
 
@@ -197,11 +194,8 @@ Inspection inspect_run(const RunInfo& run) {
                   {"weight_layout", to_hex(run.layout.signature())},
                   {"tensors", std::to_string(run.layout.size())},
                   {"bytes", std::to_string(run.layout.total_bytes())}};
-  result.columns = {"tensor", "dtype", "shape", "bytes"};
-  for (const TensorSpec& tensor : run.layout.tensors()) {
-    result.rows.push_back({tensor.name, std::string(info(tensor.dtype).name), tensor.shape_string(),
-                           std::to_string(tensor.size_bytes)});
-  }
+  result.columns = tensor_columns();
+  for (const TensorSpec& tensor : run.layout.tensors()) result.rows.push_back(tensor_row(tensor));
   return result;
 }
 

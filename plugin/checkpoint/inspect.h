@@ -14,7 +14,7 @@ namespace driftless {
 struct Inspection {
   std::string kind;  // "checkpoint", "version", "versions", "safetensors", "flush", "frame", ...
   std::vector<std::pair<std::string, std::string>> facts;  // name, value
-  std::vector<std::string> columns;                        // of `rows`; empty where there are none
+  std::vector<std::string> columns;                        // of `rows`; empty if there are none
   std::vector<std::vector<std::string>> rows;
 };
 

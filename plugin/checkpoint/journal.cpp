@@ -3,10 +3,6 @@
 
 #include <array>
 #include <cstring>
-#include <nlohmann/json.hpp>
-
-#include "formats/frame.h"
-#include "formats/strict_json.h"
 
 namespace driftless {
 namespace {
@@ -68,11 +64,6 @@ Status JournalWriter::append(std::span<const std::byte> frame) {
     ++frames_;
   }
   return file_->pwrite(offset, frame);
-}
-
-Status JournalWriter::commit(const CheckpointState& before, const CheckpointState& after) {
-  DRIFTLESS_RETURN_IF_ERROR(seal(before, after));
-  return decide();
 }
 
 Status JournalWriter::seal(const CheckpointState& before, const CheckpointState& after) {

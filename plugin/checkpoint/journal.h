@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The journal of an apply: the new bits of everything that one version changes, written and synced
-// before the first byte of the checkpoint is touched.
+// before the first byte of the checkpoint is touched; and writing it out into the files.
 //
 // It is written as journal.tmp and renamed to journal once whole. A file named journal therefore
 // always says "go on to the new version", and writing it out again, any number of times, ends
@@ -12,17 +12,14 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/file_system.h"
 #include "core/layout.h"
-#include "core/status.h"
+#include "formats/checkpoint.h"
+#include "formats/frame.h"
 #include "plugin/checkpoint/checkpoint_state.h"
 
 namespace driftless {
@@ -35,16 +32,13 @@ class JournalWriter {
   // Replaces what an earlier, unfinished writer left as `path`.tmp.
   [[nodiscard]] static Result<std::unique_ptr<JournalWriter>> create(FileSystem& fs,
                                                                      const std::string& path);
-  ~JournalWriter();  // removes the temporary file where decide() was not reached
+  ~JournalWriter();  // removes the temporary file if decide() was not reached
 
   [[nodiscard]] Status append(std::span<const std::byte> frame);
   // Adds the states and the footer, and syncs. The journal is whole, and nobody acts on it yet.
   [[nodiscard]] Status seal(const CheckpointState& before, const CheckpointState& after);
   // Renames and syncs the directory. After that the version is decided.
   [[nodiscard]] Status decide();
-  // Both.
-  [[nodiscard]] Status commit(const CheckpointState& before, const CheckpointState& after);
-  [[nodiscard]] std::uint64_t size_bytes() const { return offset_; }
   // Where it is until decide().
   [[nodiscard]] std::string temporary_path() const { return path_ + ".tmp"; }
 
@@ -64,7 +58,7 @@ class JournalWriter {
 // checked when decoded.
 class Journal {
  public:
-  // kCorrupt where it is damaged: then nobody can say which version the checkpoint holds, and it
+  // kCorrupt if it is damaged: then nobody can say which version the checkpoint holds, and it
   // must be restored from a full one.
   [[nodiscard]] static Result<Journal> open(FileSystem& fs, const std::string& path);
   // The same from bytes, for `what`.
@@ -80,5 +74,33 @@ class Journal {
   CheckpointState before_, after_;
   std::vector<std::span<const std::byte>> frames_;
 };
+
+// Every frame of the journal, verified by its hash: once, before anything is done with them. They
+// point into the journal. kCorrupt if one is damaged.
+[[nodiscard]] Result<std::vector<Frame>> decode_journal(const Journal& journal,
+                                                        const WeightLayout& layout,
+                                                        unsigned threads);
+
+// Writes every frame's values to their places, in parallel, and syncs the files. Idempotent: after
+// a failure or a crash it is called again, and ends the same. Only stretches that hold changes are
+// written. kMismatch, with nothing written, if a file was replaced (check_same_files()).
+[[nodiscard]] Status replay_journal(FileSystem& fs, std::span<const Frame> frames,
+                                    const Checkpoint& checkpoint, unsigned threads);
+
+// The digest after replaying the journal, less the digest of the weights as they are now: the
+// places that it touches are read, whatever they hold. So `digest now + this` is the digest that
+// replaying ends with, known before anything is written.
+[[nodiscard]] Result<Digest> journal_change(std::span<const Frame> frames,
+                                            const Checkpoint& checkpoint, unsigned threads);
+
+// kMismatch, naming the file, if a file of the checkpoint is not the one that is mapped any more:
+// it was replaced by another or changed its size. What was read through the mapping then says
+// nothing about what a write by its path would change.
+[[nodiscard]] Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint);
+
+// Ok if every file of the checkpoint is the one that is mapped and can be patched in place:
+// a regular file, writable, with no further hard link through which another checkpoint would change
+// too.
+[[nodiscard]] Status check_patchable(FileSystem& fs, const Checkpoint& checkpoint);
 
 }  // namespace driftless

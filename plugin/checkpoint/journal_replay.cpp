@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/checkpoint/journal_replay.h"
+// Writing a journal out into the checkpoint's files.
 
 #include <algorithm>
 #include <functional>
-#include <memory>
-#include <vector>
 
 #include "core/parallel.h"
-#include "formats/frame.h"
 #include "kernels/host_kernels.h"
+#include "plugin/checkpoint/journal.h"
 
 namespace driftless {
 namespace {
@@ -61,11 +59,8 @@ class StretchWriter {
 };
 
 // Every piece of a frame, with the tensor that it is of.
-Status visit_frame(std::span<const std::byte> bytes, const Checkpoint& checkpoint,
+Status visit_frame(const Frame& frame, const Checkpoint& checkpoint,
                    const std::function<Status(std::uint32_t tensor, const DeltaView&)>& visit) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
-                             Frame::decode(bytes, checkpoint.layout(), kMaxFrameBytes));
-  if (frame.dense()) return error(StatusCode::kCorrupt, "a full frame in a journal");
   const BucketView bucket = frame.bucket();
   for (const BucketEntry& entry : bucket.entries) {
     EntryCursor cursor(checkpoint.layout(), bucket, entry);
@@ -92,15 +87,28 @@ Result<std::vector<std::unique_ptr<File>>> open_files(FileSystem& fs,
 
 }  // namespace
 
-Status replay_journal(FileSystem& fs, const Journal& journal, const Checkpoint& checkpoint,
+Result<std::vector<Frame>> decode_journal(const Journal& journal, const WeightLayout& layout,
+                                          unsigned threads) {
+  std::vector<Frame> frames(journal.frames().size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(frames.size(), threads, [&](std::size_t task, unsigned) -> Status {
+        DRIFTLESS_ASSIGN_OR_RETURN(frames[task],
+                                   Frame::decode(journal.frames()[task], layout, kMaxFrameBytes));
+        if (frames[task].dense()) return error(StatusCode::kCorrupt, "a full frame in a journal");
+        return {};
+      }));
+  return frames;
+}
+
+Status replay_journal(FileSystem& fs, std::span<const Frame> frames, const Checkpoint& checkpoint,
                       unsigned threads) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<File>> files,
                              open_files(fs, checkpoint));
   std::vector<StretchWriter> writers(std::max(1U, threads));
   DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(journal.frames().size(), threads, [&](std::size_t task, unsigned worker) {
+      parallel_for(frames.size(), threads, [&](std::size_t task, unsigned worker) {
         return visit_frame(
-            journal.frames()[task], checkpoint, [&](std::uint32_t tensor, const DeltaView& delta) {
+            frames[task], checkpoint, [&](std::uint32_t tensor, const DeltaView& delta) {
               const TensorLocation& location = checkpoint.location(tensor);
               return writers[worker].write(*files[location.file], location.file_offset, delta);
             });
@@ -109,15 +117,14 @@ Status replay_journal(FileSystem& fs, const Journal& journal, const Checkpoint& 
                       [&](std::size_t file, unsigned) { return files[file]->sync(); });
 }
 
-Result<Digest> journal_change(const Journal& journal, const Checkpoint& checkpoint,
+Result<Digest> journal_change(std::span<const Frame> frames, const Checkpoint& checkpoint,
                               unsigned threads) {
   std::vector<Digest> sums(std::max(1U, threads));
   std::vector<std::vector<std::byte>> values(sums.size());
   DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(journal.frames().size(), threads, [&](std::size_t task, unsigned worker) {
+      parallel_for(frames.size(), threads, [&](std::size_t task, unsigned worker) {
         return visit_frame(
-            journal.frames()[task], checkpoint,
-            [&](std::uint32_t tensor, const DeltaView& delta) -> Status {
+            frames[task], checkpoint, [&](std::uint32_t tensor, const DeltaView& delta) -> Status {
               const HostKernels& kernels = host_kernels();
               const TensorView now = checkpoint.tensor(tensor);
               values[worker].resize(delta.offsets.size() * delta.unit_bytes);

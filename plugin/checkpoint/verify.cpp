@@ -3,12 +3,13 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <mutex>
 
-#include "kernels/tensor_ops.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 namespace {
@@ -19,17 +20,13 @@ double small_float(std::uint64_t bits, unsigned exponent_bits, unsigned mantissa
   const std::uint64_t exponent = (bits >> mantissa_bits) & ((1ULL << exponent_bits) - 1);
   const bool negative = ((bits >> (mantissa_bits + exponent_bits)) & 1) != 0;
   const int bias = (1 << (exponent_bits - 1)) - 1;
-  double value = 0;
+  const auto fraction = static_cast<double>(mantissa);
+  double value = std::ldexp(fraction + static_cast<double>(1ULL << mantissa_bits),
+                            static_cast<int>(exponent) - bias - static_cast<int>(mantissa_bits));
+  if (exponent == 0) value = std::ldexp(fraction, 1 - bias - static_cast<int>(mantissa_bits));
   if (exponent == (1ULL << exponent_bits) - 1) {
     value = mantissa == 0 ? std::numeric_limits<double>::infinity()
                           : std::numeric_limits<double>::quiet_NaN();
-  } else {
-    const double fraction =
-        static_cast<double>(mantissa) / static_cast<double>(1ULL << mantissa_bits);
-    const int power = exponent == 0 ? 1 - bias : static_cast<int>(exponent) - bias;
-    value = exponent == 0 ? fraction : 1 + fraction;
-    for (int i = 0; i < power; ++i) value *= 2;
-    for (int i = 0; i > power; --i) value /= 2;
   }
   return negative ? -value : value;
 }
@@ -47,6 +44,26 @@ std::optional<double> number(DType dtype, std::uint64_t bits) {
 
 }  // namespace
 
+Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads, const Progress& progress) {
+  const WeightLayout& layout = checkpoint.layout();
+  std::vector<DigestTensorKey> keys;
+  for (const TensorSpec& tensor : layout.tensors()) keys.push_back(digest_tensor_key(tensor.name));
+  std::vector<TensorBytes> all;
+  for (std::size_t tensor = 0; tensor < layout.size(); ++tensor) {
+    all.push_back({{0, checkpoint.tensor(tensor).bytes()}, &keys[tensor]});
+  }
+  std::mutex mutex;
+  std::uint64_t done = 0;
+  return digest_on_host(all, threads, [&](const TensorBytes& read) {
+    const std::uint64_t size = read.piece.bytes.size();
+    checkpoint.forget(static_cast<std::size_t>(read.key - keys.data()), read.piece.byte_offset,
+                      size);
+    const std::scoped_lock lock(mutex);
+    done += size;
+    if (progress) progress(done, layout.total_bytes());
+  });
+}
+
 std::string describe_unit(DType dtype, const std::byte* unit) {
   const unsigned width = unit_bytes(dtype);
   std::uint64_t bits = 0;
@@ -62,30 +79,44 @@ std::string describe_unit(DType dtype, const std::byte* unit) {
   return result;
 }
 
+Status diff_checkpoints(const Checkpoint& before, const Checkpoint& after, unsigned threads,
+                        const Progress& progress,
+                        const std::function<Status(const DiffPiece&)>& in_parallel,
+                        const std::function<Status(const DiffPiece&)>& in_order) {
+  const WeightLayout& layout = before.layout();
+  std::vector<TensorPair> pairs;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    pairs.push_back({tensor, unit_bytes(layout[tensor].dtype), layout[tensor].units(),
+                     before.tensor(tensor).data, after.tensor(tensor).data});
+  }
+  std::mutex mutex;
+  std::uint64_t done = 0;
+  DiffOptions options;
+  options.threads = threads;
+  options.old_values = true;
+  return diff_tensors(
+      host_kernels(), pairs, options,
+      [&](const DiffPiece& piece) -> Status {
+        if (in_parallel) DRIFTLESS_RETURN_IF_ERROR(in_parallel(piece));
+        const std::uint64_t offset = piece.origin * piece.pair->unit_bytes;
+        const std::uint64_t size = piece.units * piece.pair->unit_bytes;
+        before.forget(piece.pair->tensor, offset, size);
+        after.forget(piece.pair->tensor, offset, size);
+        const std::scoped_lock lock(mutex);
+        done += size;
+        if (progress) progress(done, layout.total_bytes());
+        return {};
+      },
+      in_order);
+}
+
 Result<std::optional<Difference>> compare_weights(const Checkpoint& checkpoint,
                                                   const Checkpoint& other, unsigned threads,
                                                   const Progress& progress) {
   const WeightLayout& layout = checkpoint.layout();
   DRIFTLESS_RETURN_IF_ERROR(layout.check_same(other.layout(), checkpoint.path(), other.path()));
-  std::vector<TensorPair> pairs;
-  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    pairs.push_back({tensor, unit_bytes(layout[tensor].dtype), layout[tensor].units(),
-                     other.tensor(tensor).data, checkpoint.tensor(tensor).data});
-  }
   std::optional<Difference> first;
   std::uint32_t last_tensor = 0;
-  std::mutex mutex;
-  std::uint64_t done = 0;
-  const auto in_parallel = [&](const DiffPiece& piece) -> Status {
-    const std::uint64_t offset = piece.origin * piece.pair->unit_bytes;
-    const std::uint64_t size = piece.units * piece.pair->unit_bytes;
-    checkpoint.forget(piece.pair->tensor, offset, size);
-    other.forget(piece.pair->tensor, offset, size);
-    const std::scoped_lock lock(mutex);
-    done += size;
-    if (progress) progress(done, layout.total_bytes());
-    return {};
-  };
   const auto in_order = [&](const DiffPiece& piece) -> Status {
     const std::uint32_t tensor = piece.pair->tensor;
     if (!first) {
@@ -105,9 +136,7 @@ Result<std::optional<Difference>> compare_weights(const Checkpoint& checkpoint,
     first->units += piece.delta.count();
     return {};
   };
-  DiffOptions options;
-  options.threads = threads;
-  DRIFTLESS_RETURN_IF_ERROR(diff_tensors(host_kernels(), pairs, options, in_parallel, in_order));
+  DRIFTLESS_RETURN_IF_ERROR(diff_checkpoints(other, checkpoint, threads, progress, {}, in_order));
   return first;
 }
 

@@ -2,18 +2,16 @@
 // Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "core/file_system.h"
-#include "core/status.h"
-#include "formats/checkpoint.h"
-#include "formats/manifest.h"
+#include "kernels/tensor_ops.h"
 #include "plugin/targets/version_stager.h"
 
 namespace driftless {
+
+// The digest of a checkpoint's weights, on `threads` threads: every byte of its files is read once.
+[[nodiscard]] Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads,
+                                       const Progress& progress = {});
 
 struct Difference {
   std::string tensor;
@@ -24,7 +22,14 @@ struct Difference {
   std::uint64_t tensors = 0;   // differing tensors
 };
 
-// Absent: identical. kWrongLayout where the tensors are not the same ones.
+// diff_tensors() of all tensors of two checkpoints with one layout, old values included. The pages
+// go once they were seen.
+[[nodiscard]] Status diff_checkpoints(const Checkpoint& before, const Checkpoint& after,
+                                      unsigned threads, const Progress& progress,
+                                      const std::function<Status(const DiffPiece&)>& in_parallel,
+                                      const std::function<Status(const DiffPiece&)>& in_order);
+
+// Absent: identical. kWrongLayout if the tensors are not the same ones.
 [[nodiscard]] Result<std::optional<Difference>> compare_weights(const Checkpoint& checkpoint,
                                                                 const Checkpoint& other,
                                                                 unsigned threads,

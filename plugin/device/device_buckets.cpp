@@ -3,9 +3,7 @@
 // they replace are kept beside them.
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 
 namespace driftless {
@@ -144,16 +142,11 @@ class DeviceBuckets final : public PlacedChanges {
     if (in_place(each.bucket)) return {};
     std::byte* const positions = workspace_->dev.data() + each.positions_at;
     std::byte* const values = workspace_->dev.data() + each.values_at;
-    DRIFTLESS_RETURN_IF_ERROR(bring(positions, view.positions, each.bucket.memory));
-    DRIFTLESS_RETURN_IF_ERROR(bring(values, view.values, each.bucket.memory));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, view.positions, each.bucket.memory));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(values, view.values, each.bucket.memory));
     each.positions_dev = positions;
     each.values_dev = values;
     return {};
-  }
-
-  Status bring(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
-    if (kind == MemoryKind::kDevice) return gpu_->stream.copy(to_dev, from.data(), from.size());
-    return gpu_->uploader.copy(to_dev, from, gpu_->stream);
   }
 
   // Its positions read there.

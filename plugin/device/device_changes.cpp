@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // place_on_device(): changes that go through maps, uploaded; one launch writes all of a width.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <map>
-#include <optional>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 #include "plugin/device/piece_places.h"
 
@@ -27,9 +23,9 @@ struct Group {
   std::optional<cuda::StridedPatch> patch;
 };
 
-class DeviceChanges final : public PlacedChanges {
+class ChangesOnDevice final : public PlacedChanges {
  public:
-  explicit DeviceChanges(std::shared_ptr<GpuContext> gpu)
+  explicit ChangesOnDevice(std::shared_ptr<GpuContext> gpu)
       : gpu_(std::move(gpu)), workspace_(gpu_) {}
 
   Status place(std::span<const ChangePart> parts) {
@@ -67,8 +63,6 @@ class DeviceChanges final : public PlacedChanges {
     }
     return gpu_->stream.wait();
   }
-
-  [[nodiscard]] std::span<const Digest> measured() const override { return {}; }
 
  private:
   [[nodiscard]] std::byte* dev(std::uint64_t at) const { return workspace_->dev.data() + at; }
@@ -160,7 +154,7 @@ class DeviceChanges final : public PlacedChanges {
 
 Result<std::unique_ptr<PlacedChanges>> place_on_device(std::shared_ptr<GpuContext> gpu,
                                                        std::span<const ChangePart> parts) {
-  auto placed = std::make_unique<DeviceChanges>(std::move(gpu));
+  auto placed = std::make_unique<ChangesOnDevice>(std::move(gpu));
   DRIFTLESS_RETURN_IF_ERROR(placed->place(parts));
   return std::unique_ptr<PlacedChanges>(std::move(placed));
 }

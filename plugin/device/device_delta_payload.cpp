@@ -2,8 +2,6 @@
 // Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
 // too, and only their heads come from the host; on any other the streams are fetched once.
 #include <algorithm>
-#include <array>
-#include <string>
 
 #include "formats/frame.h"
 #include "kernels/device_hash.h"
@@ -12,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// One slice's changes, kept until the version is settled.
+// One slice's changes, kept until the version is committed or dropped.
 struct Kept {
   DType dtype = DType::kU8;
   std::vector<BucketEntry> entries;
@@ -261,7 +259,7 @@ class DeviceDeltaPayload final : public RankPayload {
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     for (std::size_t i = 0; i < frames_.size(); ++i) {
       DRIFTLESS_RETURN_IF_ERROR(put_part(
-          *context_.road, frame_part_name(context_.frame.rank, static_cast<std::uint32_t>(i)),
+          *context_.road, frame_file_name(context_.frame.rank, static_cast<std::uint32_t>(i)),
           {frames_[i].frame_dev, frames_[i].frame_bytes}));
     }
     return {};

@@ -1,51 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/device/device_masked.h"
+#include "plugin/device/device_factories.h"
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
-#include <optional>
-#include <vector>
-
-#include "kernels/cuda/operations.h"
-#include "plugin/device/arena.h"
-#include "plugin/device/device_memory.h"
 #include "plugin/device/piece_places.h"
-#include "plugin/device/uploader.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 namespace {
 
 using Part = cuda::StridedPatch::Part;
-
-// Memory that is taken piece by piece: as much as was foreseen in one block, the rest from others.
-class StagedMemory {
- public:
-  explicit StagedMemory(MemoryKind kind) : kind_(kind), more_(kind) {}
-  // Everything is given back first; no work may be under way on it.
-  [[nodiscard]] Status reset(std::uint64_t foreseen) {
-    used_ = 0;
-    more_.reset();
-    return main_.reserve(std::max<std::uint64_t>(1, foreseen), kind_);
-  }
-  [[nodiscard]] Result<std::byte*> take(std::uint64_t bytes) {
-    bytes = rounded(bytes);
-    if (main_.size() - used_ < bytes) return more_.take(bytes);
-    std::byte* const piece = main_.data() + used_;
-    used_ += bytes;
-    return piece;
-  }
-  [[nodiscard]] static std::uint64_t rounded(std::uint64_t bytes) {
-    return (bytes + 255) / 256 * 256;
-  }
-
- private:
-  MemoryKind kind_;
-  DeviceBuffer main_;
-  DeviceArena more_;
-  std::uint64_t used_ = 0;
-};
 
 class DeviceMasked final : public MaskedDevice {
  public:
@@ -81,21 +42,15 @@ class DeviceMasked final : public MaskedDevice {
     return queue_fill(dense, stream);
   }
 
-  Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
-                                const MaskedTarget& target, void* stream) override {
+  Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into, void* stream) override {
     const OnDevice on(device_);
     DRIFTLESS_RETURN_IF_ERROR(on.status());
-    WeightMap into;
-    into.data = target.data;
-    into.unit_bytes = target.unit_bytes;
-    into.map = map;
-    into.cast = target.cast;
     parts_.clear();
     const std::uint64_t old_units = add_parts(tensor, into, 0);
     Write write;
     if (!parts_.empty()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(write.old, dev_.take(old_units * target.unit_bytes));
-      DRIFTLESS_ASSIGN_OR_RETURN(write.patch, make_patch(target.unit_bytes, stream));
+      DRIFTLESS_ASSIGN_OR_RETURN(write.old, dev_.take(old_units * into.unit_bytes));
+      DRIFTLESS_ASSIGN_OR_RETURN(write.patch, make_patch(into.unit_bytes, stream));
       DRIFTLESS_RETURN_IF_ERROR(write.patch->exchange_strided(values_, write.old, nullptr, stream));
     }
     writes_.push_back(write);
@@ -133,13 +88,14 @@ class DeviceMasked final : public MaskedDevice {
         units += piece.count;
         parts_.emplace_back().count = piece.count;
       }
-      old += StagedMemory::rounded(units * tensor.unit_bytes);
-      tables += 2 * StagedMemory::rounded(cuda::StridedPatch::workspace_size(parts_).dev_bytes);
+      old += device_aligned(units * tensor.unit_bytes);
+      tables += 2 * device_aligned(cuda::StridedPatch::workspace_size(parts_).dev_bytes);
     }
-    DRIFTLESS_RETURN_IF_ERROR(dev_.reset(StagedMemory::rounded(places_.offset_bytes()) +
-                                         StagedMemory::rounded(places_.value_bytes()) + old +
-                                         tables));
-    DRIFTLESS_RETURN_IF_ERROR(host_.reset(tables));
+    dev_.reset();
+    host_.reset();
+    DRIFTLESS_RETURN_IF_ERROR(dev_.foresee(device_aligned(places_.offset_bytes()) +
+                                           device_aligned(places_.value_bytes()) + old + tables));
+    DRIFTLESS_RETURN_IF_ERROR(host_.foresee(tables));
     DRIFTLESS_ASSIGN_OR_RETURN(offsets_, dev_.take(places_.offset_bytes()));
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
     // Somebody may still have tensors of the last version: they keep their memory then.
@@ -207,7 +163,7 @@ class DeviceMasked final : public MaskedDevice {
   int device_;
   DeviceStream stream_;  // of staging
   Uploader uploader_;
-  StagedMemory dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
+  DeviceArena dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
   std::shared_ptr<DeviceBuffer> dense_ = std::make_shared<DeviceBuffer>();
   std::uint64_t dense_bytes_ = 0;  // of it, that this version's tensors have
   std::vector<Tensor> tensors_;

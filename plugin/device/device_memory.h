@@ -2,24 +2,24 @@
 // Memory and streams of a GPU, owned. Library driftless_device; includes no CUDA header.
 //
 // Everything works on the device that was current when it was made, and may end on any thread.
-// Errors: kNoSpace where memory is lacking, kIo for what else CUDA says.
+// Errors: kNoSpace if memory is lacking, kIo for what else CUDA says.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "core/memory_kind.h"
 #include "core/status.h"
 #include "core/thread_gpu.h"
 #include "kernels/cuda/operations.h"
-#include "plugin/device/growing_memory.h"
 
 namespace driftless {
 
-// kUnsupported, with the reason, where this process has no GPU that CUDA can use.
+// kUnsupported, with the reason, if this process has no GPU that CUDA can use.
 // Else the device is the calling thread's from then on.
 [[nodiscard]] Status check_device(int device);
 
@@ -35,65 +35,61 @@ class OnDevice {
   Status status_;
 };
 
+// Where places begin in device memory that holds several.
+[[nodiscard]] constexpr std::uint64_t device_aligned(std::uint64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
+class GrowingMemory;
+
 // A stretch of device memory, or of pinned host memory.
 class DeviceBuffer {
  public:
   static constexpr std::uint64_t kKept = std::uint64_t{16} << 20;
 
   DeviceBuffer() = default;
-  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    DeviceBuffer taken(std::move(other));
-    swap(taken);
-    return *this;
-  }
-  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&&) = default;
+  DeviceBuffer& operator=(DeviceBuffer&&) = default;
   [[nodiscard]] static Result<DeviceBuffer> device(std::uint64_t bytes);
   [[nodiscard]] static Result<DeviceBuffer> pinned(std::uint64_t bytes);
 
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::uint64_t size() const { return size_; }
-  // Room for at least so many bytes, of the same kind; what it held is lost where it grows, so no
+  [[nodiscard]] std::byte* data() const { return memory_.get(); }
+  [[nodiscard]] std::uint64_t size() const { return memory_ ? size_ : 0; }
+  // Goes with the last who has it.
+  [[nodiscard]] const std::shared_ptr<std::byte>& memory() const { return memory_; }
+  // Room for at least so many bytes, of the same kind; what it held is lost if it grows, so no
   // work may be under way on it. Nobody else on the GPU waits for that: device memory grows in its
   // place, to what is needed, and pinned memory of up to kKept bytes stays until the end (it grows
   // by half at least).
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:
-  void swap(DeviceBuffer& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(kind_, other.kind_);
-    std::swap(device_, other.device_);
-    growing_.swap(other.growing_);
-    kept_.swap(other.kept_);
-  }
   [[nodiscard]] Status grow_device(std::uint64_t bytes);
   [[nodiscard]] Status grow_pinned(std::uint64_t bytes);
 
-  std::byte* data_ = nullptr;
+  std::shared_ptr<std::byte> memory_;
   std::uint64_t size_ = 0;
-  int device_ = 0;
   MemoryKind kind_ = MemoryKind::kDevice;
-  std::unique_ptr<GrowingMemory> growing_;  // whose memory it is, if any
+  std::shared_ptr<GrowingMemory> growing_;  // whose memory it is, if any
   std::vector<DeviceBuffer> kept_;          // what was too small
 };
+
+// What CUDA made, destroyed on the device that was current then.
+struct DeviceDeleter {
+  int device = 0;
+  void (*destroy)(void*) = nullptr;  // null: it is borrowed
+  void operator()(void* made) const;
+};
+using DeviceHandle = std::unique_ptr<void, DeviceDeleter>;
 
 // A stream of its own, at the lowest priority: training and generating go first.
 class DeviceStream {
  public:
-  DeviceStream() = default;
-  DeviceStream(DeviceStream&& other) noexcept
-      : stream_(std::exchange(other.stream_, nullptr)), device_(other.device_) {}
-  DeviceStream& operator=(DeviceStream&& other) noexcept {
-    std::swap(stream_, other.stream_);
-    std::swap(device_, other.device_);
-    return *this;
-  }
-  ~DeviceStream();
   [[nodiscard]] static Result<DeviceStream> make();
+  // Somebody else's, which outlives it (null: the default one).
+  [[nodiscard]] static DeviceStream borrowed(cuda::Stream stream);
 
-  [[nodiscard]] cuda::Stream get() const { return stream_; }
+  [[nodiscard]] cuda::Stream get() const { return stream_.get(); }
   // Either side of the bus, in any direction.
   [[nodiscard]] Status copy(void* to, const void* from, std::uint64_t bytes) const;
   [[nodiscard]] Status clear(void* to, std::uint64_t bytes) const;  // to zero
@@ -101,22 +97,12 @@ class DeviceStream {
   [[nodiscard]] Status wait() const;
 
  private:
-  cuda::Stream stream_ = nullptr;
-  int device_ = 0;
+  DeviceHandle stream_;
 };
 
 // A point in a stream's work, which another stream or the host waits for.
 class DeviceEvent {
  public:
-  DeviceEvent() = default;
-  DeviceEvent(DeviceEvent&& other) noexcept
-      : event_(std::exchange(other.event_, nullptr)), device_(other.device_) {}
-  DeviceEvent& operator=(DeviceEvent&& other) noexcept {
-    std::swap(event_, other.event_);
-    std::swap(device_, other.device_);
-    return *this;
-  }
-  ~DeviceEvent();
   [[nodiscard]] static Result<DeviceEvent> make();
 
   [[nodiscard]] Status record(const DeviceStream& stream) const;
@@ -124,8 +110,69 @@ class DeviceEvent {
   [[nodiscard]] Status wait() const;                            // the caller waits
 
  private:
-  void* event_ = nullptr;
-  int device_ = 0;
+  DeviceHandle event_;
+};
+
+// Memory of one kind that is taken piece by piece and given back all at once. Blocks are kept for
+// the next round: taking memory from a GPU stops it.
+class DeviceArena {
+ public:
+  explicit DeviceArena(MemoryKind kind) : kind_(kind) {}
+  // At a multiple of 256 bytes.
+  [[nodiscard]] Result<std::byte*> take(std::uint64_t bytes);
+  // Everything may be taken again. Blocks that the last round did not touch are freed.
+  void reset();
+  // After reset(): so many bytes come from one block, which grows in its place (no work may be
+  // under way on it).
+  [[nodiscard]] Status foresee(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t held_bytes() const;
+
+ private:
+  MemoryKind kind_;
+  DeviceBuffer foreseen_;
+  std::uint64_t foreseen_used_ = 0;
+  std::vector<DeviceBuffer> blocks_;
+  std::size_t block_ = 0;   // the one that is being filled
+  std::uint64_t used_ = 0;  // of it
+};
+
+// Copies host memory of any kind to the device, through two pinned buffers in turn: one is filled
+// while the other travels. One thread at a time.
+class Uploader {
+ public:
+  static constexpr std::uint64_t kSlotBytes = std::uint64_t{8} << 20;
+
+  Uploader() = default;
+  [[nodiscard]] static Result<Uploader> make();
+
+  // Queues the copy on `stream`; `from` may go when it returns. Always with the same stream.
+  [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from,
+                            const DeviceStream& stream);
+  // Fills `to` from the device; waits for it.
+  [[nodiscard]] Status read(std::span<std::byte> to, const std::byte* from_dev,
+                            const DeviceStream& stream);
+
+  [[nodiscard]] std::uint64_t pinned_bytes() const;
+
+ private:
+  struct Slot {
+    DeviceBuffer buffer;
+    DeviceEvent travelled;
+  };
+  [[nodiscard]] Slot& next() { return slots_[turn_++ % slots_.size()]; }
+
+  std::array<Slot, 2> slots_;
+  std::size_t turn_ = 0;
+};
+
+// Memory that an operation works in.
+struct DeviceWorkspace {
+  DeviceBuffer dev, host;  // host: pinned
+
+  [[nodiscard]] static Result<DeviceWorkspace> make(const cuda::WorkspaceSize& size);
+  [[nodiscard]] cuda::Workspace get() const {
+    return {dev.data(), dev.size(), host.data(), host.size()};
+  }
 };
 
 }  // namespace driftless

@@ -2,19 +2,7 @@
 // The payloads of a publisher with a GPU, and what they share. Private to plugin/device.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <vector>
-
-#include "core/digest.h"
-#include "kernels/cuda/operations.h"
-#include "plugin/device/arena.h"
-#include "plugin/device/device_memory.h"
 #include "plugin/device/slice_differ.h"
-#include "plugin/publish/device_side.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {
@@ -23,6 +11,7 @@ namespace driftless {
 struct DeviceWork {
   DeviceOptions options;
   DeviceStream stream;
+  std::shared_ptr<WeightMemory> memory;  // of the snapshot, if it lies on the device
   SliceDiffer differ;
   // What a version found: streams, workspaces, sums; until it is committed or dropped.
   DeviceArena found{MemoryKind::kDevice};
@@ -36,13 +25,6 @@ struct DeviceWork {
   [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
                                                unsigned unit_bytes, cuda::PositionCoding coding,
                                                const std::byte* positions_dev);
-  // The digest of whole tensors on the device; waits.
-  // Of all tensors together, in one launch; and of each.
-  [[nodiscard]] Result<Digest> digest(std::span<const DeviceSide::Piece> tensors) const;
-  [[nodiscard]] Result<std::vector<Digest>> digests(
-      std::span<const DeviceSide::Piece> tensors) const;
-  [[nodiscard]] Result<std::vector<Digest>> sum_batches(
-      std::span<const std::span<const DeviceSide::Piece>> batches) const;
   // Starts afresh, once the device is done with what was queued.
   [[nodiscard]] Status reset();
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/device/device_weight_memory.h"
+#include "plugin/device/device_factories.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/gpu_context.h"
 #include "plugin/device/piece_places.h"
 
@@ -12,13 +12,129 @@ namespace {
 
 constexpr std::uint64_t kWidestUnit = 8;
 
-// Where the table of a patch lies, behind so many bytes of values.
-std::uint64_t table_at(std::uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+// Where the table of a patch lies, behind so many values.
+std::uint64_t table_at(std::uint64_t count) { return device_aligned(count * kWidestUnit); }
 
 cuda::WorkspaceSize table_size(std::uint64_t count) {
   cuda::StridedPatch::Part part;
   part.count = count;
   return cuda::StridedPatch::workspace_size(std::span(&part, 1));
+}
+
+constexpr std::uint64_t kSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uint64_t kSumsPlace = 256;  // keeps what follows aligned
+constexpr std::uint64_t kChunkBytes = std::uint64_t{32} << 20;
+constexpr std::size_t kChunkPieces = 4096;  // small tensors: their table is bounded, too
+
+// Sums pieces in device memory; waits for it.
+class DeviceSum {
+ public:
+  DeviceSum(GpuContext& gpu, DeviceWorkspace& workspace) : gpu_(gpu), workspace_(workspace) {}
+
+  // Room for the sums of such pieces, after `before` bytes of device memory.
+  Status reserve(std::span<const cuda::DigestPiece> pieces, std::uint64_t before) {
+    const cuda::WorkspaceSize size = cuda::digest_workspace_size(pieces);
+    at_ = before;
+    return gpu_.reserve(workspace_, before + kSumsPlace + size.dev_bytes,
+                        kSumsPlace + size.host_bytes, "summing the weights");
+  }
+
+  Status add(std::span<const cuda::DigestPiece> pieces) {
+    if (pieces.empty()) return {};
+    const std::span<std::byte> dev =
+        std::span(workspace_.dev.data(), workspace_.dev.size()).subspan(at_);
+    const std::span<std::byte> host(workspace_.host.data(), workspace_.host.size());
+    const cuda::Workspace work{dev.data() + kSumsPlace, dev.size() - kSumsPlace,
+                               host.data() + kSumsPlace, host.size() - kSumsPlace};
+    DRIFTLESS_RETURN_IF_ERROR(cuda::digest(
+        pieces, work, reinterpret_cast<std::uint64_t*>(dev.data()), gpu_.stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.copy(host.data(), dev.data(), kSumsBytes));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.wait());
+    std::uint64_t sums[cuda::kDigestSums];
+    std::memcpy(sums, host.data(), kSumsBytes);
+    sum_ += cuda::digest_from_sums(sums);
+    return {};
+  }
+  [[nodiscard]] const Digest& sum() const { return sum_; }
+
+ private:
+  GpuContext& gpu_;
+  DeviceWorkspace& workspace_;
+  std::uint64_t at_ = 0;
+  Digest sum_;
+};
+
+// Bytes on the host, which pass through a chunk at the workspace's begin.
+class HostSweep {
+ public:
+  HostSweep(GpuContext& gpu, DeviceWorkspace& workspace, DeviceSum& sum)
+      : gpu_(gpu), workspace_(workspace), sum_(sum) {}
+
+  Status reserve() {
+    // More than any pieces of a chunk need: a piece of it takes a row for each 128 KiB, and two.
+    const std::vector<cuda::DigestPiece> most(
+        kChunkPieces, cuda::DigestPiece{nullptr, (std::uint64_t{2} << 17) + 1, 0, {}});
+    return sum_.reserve(most, kChunkBytes);
+  }
+
+  Status add(const TensorBytes& bytes) {
+    DensePiece rest = bytes.piece;
+    while (!rest.bytes.empty()) {
+      // The same place within 16 bytes as in the tensor: the fast case for the sweep.
+      const std::uint64_t at = (used_ + 15) / 16 * 16 + rest.byte_offset % 16;
+      if (pieces_.size() == kChunkPieces || at >= kChunkBytes) {
+        DRIFTLESS_RETURN_IF_ERROR(flush());
+        continue;
+      }
+      const auto some =
+          rest.bytes.first(std::min<std::uint64_t>(rest.bytes.size(), kChunkBytes - at));
+      std::byte* const there = workspace_.dev.data() + at;
+      DRIFTLESS_RETURN_IF_ERROR(gpu_.uploader.copy(there, some, gpu_.stream));
+      pieces_.push_back({there, some.size(), rest.byte_offset, *bytes.key});
+      used_ = at + some.size();
+      rest.byte_offset += some.size();
+      rest.bytes = rest.bytes.subspan(some.size());
+    }
+    return {};
+  }
+
+  Status flush() {
+    DRIFTLESS_RETURN_IF_ERROR(sum_.add(pieces_));
+    pieces_.clear();
+    used_ = 0;
+    return {};
+  }
+
+ private:
+  GpuContext& gpu_;
+  DeviceWorkspace& workspace_;
+  DeviceSum& sum_;
+  std::uint64_t used_ = 0;
+  std::vector<cuda::DigestPiece> pieces_;
+};
+
+// WeightMemory::digest(): bytes on the host pass through a chunk of device memory.
+Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
+                             std::span<const TensorBytes> bytes) {
+  std::vector<cuda::DigestPiece> there;
+  for (const auto& [piece, key] : bytes) {
+    if (piece.memory != MemoryKind::kDevice) continue;
+    there.push_back({piece.bytes.data(), piece.bytes.size(), piece.byte_offset, *key});
+  }
+  WorkspaceLease workspace(gpu);
+  DeviceSum sum(*gpu, *workspace);
+  if (!there.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(sum.reserve(there, 0));
+    DRIFTLESS_RETURN_IF_ERROR(sum.add(there));
+  }
+  if (there.size() == bytes.size()) return sum.sum();
+  HostSweep sweep(*gpu, *workspace, sum);
+  DRIFTLESS_RETURN_IF_ERROR(sweep.reserve());
+  for (const TensorBytes& each : bytes) {
+    if (each.piece.memory == MemoryKind::kHost) DRIFTLESS_RETURN_IF_ERROR(sweep.add(each));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(sweep.flush());
+  return sum.sum();
 }
 
 class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
@@ -68,7 +184,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
           gpu_->uploader.read({values, count * width}, scratch_.dev.data(), gpu_->stream));
     }
     for (const WeightMap* map : maps) {
-      const auto [begin, end] = range_of(*map, origin, count);
+      const auto [begin, end] = map->range(origin, count);
       if (!map->plain() || begin >= end) continue;
       DRIFTLESS_RETURN_IF_ERROR(
           gpu_->uploader.read({values + (begin - origin) * width, (end - begin) * width},
@@ -86,16 +202,16 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     bool copied = false;
     for (const WeightMap* map : maps) {
       if (map->plain()) {
-        const auto [begin, end] = range_of(*map, origin, count);
+        const auto [begin, end] = map->range(origin, count);
         if (begin >= end) continue;
-        DRIFTLESS_RETURN_IF_ERROR(
-            copy(map->at(begin), {values + (begin - origin) * width, (end - begin) * width}, from));
+        DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(
+            map->at(begin), {values + (begin - origin) * width, (end - begin) * width}, from));
         continue;
       }
       if (!copied) {
         DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // what was there before may be in use
         DRIFTLESS_RETURN_IF_ERROR(reserve(count));
-        DRIFTLESS_RETURN_IF_ERROR(copy(scratch_.dev.data(), {values, count * width}, from));
+        DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(scratch_.dev.data(), {values, count * width}, from));
         copied = true;
       }
       DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
@@ -121,29 +237,18 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
     const OnDevice on(gpu_->device);
     DRIFTLESS_RETURN_IF_ERROR(on.status());
-    Result<DeviceBuffer> made = DeviceBuffer::device(bytes);
+    const Result<DeviceBuffer> made = DeviceBuffer::device(bytes);
     if (!made.ok()) return made.status().with_context("weights on the GPU");
-    const auto held = std::make_shared<DeviceBuffer>(std::move(*made));
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.clear(held->data(), bytes));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.clear(made->data(), bytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
-    return std::shared_ptr<std::byte>(held, held->data());
+    return made->memory();
   }
 
  private:
-  // The units of [origin, origin + count) that lie in the map's range.
-  static std::pair<std::uint64_t, std::uint64_t> range_of(const WeightMap& map,
-                                                          std::uint64_t origin,
-                                                          std::uint64_t count) {
-    return {std::max(origin, map.map.source_offset), std::min(origin + count, map.map.source_end)};
-  }
-  Status copy(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
-    if (kind == MemoryKind::kDevice) return gpu_->stream.copy(to_dev, from.data(), from.size());
-    return gpu_->uploader.copy(to_dev, from, gpu_->stream);
-  }
   Status reserve(std::uint64_t count) {
     const cuda::WorkspaceSize table = table_size(count);
     DRIFTLESS_RETURN_IF_ERROR(
-        scratch_.dev.reserve(table_at(count * kWidestUnit) + table.dev_bytes, MemoryKind::kDevice));
+        scratch_.dev.reserve(table_at(count) + table.dev_bytes, MemoryKind::kDevice));
     return scratch_.host.reserve(table.host_bytes, MemoryKind::kHost);
   }
   // Every unit of [origin, origin + count) that the map has; values are at the scratch's begin.
@@ -156,17 +261,43 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     part.origin = origin;
     part.count = count;
     const cuda::WorkspaceSize table = table_size(count);
-    const cuda::Workspace workspace{scratch_.dev.data() + table_at(count * kWidestUnit),
-                                    table.dev_bytes, scratch_.host.data(), table.host_bytes};
+    const cuda::Workspace workspace{scratch_.dev.data() + table_at(count), table.dev_bytes,
+                                    scratch_.host.data(), table.host_bytes};
     return cuda::StridedPatch::make(std::span(&part, 1), map.unit_bytes, nullptr, workspace,
                                     gpu_->stream.get());
   }
 
   std::shared_ptr<GpuContext> gpu_;
-  GpuWorkspace scratch_;  // for read() and write()
+  DeviceWorkspace scratch_;  // for read() and write()
 };
 
 }  // namespace
+
+Status GpuContext::reserve(DeviceWorkspace& held, std::uint64_t dev_bytes, std::uint64_t host_bytes,
+                           const std::string& what) {
+  if (max_staging_bytes != 0 && dev_bytes > max_staging_bytes) {
+    return error(StatusCode::kNoSpace, what, " takes ", dev_bytes,
+                 " bytes of the GPU's memory, at most ", max_staging_bytes,
+                 " are allowed; publish smaller versions, or fold fewer of them");
+  }
+  dev_bytes = std::max<std::uint64_t>(1, dev_bytes);
+  host_bytes = std::max<std::uint64_t>(1, host_bytes);
+  DRIFTLESS_RETURN_IF_ERROR(held.dev.reserve(dev_bytes, MemoryKind::kDevice).with_context(what));
+  DRIFTLESS_RETURN_IF_ERROR(held.host.reserve(host_bytes, MemoryKind::kHost).with_context(what));
+  staging.device_bytes = held.dev.size();
+  staging.pinned_bytes = held.host.size() + uploader.pinned_bytes();
+  return {};
+}
+
+WorkspaceLease::WorkspaceLease(std::shared_ptr<GpuContext> gpu)
+    : gpu_(std::move(gpu)), held_(std::move(gpu_->workspace)) {}
+
+WorkspaceLease::~WorkspaceLease() {
+  // Where even waiting fails the device is lost, and with it what worked there.
+  const OnDevice on(gpu_->device);
+  static_cast<void>(on.status().ok() && gpu_->stream.wait().ok());
+  if (held_.dev.size() >= gpu_->workspace.dev.size()) gpu_->workspace = std::move(held_);
+}
 
 Result<std::shared_ptr<WeightMemory>> make_bounded_device_memory(int device,
                                                                  std::uint64_t max_staging_bytes) {

@@ -3,28 +3,10 @@
 // kept from version to version. Part of plugin/device.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/digest.h"
-#include "core/status.h"
 #include "plugin/device/device_memory.h"
-#include "plugin/device/uploader.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {
-
-// Memory that changes work in.
-struct GpuWorkspace {
-  DeviceBuffer dev, host;  // host: pinned
-
-  [[nodiscard]] std::span<std::byte> dev_bytes() const { return {dev.data(), dev.size()}; }
-  [[nodiscard]] std::span<std::byte> host_bytes() const { return {host.data(), host.size()}; }
-};
 
 // One thread at a time.
 struct GpuContext {
@@ -32,11 +14,16 @@ struct GpuContext {
   std::uint64_t max_staging_bytes = 0;  // 0: as much as there is
   DeviceStream stream;
   Uploader uploader;
-  GpuWorkspace workspace;  // empty while somebody has it
+  DeviceWorkspace workspace;  // empty while somebody has it
   StagingMemory staging;
 
+  // Bytes of either memory to the device: queued; what lies on the host may go when it returns.
+  [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
+    if (kind == MemoryKind::kDevice) return stream.copy(to_dev, from.data(), from.size());
+    return uploader.copy(to_dev, from, stream);
+  }
   // Makes it at least so large; kNoSpace, saying for what, where that is more than allowed.
-  [[nodiscard]] Status reserve(GpuWorkspace& held, std::uint64_t dev_bytes,
+  [[nodiscard]] Status reserve(DeviceWorkspace& held, std::uint64_t dev_bytes,
                                std::uint64_t host_bytes, const std::string& what);
 };
 
@@ -49,12 +36,12 @@ class WorkspaceLease {
   WorkspaceLease& operator=(const WorkspaceLease&) = delete;
   ~WorkspaceLease();
 
-  [[nodiscard]] GpuWorkspace& operator*() { return held_; }
-  [[nodiscard]] const GpuWorkspace* operator->() const { return &held_; }
+  [[nodiscard]] DeviceWorkspace& operator*() { return held_; }
+  [[nodiscard]] const DeviceWorkspace* operator->() const { return &held_; }
 
  private:
   std::shared_ptr<GpuContext> gpu_;
-  GpuWorkspace held_;
+  DeviceWorkspace held_;
 };
 
 // Places one after the other in a workspace, each at a multiple of 256 bytes.
@@ -62,19 +49,15 @@ class PlacePlan {
  public:
   [[nodiscard]] std::uint64_t take(std::uint64_t bytes) {
     const std::uint64_t at = used_;
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += device_aligned(bytes);
     return at;
   }
   [[nodiscard]] std::uint64_t used() const { return used_; }
 
  private:
-  static constexpr std::uint64_t kAlignment = 256;
   std::uint64_t used_ = 0;
 };
 
-// WeightMemory::digest(): bytes on the host pass through a chunk of device memory.
-[[nodiscard]] Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
-                                           std::span<const TensorBytes> bytes);
 // WeightMemory::place().
 [[nodiscard]] Result<std::unique_ptr<PlacedChanges>> place_on_device(
     std::shared_ptr<GpuContext> gpu, std::span<const ChangePart> parts);

@@ -62,8 +62,7 @@ Status load_patch_kernels(const DeviceStream& stream) {
   DRIFTLESS_ASSIGN_OR_RETURN(part.map, StridedMap::make({0, {1}, {1}}, 1, {0, {1}, {1}}, 1));
   part.count = 1;
   const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(std::span(&part, 1));
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer table, DeviceBuffer::device(size.dev_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer host, DeviceBuffer::pinned(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace table, DeviceWorkspace::make(size));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer units, DeviceBuffer::device(kSlots * kSlotBytes));
   const auto slot = [&](std::size_t number) { return units.data() + number * kSlotBytes; };
   part.data_dev = slot(0);
@@ -72,9 +71,7 @@ Status load_patch_kernels(const DeviceStream& stream) {
     DRIFTLESS_RETURN_IF_ERROR(stream.clear(slot(1), 2 * kSlotBytes));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const cuda::StridedPatch patch,
-        cuda::StridedPatch::make(std::span(&part, 1), width, nullptr,
-                                 {table.data(), size.dev_bytes, host.data(), size.host_bytes},
-                                 stream.get()));
+        cuda::StridedPatch::make(std::span(&part, 1), width, nullptr, table.get(), stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(patch.exchange_strided(
         slot(2), slot(1), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));

@@ -2,14 +2,7 @@
 // Pieces of changes in the memory of a GPU: where the offsets and values of each lie.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-#include "core/status.h"
-#include "kernels/cuda/operations.h"
-#include "plugin/device/uploader.h"
-#include "plugin/targets/delta_pieces.h"
+#include "plugin/device/device_memory.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {

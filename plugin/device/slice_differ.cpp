@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/slice_differ.h"
 
-#include <algorithm>
-
 namespace driftless {
 namespace {
-
-constexpr std::uint64_t kSliceAlignment = 256;
-
-std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
-}
 
 // Expected to be enough; a slice that has more is compared again.
 std::uint64_t first_room(std::uint64_t units) { return units / 16 + 1024; }
@@ -38,7 +30,7 @@ Status SliceDiffer::open(const DeviceStream& work) {
 Status SliceDiffer::stage(Lane& lane) {
   std::uint64_t bytes = 0;
   for (const SlicePiece& piece : lane.pieces) {
-    const std::uint64_t own = aligned(piece.units * lane.unit_bytes);
+    const std::uint64_t own = device_aligned(piece.units * lane.unit_bytes);
     bytes += (piece.old_kind == MemoryKind::kHost ? own : 0) +
              (piece.new_kind == MemoryKind::kHost ? own : 0);
   }
@@ -50,7 +42,7 @@ Status SliceDiffer::stage(Lane& lane) {
                          std::uint64_t own) -> Result<const std::byte*> {
     if (kind == MemoryKind::kDevice) return data;
     std::byte* const to = at;
-    at += aligned(own);
+    at += device_aligned(own);
     DRIFTLESS_RETURN_IF_ERROR(copies_.copy(to, data, own));
     return to;
   };
@@ -80,12 +72,10 @@ Status SliceDiffer::compare(Lane& lane, std::uint64_t max_changed) {
   const cuda::WorkspaceSize size =
       cuda::DiffBatch::workspace_size(units, lane.unit_bytes, max_changed);
   // What is freed may still be read: freeing device memory waits for the device.
-  DRIFTLESS_RETURN_IF_ERROR(lane.work.reserve(size.dev_bytes, MemoryKind::kDevice));
-  DRIFTLESS_RETURN_IF_ERROR(lane.host.reserve(size.host_bytes, MemoryKind::kHost));
-  const cuda::Workspace workspace{lane.work.data(), lane.work.size(), lane.host.data(),
-                                  lane.host.size()};
+  DRIFTLESS_RETURN_IF_ERROR(lane.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
+  DRIFTLESS_RETURN_IF_ERROR(lane.work.host.reserve(size.host_bytes, MemoryKind::kHost));
   DRIFTLESS_ASSIGN_OR_RETURN(lane.batch, cuda::DiffBatch::make(units, lane.unit_bytes, max_changed,
-                                                               workspace, work_->get()));
+                                                               lane.work.get(), work_->get()));
   DRIFTLESS_RETURN_IF_ERROR(
       lane.positions.reserve(lane.batch->max_position_bytes(huge), MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(
@@ -144,7 +134,7 @@ void SliceDiffer::drop() {
 std::uint64_t SliceDiffer::device_bytes() const {
   std::uint64_t bytes = 0;
   for (const Lane& lane : lanes_) {
-    bytes += lane.staged.size() + lane.work.size() + lane.positions.size() + lane.values.size();
+    bytes += lane.staged.size() + lane.work.dev.size() + lane.positions.size() + lane.values.size();
   }
   return bytes;
 }

@@ -4,16 +4,8 @@
 // overlaps comparing this one.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "core/memory_kind.h"
-#include "core/status.h"
-#include "kernels/cuda/operations.h"
 #include "plugin/device/device_memory.h"
 
 namespace driftless {
@@ -69,7 +61,8 @@ class SliceDiffer {
     std::vector<cuda::DiffBatch::Tensor> tensors;
     unsigned unit_bytes = 1;
     cuda::PositionCoding coding = cuda::PositionCoding::kGaps;
-    DeviceBuffer staged, work, host, positions, values;
+    DeviceBuffer staged, positions, values;
+    DeviceWorkspace work;
     std::optional<cuda::DiffBatch> batch;
     DeviceEvent done;  // the comparison
     DeviceEvent read;  // what was queued before release()

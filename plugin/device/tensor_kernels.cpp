@@ -4,48 +4,20 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
-#include "kernels/cuda/operations.h"
 #include "plugin/device/device_memory.h"
 
 namespace driftless {
 namespace {
 
-Status check(cudaError_t code, const char* what) {
-  if (code == cudaSuccess) return {};
-  return error(StatusCode::kIo, what, ": ", cudaGetErrorString(code));
-}
-
-cudaStream_t native(void* stream) { return static_cast<cudaStream_t>(stream); }
-
-Status wait(void* stream) {
-  return check(cudaStreamSynchronize(native(stream)), "waiting for the stream");
-}
-
 // What was written on the device, once the stream has passed it.
 template <typename Value>
 Status fetch(Value* to, const std::byte* from_dev, void* stream) {
-  DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMemcpyAsync(to, from_dev, sizeof(Value), cudaMemcpyDeviceToHost, native(stream)),
-            "fetching a result"));
-  return wait(stream);
+  const DeviceStream borrowed = DeviceStream::borrowed(stream);
+  DRIFTLESS_RETURN_IF_ERROR(borrowed.copy(to, from_dev, sizeof(Value)));
+  return borrowed.wait();
 }
-
-struct WorkMemory {
-  DeviceBuffer dev, host;
-
-  [[nodiscard]] static Result<WorkMemory> of(const cuda::WorkspaceSize& size) {
-    WorkMemory memory;
-    DRIFTLESS_ASSIGN_OR_RETURN(memory.dev, DeviceBuffer::device(size.dev_bytes));
-    DRIFTLESS_ASSIGN_OR_RETURN(memory.host, DeviceBuffer::pinned(size.host_bytes));
-    return memory;
-  }
-  [[nodiscard]] cuda::Workspace get() const {
-    return {dev.data(), dev.size(), host.data(), host.size()};
-  }
-};
 
 // Makes the patch of one tensor, proves its positions, and lets `use` queue what it likes.
 template <typename Use>
@@ -58,16 +30,16 @@ Status with_patch(const DeviceUnits& tensor, const DevicePositions& positions, v
   described.entry.count = positions.count;
   described.entry.position_bytes = positions.bytes;
   const std::span<const cuda::Patch::Tensor> one(&described, 1);
-  DRIFTLESS_ASSIGN_OR_RETURN(const WorkMemory memory,
-                             WorkMemory::of(cuda::Patch::workspace_size(one)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace memory,
+                             DeviceWorkspace::make(cuda::Patch::workspace_size(one)));
   DRIFTLESS_ASSIGN_OR_RETURN(
       const cuda::Patch patch,
       cuda::Patch::make(one, tensor.unit_bytes, cuda::PositionCoding::kIndices, positions.data_dev,
                         memory.get(), stream));
-  DRIFTLESS_RETURN_IF_ERROR(wait(stream));
+  DRIFTLESS_RETURN_IF_ERROR(DeviceStream::borrowed(stream).wait());
   DRIFTLESS_RETURN_IF_ERROR(patch.check());
   DRIFTLESS_RETURN_IF_ERROR(use(patch));
-  return wait(stream);
+  return DeviceStream::borrowed(stream).wait();
 }
 
 struct Attempt {
@@ -79,8 +51,8 @@ Result<Attempt> try_diff(const DeviceUnits& before, const std::byte* after_dev, 
                          void* stream) {
   const std::span<const std::uint64_t> units(&before.units, 1);
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const WorkMemory memory,
-      WorkMemory::of(cuda::DiffBatch::workspace_size(units, before.unit_bytes, room)));
+      const DeviceWorkspace memory,
+      DeviceWorkspace::make(cuda::DiffBatch::workspace_size(units, before.unit_bytes, room)));
   DRIFTLESS_ASSIGN_OR_RETURN(
       cuda::DiffBatch batch,
       cuda::DiffBatch::make(units, before.unit_bytes, room, memory.get(), stream));
@@ -95,7 +67,7 @@ Result<Attempt> try_diff(const DeviceUnits& before, const std::byte* after_dev, 
   DRIFTLESS_RETURN_IF_ERROR(batch.run(std::span(&tensor, 1), cuda::PositionCoding::kIndices,
                                       attempt.found.positions_dev.get(),
                                       attempt.found.values_dev.get(), stream));
-  DRIFTLESS_RETURN_IF_ERROR(wait(stream));
+  DRIFTLESS_RETURN_IF_ERROR(DeviceStream::borrowed(stream).wait());
   attempt.changed = batch.results().changed;
   attempt.found.count = attempt.changed;
   return attempt;
@@ -104,9 +76,8 @@ Result<Attempt> try_diff(const DeviceUnits& before, const std::byte* after_dev, 
 }  // namespace
 
 Result<std::shared_ptr<std::byte>> allocate_on_device(std::uint64_t bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::device(bytes));
-  const auto owner = std::make_shared<DeviceBuffer>(std::move(buffer));
-  return std::shared_ptr<std::byte>(owner, owner->data());
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer, DeviceBuffer::device(bytes));
+  return buffer.memory();
 }
 
 Status check_device_memory(const void* data, int device) {
@@ -138,8 +109,7 @@ Result<std::uint64_t> masked_overwrite_on_device(const DeviceUnits& to, const st
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer written,
                              DeviceBuffer::device(sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMemsetAsync(written.data(), 0, sizeof(std::uint64_t), native(stream)),
-            "clearing a counter"));
+      DeviceStream::borrowed(stream).clear(written.data(), sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(
       cuda::masked_overwrite(to.data_dev, source_dev, to.units, to.unit_bytes, sentinel,
                              reinterpret_cast<std::uint64_t*>(written.data()), stream));
@@ -167,8 +137,8 @@ Result<Digest> digest_on_device(std::string_view tensor, std::span<const std::by
                                 void* stream) {
   const cuda::DigestPiece piece{bytes_dev.data(), bytes_dev.size(), 0, digest_tensor_key(tensor)};
   const std::span<const cuda::DigestPiece> one(&piece, 1);
-  DRIFTLESS_ASSIGN_OR_RETURN(const WorkMemory memory,
-                             WorkMemory::of(cuda::digest_workspace_size(one)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace memory,
+                             DeviceWorkspace::make(cuda::digest_workspace_size(one)));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer sums,
                              DeviceBuffer::device(cuda::kDigestSums * sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(

@@ -37,10 +37,10 @@ struct DeviceChanges {
 
 // Device memory of ours; goes with the last reference. Never null.
 [[nodiscard]] Result<std::shared_ptr<std::byte>> allocate_on_device(std::uint64_t bytes);
-// kInvalidArgument where the bytes are no memory of this device (or managed memory).
+// kInvalidArgument if the bytes are no memory of this device (or managed memory).
 [[nodiscard]] Status check_device_memory(const void* data, int device);
 
-// kCorrupt where positions do not ascend or lie past the end; nothing is written then.
+// kCorrupt if positions do not ascend or lie past the end; nothing is written then.
 [[nodiscard]] Status gather_on_device(const DeviceUnits& from, const DevicePositions& positions,
                                       std::byte* values_dev, void* stream);
 [[nodiscard]] Status scatter_on_device(const DeviceUnits& to, const DevicePositions& positions,

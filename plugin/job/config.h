@@ -24,8 +24,8 @@
 #include "core/status.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/job/agent_options.h"
-#include "plugin/publish/device_side.h"
 #include "plugin/publish/publisher.h"
+#include "plugin/publish/publisher_device.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "core/status.h"
-#include "plugin/device/device_target.h"
 #include "plugin/job/config.h"
 #include "plugin/targets/masked_device.h"
 #include "plugin/targets/weight_memory.h"
@@ -17,8 +16,9 @@ namespace driftless {
 
 // The publisher's side of the GPU, if the configuration asks for one (else null). For
 // PublisherOptions::device.
-[[nodiscard]] Result<std::shared_ptr<DeviceSide>> open_device(const Config& config);
-// A rollout's weights on its GPU (make_owned_device_target()).
+[[nodiscard]] Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config);
+// A rollout's weights on its GPU (make_owned_target()).
+using DeviceTarget = MappedTarget;
 [[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
     const Config& config, const std::optional<std::string>& base);
 

@@ -1,23 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // devices.h where CUDA is in the build.
-#include "plugin/device/device_masked.h"
-#include "plugin/device/device_side.h"
-#include "plugin/device/device_weight_memory.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/job/devices.h"
+#include "plugin/targets/mapped_target.h"
 
 namespace driftless {
 
-Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
-  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
-  return make_device_side(config.gpu);
+Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<PublisherDevice>();
+  return make_publisher_device(config.gpu);
 }
 
 Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
                                                          const std::optional<std::string>& base) {
-  DeviceTargetOptions options;
-  options.device = config.gpu.device;
-  options.threads = config.receiver.threads;
-  return make_owned_device_target(posix_file_system(), base, options);
+  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<WeightMemory> memory,
+                             make_device_memory(config.gpu.device));
+  return make_owned_target(posix_file_system(), base, config.receiver.threads, std::move(memory));
 }
 
 Result<std::shared_ptr<WeightMemory>> open_device_memory(int device) {

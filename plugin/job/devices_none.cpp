@@ -12,8 +12,8 @@ Status no_cuda(std::string_view key) {
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceSide>> open_device(const Config& config) {
-  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<DeviceSide>();
+Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config) {
+  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<PublisherDevice>();
   return no_cuda(concat("snapshot: ", to_string(config.gpu.snapshot)));
 }
 

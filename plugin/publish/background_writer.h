@@ -6,10 +6,8 @@
 // waits for what was begun.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
-#include <thread>
+#include <future>
 
 #include "core/status.h"
 
@@ -21,29 +19,18 @@ class BackgroundWriter {
 
   // Without a background every piece of work is done within the call that brings it.
   explicit BackgroundWriter(bool background);
-  ~BackgroundWriter();
-  BackgroundWriter(const BackgroundWriter&) = delete;
-  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  [[nodiscard]] bool background() const { return thread_.joinable(); }
+  [[nodiscard]] bool background() const { return background_; }
   // Waits until the work before has been done, and begins this. After a failure nothing more is
   // begun, and every call returns it.
   [[nodiscard]] Status hand_over(Work work);
-  // How it went so far.
-  [[nodiscard]] Status status();
-  // Waits until everything has been done. Nothing can be handed over afterwards.
+  // Waits until everything has been done. How it went.
   [[nodiscard]] Status finish();
 
  private:
-  void run();
-  void stop();
-
-  std::mutex mutex_;  // for what follows
-  std::condition_variable changed_;
-  Work work_;  // empty: nothing to do
-  bool stopping_ = false;
-  Status status_;
-  std::thread thread_;
+  bool background_;
+  Status status_;              // of what was done
+  std::future<Status> begun_;  // its destructor waits for the work
 };
 
 }  // namespace driftless

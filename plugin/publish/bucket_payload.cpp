@@ -3,15 +3,8 @@
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
 #include <algorithm>
-#include <array>
-#include <functional>
-#include <mutex>
 #include <utility>
 
-#include "formats/bucket.h"
-#include "formats/flush_file.h"
-#include "formats/version_dir.h"
-#include "kernels/tensor_ops.h"
 #include "plugin/publish/background_writer.h"
 #include "plugin/publish/rank_payload.h"
 
@@ -33,7 +26,7 @@ class BucketWriter {
   // Passes the bucket on and turns to the other one, which is empty then.
   Status hand_over() {
     BucketBuilder& full = filling();
-    if (full.empty()) return writer_.status();
+    if (full.empty()) return {};
     DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this, &full] {
       Status written = write_(full.view());
       full.clear();
@@ -45,9 +38,8 @@ class BucketWriter {
 
   // Waits until everything that was handed over is written.
   Status finish() {
-    const Status handed = hand_over();
-    const Status written = writer_.finish();
-    return handed.ok() ? written : handed;
+    DRIFTLESS_RETURN_IF_ERROR(hand_over());
+    return writer_.finish();
   }
 
  private:
@@ -67,57 +59,19 @@ Status write_flush(const PayloadContext& context, const BucketView& bucket, std:
   return size.status();
 }
 
-class BucketPayload final : public RankPayload {
+class BucketPayload final : public HostPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
-      : context_(context),
-        changed_(context.layout->size()),
+      : HostPayload(context),
         writer_(context.buffers->buckets, context.background,
                 [this](const BucketView& bucket) { return write(bucket); }) {}
 
   Status add(std::span<const PairedTensor> batch) override {
-    if (findings_.dense) return {};
-    const WeightLayout& layout = *context_.layout;
-    std::vector<TensorPair> pairs;
-    for (const PairedTensor& offered : batch) {
-      const TensorSpec& spec = layout[offered.tensor];
-      pairs.push_back({offered.tensor, unit_bytes(spec.dtype), spec.units(),
-                       context_.snapshot->data(offered.tensor), offered.new_data});
-    }
-    DiffOptions options;
-    options.threads = context_.threads;
-    options.old_values = true;
-    Status status = diff_tensors(
-        host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
-        [this](const DiffPiece& piece) { return collect(piece.delta); });
-    if (!findings_.dense) return status;
-    return {};  // the comparison was stopped on purpose
+    return compare(batch, [this](const DiffPiece& piece) { return collect(piece.delta); });
   }
-
-  Status finish() override {
-    DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
-    for (const std::uint64_t units : changed_) findings_.changed_tensors += units > 0 ? 1 : 0;
-    return {};
-  }
+  Status finish() override { return writer_.finish(); }
 
  private:
-  // While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
-  Status absorb(const DiffPiece& piece) {
-    if (piece.delta.count() == 0) return {};
-    const std::uint32_t tensor = piece.pair->tensor;
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const Digest change,
-        context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
-                             context_.snapshot->data(tensor), piece.delta, piece.old_values));
-    const std::scoped_lock lock(mutex_);
-    findings_.digest_change += change;
-    findings_.changed_units += piece.delta.count();
-    changed_[tensor] += piece.delta.count();
-    if (findings_.changed_units <= context_.dense_above_units) return {};
-    findings_.dense = true;
-    return error(StatusCode::kUnsupported, "dense");
-  }
-
   Status collect(const DeltaView& delta) {
     const std::uint64_t size = writer_.filling().size_bytes();
     if (!writer_.filling().accepts(delta) || size >= full_at()) {
@@ -141,10 +95,7 @@ class BucketPayload final : public RankPayload {
     return write_bucket(context_, bucket, parts_++);
   }
 
-  PayloadContext context_;
-  std::mutex mutex_;                    // for the findings while pieces are compared
-  std::vector<std::uint64_t> changed_;  // units, per tensor of the layout
-  std::uint64_t handed_bytes_ = 0;      // of the buckets before the one that is filled
+  std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };
@@ -157,7 +108,7 @@ Status write_bucket(const PayloadContext& context, const BucketView& bucket, std
   }
   FrameContext frame = context.frame;
   frame.index = index;
-  const std::string name = frame_part_name(frame.rank, index);
+  const std::string name = frame_file_name(frame.rank, index);
   if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
     std::vector<std::byte>& encoded = context.buffers->encoded;
     encoded.clear();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/publisher.h"
-#include "formats/receiver_proof.h"
 
 #include <algorithm>
 #include <cmath>
 #include <exception>
 
 #include "core/stopwatch.h"
+#include "formats/receiver_proof.h"
 #include "formats/run_info.h"
 #include "plugin/publish/publisher_rank.h"
 
@@ -66,7 +66,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
       plan.full = true;
       continue;
     }
-    accept(plan, verdict, mine);
+    commit(plan.version, mine.digest, verdict.digest);
     report.version = plan.version;
     report.base_version = plan.base_version;
     report.encoding = plan.full ? Encoding::kFull : options_.encoding;
@@ -110,22 +110,6 @@ Status PublisherRank::check_source(const WeightSource& weights) const {
   return {};
 }
 
-Status PublisherRank::check_memory(const OfferedTensor& offered) const {
-  if (offered.memory == MemoryKind::kHost || options_.device != nullptr) return {};
-  return error(StatusCode::kUnsupported, "tensor '", offered_[offered.tensor].name,
-               "' lies on a GPU, and this publisher compares in host memory: set `snapshot` to "
-               "pinned or device");
-}
-
-// Leader: whether the version that it sealed, perhaps, is there.
-Status PublisherRank::settle_own_doubt(const Deadline& deadline) {
-  if (!doubt_) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool there, published({doubt_->version, PublicationKind::kStep},
-                                                         doubt_->manifest, deadline));
-  settle(there ? Verdict::kCommit : Verdict::kAbort);
-  return {};
-}
-
 Result<bool> PublisherRank::published(const PublicationId& id, const Hash128& manifest,
                                       const Deadline& deadline) {
   const Result<std::optional<Hash128>> there = road_.published(id, deadline);
@@ -139,10 +123,7 @@ Result<bool> PublisherRank::published(const PublicationId& id, const Hash128& ma
 
 Status PublisherRank::note_fence(Status said) {
   if (said.code() != StatusCode::kWrongRun) return said;
-  const Deadline at_once = Deadline::after(std::chrono::milliseconds(0));
-  const Result<std::string> text =
-      history_ == nullptr ? Result<std::string>(error(StatusCode::kNotFound, "no history"))
-                          : history_->run_info(at_once);
+  const Result<std::string> text = announced(Deadline::after(std::chrono::milliseconds(0)));
   const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
                                         : Result<RunInfo>(text.status());
   const std::string carries =
@@ -156,14 +137,10 @@ Status PublisherRank::note_fence(Status said) {
   return fenced_;
 }
 
-void PublisherRank::settle(Verdict verdict) {
+void PublisherRank::resolve_doubt(bool published) {
   if (!doubt_) return;
-  if (verdict == Verdict::kCommit) {
-    id_.version = doubt_->version;
-    part_digest_ = doubt_->part_digest;
-    digest_ = doubt_->digest;
-    needs_full_ = false;
-    keep();
+  if (published) {
+    commit(doubt_->version, doubt_->part_digest, doubt_->digest);
   } else {
     const Status dropped = road_.abort();
     take_back(doubt_->full);
@@ -174,7 +151,13 @@ void PublisherRank::settle(Verdict verdict) {
 LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
                                      const Deadline& deadline) {
   LeaderMessage plan;
-  plan.status = fenced_.ok() ? settle_own_doubt(deadline) : fenced_;
+  plan.status = fenced_;
+  if (plan.status.ok() && doubt_) {  // whether the version that it sealed, perhaps, is there
+    const Result<bool> there =
+        published({doubt_->version, PublicationKind::kStep}, doubt_->manifest, deadline);
+    plan.status = there.status();
+    if (there.ok()) resolve_doubt(*there);
+  }
   if (!plan.status.ok()) return plan;
   plan.full = options_.mode == UpdateMode::kFull;
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
@@ -209,64 +192,52 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(plan, deadline));
   if (doubt_) {
     doubt_->digest = told.digest;
-    settle(doubt_->version == told.base_version ? Verdict::kCommit : Verdict::kAbort);
+    resolve_doubt(doubt_->version == told.base_version);
   }
   return told;
 }
 
 // A tensor that a source forgets would pass for unchanged: each must come, and come once.
-Status PublisherRank::tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const {
-  if (offered.tensor >= tensor_.size()) {
-    return error(StatusCode::kInvalidArgument, "the source offered tensor number ", offered.tensor,
-                 " of ", tensor_.size());
-  }
-  if (seen[offered.tensor]) {
-    return error(StatusCode::kInvalidArgument, "the source offered tensor '",
-                 offered_[offered.tensor].name, "' twice");
-  }
-  seen[offered.tensor] = true;
-  return {};
-}
-
-Status PublisherRank::check_complete(const std::vector<bool>& seen) const {
-  const auto missing = std::find(seen.begin(), seen.end(), false);
+Status PublisherRank::visit(WeightSource& weights,
+                            const std::function<Status(std::span<const PairedTensor>)>& use) const {
+  std::vector<bool> seen(tensor_.size());
+  DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
+    std::vector<PairedTensor> batch;
+    for (const auto& [number, data, memory] : offered) {
+      if (number >= tensor_.size()) {
+        return error(StatusCode::kInvalidArgument, "the source offered tensor number ", number,
+                     " of ", tensor_.size());
+      }
+      const std::string& name = offered_[number].name;
+      if (seen[number]) {
+        return error(StatusCode::kInvalidArgument, "the source offered tensor '", name, "' twice");
+      }
+      seen[number] = true;
+      if (tensor_[number] == kNotOurs) continue;
+      if (memory != MemoryKind::kHost && options_.device == nullptr) {
+        return error(StatusCode::kUnsupported, "tensor '", name,
+                     "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
+                     "to pinned or device");
+      }
+      batch.push_back({tensor_[number], data, memory});
+    }
+    return use(batch);
+  }));
+  const auto missing = std::ranges::find(seen, false);
   if (missing == seen.end()) return {};
   return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
                offered_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
 }
 
-Status PublisherRank::fill(RankPayload& payload, WeightSource& weights) const {
-  std::vector<bool> seen(tensor_.size());
-  DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
-    std::vector<PairedTensor> batch;
-    for (const OfferedTensor& tensor : offered) {
-      DRIFTLESS_RETURN_IF_ERROR(tick_off(tensor, seen));
-      if (tensor_[tensor.tensor] == kNotOurs) continue;
-      DRIFTLESS_RETURN_IF_ERROR(check_memory(tensor));
-      batch.push_back({tensor_[tensor.tensor], tensor.data, tensor.memory});
-    }
-    return payload.add(batch);
-  }));
-  DRIFTLESS_RETURN_IF_ERROR(check_complete(seen));
-  return payload.finish();
-}
-
 RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weights,
                                    const Deadline& deadline) {
-  RankMessage mine;
-  const PublicationId id{plan.version, PublicationKind::kStep};
-  PayloadContext made = context(id, plan.base_version, plan.full);
+  PayloadContext made =
+      context({plan.version, PublicationKind::kStep}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
-  mine.status = payload.ok() ? fill(**payload, weights) : payload.status();
-  // After a failure a thread of the payload may still be writing parts and findings: it ends before
-  // the road drops the parts, and nobody reads what it found.
-  if (mine.status.ok()) mine.findings = (*payload)->findings();
-  if (payload.ok() && !mine.status.ok()) payload->reset();
-  mine.digest = plan.full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
-  flush_parts(mine, plan.full, deadline);
-  return mine;
+  return write_payload(made, deadline, [&](RankPayload& payload) {
+    return visit(weights, [&](std::span<const PairedTensor> batch) { return payload.add(batch); });
+  });
 }
 
 // Leader: what becomes of the version.
@@ -306,18 +277,9 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
 void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks,
                          LeaderMessage& outcome, const Deadline& deadline) {
   const PublicationId id{plan.version, PublicationKind::kStep};
-  if (has_index(plan.full)) {
-    outcome.status = add_index(id, plan.base_version, plan.full, ranks, deadline);
-  }
   bool doubt = false;
-  if (outcome.status.ok()) {
-    const Manifest manifest = manifest_of(id, plan.base_version, plan.full, ranks);
-    outcome.digest = manifest.digest;
-    outcome.changed_units = manifest.changed_units;
-    outcome.delta_bytes = manifest.payload_bytes;
-    for (const ManifestFile& file : manifest.files) outcome.wire_bytes += file.size_bytes;
-    outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
-  }
+  outcome.status =
+      seal_publication(id, plan.base_version, plan.full, ranks, deadline, outcome, doubt);
   if (!outcome.status.ok()) {
     outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
     outcome.status = outcome.status.with_context(
@@ -354,22 +316,16 @@ void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadli
       concat("the anchor of version ", version, " was put off: ", begun.message()));
 }
 
-void PublisherRank::accept(const LeaderMessage& plan, const LeaderMessage& outcome,
-                           const RankMessage& mine) {
-  id_.version = plan.version;
-  digest_ = outcome.digest;
-  part_digest_ = mine.digest;
-  needs_full_ = false;
-  keep();
-}
-
 // The snapshot is the version.
-void PublisherRank::keep() {
+void PublisherRank::commit(std::uint64_t version, const Digest& part_digest, const Digest& digest) {
+  id_.version = version;
+  part_digest_ = part_digest;
+  digest_ = digest;
   undo_.clear();
-  if (options_.device != nullptr && !options_.device->commit().ok()) needs_full_ = true;
+  needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
 }
 
-// The snapshot is what the receivers have, again; where that cannot be, the next version is full.
+// The snapshot is what the receivers have, again; if that cannot be, the next version is full.
 void PublisherRank::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);

@@ -14,9 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +25,7 @@
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/manifest.h"
-#include "plugin/publish/device_side.h"
+#include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -47,7 +45,7 @@ struct PublisherOptions {
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, where the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()
-  bool background = true;  // encode and write on a thread; false where the road is bound to one
+  bool background = true;  // encode and write on a thread; false if the road is bound to one
   // A version of which more than this share of the units changed is sent in full.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
@@ -57,14 +55,14 @@ struct PublisherOptions {
   ResumeMode resume = ResumeMode::kAuto;
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
-  std::shared_ptr<DeviceSide> device = nullptr;
+  std::shared_ptr<PublisherDevice> device = nullptr;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 
 struct PublishReport {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
-  Encoding encoding = Encoding::kDeltas;  // kFull where it was sent in full
+  Encoding encoding = Encoding::kDeltas;  // kFull if it was sent in full
   Digest digest;
   std::uint64_t changed_units = 0, total_units = 0;  // of all ranks, like the following
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
@@ -90,7 +88,7 @@ class Publisher {
   virtual ~Publisher() = default;
 
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
-  // where the outcome of the seal could not be learnt, the next call settles it first; the message
+  // if the outcome of the seal could not be learnt, the next call finds it out first; the message
   // names the rank and what failed there. kWrongRun: another publisher has taken the road over;
   // nothing of this one becomes visible any more, and every further call says so.
   [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;

@@ -2,12 +2,12 @@
 // Publisher::open(): the ranks agree on a layout, seed their snapshots, and start a run or go on
 // with one.
 #include <algorithm>
-#include <map>
 
 #include "core/parallel.h"
 #include "formats/run_info.h"
 #include "plugin/publish/publisher_rank.h"
 #include "plugin/receive/receiver.h"
+#include "plugin/targets/mapped_target.h"
 
 namespace driftless {
 
@@ -143,26 +143,16 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   return {};
 }
 
-Status PublisherRank::copy_into_snapshot(WeightSource& base) {
-  std::vector<bool> seen(tensor_.size());
-  DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
-    for (const OfferedTensor& offered : batch) DRIFTLESS_RETURN_IF_ERROR(tick_off(offered, seen));
-    const unsigned threads = options_.device == nullptr ? threads_ : 1;
-    return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) -> Status {
-      const std::uint32_t tensor = tensor_[batch[task].tensor];
-      if (tensor == kNotOurs) return {};
-      DRIFTLESS_RETURN_IF_ERROR(check_memory(batch[task]));
-      return snapshot_.write(tensor, batch[task].data);
-    });
-  }));
-  return check_complete(seen);
-}
-
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
-  mine.status = copy_into_snapshot(base);
+  const unsigned threads = options_.device == nullptr ? threads_ : 1;
+  mine.status = visit(base, [&](std::span<const PairedTensor> batch) {
+    return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) {
+      return snapshot_.write(batch[task].tensor, batch[task].new_data);
+    });
+  });
   if (mine.status.ok()) {
-    const Result<std::vector<Digest>> digests = snapshot_.digests(host_kernels(), threads_);
+    const Result<std::vector<Digest>> digests = snapshot_.digests(threads_);
     mine.status = digests.status();
     for (std::size_t i = 0; digests.ok() && i < digests->size(); ++i) {
       part_digest_ += (*digests)[i];
@@ -188,6 +178,12 @@ Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   return {};
 }
 
+// An announcement that is there is there at once: waiting for one would be waiting for nobody.
+Result<std::string> PublisherRank::announced(const Deadline& deadline) {
+  if (history_ == nullptr) return error(StatusCode::kNotFound, "no history");
+  return history_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+}
+
 // Where the road stands. Leader only.
 LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
   LeaderMessage start;
@@ -197,10 +193,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
   };
   start.run = random_hash128();
   start.digest = digest_;
-  // An announcement that is there is there at once: waiting for one would be waiting for nobody.
-  const Result<std::string> text =
-      history_ == nullptr ? Result<std::string>(error(StatusCode::kNotFound, "no history"))
-                          : history_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+  const Result<std::string> text = announced(deadline);
   if (!text.ok()) {
     const bool empty = text.status().code() == StatusCode::kNotFound ||
                        text.status().code() == StatusCode::kDeadlineExceeded;
@@ -265,10 +258,8 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   std::vector<std::byte*> data(layout_.size());
   for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::unique_ptr<WeightTarget> target,
-      snapshot_.memory_kind() == MemoryKind::kDevice
-          ? options_.device->make_target(layout_, std::move(data), VersionId{})
-          : make_memory_target(layout_, std::move(data), VersionId{}, threads_));
+      const std::unique_ptr<MappedTarget> target,
+      make_contiguous_target(layout_, data, VersionId{}, threads_, snapshot_.memory()));
   ReceiverOptions options;
   options.id = concat("publisher-", group_.rank());
   options.threads = threads_;

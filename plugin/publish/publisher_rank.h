@@ -1,18 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// PublisherRank: the one implementation of Publisher. Private to publisher*.cpp.
+// PublisherRank: the one implementation of Publisher, and what publisher ranks tell each other
+// through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
+#include <utility>
 
 #include "plugin/publish/publisher.h"
-#include "plugin/publish/publisher_messages.h"
 #include "plugin/publish/rank_payload.h"
-#include "plugin/publish/snapshot.h"
 
 namespace driftless {
+
+// From every rank to the leader. Which fields are used depends on the moment.
+struct RankMessage {
+  Status status;                    // of this rank
+  std::vector<TensorSpec> tensors;  // that it offers
+  std::uint64_t version = 0;        // that it has committed
+  std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
+  bool needs_full = false;          // its snapshot is not what the receivers have
+  Digest digest;                    // of its weights
+  // Of each tensor that it owns, by the number in the layout.
+  std::vector<std::pair<std::uint32_t, Digest>> tensor_digests;
+  PayloadFindings findings;
+  std::vector<PartReceipt> parts;
+};
+
+enum class Verdict : unsigned char { kNone, kCommit, kAbort, kRedoFull, kDoubt };
+
+// From the leader to all.
+struct LeaderMessage {
+  Status status;  // not ok: the operation ends here, on all ranks
+  Verdict verdict = Verdict::kNone;
+  Hash128 run;
+  std::uint64_t version = 0, base_version = 0;
+  bool full = false;
+  bool anchor = false;  // an anchor of the version follows
+  bool resume = false;
+  Digest digest;                      // of all ranks' weights
+  std::vector<TensorSpec> tensors;    // of all ranks, ordered as the layout
+  std::vector<std::uint32_t> owners;  // of each, a rank
+  std::vector<std::string> notes;
+  std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
+};
+
+[[nodiscard]] std::string to_message(const RankMessage& message);
+[[nodiscard]] std::string to_message(const LeaderMessage& message);
+[[nodiscard]] Result<RankMessage> parse_rank_message(std::string_view text);
+[[nodiscard]] Result<LeaderMessage> parse_leader_message(std::string_view text);
 
 class PublisherRank final : public Publisher {
  public:
@@ -58,39 +91,36 @@ class PublisherRank final : public Publisher {
 
   // publisher_open.cpp
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
+  [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
   [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);
   [[nodiscard]] Status catch_up(std::uint64_t version, const Deadline& deadline);
   [[nodiscard]] Result<Digest> newest_digest(std::uint64_t version, const Deadline& deadline);
-  [[nodiscard]] Status copy_into_snapshot(WeightSource& base);
 
   // publisher.cpp
   [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights);
   [[nodiscard]] Status give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
-  [[nodiscard]] Status check_memory(const OfferedTensor& offered) const;
-  [[nodiscard]] Status tick_off(const OfferedTensor& offered, std::vector<bool>& seen) const;
-  [[nodiscard]] Status check_complete(const std::vector<bool>& seen) const;
+  // Every tensor of this rank, in the source's batches.
+  [[nodiscard]] Status visit(WeightSource& weights,
+                             const std::function<Status(std::span<const PairedTensor>)>& use) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
-  [[nodiscard]] Status settle_own_doubt(const Deadline& deadline);
   // Leader: whether the publication is there as this publisher sealed it. kWrongRun: another's is.
   [[nodiscard]] Result<bool> published(const PublicationId& id, const Hash128& manifest,
                                        const Deadline& deadline);
   // Leader: what the road said, with both runs named if it fenced this publisher. Remembers that.
   [[nodiscard]] Status note_fence(Status said);
-  void settle(Verdict verdict);
+  void resolve_doubt(bool published);
   [[nodiscard]] RankMessage produce(const LeaderMessage& plan, WeightSource& weights,
                                     const Deadline& deadline);
-  [[nodiscard]] Status fill(RankPayload& payload, WeightSource& weights) const;
   [[nodiscard]] LeaderMessage conclude(const LeaderMessage& plan,
                                        Result<std::vector<RankMessage>> ranks,
                                        const Deadline& deadline);
   void seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks, LeaderMessage& outcome,
             const Deadline& deadline);
-  void accept(const LeaderMessage& plan, const LeaderMessage& outcome, const RankMessage& mine);
-  void keep();
+  void commit(std::uint64_t version, const Digest& part_digest, const Digest& digest);
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
   void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
@@ -99,7 +129,8 @@ class PublisherRank final : public Publisher {
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
-  [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
+  [[nodiscard]] RankMessage write_payload(const PayloadContext& made, const Deadline& deadline,
+                                          const std::function<Status(RankPayload&)>& fill);
   void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
@@ -107,8 +138,9 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Manifest manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
                                      const std::vector<RankMessage>& ranks) const;
   // Ok: sealed. `doubt` is set where nobody can say; then sealing_ is the manifest's hash.
-  [[nodiscard]] Status seal_publication(const PublicationId& id, const Manifest& manifest,
-                                        const Deadline& deadline, std::vector<std::string>& notes,
+  [[nodiscard]] Status seal_publication(const PublicationId& id, std::uint64_t base_version,
+                                        bool full, std::vector<RankMessage>& ranks,
+                                        const Deadline& deadline, LeaderMessage& outcome,
                                         bool& doubt);
   // Of the version that is committed; begun already by the leader. Its failure is a note.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
@@ -131,7 +163,7 @@ class PublisherRank final : public Publisher {
   Digest digest_;       // of all ranks' weights at id_
   Digest part_digest_;  // of this rank's
   Digest base_digest_;  // of version 0, all ranks
-  // Of each tensor of version 0, as the layout; known to the leader. Empty where the announcement
+  // Of each tensor of version 0, as the layout; known to the leader. Empty if the announcement
   // on the road has none.
   std::vector<Digest> tensor_digests_;
   bool needs_full_ = false;

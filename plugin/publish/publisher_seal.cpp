@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
-#include "formats/version_dir.h"
 #include "plugin/publish/publisher_rank.h"
 
 namespace driftless {
@@ -36,11 +35,6 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.threads = threads_;
   made.background = options_.background;
   return made;
-}
-
-Result<std::unique_ptr<RankPayload>> PublisherRank::make_payload(const PayloadContext& made) const {
-  if (options_.device != nullptr) return options_.device->make_payload(made);
-  return make_rank_payload(made);
 }
 
 bool PublisherRank::has_index(bool full) const {
@@ -103,9 +97,22 @@ Manifest PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_
   return manifest;
 }
 
-Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& manifest,
-                                       const Deadline& deadline, std::vector<std::string>& notes,
+Status PublisherRank::seal_publication(const PublicationId& id, std::uint64_t base_version,
+                                       bool full, std::vector<RankMessage>& ranks,
+                                       const Deadline& deadline, LeaderMessage& outcome,
                                        bool& doubt) {
+  if (has_index(full)) {
+    DRIFTLESS_RETURN_IF_ERROR(add_index(id, base_version, full, ranks, deadline));
+  }
+  const Manifest manifest = manifest_of(id, base_version, full, ranks);
+  if (id.kind == PublicationKind::kAnchor && manifest.digest != digest_) {
+    return error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
+                 ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
+  }
+  outcome.digest = manifest.digest;
+  outcome.changed_units = manifest.changed_units;
+  outcome.delta_bytes = manifest.payload_bytes;
+  for (const ManifestFile& file : manifest.files) outcome.wire_bytes += file.size_bytes;
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", to_string(id))));
   const std::string text = manifest_to_json(manifest);
   sealing_ = xxh3_128(text);
@@ -116,7 +123,7 @@ Status PublisherRank::seal_publication(const PublicationId& id, const Manifest& 
   if (!fenced_.ok()) return fenced_;
   doubt = !visible.ok();
   if (doubt || !*visible) return sealed;
-  notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
+  outcome.notes.push_back(concat(to_string(id), " is published, but: ", sealed.message()));
   return {};
 }
 
@@ -138,23 +145,31 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
   }
 }
 
-RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
+RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadline& deadline,
+                                         const std::function<Status(RankPayload&)>& fill) {
   RankMessage mine;
-  Result<std::unique_ptr<RankPayload>> made = make_payload(context(id, id.version, true));
-  mine.status = made.status();
-  if (made.ok()) {
+  Result<std::unique_ptr<RankPayload>> payload =
+      options_.device != nullptr ? options_.device->make_payload(made) : make_rank_payload(made);
+  mine.status = payload.ok() ? fill(**payload) : payload.status();
+  if (mine.status.ok()) mine.status = (*payload)->finish();
+  // After a failure a thread of the payload may still be writing parts and findings: it ends before
+  // the road drops the parts, and nobody reads what it found.
+  if (mine.status.ok()) mine.findings = (*payload)->findings();
+  if (payload.ok() && !mine.status.ok()) payload->reset();
+  const bool full = made.frame.encoding == Encoding::kFull;
+  mine.digest = full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
+  flush_parts(mine, full, deadline);
+  return mine;
+}
+
+RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
+  return write_payload(context(id, id.version, true), deadline, [&](RankPayload& payload) {
     std::vector<PairedTensor> batch;
     for (const std::uint32_t tensor : snapshot_.tensors()) {
       batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
     }
-    mine.status = (*made)->add(batch);
-    if (mine.status.ok()) mine.status = (*made)->finish();
-  }
-  if (mine.status.ok()) mine.findings = (*made)->findings();
-  if (made.ok() && !mine.status.ok()) made->reset();  // as in produce()
-  mine.digest = mine.findings.digest;
-  flush_parts(mine, true, deadline);
-  return mine;
+    return payload.add(batch);
+  });
 }
 
 Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
@@ -166,17 +181,8 @@ Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   LeaderMessage outcome;
   outcome.status = ranks.status();
   if (ranks.ok() && group_.leads()) {
-    if (has_index(true)) outcome.status = add_index(id, id.version, true, *ranks, deadline);
-    const Manifest manifest = manifest_of(id, id.version, true, *ranks);
-    if (outcome.status.ok() && manifest.digest != digest_) {
-      outcome.status =
-          error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
-                ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
-    }
     bool doubt = false;
-    if (outcome.status.ok()) {
-      outcome.status = seal_publication(id, manifest, deadline, outcome.notes, doubt);
-    }
+    outcome.status = seal_publication(id, id.version, true, *ranks, deadline, outcome, doubt);
   }
   const Result<LeaderMessage> told = tell(outcome, deadline);
   if (!told.ok()) {

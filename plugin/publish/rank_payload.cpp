@@ -1,10 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/rank_payload.h"
 
-#include <array>
-#include <cstdio>
+#include <algorithm>
+#include <utility>
+
+#include "plugin/publish/background_writer.h"
 
 namespace driftless {
+namespace {
+
+// Whole tensors as full frames of about a bucket's size. The snapshot takes them first; frames are
+// made from it by a thread of its own, while the next tensors come.
+class FullFramePayload final : public HostPayload {
+ public:
+  explicit FullFramePayload(const PayloadContext& context)
+      : HostPayload(context), writer_(context.background) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    // Frames want their runs in the layout's order.
+    std::vector<PairedTensor> sorted(batch.begin(), batch.end());
+    std::ranges::sort(sorted, {}, &PairedTensor::tensor);
+    for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
+    return flush();  // the next batch may have tensors before these
+  }
+
+  Status finish() override { return writer_.finish(); }
+
+ private:
+  Status cut(const PairedTensor& offered) {
+    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    const std::span<const std::byte> bytes = take_whole(offered);
+    const unsigned width = unit_bytes(spec.dtype);
+    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
+    if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
+    dtype_ = spec.dtype;
+    for (std::uint64_t at = 0; at < spec.size_bytes;) {
+      if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
+      const std::uint64_t size =
+          std::min(spec.size_bytes - at, most - pending_bytes_ / width * width);
+      runs_.push_back({offered.tensor, at / width, bytes.subspan(at, size)});
+      pending_bytes_ += size;
+      at += size;
+    }
+    return {};
+  }
+
+  Status flush() {
+    if (runs_.empty()) return {};
+    auto runs = std::make_shared<const std::vector<DenseRun>>(std::exchange(runs_, {}));
+    findings_.delta_bytes += std::exchange(pending_bytes_, 0);
+    return writer_.hand_over([this, dtype = dtype_, index = parts_++, runs = std::move(runs)] {
+      return write_full_frame(context_, dtype, *runs, index);
+    });
+  }
+
+  std::vector<DenseRun> runs_;  // into the snapshot
+  DType dtype_ = DType::kU8;
+  std::uint64_t pending_bytes_ = 0;
+  std::uint32_t parts_ = 0;
+  BackgroundWriter writer_;  // last: its thread ends before what it uses
+};
+
+}  // namespace
 
 std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context) {
   const bool full = context.frame.encoding == Encoding::kFull;
@@ -13,14 +70,58 @@ std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context) {
     case DirectoryLayout::kFlush:
       // The format of flush files knows no whole tensors; a full version is a plain checkpoint.
       return full ? make_shard_payload(context) : make_bucket_payload(context);
-    default: return full ? make_full_frame_payload(context) : make_bucket_payload(context);
+    default:
+      if (full) return std::make_unique<FullFramePayload>(context);
+      return make_bucket_payload(context);
   }
 }
 
-std::string frame_part_name(std::uint32_t rank, std::uint32_t index) {
-  std::array<char, 48> name{};
-  std::snprintf(name.data(), name.size(), "rank%04u_frame%06u.frame", rank, index);
-  return name.data();
+Status HostPayload::compare(std::span<const PairedTensor> batch,
+                            const std::function<Status(const DiffPiece&)>& collect) {
+  if (findings_.dense) return {};
+  std::vector<TensorPair> pairs;
+  for (const PairedTensor& offered : batch) {
+    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    pairs.push_back({offered.tensor, unit_bytes(spec.dtype), spec.units(),
+                     context_.snapshot->data(offered.tensor), offered.new_data});
+  }
+  DiffOptions options;
+  options.threads = context_.threads;
+  options.old_values = true;
+  const TensorPair* last = nullptr;
+  const Status status = diff_tensors(
+      host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
+      [&](const DiffPiece& piece) {
+        findings_.changed_tensors += std::exchange(last, piece.pair) != piece.pair ? 1 : 0;
+        return collect(piece);
+      });
+  return findings_.dense ? Status() : status;  // stopped on purpose
+}
+
+// While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
+Status HostPayload::absorb(const DiffPiece& piece) {
+  if (piece.delta.count() == 0) return {};
+  const std::uint32_t tensor = piece.pair->tensor;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const Digest change,
+      context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
+                           context_.snapshot->data(tensor), piece.delta, piece.old_values));
+  const std::scoped_lock lock(mutex_);
+  findings_.digest_change += change;
+  findings_.changed_units += piece.delta.count();
+  findings_.dense = findings_.changed_units > context_.dense_above_units;
+  return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
+}
+
+std::span<const std::byte> HostPayload::take_whole(const PairedTensor& offered) {
+  const TensorSpec& spec = (*context_.layout)[offered.tensor];
+  std::byte* const kept = context_.snapshot->data(offered.tensor);
+  // An anchor is made from the snapshot itself.
+  if (kept != offered.new_data) std::copy_n(offered.new_data, spec.size_bytes, kept);
+  const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.tensor);
+  findings_.digest +=
+      digest_tensor(host_kernels(), digest_tensor_key(spec.name), bytes, context_.threads);
+  return bytes;
 }
 
 Status write_full_frame(const PayloadContext& context, DType dtype, std::span<const DenseRun> runs,
@@ -30,7 +131,7 @@ Status write_full_frame(const PayloadContext& context, DType dtype, std::span<co
   std::vector<std::byte>& encoded = context.buffers->encoded;
   encoded.clear();
   DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context.layout, dtype, runs, encoded));
-  return put_part(*context.road, frame_part_name(frame.rank, index), encoded);
+  return put_part(*context.road, frame_file_name(frame.rank, index), encoded);
 }
 
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {

@@ -4,21 +4,11 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "collectives/road.h"
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
 #include "formats/bucket.h"
 #include "formats/checksum.h"
-#include "formats/frame.h"
-#include "formats/manifest.h"
+#include "kernels/tensor_ops.h"
 #include "plugin/publish/snapshot.h"
 
 namespace driftless {
@@ -81,6 +71,25 @@ class RankPayload {
   PayloadFindings findings_;
 };
 
+// What payloads that are made on the host share.
+class HostPayload : public RankPayload {
+ protected:
+  explicit HostPayload(const PayloadContext& context) : context_(context) {}
+  // Compares the batch with the snapshot, which takes what changed. `collect` sees the changes in
+  // order. Ok also if the comparison was stopped because the version is dense.
+  [[nodiscard]] Status compare(std::span<const PairedTensor> batch,
+                               const std::function<Status(const DiffPiece&)>& collect);
+  // The snapshot takes the whole tensor. Its bytes there.
+  [[nodiscard]] std::span<const std::byte> take_whole(const PairedTensor& offered);
+
+  PayloadContext context_;
+
+ private:
+  [[nodiscard]] Status absorb(const DiffPiece& piece);
+
+  std::mutex mutex_;  // for the findings while pieces are compared
+};
+
 // By layout and encoding: buckets as frames or flush files, compressed tensors in a shard, or, for
 // Encoding::kFull, whole tensors as frames or a shard. A full payload writes the offered bytes into
 // the snapshot without an undo log.
@@ -89,9 +98,7 @@ class RankPayload {
 // The files of each, made by make_rank_payload().
 [[nodiscard]] std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context);
 [[nodiscard]] std::unique_ptr<RankPayload> make_shard_payload(const PayloadContext& context);
-[[nodiscard]] std::unique_ptr<RankPayload> make_full_frame_payload(const PayloadContext& context);
 
-[[nodiscard]] std::string frame_part_name(std::uint32_t rank, std::uint32_t index);
 // One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
 [[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
                                   std::uint32_t index);

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/snapshot.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
-
-#include "kernels/tensor_ops.h"
 
 namespace driftless {
 namespace {
@@ -16,18 +12,6 @@ constexpr std::uint64_t kAlignment = 64;
 
 std::uint64_t aligned(std::uint64_t size) {
   return (size + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-Result<std::byte*> map_memory(std::uint64_t bytes) {
-  void* const memory =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
-    return error(StatusCode::kNoSpace, "no memory for the snapshot of ", bytes,
-                 " bytes of weights");
-  }
-  // A sweep over small pages costs a tenth more; a kernel that has no large ones says no.
-  ::madvise(memory, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(memory);
 }
 
 }  // namespace
@@ -40,26 +24,8 @@ std::string_view to_string(SnapshotPlace place) {
   }
 }
 
-Snapshot::Snapshot(Snapshot&& other) noexcept { *this = std::move(other); }
-
-Snapshot& Snapshot::operator=(Snapshot&& other) noexcept {
-  std::swap(layout_, other.layout_);
-  std::swap(tensors_, other.tensors_);
-  std::swap(data_, other.data_);
-  std::swap(memory_, other.memory_);
-  std::swap(memory_bytes_, other.memory_bytes_);
-  std::swap(device_, other.device_);
-  std::swap(device_memory_, other.device_memory_);
-  std::swap(kind_, other.kind_);
-  return *this;
-}
-
-Snapshot::~Snapshot() {
-  if (memory_ != nullptr && device_ == nullptr) ::munmap(memory_, memory_bytes_);
-}
-
 Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors,
-                                  DeviceSide* device) {
+                                  PublisherDevice* device) {
   Snapshot snapshot;
   snapshot.layout_ = &layout;
   snapshot.tensors_ = std::move(tensors);
@@ -67,16 +33,12 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::u
   std::uint64_t bytes = 0;
   for (const std::uint32_t tensor : snapshot.tensors_) bytes += aligned(layout[tensor].size_bytes);
   bytes = std::max(bytes, kAlignment);
-  if (device != nullptr) {
-    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.device_memory_, device->allocate(bytes));
-    snapshot.memory_ = snapshot.device_memory_.get();
-    snapshot.device_ = device;
-    if (device->on_device()) snapshot.kind_ = MemoryKind::kDevice;
-  } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(snapshot.memory_, map_memory(bytes));
-  }
-  snapshot.memory_bytes_ = bytes;
-  std::byte* at = snapshot.memory_;
+  const bool on_device = device != nullptr && device->on_device();
+  snapshot.device_ = device;
+  snapshot.memory_ = on_device ? device->memory() : make_host_memory();
+  DRIFTLESS_ASSIGN_OR_RETURN(snapshot.slab_, device != nullptr ? device->allocate(bytes)
+                                                               : snapshot.memory_->allocate(bytes));
+  std::byte* at = snapshot.slab_.get();
   for (const std::uint32_t tensor : snapshot.tensors_) {
     snapshot.data_[tensor] = at;
     at += aligned(layout[tensor].size_bytes);
@@ -91,18 +53,13 @@ Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
   return {};
 }
 
-Result<std::vector<Digest>> Snapshot::digests(const HostKernels& kernels, unsigned threads) const {
-  if (kind_ == MemoryKind::kDevice) {
-    std::vector<DeviceSide::Piece> pieces;
-    for (const std::uint32_t tensor : tensors_) {
-      pieces.push_back({(*layout_)[tensor].name, bytes(tensor)});
-    }
-    return device_->digests(pieces);
-  }
+Result<std::vector<Digest>> Snapshot::digests(unsigned threads) const {
   std::vector<Digest> digests;
   for (const std::uint32_t tensor : tensors_) {
-    digests.push_back(
-        digest_tensor(kernels, digest_tensor_key((*layout_)[tensor].name), bytes(tensor), threads));
+    const DigestTensorKey key = digest_tensor_key((*layout_)[tensor].name);
+    const TensorBytes all{{0, bytes(tensor), memory_kind()}, &key};
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, memory_->digest(std::span(&all, 1), threads));
+    digests.push_back(digest);
   }
   return digests;
 }
@@ -138,11 +95,7 @@ Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey&
   std::byte* const units = tensor_data + delta.origin * width;
   std::memcpy(memory, offsets, delta.offsets.size_bytes());
   std::byte* const kept = memory + delta.offsets.size_bytes();
-  if (old_values != nullptr) {
-    std::memcpy(kept, old_values, delta.count() * width);
-  } else {
-    kernels.gather(units, width, offsets, delta.count(), kept);
-  }
+  std::memcpy(kept, old_values, delta.count() * width);
   return kernels.scatter_digested(key, width, delta.origin, offsets, delta.count(), kept,
                                   delta.values, units);
 }

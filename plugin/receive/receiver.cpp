@@ -11,6 +11,20 @@ namespace {
 
 constexpr unsigned kMisfitsBeforeFull = 2;
 
+// Whether the tensors that a partial state holds are those of version 0 of a run; ok if one side is
+// not known. `digests`: of each tensor of the layout there.
+Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
+                          std::span<const Digest> digests) {
+  if (!state.tensors || digests.size() != layout.size()) return {};
+  for (const auto& [tensor, digest] : *state.tensors) {
+    if (digest == digests[tensor]) continue;
+    return error(StatusCode::kWrongBase, "tensor '", layout[tensor].name, "' has digest ",
+                 to_hex(digest), ", but the run started from ", to_hex(digests[tensor]),
+                 ": another base; use the checkpoint that this run started from");
+  }
+  return {};
+}
+
 // What the target holds must be of this run, as far as it says.
 Status check_target(const RunInfo& run, WeightTarget& target) {
   if (target.layout() == nullptr) {
@@ -53,19 +67,18 @@ Result<RunInfo> read_run_info(ReceiveRoad& road, std::chrono::milliseconds patie
 class FollowingReceiver final : public Receiver {
  public:
   FollowingReceiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
-                    const RunInfo& run, const FetchOptions& fetch)
+                    const RunInfo& run)
       : options_(options),
         road_(&road),
         target_(&target),
         run_(run.run),
         base_digest_(run.base_digest),
-        threads_(fetch.threads),
-        fetcher_(road, run.run, fetch) {}
+        fetcher_(road, run.run, options) {}
 
   Result<bool> stage(const Deadline& deadline) override {
     staged_.reset();
     mapped_.clear();
-    if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->settle());
+    if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
     DRIFTLESS_RETURN_IF_ERROR(resume_left_paused());
     const TargetState state = target_->state();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
@@ -97,7 +110,7 @@ class FollowingReceiver final : public Receiver {
   Result<UpdateReport> commit() override {
     if (!staged_) return error(StatusCode::kInvalidArgument, "nothing is staged");
     // Parts that are mapped may have been changed since they were verified, by a writer gone wrong.
-    if (Status changed = check_unchanged(mapped_, threads_); !changed.ok()) {
+    if (Status changed = check_unchanged(mapped_, options_.threads); !changed.ok()) {
       staged_.reset();
       return changed;
     }
@@ -224,7 +237,6 @@ class FollowingReceiver final : public Receiver {
   WeightTarget* target_;
   Hash128 run_;
   Digest base_digest_;  // of version 0
-  unsigned threads_;
   VersionFetcher fetcher_;
   std::vector<MappedPart> mapped_;  // of what is staged
   unsigned misfits_ = 0;            // in a row
@@ -242,18 +254,11 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(options.id).with_context("the receiver's id"));
   DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run,
                              read_run_info(road, options.fetch_deadline, deadline));
-  DRIFTLESS_RETURN_IF_ERROR(target.settle());
+  DRIFTLESS_RETURN_IF_ERROR(target.recover());
   DRIFTLESS_RETURN_IF_ERROR(check_target(run, target));
-  FetchOptions fetch;
-  fetch.fold_bytes = options.fold_bytes;
-  fetch.deadline = options.fetch_deadline;
-  fetch.threads = options.threads == 0 ? default_threads() : options.threads;
-  if (options.before_read) {
-    fetch.before_read = [call = options.before_read](const PublicationId& id) {
-      return call(id.version).with_context(concat("before reading ", to_string(id)));
-    };
-  }
-  auto receiver = std::make_unique<FollowingReceiver>(options, road, target, run, fetch);
+  ReceiverOptions own = options;
+  if (own.threads == 0) own.threads = default_threads();
+  auto receiver = std::make_unique<FollowingReceiver>(own, road, target, run);
   DRIFTLESS_RETURN_IF_ERROR(receiver->report());
   return std::unique_ptr<Receiver>(std::move(receiver));
 }

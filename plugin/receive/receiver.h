@@ -86,7 +86,7 @@ class Receiver {
   [[nodiscard]] virtual Status leave() = 0;
 
   [[nodiscard]] virtual TargetState state() const = 0;
-  // What commit() would bring; none where nothing is staged. Receivers that commit together compare
+  // What commit() would bring; none if nothing is staged. Receivers that commit together compare
   // it first.
   [[nodiscard]] virtual std::optional<std::uint64_t> staged_version() const = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;

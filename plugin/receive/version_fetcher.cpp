@@ -75,7 +75,7 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
 
 Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state,
                                                           FetchMode mode) {
-  const Deadline deadline = Deadline::after(options_.deadline);
+  const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
   while (true) {
@@ -85,7 +85,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
     if (!late) failure = chain.status();
     if (late || !backoff.sleep(deadline)) {
-      return failure.with_context(concat("gave up after ", options_.deadline.count(), " ms"));
+      return failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
     }
   }
 }
@@ -169,8 +169,11 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
 
 Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const PublicationId& id,
                                                                  const Deadline& deadline) {
-  if (options_.before_read) DRIFTLESS_RETURN_IF_ERROR(options_.before_read(id));
   const std::string what = to_string(id);
+  if (options_.before_read) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        options_.before_read(id.version).with_context(concat("before reading ", what)));
+  }
   const Result<std::string> text = road_->fetch_manifest(id, deadline);
   if (!text.ok()) return text.status().with_context(what);
   DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(*text, what));

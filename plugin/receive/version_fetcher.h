@@ -4,30 +4,10 @@
 // One thread at a time. The road outlives it.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "collectives/road.h"
 #include "core/hash128.h"
-#include "plugin/targets/weight_target.h"
+#include "plugin/receive/receiver.h"
 
 namespace driftless {
-
-struct FetchOptions {
-  // Of the parts of a chain; one step always. Mapped parts are copied as far as this goes.
-  std::uint64_t fold_bytes = std::uint64_t{1} << 30;
-  std::chrono::milliseconds deadline{60'000};  // of one fetch()
-  unsigned threads = 1;                        // for hashing
-  // Before a publication is read: once for each, and again where its reading has to be tried again.
-  // May be empty.
-  std::function<Status(const PublicationId&)> before_read;
-};
 
 // A part that is too large to be copied stays a mapping of a file, which whoever writes into the
 // file changes after its hash was compared.
@@ -52,7 +32,9 @@ enum class FetchMode : unsigned char { kAny, kFullOnly };
 
 class VersionFetcher {
  public:
-  VersionFetcher(ReceiveRoad& road, const Hash128& run, const FetchOptions& options)
+  // Of the options: fold_bytes (of the parts of a chain; one step always. Mapped parts are copied
+  // as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
+  VersionFetcher(ReceiveRoad& road, const Hash128& run, const ReceiverOptions& options)
       : road_(&road), run_(run), options_(options) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
@@ -88,7 +70,7 @@ class VersionFetcher {
 
   ReceiveRoad* road_;
   Hash128 run_;
-  FetchOptions options_;
+  ReceiverOptions options_;
 };
 
 }  // namespace driftless

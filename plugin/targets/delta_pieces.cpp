@@ -2,7 +2,6 @@
 #include "plugin/targets/delta_pieces.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "core/parallel.h"
@@ -64,13 +63,14 @@ Changes merge(const Changes& earlier, const Changes& later, unsigned width) {
   return both;
 }
 
-}  // namespace
-
-class DeltaFold::Maker {
+// The changes of one tensor.
+class TensorFold {
  public:
-  Maker(const WeightLayout& layout, const TensorVersions& versions, Memory& memory)
+  TensorFold(const WeightLayout& layout, const TensorVersions& versions,
+             std::vector<DeltaPiece>& pieces, DeltaPieces::Memory& memory)
       : layout_(layout),
         versions_(versions),
+        pieces_(pieces),
         memory_(memory),
         width_(unit_bytes(layout[versions.tensor].dtype)) {}
 
@@ -82,7 +82,7 @@ class DeltaFold::Maker {
     }
     memory_.old_values.resize(memory_.offsets.size() * width_);
     std::uint64_t at = 0;
-    for (DeltaPiece& piece : memory_.pieces) {
+    for (DeltaPiece& piece : pieces_) {
       piece.offsets = memory_.offsets.data() + at;
       piece.old_values = memory_.old_values.data() + at * width_;
       if (piece.values == nullptr) piece.values = memory_.values.data() + at * width_;
@@ -99,8 +99,8 @@ class DeltaFold::Maker {
         const auto some = delta.offsets.subspan(
             at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
         memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
-        memory_.pieces.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()),
-                                  delta.origin, nullptr, delta.values + at * width_, nullptr});
+        pieces_.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()), delta.origin,
+                           nullptr, delta.values + at * width_, nullptr});
       }
     });
   }
@@ -125,32 +125,34 @@ class DeltaFold::Maker {
   }
 
   void add(std::uint64_t position) {
-    const bool joins =
-        !memory_.pieces.empty() && memory_.pieces.back().count < kMaxPieceUnits &&
-        position - memory_.pieces.back().origin < std::numeric_limits<std::uint32_t>::max();
-    if (!joins)
-      memory_.pieces.push_back({versions_.tensor, 0, position, nullptr, nullptr, nullptr});
-    DeltaPiece& piece = memory_.pieces.back();
+    const bool joins = !pieces_.empty() && pieces_.back().count < kMaxPieceUnits &&
+                       position - pieces_.back().origin < std::numeric_limits<std::uint32_t>::max();
+    if (!joins) pieces_.push_back({versions_.tensor, 0, position, nullptr, nullptr, nullptr});
+    DeltaPiece& piece = pieces_.back();
     memory_.offsets.push_back(static_cast<std::uint32_t>(position - piece.origin));
     ++piece.count;
   }
 
   const WeightLayout& layout_;
   const TensorVersions& versions_;
-  Memory& memory_;
+  std::vector<DeltaPiece>& pieces_;
+  DeltaPieces::Memory& memory_;
   unsigned width_;
 };
 
-Result<DeltaFold> DeltaFold::make(const WeightLayout& layout,
-                                  std::span<const TensorVersions> tensors, unsigned threads) {
-  DeltaFold fold;
-  fold.memory_.resize(tensors.size());
+}  // namespace
+
+Result<DeltaPieces> fold_deltas(const WeightLayout& layout, std::span<const TensorVersions> tensors,
+                                unsigned threads) {
+  DeltaPieces fold;
+  fold.memory.resize(tensors.size());
+  std::vector<std::vector<DeltaPiece>> pieces(tensors.size());
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(tensors.size(), threads, [&](std::size_t i, unsigned) {
-    return Maker(layout, tensors[i], fold.memory_[i]).make();
+    return TensorFold(layout, tensors[i], pieces[i], fold.memory[i]).make();
   }));
-  for (const Memory& memory : fold.memory_) {
-    fold.pieces_.insert(fold.pieces_.end(), memory.pieces.begin(), memory.pieces.end());
-    fold.units_ += memory.offsets.size();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    fold.pieces.insert(fold.pieces.end(), pieces[i].begin(), pieces[i].end());
+    fold.units += fold.memory[i].offsets.size();
   }
   return fold;
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deltas of several versions, decoded and folded: every changed unit once, with its last value.
-// Part of the memory target.
 #pragma once
 
 #include <cstddef>
@@ -33,32 +32,22 @@ struct TensorVersions {
   std::vector<std::span<const BucketPiece>> versions;
 };
 
-// Immutable once made; what the buckets point to must outlive it.
-class DeltaFold {
- public:
-  // Checks that the positions of a tensor ascend within a version, from piece to piece, too
-  // (kCorrupt). O(changed), on `threads` threads.
-  [[nodiscard]] static Result<DeltaFold> make(const WeightLayout& layout,
-                                              std::span<const TensorVersions> tensors,
-                                              unsigned threads);
-
-  // No two touch the same unit.
-  [[nodiscard]] std::span<const DeltaPiece> pieces() const { return pieces_; }
-  [[nodiscard]] std::uint64_t units() const { return units_; }
-
- private:
-  // What the pieces of one tensor point to.
+// Changes and what they point to, in the order of the tensors. No two touch the same unit.
+struct DeltaPieces {
   struct Memory {
-    std::vector<DeltaPiece> pieces;
     std::vector<std::uint32_t> offsets;
-    std::vector<std::byte> values;  // where several versions change the tensor
+    std::vector<std::byte> values;  // empty if the pieces' values lie elsewhere
     std::vector<std::byte> old_values;
   };
-  class Maker;
-
-  std::vector<Memory> memory_;  // by tensor
-  std::vector<DeltaPiece> pieces_;
-  std::uint64_t units_ = 0;
+  std::vector<DeltaPiece> pieces;
+  std::vector<Memory> memory;
+  std::uint64_t units = 0;
 };
+
+// Checks that the positions of a tensor ascend within a version, from piece to piece, too
+// (kCorrupt). O(changed), on `threads` threads. What the buckets point to must outlive the result.
+[[nodiscard]] Result<DeltaPieces> fold_deltas(const WeightLayout& layout,
+                                              std::span<const TensorVersions> tensors,
+                                              unsigned threads);
 
 }  // namespace driftless

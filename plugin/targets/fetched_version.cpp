@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/targets/fetched_version.h"
 
-#include <algorithm>
-
-#include "formats/version_dir.h"
-
 namespace driftless {
 namespace {
 
@@ -106,25 +102,6 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
 }
 
 }  // namespace
-
-Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
-                          std::span<const Digest> digests) {
-  if (!state.tensors || digests.size() != layout.size()) return {};
-  for (const auto& [tensor, digest] : *state.tensors) {
-    if (digest == digests[tensor]) continue;
-    return error(StatusCode::kWrongBase, "tensor '", layout[tensor].name, "' has digest ",
-                 to_hex(digest), ", but the run started from ", to_hex(digests[tensor]),
-                 ": another base; use the checkpoint that this run started from");
-  }
-  return {};
-}
-
-Status check_staged_for(bool used, const TargetState& before, const TargetState& now,
-                        std::string_view source) {
-  if (!used && now == before) return {};
-  return error(StatusCode::kWrongBase, source,
-               ": the weights are not those that it was staged for; stage it again");
-}
 
 Status check_chain(const TargetState& state, const WeightLayout& layout,
                    std::span<const FetchedVersion> chain) {

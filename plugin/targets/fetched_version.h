@@ -3,26 +3,15 @@
 // target's state, and their payloads opened.
 #pragma once
 
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "core/layout.h"
-#include "core/status.h"
 #include "plugin/targets/version_source.h"
 #include "plugin/targets/weight_target.h"
 
 namespace driftless {
 
-// Ok where `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
+// Ok if `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
 // kWrongLayout, or kWrongBase naming the version and what it needs.
 [[nodiscard]] Status check_chain(const TargetState& state, const WeightLayout& layout,
                                  std::span<const FetchedVersion> chain);
-
-// kWrongBase where a staged change was used already, or its target's state is not the one `before`.
-[[nodiscard]] Status check_staged_for(bool used, const TargetState& before, const TargetState& now,
-                                      std::string_view source);
 
 // The payloads, in order (VersionSource::open). The layout outlives them.
 [[nodiscard]] Result<std::vector<VersionSource>> open_chain(

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// VersionSource over buckets and native frames.
+// VersionSource over buckets, native frames and whole tensors.
 #include <algorithm>
 
 #include "core/parallel.h"
-#include "plugin/targets/dense_patcher.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -23,6 +22,49 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
                info(found.encoding).name, "', expected version ", version.version, " on ",
                version.base_version, " of run ", to_hex(expected.id.run), " in '",
                info(version.encoding).name, "'; fetch the version again");
+}
+
+class DensePatcher final : public TensorPatcher {
+ public:
+  DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)
+      : TensorPatcher(tensor), pieces_(pieces) {}
+
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+    while (!chunk.empty()) {  // the pieces adjoin: check_coverage()
+      const DensePiece& piece = pieces_[at_];
+      const std::uint64_t skip = byte_offset - piece.byte_offset;
+      const std::uint64_t count = std::min<std::uint64_t>(piece.bytes.size() - skip, chunk.size());
+      std::copy_n(piece.bytes.data() + skip, count, chunk.data());
+      chunk = chunk.subspan(count);
+      byte_offset += count;
+      if (skip + count == piece.bytes.size()) ++at_;
+    }
+    return {};
+  }
+
+  std::span<const DensePiece> pieces_;
+  std::size_t at_ = 0;  // the piece that holds the next byte
+};
+
+// Ok if `pieces`, in ascending order, hold every byte of the tensor once.
+Status check_covers(const TensorSpec& tensor, std::span<const DensePiece> pieces) {
+  std::uint64_t next = 0;
+  for (const DensePiece& piece : pieces) {
+    if (piece.byte_offset != next) {
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': bytes from ",
+                   std::min(next, piece.byte_offset), " on are ",
+                   piece.byte_offset < next ? "there twice" : "missing");
+    }
+    if (piece.bytes.size() > tensor.size_bytes - next) {
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': has ", tensor.size_bytes,
+                   " bytes, the version holds more");
+    }
+    next += piece.bytes.size();
+  }
+  if (next == tensor.size_bytes) return {};
+  return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': has ", tensor.size_bytes,
+               " bytes, the version holds ", next);
 }
 
 }  // namespace
@@ -144,6 +186,10 @@ Status VersionSource::check_coverage() {
     DRIFTLESS_RETURN_IF_ERROR(check_covers(spec, dense).with_context(version_.path));
   }
   return {};
+}
+
+std::unique_ptr<TensorPatcher> VersionSource::dense_patcher(const TensorChange& change) const {
+  return std::make_unique<DensePatcher>((*layout_)[change.tensor], dense(change));
 }
 
 }  // namespace driftless

@@ -98,8 +98,6 @@ class HostChanges final : public PlacedChanges {
     return {};
   }
 
-  [[nodiscard]] std::span<const Digest> measured() const override { return {}; }
-
  private:
   using Scratch = std::array<std::byte, std::size_t{kBatchUnits} * 8>;
 
@@ -125,15 +123,6 @@ class HostChanges final : public PlacedChanges {
   std::vector<Scratch> scratch_;  // per thread
 };
 
-// The units of [origin, origin + count) that a plain map has.
-struct PlainRange {
-  std::uint64_t begin = 0, end = 0;
-  PlainRange(const WeightMap& map, std::uint64_t origin, std::uint64_t count)
-      : begin(std::max(origin, map.map.source_offset)),
-        end(std::max(begin, std::min(origin + count, map.map.source_end))) {}
-  [[nodiscard]] std::size_t bytes(unsigned width) const { return (end - begin) * width; }
-};
-
 class HostMemory final : public WeightMemory {
  public:
   [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kHost; }
@@ -150,10 +139,9 @@ class HostMemory final : public WeightMemory {
     for (const WeightMap* map : maps) {
       const unsigned width = map->unit_bytes;
       if (map->plain()) {
-        const PlainRange range(*map, origin, count);
-        if (range.begin == range.end) continue;
-        std::memcpy(values + (range.begin - origin) * width, map->at(range.begin),
-                    range.bytes(width));
+        const auto [begin, end] = map->range(origin, count);
+        if (begin == end) continue;
+        std::memcpy(values + (begin - origin) * width, map->at(begin), (end - begin) * width);
         continue;
       }
       each_block(count, [&](std::uint64_t at, std::uint64_t units) {
@@ -169,10 +157,9 @@ class HostMemory final : public WeightMemory {
     for (const WeightMap* map : maps) {
       const unsigned width = source_bytes(map->cast, map->unit_bytes);
       if (map->plain()) {
-        const PlainRange range(*map, origin, count);
-        if (range.begin == range.end) continue;
-        std::memcpy(map->at(range.begin), values + (range.begin - origin) * width,
-                    range.bytes(width));
+        const auto [begin, end] = map->range(origin, count);
+        if (begin == end) continue;
+        std::memcpy(map->at(begin), values + (begin - origin) * width, (end - begin) * width);
         continue;
       }
       each_block(count, [&](std::uint64_t at, std::uint64_t units) {
@@ -234,7 +221,8 @@ ChangePart part_of(const DeltaPiece& piece, const WeightMap& map) {
   return part;
 }
 
-Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads) {
+Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
+                      const std::function<void(const TensorBytes&)>& done) {
   std::vector<TensorBytes> tasks;
   for (TensorBytes each : bytes) {
     while (!each.piece.bytes.empty()) {
@@ -252,6 +240,7 @@ Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads) {
       parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
         const DensePiece& piece = tasks[i].piece;
         sums[worker] += host_kernels().digest(*tasks[i].key, piece.byte_offset, piece.bytes);
+        if (done) done(tasks[i]);
         return {};
       }));
   return std::accumulate(sums.begin() + 1, sums.end(), sums.front());

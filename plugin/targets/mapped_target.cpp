@@ -2,14 +2,13 @@
 #include "plugin/targets/mapped_target.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
+#include <limits>
 
 #include "core/parallel.h"
+#include "formats/checkpoint.h"
 #include "formats/frame.h"
 #include "plugin/targets/fetched_version.h"
 #include "plugin/targets/mapped_weights.h"
-#include "plugin/targets/staged_update.h"
 
 namespace driftless {
 namespace {
@@ -59,80 +58,11 @@ Result<FrameFronts> fetch_parts(WeightMemory& memory, bool in_place,
   return fronts;
 }
 
-class MemoryTarget final : public MappedTarget {
- public:
-  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights) : weights_(std::move(weights)) {}
+constexpr std::uint64_t kTensorAlignment = 256;
+constexpr std::uint64_t kLoadBytes = std::uint64_t{16} << 20;  // of one task
 
-  [[nodiscard]] const WeightLayout* layout() const override { return &weights_->layout; }
-  Status adopt_layout(const WeightLayout& layout) override {
-    return weights_->layout.check_same(layout, "the weights in memory", "the run");
-  }
-  [[nodiscard]] TargetState state() const override { return weights_->state; }
-  [[nodiscard]] bool proven() const override { return weights_->proven; }
-  Status settle() override { return {}; }  // what could not be undone stays so
-  [[nodiscard]] StagingMemory staging_memory() const override {
-    return weights_->memory->staging_memory();
-  }
-
-  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
-    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
-    if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
-    const bool in_place = applies_in_place(chain);
-    FrameFronts fronts;
-    FrontReader front;
-    if (weights_->memory->kind() == MemoryKind::kDevice) {
-      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights_->memory, in_place, chain));
-      front = [&fronts](const MappedFile& part) {
-        return std::span<const std::byte>(fronts.at(part.bytes().data()));
-      };
-    }
-    // Nothing is spooled: without a directory, what is compressed is inflated in memory.
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
-                               open_chain(posix_file_system(), std::move(chain), weights_->layout,
-                                          {}, weights_->threads, front));
-    return StagedUpdate::make(weights_, std::move(versions), in_place);
-  }
-
-  Status read(std::size_t tensor, std::uint64_t byte_offset,
-              std::span<std::byte> out) const override {
-    const std::uint64_t size = contiguous(tensor) ? weights_->layout[tensor].size_bytes : 0;
-    if (byte_offset > size || out.size() > size - byte_offset) {
-      return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
-                   " on, ", out.size(), " of them, but ", size, " are here");
-    }
-    if (out.empty()) return {};
-    return weights_->memory->fetch(
-        out, weights_->map_of(static_cast<std::uint32_t>(tensor)).at(0) + byte_offset);
-  }
-  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override {
-    if (!contiguous(index) || weights_->memory->kind() != MemoryKind::kHost) return {};
-    return {weights_->map_of(static_cast<std::uint32_t>(index)).at(0),
-            weights_->layout[index].size_bytes};
-  }
-
- private:
-  [[nodiscard]] bool contiguous(std::size_t tensor) const {
-    return tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
-  }
-  // Whether the memory uses the versions where they lie. It proves them by the digest: of several
-  // versions only a digest that is known beforehand tells what somebody else wrote.
-  [[nodiscard]] bool applies_in_place(const std::vector<FetchedVersion>& chain) const {
-    if (!weights_->contiguous || weights_->memory->buckets() == nullptr) return false;
-    const bool known = weights_->summed && !weights_->state.partial;
-    return (known || chain.size() == 1) &&
-           std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {
-             return info(each.manifest.encoding).positional ||
-                    each.manifest.encoding == Encoding::kFull;
-           });
-  }
-
-  std::shared_ptr<MappedWeights> weights_;
-};
-
-}  // namespace
-
-Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
-                                                         const MappedOptions& options) {
+Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
+                                                   const MappedOptions& options) {
   auto weights = std::make_shared<MappedWeights>();
   weights->threads = options.threads == 0 ? default_threads() : options.threads;
   DRIFTLESS_RETURN_IF_ERROR(weights->fill(std::move(parts)));
@@ -153,14 +83,14 @@ Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
     }
     weights->state.valid = true;
   }
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+  return weights;
 }
 
-Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout& layout,
-                                                             const std::vector<std::byte*>& data,
-                                                             std::optional<VersionId> initial,
-                                                             unsigned threads,
-                                                             std::shared_ptr<WeightMemory> memory) {
+Result<std::shared_ptr<MappedWeights>> map_contiguous(const WeightLayout& layout,
+                                                      const std::vector<std::byte*>& data,
+                                                      std::optional<VersionId> initial,
+                                                      unsigned threads,
+                                                      std::shared_ptr<WeightMemory> memory) {
   if (data.size() != layout.size()) {
     return error(StatusCode::kInvalidArgument, data.size(), " tensors in memory, the layout has ",
                  layout.size());
@@ -188,17 +118,198 @@ Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout&
   options.initial = initial;
   options.threads = threads;
   options.digest_of_held = true;
-  return make_mapped_target(std::move(parts), options);
+  return map_weights(std::move(parts), options);
 }
 
-Result<std::unique_ptr<WeightTarget>> make_memory_target(const WeightLayout& layout,
+// Copies a checkpoint to contiguous tensors.
+Status load_weights(const Checkpoint& from, const std::vector<std::byte*>& to, WeightMemory& memory,
+                    unsigned threads) {
+  struct Stretch {
+    WeightMap map;  // of its bytes onto themselves
+    std::size_t tensor = 0;
+    std::uint64_t offset = 0, size = 0;
+  };
+  std::vector<Stretch> stretches;
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    const std::uint64_t bytes = from.layout()[i].size_bytes;
+    if (bytes == 0) continue;
+    Stretch each{{}, i, 0, 0};
+    const StridedView all{0, {bytes}, {1}};
+    DRIFTLESS_ASSIGN_OR_RETURN(each.map.map, StridedMap::make(all, bytes, all, bytes));
+    each.map.data = to[i];
+    for (; each.offset < bytes; each.offset += each.size) {
+      each.size = std::min(kLoadBytes, bytes - each.offset);
+      stretches.push_back(each);
+    }
+  }
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(
+      stretches.size(), memory.threads(threads), [&](std::size_t task, unsigned) -> Status {
+        const Stretch& each = stretches[task];
+        const WeightMap* const map = &each.map;
+        const Status status =
+            memory.write(std::span(&map, 1), each.offset, each.size,
+                         from.tensor(each.tensor).data + each.offset, MemoryKind::kHost);
+        from.forget(each.tensor, each.offset, each.size);
+        return status;
+      }));
+  return memory.finish();
+}
+
+class MemoryTarget final : public MappedTarget {
+ public:
+  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights)
+      : memory_(weights->memory), threads_(weights->threads), weights_(std::move(weights)) {}
+  // In memory of its own, once it has a layout.
+  MemoryTarget(std::shared_ptr<WeightMemory> memory, unsigned threads)
+      : memory_(std::move(memory)), threads_(threads) {}
+
+  Status load(const Checkpoint& base) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(base.layout()));
+    DRIFTLESS_RETURN_IF_ERROR(load_weights(base, data, *memory_, threads_));
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_,
+                               map_contiguous(base.layout(), data, VersionId{}, threads_, memory_));
+    return {};
+  }
+
+  [[nodiscard]] const WeightLayout* layout() const override {
+    return weights_ ? &weights_->layout : nullptr;
+  }
+  Status adopt_layout(const WeightLayout& layout) override {
+    if (weights_) return weights_->layout.check_same(layout, "the weights in memory", "the run");
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(layout));
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_,
+                               map_contiguous(layout, data, std::nullopt, threads_, memory_));
+    return {};
+  }
+  [[nodiscard]] TargetState state() const override {
+    return weights_ ? weights_->state : TargetState{};
+  }
+  [[nodiscard]] bool proven() const override { return weights_ && weights_->proven; }
+  Status recover() override { return {}; }  // what could not be undone stays so
+  [[nodiscard]] StagingMemory staging_memory() const override { return memory_->staging_memory(); }
+
+  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
+    if (!weights_) {
+      return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
+    if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
+    const bool in_place = applies_in_place(chain);
+    FrameFronts fronts;
+    FrontReader front;
+    if (weights_->memory->kind() == MemoryKind::kDevice) {
+      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights_->memory, in_place, chain));
+      front = [&fronts](const MappedFile& part) {
+        return std::span<const std::byte>(fronts.at(part.bytes().data()));
+      };
+    }
+    // Nothing is spooled: without a directory, what is compressed is inflated in memory.
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
+                               open_chain(posix_file_system(), std::move(chain), weights_->layout,
+                                          {}, weights_->threads, front));
+    return stage_update(weights_, std::move(versions), in_place);
+  }
+
+  Status read(std::size_t tensor, std::uint64_t byte_offset,
+              std::span<std::byte> out) const override {
+    const std::uint64_t size = contiguous(tensor) ? weights_->layout[tensor].size_bytes : 0;
+    if (byte_offset > size || out.size() > size - byte_offset) {
+      return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
+                   " on, ", out.size(), " of them, but ", size, " are here");
+    }
+    if (out.empty()) return {};
+    return weights_->memory->fetch(
+        out, weights_->map_of(static_cast<std::uint32_t>(tensor)).at(0) + byte_offset);
+  }
+  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override {
+    if (!contiguous(index) || weights_->memory->kind() != MemoryKind::kHost) return {};
+    return {weights_->map_of(static_cast<std::uint32_t>(index)).at(0),
+            weights_->layout[index].size_bytes};
+  }
+
+ private:
+  Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
+    std::vector<std::uint64_t> offsets;
+    std::uint64_t size = kTensorAlignment;  // never nothing
+    for (const TensorSpec& tensor : layout.tensors()) {
+      offsets.push_back(size);
+      const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() - kTensorAlignment;
+      if (tensor.size_bytes > most - size) {
+        return error(StatusCode::kNoSpace, "no memory holds ", layout.total_bytes(),
+                     " bytes of weights");
+      }
+      size += (tensor.size_bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(slab_, memory_->allocate(size));
+    std::vector<std::byte*> tensors;
+    for (const std::uint64_t offset : offsets) tensors.push_back(slab_.get() + offset);
+    return tensors;
+  }
+
+  [[nodiscard]] bool contiguous(std::size_t tensor) const {
+    return weights_ && tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
+  }
+  // Whether the memory uses the versions where they lie. It proves them by the digest: of several
+  // versions only a digest that is known beforehand tells what somebody else wrote.
+  [[nodiscard]] bool applies_in_place(const std::vector<FetchedVersion>& chain) const {
+    if (!weights_->contiguous || weights_->memory->buckets() == nullptr) return false;
+    const bool known = weights_->summed && !weights_->state.partial;
+    return (known || chain.size() == 1) &&
+           std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {
+             return info(each.manifest.encoding).positional ||
+                    each.manifest.encoding == Encoding::kFull;
+           });
+  }
+
+  std::shared_ptr<WeightMemory> memory_;
+  unsigned threads_;
+  std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
+  std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
+};
+
+}  // namespace
+
+Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
+                                                         const MappedOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
+                             map_weights(std::move(parts), options));
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+}
+
+Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout& layout,
+                                                             const std::vector<std::byte*>& data,
+                                                             std::optional<VersionId> initial,
+                                                             unsigned threads,
+                                                             std::shared_ptr<WeightMemory> memory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
+                             map_contiguous(layout, data, initial, threads, std::move(memory)));
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+}
+
+Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& layout,
                                                          std::vector<std::byte*> data,
                                                          std::optional<VersionId> initial,
                                                          unsigned threads) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      std::unique_ptr<MappedTarget> target,
-      make_contiguous_target(layout, data, initial, threads, make_host_memory()));
-  return std::unique_ptr<WeightTarget>(std::move(target));
+  return make_contiguous_target(layout, data, initial, threads, make_host_memory());
+}
+
+Result<std::unique_ptr<MappedTarget>> make_owned_target(FileSystem& fs,
+                                                        const std::optional<std::string>& base,
+                                                        unsigned threads,
+                                                        std::shared_ptr<WeightMemory> memory) {
+  auto target =
+      std::make_unique<MemoryTarget>(std::move(memory), threads == 0 ? default_threads() : threads);
+  if (base) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, *base));
+    DRIFTLESS_RETURN_IF_ERROR(target->load(checkpoint));
+  }
+  return std::unique_ptr<MappedTarget>(std::move(target));
+}
+
+Result<std::unique_ptr<OwnedWeights>> make_owned_target(FileSystem& fs,
+                                                        const std::optional<std::string>& base,
+                                                        unsigned threads) {
+  return make_owned_target(fs, base, threads, make_host_memory());
 }
 
 }  // namespace driftless

@@ -31,7 +31,6 @@
 #include "core/digest.h"
 #include "core/layout.h"
 #include "core/status.h"
-#include "plugin/targets/weight_map.h"
 #include "plugin/targets/weight_memory.h"
 #include "plugin/targets/weight_target.h"
 

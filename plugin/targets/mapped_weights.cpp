@@ -2,7 +2,6 @@
 #include "plugin/targets/mapped_weights.h"
 
 #include <algorithm>
-#include <map>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"

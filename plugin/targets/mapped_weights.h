@@ -2,18 +2,7 @@
 // What a mapped target and the updates staged for it share.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "plugin/targets/mapped_target.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -57,5 +46,11 @@ struct MappedWeights {
   }
   [[nodiscard]] bool maps_any(std::uint32_t tensor) const { return tensors[tensor].maps > 0; }
 };
+
+// `versions`, adjoining deltas or one full version, made ready. The update owns the states before
+// and after, the proof between them, the commit (the writer first; then compare and write) and the
+// way back. With `in_place` buckets are applied by the memory, where they lie.
+[[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_update(
+    std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place);
 
 }  // namespace driftless

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masked overwrites in the memory of a GPU: changes that lie there since staging are made into
 // full-shape tensors for a loader, and written through the map of each of its copies. The peer of
-// MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_masked.h.
+// MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_factories.h.
 //
 // Device memory, held for the next version once it was taken: per change 4 bytes, its width, and
 // its width in the parameter for what was there before; the full-shape tensors of a chunk; 256
 // bytes for each piece of changes and each copy.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <span>
 
-#include "core/status.h"
-#include "kernels/strided_map.h"
-#include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/masked_write.h"
 
 namespace driftless {
@@ -42,14 +36,14 @@ class MaskedDevice {
   // is forgotten.
   [[nodiscard]] virtual Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                                      std::span<const Dense> first) = 0;
-  // Where the full-shape tensors are, until the next stage(). Null where none ever was.
+  // Where the full-shape tensors are, until the next stage(). Null if none ever was.
   [[nodiscard]] virtual std::shared_ptr<std::byte> dense() const = 0;
   // Each becomes the sentinel, but for its changes.
   [[nodiscard]] virtual Status fill(std::span<const Dense> dense, void* stream) = 0;
-  // The changes of a tensor that the map has, into the target; what was there is kept. A number for
+  // The changes of a tensor that the map has, into its target; what was there is kept. A number for
   // take_back().
-  [[nodiscard]] virtual Result<std::size_t> overwrite(std::size_t tensor, const StridedMap& map,
-                                                      const MaskedTarget& target, void* stream) = 0;
+  [[nodiscard]] virtual Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into,
+                                                      void* stream) = 0;
   // Puts back what an overwrite found; the last one first, where they meet.
   [[nodiscard]] virtual Status take_back(std::size_t write, void* stream) = 0;
 };

@@ -30,15 +30,15 @@ struct Scratch {
 
 }  // namespace
 
-Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, const MaskedSource& source,
-                                      const MaskedTarget& target, unsigned threads) {
-  const unsigned unit = source_bytes(target.cast, target.unit_bytes);
+Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, const MaskedSource& source,
+                                      unsigned threads) {
+  const StridedMap& map = into.map;
+  const unsigned unit = source_bytes(into.cast, into.unit_bytes);
   const std::uint64_t span = map.source_end - map.source_offset;
   const std::uint64_t blocks = (span + kMaskedBlockUnits - 1) / kMaskedBlockUnits;
   threads = static_cast<unsigned>(std::clamp<std::uint64_t>(blocks / 4, 1, std::max(1U, threads)));
   MaskedWrite write;
-  write.map_ = map;
-  write.target_ = target;
+  write.into_ = into;
   write.blocks_.resize(blocks);
   std::vector<std::unique_ptr<Scratch>> scratches(threads);
   const HostKernels& kernels = host_kernels();
@@ -59,28 +59,19 @@ Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, const MaskedSource&
   return write;
 }
 
-Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, std::span<const DeltaPiece> pieces,
-                                      const MaskedTarget& target, unsigned threads) {
-  const unsigned unit = source_bytes(target.cast, target.unit_bytes);
+Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, std::span<const DeltaPiece> pieces,
+                                      unsigned threads) {
   MaskedWrite write;
-  write.map_ = map;
-  write.target_ = target;
+  write.into_ = into;
   write.blocks_.resize(pieces.size());
   threads =
       static_cast<unsigned>(std::clamp<std::uint64_t>(pieces.size() / 4, 1, std::max(1U, threads)));
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) {
-    const DeltaPiece& piece = pieces[i];
-    const std::uint32_t* const end = piece.offsets + piece.count;
-    const auto at = [&](std::uint64_t unit_number) {
-      const std::uint64_t offset = unit_number > piece.origin ? unit_number - piece.origin : 0;
-      return std::lower_bound(piece.offsets, end, offset);
-    };
-    const std::uint32_t* const first = at(map.source_offset);
-    const std::uint32_t* const last = std::max(first, at(map.source_end));
+    const ChangePart part = part_of(pieces[i], into);
     Block& block = write.blocks_[i];
-    block.origin = piece.origin;
-    block.offsets.assign(first, last);
-    write.exchange(block, piece.values + static_cast<std::size_t>(first - piece.offsets) * unit);
+    block.origin = pieces[i].origin;
+    block.offsets.assign(part.offsets(), part.offsets() + part.count);
+    write.exchange(block, part.values());
     return Status();
   }));
   return write;
@@ -88,11 +79,11 @@ Result<MaskedWrite> MaskedWrite::make(const StridedMap& map, std::span<const Del
 
 void MaskedWrite::exchange(Block& block, const std::byte* values) const {
   const HostKernels& kernels = host_kernels();
-  block.old_values.resize(block.offsets.size() * target_.unit_bytes);
-  kernels.gather_strided(map_, target_.data, target_.unit_bytes, block.origin, block.offsets.data(),
-                         block.offsets.size(), block.old_values.data());
-  kernels.scatter_strided(map_, target_.data, target_.unit_bytes, block.origin,
-                          block.offsets.data(), block.offsets.size(), values, target_.cast);
+  block.old_values.resize(block.offsets.size() * into_.unit_bytes);
+  kernels.gather_strided(into_.map, into_.data, into_.unit_bytes, block.origin,
+                         block.offsets.data(), block.offsets.size(), block.old_values.data());
+  kernels.scatter_strided(into_.map, into_.data, into_.unit_bytes, block.origin,
+                          block.offsets.data(), block.offsets.size(), values, into_.cast);
 }
 
 std::uint64_t MaskedWrite::units() const {
@@ -103,7 +94,7 @@ std::uint64_t MaskedWrite::units() const {
 
 void MaskedWrite::undo() {
   for (const Block& block : blocks_) {
-    host_kernels().scatter_strided(map_, target_.data, target_.unit_bytes, block.origin,
+    host_kernels().scatter_strided(into_.map, into_.data, into_.unit_bytes, block.origin,
                                    block.offsets.data(), block.offsets.size(),
                                    block.old_values.data(), ValueCast::kNone);
   }

@@ -3,15 +3,9 @@
 // through a map, and only what is not the sentinel is written.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <vector>
-
-#include "core/status.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
-#include "plugin/targets/delta_pieces.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -19,23 +13,18 @@ struct MaskedSource {
   const std::byte* data = nullptr;  // unit 0 of the tensor that the map is of
   std::uint64_t sentinel = 0;       // its low bits, as many as a unit has
 };
-struct MaskedTarget {
-  std::byte* data = nullptr;  // unit 0 of the map's target
-  unsigned unit_bytes = 1;
-  ValueCast cast = ValueCast::kNone;
-};
 
 // What was written, and what was there before. Reads the source once, and of the target what it
 // changes. Memory: per written unit 4 bytes and its width.
 class MaskedWrite {
  public:
-  [[nodiscard]] static Result<MaskedWrite> make(const StridedMap& map, const MaskedSource& source,
-                                                const MaskedTarget& target, unsigned threads);
-  // The same where it is known which units of the source are new: O(changed), and the source is not
+  [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into, const MaskedSource& source,
+                                                unsigned threads);
+  // The same if it is known which units of the source are new: O(changed), and the source is not
   // read. `pieces` are of the tensor that the map is of.
-  [[nodiscard]] static Result<MaskedWrite> make(const StridedMap& map,
+  [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into,
                                                 std::span<const DeltaPiece> pieces,
-                                                const MaskedTarget& target, unsigned threads);
+                                                unsigned threads);
   [[nodiscard]] std::uint64_t units() const;
   // Puts back what was there.
   void undo();
@@ -49,8 +38,7 @@ class MaskedWrite {
   // Of a block's offsets: keeps what is there, and writes.
   void exchange(Block& block, const std::byte* values) const;
 
-  StridedMap map_;
-  MaskedTarget target_;
+  WeightMap into_;
   std::vector<Block> blocks_;
 };
 

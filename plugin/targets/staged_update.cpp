@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/targets/staged_update.h"
-
+// stage_update(): deltas and full versions differ only in how the update is filled.
 #include <algorithm>
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "kernels/host_kernels.h"
-#include "plugin/targets/dense_change.h"
-#include "plugin/targets/fetched_version.h"
+#include "plugin/targets/tensor_changes.h"
 
 namespace driftless {
 namespace {
@@ -15,237 +13,276 @@ namespace {
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kSummedPerThread = 32768;
 
+class StagedUpdate final : public StagedChange {
+ public:
+  StagedUpdate(std::shared_ptr<MappedWeights> weights, const std::vector<VersionSource>& versions)
+      : weights_(std::move(weights)), before_(weights_->state), after_(weights_->state) {
+    const VersionDirectory& first = versions.front().version();
+    const VersionDirectory& last = versions.back().version();
+    source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
+    for (const VersionSource& each : versions) {
+      goals_.push_back({each.version().manifest->digest, each.version().path});
+    }
+    after_.id = last.manifest->id;
+    after_.digest = last.manifest->digest;
+    after_.valid = true;
+    after_.tensors.reset();
+    if (after_.partial) after_.version_digest = last.manifest->digest;
+  }
+
+  StagedUpdate(const StagedUpdate&) = delete;
+  StagedUpdate& operator=(const StagedUpdate&) = delete;
+  // What the writer holds is forgotten, if it was not taken back.
+  ~StagedUpdate() override {
+    if (external_) weights_->writer->drop();
+  }
+
+  Status fill(std::vector<VersionSource> versions, bool in_place) {
+    if (versions.front().version().full()) return fill_full(std::move(versions));
+    return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions));
+  }
+
+  Result<CommitReport> commit() override {
+    if (std::exchange(used_, true) || weights_->state != before_) {
+      return error(StatusCode::kWrongBase, source_,
+                   ": the weights are not those that it was staged for; stage it again");
+    }
+    Stopwatch watch;
+    if (weights_->writer)
+      DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check().with_context(source_));
+    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
+    weights_->state.valid = false;  // until all of it is there
+    if (const Status status = write(); !status.ok()) {
+      const Status back = take_back();
+      if (back.ok()) return status;
+      return status.with_context(concat("the weights could not be restored (", back.message(),
+                                        "), and hold no version; send a full one, or reload them"));
+    }
+    weights_->state = after_;
+    committed_ = true;
+    return CommitReport{after_.id.version, after_.digest, units_, watch.lap_ms()};
+  }
+
+  Status undo() override {
+    if (!committed_ || weights_->state != after_) {
+      return error(StatusCode::kInvalidArgument, source_,
+                   ": only the last committed change can be taken back, and only once");
+    }
+    if (!before_.valid) {
+      return error(StatusCode::kUnsupported, source_,
+                   ": no version was held before it; the weights stay at it");
+    }
+    committed_ = false;
+    return take_back().with_context(
+        concat(source_, ": could not be taken back, the weights hold no version; reload them"));
+  }
+
+ private:
+  // What the digest must be once so many versions are in.
+  struct Goal {
+    Digest digest;
+    std::string source;
+  };
+  Status fill_deltas(std::vector<VersionSource> versions) {
+    goals_.erase(goals_.begin(), goals_.end() - 1);  // they are folded
+    goals_.back().source = source_;
+    changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
+    DRIFTLESS_RETURN_IF_ERROR(changes_->fold().with_context(source_));
+    DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
+    if (weights_->summed) DRIFTLESS_RETURN_IF_ERROR(sum_pieces());
+    return stage_external();
+  }
+
+  Status fill_buckets(std::vector<VersionSource> versions) {
+    std::vector<ContiguousTensor> tensors(weights_->layout.size());
+    for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
+      tensors[tensor].units = weights_->layout[tensor].units();
+      tensors[tensor].key = &weights_->tensors[tensor].key;
+      if (weights_->maps_any(tensor)) tensors[tensor].data = weights_->map_of(tensor).at(0);
+    }
+    Result<BucketMemory::Placed> placed =
+        weights_->memory->buckets()->place_buckets(tensors, std::move(versions));
+    if (!placed.ok()) return placed.status().with_context(source_);
+    placed_ = std::move(placed->changes);
+    units_ = placed->units;
+    return prove(placed_->measured(), false);
+  }
+
+  Status fill_full(std::vector<VersionSource> versions) {
+    changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
+    const VersionSource& version = changes_->versions().front();
+    DRIFTLESS_RETURN_IF_ERROR(changes_->check_followed().with_context(source_));
+    DRIFTLESS_RETURN_IF_ERROR(prove_full(version).with_context(source_));
+    units_ = version.version().manifest->changed_units;
+    const bool copied = weights_->contiguous && weights_->memory->kind() == MemoryKind::kDevice;
+    std::optional<DeltaPieces> difference;
+    if (before_.valid && !copied) {
+      Result<std::optional<DeltaPieces>> found = find_difference(*weights_, version);
+      if (!found.ok()) return found.status().with_context(source_);
+      difference = std::move(*found);
+    }
+    if (difference) {
+      // Proven already: what it ends with was compared unit by unit, whatever was there.
+      changes_->only(std::move(*difference));
+      DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
+    } else {
+      Result<std::unique_ptr<PlacedChanges>> dense =
+          make_dense_change(weights_, changes_, before_.valid);
+      if (!dense.ok()) return dense.status().with_context(source_);
+      placed_ = std::move(*dense);
+    }
+    return stage_external();
+  }
+
+  Status stage_external() {
+    if (!weights_->writer || changes_->tensors().empty()) return {};
+    external_ = true;
+    return weights_->writer->stage(changes_).with_context(source_);
+  }
+
+  // The version is what its manifest says.
+  Status prove_full(const VersionSource& version) {
+    std::vector<TensorBytes> held, others;
+    for (const TensorChange& change : version.changes()) {
+      const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
+      for (const DensePiece& piece : version.dense(change)) {
+        (own.complete ? held : others).push_back({piece, &own.key});
+      }
+    }
+    const auto sum = [&](std::span<const TensorBytes> bytes) -> Result<Digest> {
+      if (weights_->contiguous) return weights_->memory->digest(bytes, weights_->threads);
+      return digest_on_host(bytes, weights_->threads);
+    };
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest ours, sum(held));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest rest, sum(others));
+    const Digest& expected = version.version().manifest->digest;
+    if (ours + rest != expected) {
+      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(ours + rest),
+                   ", the manifest says ", to_hex(expected),
+                   ". Nothing was changed; publish another full version");
+    }
+    if (weights_->summed) after_.digest = ours;
+    return {};
+  }
+
+  // Which changes go through which map, and where their old values are kept: maps that hold the
+  // tensor's own units share the piece's room, since none has a unit of another.
+  Status place_pieces() {
+    std::uint64_t bytes = 0;
+    std::vector<std::uint64_t> room;  // per part: its place in old_values_, or none
+    for (const DeltaPiece& piece : changes_->all_pieces()) {
+      const MappedWeights::Tensor& tensor = weights_->tensors[piece.tensor];
+      for (std::uint32_t m = tensor.first_map; m < tensor.first_map + tensor.maps; ++m) {
+        ChangePart part = part_of(piece, weights_->maps[m]);
+        if (part.count == 0) continue;
+        const unsigned width = part.map->unit_bytes;
+        if (weights_->counted[m]) {
+          part.old_values = piece.old_values + std::size_t{part.begin} * width;
+        }
+        room.push_back(bytes);
+        if (part.old_values == nullptr) bytes += std::uint64_t{part.count} * width;
+        parts_.push_back(part);
+      }
+    }
+    old_values_.resize(bytes);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].old_values == nullptr) parts_[i].old_values = old_values_.data() + room[i];
+    }
+    units_ = changes_->units();
+    DRIFTLESS_ASSIGN_OR_RETURN(placed_, weights_->memory->place(parts_, weights_->threads));
+    return {};
+  }
+
+  // What is held is so whole, as it is: the old values are all there.
+  Status sum_pieces() {
+    const std::span<const DeltaPiece> pieces = changes_->all_pieces();
+    const auto threads = static_cast<unsigned>(
+        std::clamp<std::uint64_t>(units_ / kSummedPerThread, 1, std::max(1U, weights_->threads)));
+    std::vector<Digest> sums(threads);
+    DRIFTLESS_RETURN_IF_ERROR(
+        parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
+          const DeltaPiece& piece = pieces[i];
+          sums[worker] += host_kernels().digest_change(
+              weights_->tensors[piece.tensor].key, unit_bytes(weights_->layout[piece.tensor].dtype),
+              piece.origin, piece.offsets, piece.count, piece.old_values, piece.values);
+          return {};
+        }));
+    for (unsigned i = 1; i < threads; ++i) sums[0] += sums[i];
+    return prove(std::span(sums).first(1), false);
+  }
+
+  // `changes`: what the first versions add to the digest. Of tensors that are not all of the
+  // weights nobody knows the digest beforehand: then what is written must add what was staged.
+  Status prove(std::span<const Digest> changes, bool written) {
+    const bool known = weights_->summed && !before_.partial;
+    Digest reached = before_.digest;
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      reached += changes[i];
+      const bool right =
+          known ? reached == goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
+      if (right) continue;
+      return error(
+          StatusCode::kMismatch, goals_[i].source, ": after it the weights would have digest ",
+          to_hex(reached), ", expected ", to_hex(goals_[i].digest),
+          written ? ": somebody else writes into the weights, or the delta is damaged. All "
+                    "was undone"
+                  : ": they are not what they were, or the delta is damaged. Nothing was "
+                    "changed",
+          "; send a full version");
+    }
+    if (!written && !changes.empty()) staged_change_ = changes.front();
+    if (weights_->summed && changes.size() == goals_.size()) after_.digest = reached;
+    return {};
+  }
+
+  Status write() {
+    Result<std::optional<std::size_t>> differs = placed_->write();
+    if (!differs.ok()) return differs.status().with_context(source_);
+    if (*differs) return not_the_old(parts_[**differs]);
+    return prove(placed_->measured(), true);
+  }
+
+  // The state is not valid until all is back.
+  Status take_back() {
+    weights_->state.valid = false;
+    DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
+    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->undo());
+    weights_->state = before_;
+    return {};
+  }
+
+  Status not_the_old(const ChangePart& part) const {
+    const std::string tensor = concat("tensor '", weights_->layout[part.piece->tensor].name, "'");
+    const std::string& parameter = part.map->parameter;
+    return error(StatusCode::kMismatch, source_, ": ",
+                 parameter.empty() ? tensor : concat("parameter '", parameter, "' (", tensor, ")"),
+                 " is not what it was when the change was staged: somebody else writes into the "
+                 "weights. All was undone; send a full version");
+  }
+
+  std::shared_ptr<MappedWeights> weights_;
+  std::string source_;  // for messages
+  std::vector<Goal> goals_;
+  TargetState before_, after_;
+  bool external_ = false;                   // the writer has its part
+  std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
+  std::vector<ChangePart> parts_;
+  std::vector<std::byte> old_values_;  // of parts whose map is not counted
+  std::unique_ptr<PlacedChanges> placed_;
+  std::uint64_t units_ = 0;
+  Digest staged_change_;    // what the first version adds to the digest, as staged
+  bool used_ = false;       // commit() was called
+  bool committed_ = false;  // and is in effect
+};
+
 }  // namespace
 
-StagedUpdate::StagedUpdate(std::shared_ptr<MappedWeights> weights,
-                           const std::vector<VersionSource>& versions)
-    : weights_(std::move(weights)),
-      before_(weights_->state),
-      after_(weights_->state),
-      external_(weights_->writer) {
-  const VersionDirectory& first = versions.front().version();
-  const VersionDirectory& last = versions.back().version();
-  source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
-  for (const VersionSource& each : versions) {
-    goals_.push_back({each.version().manifest->digest, each.version().path});
-  }
-  after_.id = last.manifest->id;
-  after_.digest = last.manifest->digest;
-  after_.valid = true;
-  after_.tensors.reset();
-  if (after_.partial) after_.version_digest = last.manifest->digest;
-}
-
-Result<std::unique_ptr<StagedChange>> StagedUpdate::make(std::shared_ptr<MappedWeights> weights,
-                                                         std::vector<VersionSource> versions,
-                                                         bool in_place) {
-  std::unique_ptr<StagedUpdate> update(new StagedUpdate(std::move(weights), versions));
-  const bool full = versions.front().version().full();
-  DRIFTLESS_RETURN_IF_ERROR(full       ? update->fill_full(std::move(versions))
-                            : in_place ? update->fill_buckets(std::move(versions))
-                                       : update->fill_deltas(std::move(versions)));
+Result<std::unique_ptr<StagedChange>> stage_update(std::shared_ptr<MappedWeights> weights,
+                                                   std::vector<VersionSource> versions,
+                                                   bool in_place) {
+  auto update = std::make_unique<StagedUpdate>(std::move(weights), versions);
+  DRIFTLESS_RETURN_IF_ERROR(update->fill(std::move(versions), in_place));
   return std::unique_ptr<StagedChange>(std::move(update));
-}
-
-Status StagedUpdate::fill_deltas(std::vector<VersionSource> versions) {
-  goals_.erase(goals_.begin(), goals_.end() - 1);  // they are folded
-  goals_.back().source = source_;
-  changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
-  DRIFTLESS_RETURN_IF_ERROR(changes_->fold().with_context(source_));
-  DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
-  if (weights_->summed) DRIFTLESS_RETURN_IF_ERROR(sum_pieces());
-  return external_.stage(changes_).with_context(source_);
-}
-
-Status StagedUpdate::fill_buckets(std::vector<VersionSource> versions) {
-  std::vector<ContiguousTensor> tensors(weights_->layout.size());
-  for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
-    tensors[tensor].units = weights_->layout[tensor].units();
-    tensors[tensor].key = &weights_->tensors[tensor].key;
-    if (weights_->maps_any(tensor)) tensors[tensor].data = weights_->map_of(tensor).at(0);
-  }
-  Result<BucketMemory::Placed> placed =
-      weights_->memory->buckets()->place_buckets(tensors, std::move(versions));
-  if (!placed.ok()) return placed.status().with_context(source_);
-  placed_ = std::move(placed->changes);
-  units_ = placed->units;
-  return prove(placed_->measured(), false);
-}
-
-Status StagedUpdate::fill_full(std::vector<VersionSource> versions) {
-  changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
-  const VersionSource& version = changes_->versions().front();
-  DRIFTLESS_RETURN_IF_ERROR(changes_->check_followed().with_context(source_));
-  DRIFTLESS_RETURN_IF_ERROR(prove_full(version).with_context(source_));
-  units_ = version.version().manifest->changed_units;
-  const bool copied = weights_->contiguous && weights_->memory->kind() == MemoryKind::kDevice;
-  std::optional<VersionDifference> difference;
-  if (before_.valid && !copied) {
-    Result<std::optional<VersionDifference>> found = VersionDifference::find(*weights_, version);
-    if (!found.ok()) return found.status().with_context(source_);
-    difference = std::move(*found);
-  }
-  if (difference) {
-    // Proven already: what it ends with was compared unit by unit, whatever was there.
-    changes_->only(std::move(*difference));
-    DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
-  } else {
-    auto dense = std::make_unique<DenseChange>(weights_, changes_);
-    if (before_.valid) DRIFTLESS_RETURN_IF_ERROR(dense->keep().with_context(source_));
-    placed_ = std::move(dense);
-  }
-  return external_.stage(changes_).with_context(source_);
-}
-
-// The version is what its manifest says.
-Status StagedUpdate::prove_full(const VersionSource& version) {
-  std::vector<TensorBytes> held, others;
-  for (const TensorChange& change : version.changes()) {
-    const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
-    for (const DensePiece& piece : version.dense(change)) {
-      (own.complete ? held : others).push_back({piece, &own.key});
-    }
-  }
-  const auto sum = [&](std::span<const TensorBytes> bytes) -> Result<Digest> {
-    if (weights_->contiguous) return weights_->memory->digest(bytes, weights_->threads);
-    return digest_on_host(bytes, weights_->threads);
-  };
-  DRIFTLESS_ASSIGN_OR_RETURN(const Digest ours, sum(held));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Digest rest, sum(others));
-  const Digest& expected = version.version().manifest->digest;
-  if (ours + rest != expected) {
-    return error(StatusCode::kMismatch, "its weights have digest ", to_hex(ours + rest),
-                 ", the manifest says ", to_hex(expected),
-                 ". Nothing was changed; publish another full version");
-  }
-  if (weights_->summed) after_.digest = ours;
-  return {};
-}
-
-// Which changes go through which map, and where their old values are kept: maps that hold the
-// tensor's own units share the piece's room, since none has a unit of another.
-Status StagedUpdate::place_pieces() {
-  std::uint64_t bytes = 0;
-  std::vector<std::uint64_t> room;  // per part: its place in old_values_, or none
-  for (const DeltaPiece& piece : changes_->all_pieces()) {
-    const MappedWeights::Tensor& tensor = weights_->tensors[piece.tensor];
-    for (std::uint32_t m = tensor.first_map; m < tensor.first_map + tensor.maps; ++m) {
-      ChangePart part = part_of(piece, weights_->maps[m]);
-      if (part.count == 0) continue;
-      const unsigned width = part.map->unit_bytes;
-      if (weights_->counted[m]) {
-        part.old_values = piece.old_values + std::size_t{part.begin} * width;
-      }
-      room.push_back(bytes);
-      if (part.old_values == nullptr) bytes += std::uint64_t{part.count} * width;
-      parts_.push_back(part);
-    }
-  }
-  old_values_.resize(bytes);
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (parts_[i].old_values == nullptr) parts_[i].old_values = old_values_.data() + room[i];
-  }
-  units_ = changes_->units();
-  DRIFTLESS_ASSIGN_OR_RETURN(placed_, weights_->memory->place(parts_, weights_->threads));
-  return {};
-}
-
-// What is held is so whole, as it is: the old values are all there.
-Status StagedUpdate::sum_pieces() {
-  const std::span<const DeltaPiece> pieces = changes_->all_pieces();
-  const auto threads = static_cast<unsigned>(
-      std::clamp<std::uint64_t>(units_ / kSummedPerThread, 1, std::max(1U, weights_->threads)));
-  std::vector<Digest> sums(threads);
-  DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
-        const DeltaPiece& piece = pieces[i];
-        sums[worker] += host_kernels().digest_change(
-            weights_->tensors[piece.tensor].key, unit_bytes(weights_->layout[piece.tensor].dtype),
-            piece.origin, piece.offsets, piece.count, piece.old_values, piece.values);
-        return {};
-      }));
-  for (unsigned i = 1; i < threads; ++i) sums[0] += sums[i];
-  return prove(std::span(sums).first(1), false);
-}
-
-// `changes`: what the first versions add to the digest. Of tensors that are not all of the weights
-// nobody knows the digest beforehand: then what is written must add what was staged.
-Status StagedUpdate::prove(std::span<const Digest> changes, bool written) {
-  const bool known = weights_->summed && !before_.partial;
-  Digest reached = before_.digest;
-  for (std::size_t i = 0; i < changes.size(); ++i) {
-    reached += changes[i];
-    const bool right =
-        known ? reached == goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
-    if (right) continue;
-    return error(StatusCode::kMismatch, goals_[i].source,
-                 ": after it the weights would have digest ", to_hex(reached), ", expected ",
-                 to_hex(goals_[i].digest),
-                 written ? ": somebody else writes into the weights, or the delta is damaged. All "
-                           "was undone"
-                         : ": they are not what they were, or the delta is damaged. Nothing was "
-                           "changed",
-                 "; send a full version");
-  }
-  if (!written && !changes.empty()) staged_change_ = changes.front();
-  if (weights_->summed && changes.size() == goals_.size()) after_.digest = reached;
-  return {};
-}
-
-Result<CommitReport> StagedUpdate::commit() {
-  DRIFTLESS_RETURN_IF_ERROR(check_staged_for(used_, before_, weights_->state, source_));
-  used_ = true;
-  Stopwatch watch;
-  DRIFTLESS_RETURN_IF_ERROR(external_.commit().with_context(source_));
-  weights_->state.valid = false;  // until all of it is there
-  if (const Status status = write(); !status.ok()) {
-    const Status back = take_back();
-    if (back.ok()) return status;
-    return status.with_context(concat("the weights could not be restored (", back.message(),
-                                      "), and hold no version; send a full one, or reload them"));
-  }
-  weights_->state = after_;
-  committed_ = true;
-  return CommitReport{after_.id.version, after_.digest, units_, watch.lap_ms()};
-}
-
-Status StagedUpdate::write() {
-  Result<std::optional<std::size_t>> differs = placed_->write();
-  if (!differs.ok()) return differs.status().with_context(source_);
-  if (*differs) return not_the_old(parts_[**differs]);
-  return prove(placed_->measured(), true);
-}
-
-Status StagedUpdate::undo() {
-  if (!committed_ || weights_->state != after_) {
-    return error(StatusCode::kInvalidArgument, source_,
-                 ": only the last committed change can be taken back, and only once");
-  }
-  if (!before_.valid) {
-    return error(StatusCode::kUnsupported, source_,
-                 ": no version was held before it; the weights stay at it");
-  }
-  committed_ = false;
-  return take_back().with_context(
-      concat(source_, ": could not be taken back, the weights hold no version; reload them"));
-}
-
-// The state is not valid until all is back.
-Status StagedUpdate::take_back() {
-  weights_->state.valid = false;
-  DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
-  DRIFTLESS_RETURN_IF_ERROR(external_.undo());
-  weights_->state = before_;
-  return {};
-}
-
-Status StagedUpdate::not_the_old(const ChangePart& part) const {
-  const std::string tensor = concat("tensor '", weights_->layout[part.piece->tensor].name, "'");
-  const std::string& parameter = part.map->parameter;
-  return error(StatusCode::kMismatch, source_, ": ",
-               parameter.empty() ? tensor : concat("parameter '", parameter, "' (", tensor, ")"),
-               " is not what it was when the change was staged: somebody else writes into the "
-               "weights. All was undone; send a full version");
 }
 
 }  // namespace driftless

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <mutex>
 
 #include "kernels/host_kernels.h"
@@ -70,7 +69,7 @@ Status TensorChanges::fold() {
   const bool positional = std::all_of(versions_.begin(), versions_.end(),
                                       [](const VersionSource& each) { return each.positional(); });
   DRIFTLESS_RETURN_IF_ERROR(positional ? fold_versions() : fold_effect());
-  for (const DeltaPiece& piece : fold_.pieces()) {
+  for (const DeltaPiece& piece : pieces_.pieces) {
     if (!weights_->tensors[piece.tensor].external) continue;
     if (external_.empty() || external_.back() != piece.tensor) external_.push_back(piece.tensor);
   }
@@ -91,7 +90,7 @@ Status TensorChanges::fold_versions() {
   }
   std::vector<TensorVersions> tensors;
   for (auto& [index, all] : by_tensor) tensors.push_back(std::move(all));
-  DRIFTLESS_ASSIGN_OR_RETURN(fold_, DeltaFold::make(weights_->layout, tensors, weights_->threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
   return {};
 }
 
@@ -138,7 +137,7 @@ Status TensorChanges::fold_effect() {
   }
   std::vector<TensorVersions> tensors;
   for (const auto& [tensor, pieces] : by_tensor) tensors.push_back({tensor, {pieces}});
-  DRIFTLESS_ASSIGN_OR_RETURN(fold_, DeltaFold::make(weights_->layout, tensors, weights_->threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
   return {};
 }
 
@@ -168,7 +167,7 @@ std::optional<std::uint64_t> TensorChanges::absent_bits(std::uint32_t tensor) co
 
 std::span<const DeltaPiece> TensorChanges::pieces(std::uint32_t tensor) const {
   if (whole()) return {};
-  const std::span<const DeltaPiece> all = fold_.pieces();  // ascending by tensor
+  const std::span<const DeltaPiece> all = pieces_.pieces;  // ascending by tensor
   const auto below = [](const DeltaPiece& piece, std::uint32_t index) {
     return piece.tensor < index;
   };

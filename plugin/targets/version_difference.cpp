@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/targets/version_difference.h"
+// find_difference(): every unit that goes through a map is compared with the version's.
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <utility>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
+#include "plugin/targets/tensor_changes.h"
 
 namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
+// If more than this share of the weights differs, the pieces would take more memory than the
+// version itself has.
+constexpr std::uint64_t kDenseShare = 8;  // one in
 
 // Values as a map's target would have them.
 void convert(const ChangePart& part, const StridedMap& same, std::byte* out) {
@@ -25,22 +28,20 @@ void convert(const ChangePart& part, const StridedMap& same, std::byte* out) {
                                  part.values(), part.map->cast);
 }
 
-}  // namespace
-
 class DifferenceFinder {
  public:
   explicit DifferenceFinder(const MappedWeights& weights)
       : weights_(weights), scratch_(std::max(1U, weights.threads)) {
     std::uint64_t held = 0;
     for (const WeightMap& each : weights.maps) held += each.map.units();
-    most_ = held / VersionDifference::kDenseShare;
+    most_ = held / kDenseShare;
     for (Scratch& each : scratch_) {
       each.offsets.resize(kMaxPieceUnits + kDiffSlackUnits);
       each.values.resize(std::size_t{kMaxPieceUnits + kDiffSlackUnits} * 8);
     }
   }
 
-  Result<std::optional<VersionDifference>> find(const VersionSource& version) {
+  Result<std::optional<DeltaPieces>> find(const VersionSource& version) {
     const StridedView all{0, {kMaxPieceUnits}, {1}};
     DRIFTLESS_ASSIGN_OR_RETURN(same_, StridedMap::make(all, kMaxPieceUnits, all, kMaxPieceUnits));
     for (std::uint32_t tensor = 0; tensor < weights_.layout.size(); ++tensor) {
@@ -48,13 +49,13 @@ class DifferenceFinder {
       if (change == nullptr || !weights_.maps_any(tensor)) continue;
       for (const DensePiece& piece : version.dense(*change)) {
         DRIFTLESS_RETURN_IF_ERROR(add(tensor, piece));
-        if (found_.units_ > most_) return std::optional<VersionDifference>();
+        if (found_.units > most_) return std::optional<DeltaPieces>();
       }
     }
     DRIFTLESS_RETURN_IF_ERROR(compare());
-    if (found_.units_ > most_) return std::optional<VersionDifference>();
+    if (found_.units > most_) return std::optional<DeltaPieces>();
     point();
-    return std::optional<VersionDifference>(std::move(found_));
+    return std::optional<DeltaPieces>(std::move(found_));
   }
 
  private:
@@ -67,7 +68,7 @@ class DifferenceFinder {
   Status add(std::uint32_t tensor, const DensePiece& piece) {
     const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
     const std::uint64_t units = piece.bytes.size() / width;
-    for (std::uint64_t done = 0; done < units && found_.units_ <= most_; done += kMaxPieceUnits) {
+    for (std::uint64_t done = 0; done < units && found_.units <= most_; done += kMaxPieceUnits) {
       DeltaPiece block;
       block.tensor = tensor;
       block.count =
@@ -106,7 +107,7 @@ class DifferenceFinder {
     if (!read.empty()) {
       DRIFTLESS_RETURN_IF_ERROR(weights_.memory->place(read, weights_.threads).status());
     }
-    std::vector<VersionDifference::Found> found(blocks_.size());
+    std::vector<DeltaPieces::Memory> found(blocks_.size());
     DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), weights_.threads,
                                            [&](std::size_t block, unsigned worker) -> Status {
                                              collect(block, scratch_[worker], found[block]);
@@ -116,9 +117,9 @@ class DifferenceFinder {
       if (found[i].offsets.empty()) continue;
       DeltaPiece piece = blocks_[i];
       piece.count = static_cast<std::uint32_t>(found[i].offsets.size());
-      found_.units_ += piece.count;
-      found_.pieces_.push_back(piece);
-      found_.found_.push_back(std::move(found[i]));
+      found_.units += piece.count;
+      found_.pieces.push_back(piece);
+      found_.memory.push_back(std::move(found[i]));
     }
     blocks_.clear();
     waiting_ = 0;
@@ -148,7 +149,7 @@ class DifferenceFinder {
   }
 
   // The units of a block that differ in any map.
-  void collect(std::size_t block, Scratch& scratch, VersionDifference::Found& found) const {
+  void collect(std::size_t block, Scratch& scratch, DeltaPieces::Memory& found) const {
     for (std::size_t i = first_part_[block]; i < first_part_[block + 1]; ++i) {
       const ChangePart& part = parts_[i];
       const bool there = in_place(part);
@@ -170,11 +171,11 @@ class DifferenceFinder {
   }
 
   void point() {
-    for (std::size_t i = 0; i < found_.pieces_.size(); ++i) {
-      VersionDifference::Found& found = found_.found_[i];
-      found_.pieces_[i].offsets = found.offsets.data();
-      found_.pieces_[i].values = found.values.data();
-      found_.pieces_[i].old_values = found.old_values.data();
+    for (std::size_t i = 0; i < found_.pieces.size(); ++i) {
+      DeltaPieces::Memory& found = found_.memory[i];
+      found_.pieces[i].offsets = found.offsets.data();
+      found_.pieces[i].values = found.values.data();
+      found_.pieces[i].old_values = found.old_values.data();
     }
   }
 
@@ -188,11 +189,13 @@ class DifferenceFinder {
   std::vector<std::size_t> at_,
       first_part_;  // per part: its place below; per block: its first part
   std::vector<std::byte> old_, expected_;
-  VersionDifference found_;
+  DeltaPieces found_;
 };
 
-Result<std::optional<VersionDifference>> VersionDifference::find(const MappedWeights& weights,
-                                                                 const VersionSource& version) {
+}  // namespace
+
+Result<std::optional<DeltaPieces>> find_difference(const MappedWeights& weights,
+                                                   const VersionSource& version) {
   return DifferenceFinder(weights).find(version);
 }
 

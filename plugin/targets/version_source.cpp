@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "formats/zstd_stream.h"
-#include "plugin/targets/dense_patcher.h"
 
 namespace driftless {
 namespace {
@@ -225,7 +224,7 @@ std::span<const DensePiece> VersionSource::dense(const TensorChange& change) con
 Result<std::unique_ptr<TensorPatcher>> VersionSource::patcher(const TensorChange& change) const {
   const TensorSpec& tensor = (*layout_)[change.tensor];
   const Payload& payload = payloads_.at(change.tensor);
-  if (version_.full()) return make_dense_patcher(tensor, payload.dense);
+  if (version_.full()) return dense_patcher(change);
   switch (version_.encoding) {
     case Encoding::kXor: return make_xor_patcher(tensor, payload.bytes);
     case Encoding::kOverwrite: return make_overwrite_patcher(tensor, payload.bytes);

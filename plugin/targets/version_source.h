@@ -25,7 +25,7 @@ namespace driftless {
 struct TensorChange {
   std::uint32_t tensor = 0;         // index in the layout
   std::uint64_t payload_bytes = 0;  // of its encoded delta
-  std::string checksum;  // of its new bytes, hexadecimal; empty where the version has none
+  std::string checksum;  // of its new bytes, hexadecimal; empty if the version has none
 };
 
 // New bytes of a tensor from `byte_offset` on, verbatim.
@@ -74,7 +74,7 @@ class VersionSource {
   [[nodiscard]] const VersionDirectory& version() const { return version_; }
   // Largest tensors first, so that parallel work ends together.
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
-  // Null where the version does not change the tensor.
+  // Null if the version does not change the tensor.
   [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
   [[nodiscard]] std::uint64_t payload_bytes() const;
@@ -101,6 +101,8 @@ class VersionSource {
                   MemoryKind memory);
   Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
   Status check_coverage();
+  // Of a full version.
+  [[nodiscard]] std::unique_ptr<TensorPatcher> dense_patcher(const TensorChange& change) const;
   Status adopt_manifest_checksums();
   void order_changes();
 

@@ -3,18 +3,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <vector>
 
 #include "core/parallel.h"
 #include "formats/bucket.h"
-#include "formats/frame.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {
 namespace {
 
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kFrameBytes = std::uint64_t{4} << 20;
 
 // One version's part in the making of one tensor.
 struct TensorVersion {
@@ -121,9 +119,8 @@ class Stager {
     staged_.digest_change +=
         kernels.digest_change(digest_tensor_key(tensor.name), width, at / width, offsets_.data(),
                               count, old_values_.data(), new_values_.data());
-    if (!sink_) return {};
     const DeltaView delta{index, width, at / width, {offsets_.data(), count}, new_values_.data()};
-    if (!builder_.accepts(delta) || builder_.size_bytes() >= options_.frame_bytes) {
+    if (!builder_.accepts(delta) || builder_.size_bytes() >= kFrameBytes) {
       DRIFTLESS_RETURN_IF_ERROR(flush());
     }
     return builder_.add(delta);
@@ -213,7 +210,7 @@ Result<StagedVersion> stage_version(const WeightView& weights, std::span<const V
   StagedVersion all;
   for (const std::unique_ptr<Stager>& stager : stagers) {
     if (!stager) continue;
-    if (sink) DRIFTLESS_RETURN_IF_ERROR(stager->flush());
+    DRIFTLESS_RETURN_IF_ERROR(stager->flush());
     all.changed_tensors += stager->staged().changed_tensors;
     all.changed_units += stager->staged().changed_units;
     all.touched_bytes += stager->staged().touched_bytes;

@@ -5,16 +5,9 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
 
 #include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/checkpoint.h"
-#include "formats/version_dir.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -43,7 +36,6 @@ struct WeightView {
 
 struct StageOptions {
   unsigned threads = 1;
-  std::uint64_t frame_bytes = std::uint64_t{4} << 20;
   Progress progress;  // may be empty; counts bytes of touched tensors
 };
 
@@ -55,8 +47,8 @@ struct StagedVersion {
   Digest new_digest;     // of the new bytes of all touched tensors, where the last version is full
 };
 
-// Passes frames that take the weights through all of `chain` at once to `sink` (may be empty: then
-// only the checks are made); they are of the last version, on the first one's base. Fails with
+// Passes frames that take the weights through all of `chain` at once to `sink`;
+// they are of the last version, on the first one's base. Fails with
 // kMismatch naming the tensor where its new bytes do not have the checksum that a version says:
 // then either the delta is damaged, or the weights are not its base. Memory: a few megabytes and
 // one frame per thread.

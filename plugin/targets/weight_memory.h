@@ -1,25 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 // WeightMemory: the memory that weights lie in, and how bytes get there and back through maps. The
-// host's here; a GPU's in plugin/device/device_weight_memory.h. Nothing else knows where weights
+// host's here; a GPU's in plugin/device/device_factories.h. Nothing else knows where weights
 // lie. One thread at a time, except where a call says otherwise.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/digest.h"
 #include "core/memory_kind.h"
 #include "core/status.h"
+#include "kernels/strided_map.h"
+#include "kernels/value_cast.h"
 #include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/version_source.h"
-#include "plugin/targets/weight_map.h"
 #include "plugin/targets/weight_target.h"
 
 namespace driftless {
+
+// One place where units of a checkpoint's tensor lie. A contiguous tensor is one map, the identity;
+// a slice of a tensor-parallel group, a fused projection, a stacked expert and a caller's strided
+// tensor are others.
+struct WeightMap {
+  std::uint32_t tensor = 0;   // in the layout
+  std::byte* data = nullptr;  // unit 0 of the map's target; the caller's memory
+  unsigned unit_bytes = 1;    // of the target
+  StridedMap map;
+  ValueCast cast = ValueCast::kNone;
+  std::string parameter;  // for messages; empty: it is the tensor itself
+
+  // Whether units that adjoin in the tensor adjoin there, with the same bits.
+  [[nodiscard]] bool plain() const { return cast == ValueCast::kNone && map.plain(); }
+  // Of the units [origin, origin + count) those within the map's range: a begin and an end, which
+  // is not below it.
+  [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> range(std::uint64_t origin,
+                                                              std::uint64_t count) const {
+    const std::uint64_t begin = std::max(origin, map.source_offset);
+    return {begin, std::max(begin, std::min(origin + count, map.source_end))};
+  }
+  // Where unit `unit` of the tensor lies; the map is plain and has it.
+  [[nodiscard]] std::byte* at(std::uint64_t unit) const {
+    return data + (map.target_offset + (unit - map.source_offset)) * unit_bytes;
+  }
+};
 
 // The changes of one piece that may lie in one map.
 struct ChangePart {
@@ -47,9 +78,9 @@ class PlacedChanges {
   // Puts back what write() replaced, as far as it came.
   [[nodiscard]] virtual Status take_back() = 0;
   // What the changes add to the digest, one number for each version in their order, where the
-  // memory measures it: of the first version once staged, of all once written. Empty where the old
+  // memory measures it: of the first version once staged, of all once written. Empty if the old
   // values came to the host instead (ChangePart::old_values).
-  [[nodiscard]] virtual std::span<const Digest> measured() const = 0;
+  [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
 };
 
 // Bytes of a tensor from `byte_offset` on, in either memory.
@@ -113,7 +144,9 @@ class WeightMemory {
 [[nodiscard]] std::shared_ptr<WeightMemory> make_host_memory();
 
 // As WeightMemory::digest(), of bytes that all lie on the host.
-[[nodiscard]] Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads);
+// `done` (may be empty) hears of every stretch that was read, from any thread.
+[[nodiscard]] Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
+                                    const std::function<void(const TensorBytes&)>& done = {});
 
 // 0, 1, 2, ... below kMaxPieceUnits: the offsets of a piece that has every unit.
 [[nodiscard]] std::span<const std::uint32_t> all_offsets();

@@ -47,12 +47,6 @@ struct TargetState {
   }
 };
 
-// Whether the tensors that a partial state holds are those of version 0 of a run. `digests`: of
-// each tensor of the layout there. kWrongBase, naming the first tensor that is not; ok if one side
-// is not known.
-[[nodiscard]] Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
-                                        std::span<const Digest> digests);
-
 struct CommitReport {
   std::uint64_t version = 0;
   Digest digest;
@@ -68,7 +62,7 @@ class StagedChange {
   // All or nothing: ok, and the target is at the new version with its digest; or not, and it is as
   // it was (where that could not be restored, its state is not valid any more). Once.
   [[nodiscard]] virtual Result<CommitReport> commit() = 0;
-  // Takes a committed change back; before the next stage(). kUnsupported where the target cannot.
+  // Takes a committed change back; before the next stage(). kUnsupported if the target cannot.
   [[nodiscard]] virtual Status undo() = 0;
 };
 
@@ -79,9 +73,9 @@ class WeightTarget {
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
   [[nodiscard]] virtual TargetState state() const = 0;
-  // Ends what an interrupted commit left half done, where the target can, so that its state may be
-  // valid again. Ok where there is nothing to do.
-  [[nodiscard]] virtual Status settle() = 0;
+  // Ends what an interrupted commit left half done, if the target can, so that its state may be
+  // valid again. Ok if there is nothing to do.
+  [[nodiscard]] virtual Status recover() = 0;
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
   // version. The target's weights are read, not written; the engine may go on reading them. What
   // was staged before must be dropped first.
@@ -109,9 +103,9 @@ class MappedTarget : public WeightTarget {
 };
 
 // Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the
-// caller; null where this process does not hold it (then the state's digest is of the held ones).
+// caller; null if this process does not hold it (then the state's digest is of the held ones).
 // With `initial` the bytes there are that version.
-[[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_memory_target(
+[[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_memory_target(
     const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
     unsigned threads);
 // The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the
@@ -122,7 +116,7 @@ using OwnedWeights = MappedTarget;
 // A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It
 // exists and holds its base, or a version of the run. All weights are read once, to know or to
 // prove their digest; a checkpoint that is not what its state says is not valid, and is replaced by
-// a full version. The directory is locked as long as the target lives (kBusy where another holds
+// a full version. The directory is locked as long as the target lives (kBusy if another holds
 // it).
 [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_checkpoint_target(
     FileSystem& fs, const std::string& checkpoint, unsigned threads);

@@ -17,11 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "plugin/device/device_target.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/roads.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
+#include "plugin/targets/mapped_target.h"
 
 using namespace driftless;
 
@@ -149,7 +150,9 @@ void roll_out(JobProcess& process, const Config& config) {
   must(layout.status());
   auto road = process.receiver(soon());
   must(road.status());
-  auto target = make_device_target(*layout, data, VersionId{}, {});
+  auto memory = make_device_memory(0);
+  must(memory.status());
+  auto target = make_contiguous_target(*layout, data, VersionId{}, 0, *memory);
   must(target.status());
   ReceiverOptions options = config.receiver;
   auto receiver = Receiver::open(options, **road, **target, soon());

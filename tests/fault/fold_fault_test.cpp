@@ -28,7 +28,7 @@ class FoldFaultTest : public ::testing::TestWithParam<FoldCase> {
 
   // Brings the target to version 2 in one commit, where it is not there.
   Status fold(WeightTarget& target) {
-    if (!target.state().valid) DRIFTLESS_RETURN_IF_ERROR(target.settle());
+    if (!target.state().valid) DRIFTLESS_RETURN_IF_ERROR(target.recover());
     if (target.state().id.version == 2) return {};
     std::vector<FetchedVersion> chain;
     for (const Publication& step : steps_) chain.push_back(step.fetched());

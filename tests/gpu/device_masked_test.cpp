@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masked overwrites on the GPU do what the host's do, to the bit, and go back.
-#include "plugin/device/device_masked.h"
+#include "plugin/device/device_factories.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "gpu/device.h"
-#include "plugin/device/device_weight_memory.h"
 #include "plugin/targets/masked_write.h"
 
 namespace driftless::testing {
@@ -136,11 +135,11 @@ TEST_F(DeviceMaskedTest, CopiesWriteWhatTheHostsDo) {
     const std::vector<std::byte> before = some_bytes(kTargetUnits * copy.width);
     std::vector<std::byte> host = before;
     auto expected =
-        MaskedWrite::make(*map, changes.pieces, {host.data(), copy.width, copy.cast}, 1);
+        MaskedWrite::make({0, host.data(), copy.width, *map, copy.cast, {}}, changes.pieces, 1);
     ASSERT_TRUE(expected.ok());
     const DeviceBytes target(before);
     const auto written =
-        masked_->overwrite(0, *map, {target.data(), copy.width, copy.cast}, nullptr);
+        masked_->overwrite(0, {0, target.data(), copy.width, *map, copy.cast, {}}, nullptr);
     ASSERT_TRUE(written.ok()) << written.status().to_string();
     EXPECT_EQ(target.copy(), host);
     EXPECT_TRUE(target.intact());
@@ -167,10 +166,12 @@ TEST_F(DeviceMaskedTest, CopiesThatMeetGoBackInTurn) {
   ASSERT_TRUE(map.ok());
   const std::vector<std::byte> before = some_bytes(20000);
   const DeviceBytes target(before);
-  const auto first = masked_->overwrite(0, *map, {target.data(), 4, ValueCast::kNone}, nullptr);
+  const auto first =
+      masked_->overwrite(0, {0, target.data(), 4, *map, ValueCast::kNone, {}}, nullptr);
   ASSERT_TRUE(first.ok());
   const std::vector<std::byte> between = target.copy();
-  const auto second = masked_->overwrite(1, *map, {target.data(), 4, ValueCast::kNone}, nullptr);
+  const auto second =
+      masked_->overwrite(1, {0, target.data(), 4, *map, ValueCast::kNone, {}}, nullptr);
   ASSERT_TRUE(second.ok());
   EXPECT_NE(target.copy(), between);
   must(masked_->take_back(*second, nullptr));
@@ -186,12 +187,14 @@ TEST_F(DeviceMaskedTest, TheLastVersionsWritesAreForgotten) {
   ASSERT_TRUE(map.ok());
   const DeviceBytes target(some_bytes(1800));
   must(masked_->stage(tensors, 256, {}));
-  const auto old = masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr);
+  const auto old =
+      masked_->overwrite(0, {0, target.data(), 2, *map, ValueCast::kNone, {}}, nullptr);
   ASSERT_TRUE(old.ok());
   must(cudaDeviceSynchronize());
   must(masked_->stage(tensors, 256, {}));
   EXPECT_EQ(masked_->take_back(*old, nullptr).code(), StatusCode::kInvalidArgument);
-  const auto fresh = masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr);
+  const auto fresh =
+      masked_->overwrite(0, {0, target.data(), 2, *map, ValueCast::kNone, {}}, nullptr);
   ASSERT_TRUE(fresh.ok());
   EXPECT_NE(*fresh, *old);
   must(masked_->take_back(*fresh, nullptr));
@@ -209,7 +212,8 @@ TEST_F(DeviceMaskedTest, MoreCopiesThanForeseen) {
   std::vector<std::size_t> writes;
   for (int i = 0; i < 20; ++i) {
     const DeviceBytes& target = targets.emplace_back(before);
-    const auto written = masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr);
+    const auto written =
+        masked_->overwrite(0, {0, target.data(), 2, *map, ValueCast::kNone, {}}, nullptr);
     ASSERT_TRUE(written.ok()) << written.status().to_string();
     writes.push_back(*written);
   }
@@ -235,7 +239,8 @@ TEST_F(DeviceMaskedTest, AThreadKeepsTheGpuThatItHas) {
   ASSERT_TRUE(map.ok());
   const auto work = [&] {
     must(masked_->stage(tensors, 256, {}));
-    must(masked_->overwrite(0, *map, {target.data(), 2, ValueCast::kNone}, nullptr).status());
+    must(
+        masked_->overwrite(0, {0, target.data(), 2, *map, ValueCast::kNone, {}}, nullptr).status());
     must(make_device_memory(0).status());
   };
   std::thread([&work] {

@@ -10,7 +10,7 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "gpu/device.h"
-#include "plugin/device/device_side.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
 #include "support/published_run.h"
@@ -63,7 +63,7 @@ struct World {
     DeviceOptions gpu;
     gpu.snapshot = place;
     gpu.slice_bytes = 1 << 20;  // tensors are cut
-    auto side = make_device_side(gpu);
+    auto side = make_publisher_device(gpu);
     must(side.status());
     device = *side;
     PublisherOptions options;
@@ -103,7 +103,7 @@ struct World {
   SoloGroup group;
   FaultyRoad road;
   std::unique_ptr<ReceiveRoad> back, history;
-  std::shared_ptr<DeviceSide> device;
+  std::shared_ptr<PublisherDevice> device;
   std::unique_ptr<Publisher> publisher;
   std::unique_ptr<WeightTarget> target;
   std::unique_ptr<Receiver> receiver;
@@ -193,7 +193,7 @@ TEST_P(GpuPublisher, ResumesWhereAnotherEnded) {
   options.encoding = encoding();
   DeviceOptions gpu;
   gpu.snapshot = place();
-  options.device = *make_device_side(gpu);
+  options.device = *make_publisher_device(gpu);
   GpuSource source(base);
   auto again = Publisher::open(options, world.group, world.road, world.history.get(), source);
   must(again.status());

@@ -5,9 +5,10 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "gpu/landing.h"
-#include "plugin/device/device_target.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
+#include "plugin/targets/mapped_target.h"
 #include "support/published_run.h"
 #include "support/weight_source.h"
 
@@ -65,7 +66,9 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
     if (!initial) held_ = changed_weights(base_, 5, 0.5, "none");
     model_ = std::make_unique<DeviceModel>(held_);
     auto memory = make_memory_target(layout_, pointers(held_), initial, 1);
-    auto device = make_device_target(layout_, model_->pointers(), initial, {});
+    auto gpu = make_device_memory(0);
+    ASSERT_TRUE(gpu.ok()) << gpu.status().to_string();
+    auto device = make_contiguous_target(layout_, model_->pointers(), initial, 1, *gpu);
     ASSERT_TRUE(memory.ok() && device.ok()) << device.status().to_string();
     host_ = std::make_unique<Follower>(hub_, Landing::kHost, "host", std::move(*memory));
     device_ = std::make_unique<Follower>(hub_, GetParam().landing, "gpu", std::move(*device));

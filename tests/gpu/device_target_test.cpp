@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device target, bit for bit against a memory target that takes the same versions.
-#include "plugin/device/device_target.h"
+#include "plugin/device/device_factories.h"
 
 #include <gtest/gtest.h>
 
 #include "formats/frame.h"
 #include "gpu/landing.h"
+#include "plugin/targets/mapped_target.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {
@@ -23,6 +24,12 @@ std::string name_of(const ::testing::TestParamInfo<Kind>& instance) {
                 kLandings[static_cast<int>(instance.param.landing)]);
 }
 
+std::shared_ptr<WeightMemory> gpu_memory(std::uint64_t max_staging_bytes = 0) {
+  auto memory = make_bounded_device_memory(0, max_staging_bytes);
+  EXPECT_TRUE(memory.ok()) << memory.status().to_string();
+  return *memory;
+}
+
 // A device target and a memory target, side by side.
 struct Pair {
   explicit Pair(const Weights& base, const WeightLayout& layout,
@@ -31,7 +38,7 @@ struct Pair {
     std::vector<std::byte*> host = pointers(held), dev = model.pointers();
     if (missing != kNone) host[missing] = dev[missing] = nullptr;
     auto on_host = make_memory_target(layout, host, initial, 1);
-    auto on_device = make_device_target(layout, dev, initial, {});
+    auto on_device = make_contiguous_target(layout, dev, initial, 1, gpu_memory());
     EXPECT_TRUE(on_host.ok()) << on_host.status().to_string();
     EXPECT_TRUE(on_device.ok()) << on_device.status().to_string();
     memory = std::move(*on_host);
@@ -48,7 +55,7 @@ struct Pair {
   Weights held;
   DeviceModel model;
   std::unique_ptr<WeightTarget> memory;
-  std::unique_ptr<DeviceTarget> device;
+  std::unique_ptr<MappedTarget> device;
 };
 
 using Chain = std::vector<Publication>;
@@ -248,9 +255,8 @@ TEST(DeviceTarget, WhatItDoesNotTakeIsRefused) {
 TEST(DeviceTarget, StagingKeepsWithinItsBound) {
   PublishedRun run(random_weights(1, 200));
   const DeviceModel model(run.weights[0]);
-  DeviceTargetOptions options;
-  options.max_staging_bytes = 4096;
-  const auto target = make_device_target(run.layout, model.pointers(), VersionId{}, options);
+  const auto target =
+      make_contiguous_target(run.layout, model.pointers(), VersionId{}, 1, gpu_memory(4096));
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   const auto staged = (*target)->stage(fetched({run.step(1)}, Landing::kHost));
   EXPECT_EQ(staged.status().code(), StatusCode::kNoSpace) << staged.status().to_string();
@@ -283,7 +289,7 @@ TEST(DeviceTarget, OwnsItsWeights) {
   write_checkpoint(dir.file("base"), run.weights[0], 2);
   for (const bool with_base : {true, false}) {
     const auto base = with_base ? std::optional(dir.file("base")) : std::nullopt;
-    auto target = make_owned_device_target(posix_file_system(), base, {});
+    auto target = make_owned_target(posix_file_system(), base, 1, gpu_memory());
     ASSERT_TRUE(target.ok()) << target.status().to_string();
     ASSERT_TRUE((*target)->adopt_layout(run.layout).ok());
     EXPECT_EQ((*target)->state().valid, with_base);

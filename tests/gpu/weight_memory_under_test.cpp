@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "gpu/device.h"
-#include "plugin/device/device_weight_memory.h"
+#include "plugin/device/device_factories.h"
 
 namespace driftless::testing {
 namespace {

@@ -2,8 +2,8 @@
 // The library of what needs CUDA and no road, loaded on demand (device_access.h).
 #include <cuda_runtime_api.h>
 
+#include "plugin/device/device_factories.h"
 #include "plugin/device/device_memory.h"
-#include "plugin/device/device_weight_memory.h"
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/on_demand/loaded_library.h"
 

@@ -8,7 +8,6 @@
 
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
-#include "plugin/checkpoint/journal_replay.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"
 
@@ -47,7 +46,8 @@ class JournalTest : public ::testing::Test {
     ASSERT_TRUE(writer.ok());
     for (int i = 0; i < frames; ++i) ASSERT_TRUE((*writer)->append(frame()).ok());
     EXPECT_FALSE(exists(fs_, path_)) << "visible before it was whole";
-    ASSERT_TRUE((*writer)->commit(before_, after_).ok());
+    ASSERT_TRUE((*writer)->seal(before_, after_).ok());
+    ASSERT_TRUE((*writer)->decide().ok());
   }
 
   TempDir dir_;
@@ -129,10 +129,12 @@ TEST_F(JournalTest, AFullFrameIsNotReplayed) {
   ASSERT_TRUE(encode_full_frame(context, checkpoint->layout(), tensor.dtype, runs, full).ok());
   auto writer = JournalWriter::create(fs_, path_);
   ASSERT_TRUE(writer.ok() && (*writer)->append(full).ok());
-  ASSERT_TRUE((*writer)->commit(before_, after_).ok());
+  ASSERT_TRUE((*writer)->seal(before_, after_).ok());
+  ASSERT_TRUE((*writer)->decide().ok());
   const auto journal = Journal::open(fs_, path_);
   ASSERT_TRUE(journal.ok()) << journal.status().to_string();
-  EXPECT_EQ(replay_journal(fs_, *journal, *checkpoint, 1).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(decode_journal(*journal, checkpoint->layout(), 1).status().code(),
+            StatusCode::kCorrupt);
   EXPECT_TRUE(testing::holds(dir_.file("checkpoint"), weights));
 }
 

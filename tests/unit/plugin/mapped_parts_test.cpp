@@ -68,7 +68,7 @@ class HookedTarget final : public WeightTarget {
   [[nodiscard]] const WeightLayout* layout() const override { return target_->layout(); }
   Status adopt_layout(const WeightLayout& layout) override { return target_->adopt_layout(layout); }
   [[nodiscard]] TargetState state() const override { return target_->state(); }
-  Status settle() override { return target_->settle(); }
+  Status recover() override { return target_->recover(); }
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
     before_stage_();
     return target_->stage(std::move(chain));

@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A target whose commit fails in the middle, once; settle() ends it.
+// A target whose commit fails in the middle, once; recover() ends it.
 class TearingTarget final : public WeightTarget {
  public:
   explicit TearingTarget(std::unique_ptr<WeightTarget> target) : target_(std::move(target)) {}
@@ -21,7 +21,7 @@ class TearingTarget final : public WeightTarget {
     state.valid = state.valid && !torn_;
     return state;
   }
-  Status settle() override {
+  Status recover() override {
     torn_ = torn_ && !can_settle;
     return {};
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in the memory of a GPU (plugin/targets/weight_memory.h). Library driftless_device;
-// includes no CUDA header.
+// What a GPU offers: memory for weights (plugin/targets/weight_memory.h), masked overwrites
+// (plugin/targets/masked_device.h), and comparing a publisher's weights where they are
+// (plugin/publish/publisher_device.h). Library driftless_device; includes no CUDA header.
 //
 // Staging runs on a stream of its own at the lowest priority, in launches of a fraction of a
 // millisecond. commit() and undo() expect, as for every target, that nobody uses the weights
@@ -18,10 +19,8 @@
 // Pinned memory: 16 MiB, and what the tables of a version take.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-
-#include "core/status.h"
+#include "plugin/publish/publisher_device.h"
+#include "plugin/targets/masked_device.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {
@@ -30,5 +29,12 @@ namespace driftless {
 // A version whose staging needs more of the GPU's memory is refused (kNoSpace). 0: no bound.
 [[nodiscard]] Result<std::shared_ptr<WeightMemory>> make_bounded_device_memory(
     int device, std::uint64_t max_staging_bytes);
+
+[[nodiscard]] Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device);
+
+// kUnsupported if this process has no such GPU. The device becomes current on the caller's thread,
+// which is the publisher's.
+[[nodiscard]] Result<std::shared_ptr<PublisherDevice>> make_publisher_device(
+    const DeviceOptions& options);
 
 }  // namespace driftless

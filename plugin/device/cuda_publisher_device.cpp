@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/device/device_factories.h"
+
+#include <cstring>
+
+#include "plugin/device/device_payload.h"
+
+namespace driftless {
+namespace {
+
+class CudaPublisherDevice final : public PublisherDevice {
+ public:
+  [[nodiscard]] static Result<std::shared_ptr<PublisherDevice>> make(const DeviceOptions& options) {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(options.device));
+    auto made = std::make_shared<CudaPublisherDevice>();
+    made->work_.options = options;
+    DRIFTLESS_ASSIGN_OR_RETURN(made->work_.stream, DeviceStream::make());
+    DRIFTLESS_RETURN_IF_ERROR(made->work_.differ.open(made->work_.stream));
+    if (made->on_device()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(made->work_.memory, make_device_memory(options.device));
+    }
+    return std::shared_ptr<PublisherDevice>(std::move(made));
+  }
+
+  const DeviceOptions& options() const override { return work_.options; }
+  std::uint64_t device_bytes() const override {
+    return work_.differ.device_bytes() + work_.found.held_bytes();
+  }
+
+  Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
+    if (on_device()) return work_.memory->allocate(bytes);
+    DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer, DeviceBuffer::pinned(bytes));
+    std::memset(buffer.data(), 0, bytes);
+    return buffer.memory();
+  }
+
+  Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(to, from, bytes));
+    return work_.stream.wait();
+  }
+
+  std::shared_ptr<WeightMemory> memory() const override { return work_.memory; }
+
+  Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
+    const bool full = context.frame.encoding == Encoding::kFull;
+    const bool shards = context.directory_layout == DirectoryLayout::kHfDelta ||
+                        (full && context.directory_layout == DirectoryLayout::kFlush);
+    if (shards && on_device()) {
+      return error(StatusCode::kUnsupported,
+                   "this layout is made from tensors in host memory: set `snapshot` to pinned");
+    }
+    // Any thread may publish. What the last version wrote into the snapshot is there before
+    // anybody, the processor included, reads it.
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
+    if (!full) abort();  // an anchor leaves alone what its version is about to commit
+    if (shards || (full && !on_device())) return make_host_copy_payload(context, work_);
+    return full ? make_device_full_payload(context, work_)
+                : make_device_delta_payload(context, work_);
+  }
+
+  Status commit() override {
+    for (const DeviceWork::Change& change : work_.changes) {
+      DRIFTLESS_RETURN_IF_ERROR(change.patch.scatter(change.values_dev, work_.stream.get()));
+    }
+    work_.changes.clear();
+    return {};
+  }
+
+  void abort() override {
+    work_.differ.drop();
+    work_.changes.clear();
+    const Status reset = work_.reset();
+  }
+
+ private:
+  DeviceWork work_;
+};
+
+}  // namespace
+
+Result<cuda::Patch> DeviceWork::make_patch(std::span<const cuda::Patch::Tensor> tensors,
+                                           unsigned unit_bytes, cuda::PositionCoding coding,
+                                           const std::byte* positions_dev) {
+  const cuda::WorkspaceSize size = cuda::Patch::workspace_size(tensors);
+  cuda::Workspace workspace;
+  workspace.dev_bytes = size.dev_bytes;
+  workspace.host_bytes = size.host_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.dev, found.take(size.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.host, host.take(size.host_bytes));
+  return cuda::Patch::make(tensors, unit_bytes, coding, positions_dev, workspace, stream.get());
+}
+
+Status DeviceWork::reset() {
+  DRIFTLESS_RETURN_IF_ERROR(stream.wait());
+  found.reset();
+  host.reset();
+  return {};
+}
+
+Result<std::shared_ptr<PublisherDevice>> make_publisher_device(const DeviceOptions& options) {
+  if (options.snapshot == SnapshotPlace::kHost) {
+    return error(StatusCode::kInvalidArgument, "a snapshot in host memory needs no GPU");
+  }
+  return CudaPublisherDevice::make(options);
+}
+
+}  // namespace driftless
