@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "plugin/job/config_values.h"
-#include "plugin/job/launched.h"
 #include "plugin/job/roads.h"
 
 namespace driftless::python {

@@ -13,7 +13,6 @@ namespace driftless {
 namespace {
 
 using std::chrono_literals::operator""ms;
-constexpr std::size_t kMaxDigests = 65'536;
 
 bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
 
@@ -53,7 +52,7 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
       DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
       relay->run_ = run->run;
       relay->layout_ = std::move(run->layout);
-      relay->digests_[0] = run->base_digest;
+      relay->digests_->note(0, run->base_digest);
       return relay;
     }
     if (run.status().code() != StatusCode::kCorrupt) return run.status();
@@ -78,13 +77,13 @@ Result<bool> Relay::behind() {
   return next.has_value();
 }
 
-Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
+Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   const Status there = up_->wait_beyond(version_, deadline);
-  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<RelayReport>();
+  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<DeliveryReport>();
   DRIFTLESS_RETURN_IF_ERROR(there);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
-  if (!next) return std::optional<RelayReport>();
-  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*next));
+  if (!next) return std::optional<DeliveryReport>();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*next));
   if (!report) return report;
   version_ = next->version;
   started_ = true;
@@ -92,16 +91,15 @@ Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
 }
 
 // Until it went well, it is gone, or the deadline.
-Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
+Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
   for (;;) {
-    Result<RelayReport> report = attempt(id, deadline);
+    Result<DeliveryReport> report = attempt(id, deadline);
     if (report.ok()) {
-      digests_[id.version] = report->digest;
-      if (digests_.size() > kMaxDigests) digests_.erase(std::next(digests_.begin()));
-      return std::optional<RelayReport>(std::move(*report));
+      digests_->note(id.version, report->update.digest);
+      return std::optional<DeliveryReport>(std::move(*report));
     }
     const Status ignored = down_->abort();
     const StatusCode code = report.status().code();
@@ -112,7 +110,7 @@ Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
     if (code == StatusCode::kNotFound) {
       const auto listed = up_->list(deadline);
       if (listed.ok() && std::ranges::find(*listed, id) == listed->end()) {
-        return std::optional<RelayReport>();
+        return std::optional<DeliveryReport>();
       }
     }
     if (late || !backoff.sleep(deadline)) {
@@ -122,21 +120,23 @@ Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
   }
 }
 
-Result<RelayReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
+Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
   Stopwatch watch;
-  RelayReport report;
-  report.id = id;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
   DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
-  report.base_version = manifest.base_version;
-  report.encoding = manifest.encoding;
-  report.digest = manifest.digest;
-  report.changed_units = manifest.changed_units;
-  report.full_bytes = manifest.full_bytes;
-  report.delta_bytes = manifest.payload_bytes;
-  report.wire_bytes = text.size();
-  for (const ManifestFile& file : manifest.files) report.wire_bytes += file.size_bytes;
+  DeliveryReport report;
+  UpdateReport& update = report.update;
+  update.version = id.version;
+  update.from_version = manifest.base_version;
+  update.versions = 1;
+  update.anchor = !is_step(id);
+  update.digest = manifest.digest;
+  update.changed_units = manifest.changed_units;
+  update.full_bytes = manifest.full_bytes;
+  update.delta_bytes = manifest.payload_bytes;
+  update.wire_bytes = text.size();
+  for (const ManifestFile& file : manifest.files) update.wire_bytes += file.size_bytes;
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
@@ -145,7 +145,7 @@ Result<RelayReport> Relay::attempt(const PublicationId& id, const Deadline& dead
 }
 
 // All parts; the manifest says then where they are on `down`.
-Status Relay::carry(const PublicationId& id, Manifest& manifest, RelayReport& report,
+Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
                     const Deadline& deadline) {
   std::vector<Carried> carried(manifest.files.size());
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(
@@ -165,7 +165,7 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, RelayReport& re
   std::uint64_t delta_bytes = 0;
   for (const Carried& part : carried) {
     delta_bytes += part.delta_bytes;
-    report.fetch_ms += part.fetch_ms;
+    report.update.fetch_ms += part.fetch_ms;
   }
   const Encoding plain = plain_encoding(manifest);
   if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
@@ -214,7 +214,7 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
-Result<std::optional<RelayReport>> Relay::help() {
+Result<std::optional<DeliveryReport>> Relay::help() {
   DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
   // The anchor must be at least this one for whoever needs one.
   std::optional<std::uint64_t> least;
@@ -225,7 +225,7 @@ Result<std::optional<RelayReport>> Relay::help() {
     least = std::max(least.value_or(0), from);
   }
   wants_anchor_ = false;
-  if (!least) return std::optional<RelayReport>();
+  if (!least) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
                              up_->list(Deadline::after(options_.report_deadline)));
   std::optional<PublicationId> newest;
@@ -234,25 +234,20 @@ Result<std::optional<RelayReport>> Relay::help() {
   }
   if (anchor_ && *anchor_ >= *least) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
-    if (good) return std::optional<RelayReport>();  // it has only to take it
+    if (good) return std::optional<DeliveryReport>();  // it has only to take it
   }
   const bool newer =
       newest && newest->version >= *least && (!anchor_ || newest->version > *anchor_);
   if (newer) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(newest->version));
     if (good) {
-      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*newest));
+      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*newest));
       if (report) anchor_ = newest->version;
       return report;
     }
   }
   wants_anchor_ = true;
-  return std::optional<RelayReport>();
-}
-
-std::optional<Digest> Relay::digest(std::uint64_t version) const {
-  const auto found = digests_.find(version);
-  return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+  return std::optional<DeliveryReport>();
 }
 
 }  // namespace driftless

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/thread_gpu.h"
-#include "plugin/c_abi/abi_error.h"
+#include "plugin/c_abi/abi_call.h"
 #include "plugin/c_abi/element_places.h"
 #include "plugin/targets/mapped_target.h"
 

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/job_process.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 
 #include "plugin/job/on_demand/loaded_library.h"
@@ -167,6 +171,40 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
   if (mpi) return table->join_mpi(config, *road, role, late);
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
+}
+
+bool launched_by_mpi() {
+  const auto has = [](const char* name) {
+    return std::getenv(name) != nullptr;  // NOLINT(concurrency-mt-unsafe)
+  };
+  // torchrun's workers may have inherited the rest from a launcher that started torchrun once; they
+  // are no MPI processes.
+  if (has("TORCHELASTIC_RUN_ID")) return false;
+  return has("OMPI_COMM_WORLD_SIZE") || has("PMIX_RANK") || has("PMI_RANK") ||
+         has("MPI_LOCALNRANKS");
+}
+
+std::string receiver_id(const Config& config, const JobProcess& process, unsigned rollout) {
+  std::array<char, 32> number{};
+  std::snprintf(number.data(), number.size(), "_%02u", rollout);
+  if (!config.receiver_id.empty()) {
+    return config.receiver_id + (process.rollouts() > 1 ? number.data() : "");
+  }
+  if (process.together() || process.rollouts() > 1) return concat("rollout", number.data());
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  return concat("rollout_", host.data(), "_", ::getpid());
+}
+
+std::string filled_in(std::string path, std::string_view role, unsigned rank) {
+  const auto replace = [&](std::string_view word, std::string_view value) {
+    for (std::size_t at = 0; (at = path.find(word, at)) != std::string::npos; at += value.size()) {
+      path.replace(at, word.size(), value);
+    }
+  };
+  replace("{role}", role);
+  replace("{rank}", std::to_string(rank));
+  return path;
 }
 
 std::vector<Backend> backends(const RoadTable& table) {

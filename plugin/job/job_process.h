@@ -79,5 +79,14 @@ class JobProcess {
                                                            const LateHandler& late = {});
 // Whether that will find what it needs.
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
+// Whether an MPI launcher started this process, by what launchers leave in the environment. For
+// programs, and for libraries whose caller left it open; components are told.
+[[nodiscard]] bool launched_by_mpi();
+
+// A rollout's name on the road: receiver.id, or one made of its place.
+[[nodiscard]] std::string receiver_id(const Config& config, const JobProcess& process,
+                                      unsigned rollout);
+// "{role}" and "{rank}" in a path filled in.
+[[nodiscard]] std::string filled_in(std::string path, std::string_view role, unsigned rank);
 
 }  // namespace driftless

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/publisher_session.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <utility>
 
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "formats/receiver_proof.h"
-#include "plugin/job/job_names.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless {
 
@@ -42,12 +44,8 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group)
   config_.publisher.background = process_.threads();
   DRIFTLESS_ASSIGN_OR_RETURN(
       publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base));
-  if (!config_.metrics_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        MetricsWriter metrics,
-        MetricsWriter::open(filled_in(config_.metrics_file, "trainer", rank())));
-    metrics_.emplace(std::move(metrics));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
+                             MetricsWriter::open(config_.metrics_file, "trainer", rank()));
   if (!leads()) return {};
   DRIFTLESS_RETURN_IF_ERROR(process_.withdraw_end());
   DRIFTLESS_ASSIGN_OR_RETURN(engines_, NotifiedEngines::open(config_));

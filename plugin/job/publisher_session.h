@@ -64,7 +64,7 @@ class PublisherSession {
   std::unique_ptr<SendRoad> road_;
   std::unique_ptr<ReceiveRoad> history_;
   std::unique_ptr<Publisher> publisher_;
-  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::unique_ptr<NotifiedEngines> engines_;
 };
 

@@ -22,7 +22,7 @@
 
 namespace driftless {
 
-class MpiProcess;
+struct MpiComms;
 
 // Where a process stands among those that use the road.
 struct RoadPlace {
@@ -31,7 +31,7 @@ struct RoadPlace {
   unsigned trainers = 1;
   unsigned rollouts = 0;
   std::uint64_t anchor_bytes = 0;  // of the rank that needs most, if the configuration leaves it
-  MpiProcess* mpi = nullptr;       // null: the process knows of no other
+  const MpiComms* mpi = nullptr;   // null: the process knows of no other
 };
 
 // A road that one process has opened. It outlives what its functions make.

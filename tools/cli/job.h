@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "plugin/job/config.h"
-#include "plugin/job/job_names.h"
-#include "plugin/job/launched.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/roads.h"
 #include "plugin/job/run_end.h"
 #include "tools/cli/console.h"

@@ -100,7 +100,7 @@ class Rollout {
     for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
-      std::cout << metrics_json(metrics_of(report, process_.rank())) << "\n" << std::flush;
+      print_json(metrics_of(report, process_.rank()));
       return {};
     }
     std::cout << concat(session_.id(), ": version ", report.version,
@@ -153,7 +153,6 @@ class Rollout {
       json["versions"] = counts.versions;
       json["anchors"] = counts.anchors;
       print_json(json);
-      std::cout.flush();
     } else if (arguments_.verbose || !process_.together()) {
       std::cout << concat(session_.id(), ": ended at version ", state.id.version, " after ",
                           counts.commits, " commits, digest ", to_hex(state.digest), "\n")

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "tools/bench/bench_data.h"
-#include "tools/bench/child_process.h"
 
 namespace driftless {
 namespace {
@@ -67,36 +66,6 @@ TEST(BenchData, OnePercentDiffersWhateverTheThreads) {
   }
   EXPECT_NEAR(static_cast<double>(changed) / (static_cast<double>(new_bytes.size()) / 2), 0.01,
               0.001);
-}
-
-TEST(RunProgram, GivesOutputErrorsAndExitCode) {
-  const auto result = bench::run_program({"sh", "-c", "echo out; echo err >&2; exit 3"}, {},
-                                         std::chrono::seconds(30));
-  ASSERT_TRUE(result.ok()) << result.status().to_string();
-  EXPECT_EQ(result->exit_code, 3);
-  EXPECT_EQ(result->output, "out\n");
-  EXPECT_EQ(result->errors, "err\n");
-}
-
-TEST(RunProgram, HandsInputsOver) {
-  auto first = bench::MemoryFile::create(), second = bench::MemoryFile::create();
-  ASSERT_TRUE(first.ok() && second.ok());
-  ASSERT_TRUE(first->write(std::as_bytes(std::span("one", 3))).ok());
-  ASSERT_TRUE(second->write(std::as_bytes(std::span("two", 3))).ok());
-  const auto result = bench::run_program({"sh", "-c", "cat <&4; cat <&3"}, {&*first, &*second},
-                                         std::chrono::seconds(30));
-  ASSERT_TRUE(result.ok()) << result.status().to_string();
-  EXPECT_EQ(result->output, "twoone");
-}
-
-TEST(RunProgram, EndsWhatTakesTooLong) {
-  const auto result = bench::run_program({"sleep", "60"}, {}, std::chrono::milliseconds(50));
-  EXPECT_EQ(result.status().code(), StatusCode::kDeadlineExceeded);
-}
-
-TEST(RunProgram, SaysWhatDoesNotExist) {
-  const auto result = bench::run_program({"/nowhere/program"}, {}, std::chrono::seconds(1));
-  EXPECT_EQ(result.status().code(), StatusCode::kNotFound);
 }
 
 }  // namespace
