@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ReceiveRoad that hands every call on: the base of those that change a few. The road outlives
-// it.
+// A ReceiveRoad that hands every call on: the base of those that change a few.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/road.h"
@@ -12,32 +13,34 @@ namespace driftless {
 
 class ForwardingReceiveRoad : public ReceiveRoad {
  public:
-  explicit ForwardingReceiveRoad(ReceiveRoad& road) : road_(road) {}
+  explicit ForwardingReceiveRoad(std::shared_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
+  // The road outlives it.
+  explicit ForwardingReceiveRoad(ReceiveRoad& road) : road_(std::shared_ptr<void>(), &road) {}
 
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
-    return road_.run_info(deadline);
+    return road_->run_info(deadline);
   }
   [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_.list(deadline);
+    return road_->list(deadline);
   }
   [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_.wait_beyond(version, deadline);
+    return road_->wait_beyond(version, deadline);
   }
   [[nodiscard]] Result<std::string> fetch_manifest(const PublicationId& id,
                                                    const Deadline& deadline) override {
-    return road_.fetch_manifest(id, deadline);
+    return road_->fetch_manifest(id, deadline);
   }
   [[nodiscard]] Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                               const Deadline& deadline) override {
-    return road_.fetch_part(id, part, deadline);
+    return road_->fetch_part(id, part, deadline);
   }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    return road_.report(report, deadline);
+    return road_->report(report, deadline);
   }
-  [[nodiscard]] Status leave(const Deadline& deadline) override { return road_.leave(deadline); }
+  [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
  protected:
-  ReceiveRoad& road_;
+  std::shared_ptr<ReceiveRoad> road_;
 };
 
 }  // namespace driftless

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <span>
 
 #include "core/file_system.h"
 #include "core/layout.h"

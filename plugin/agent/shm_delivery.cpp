@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery through shared memory.
-#include <algorithm>
 
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/delivery.h"

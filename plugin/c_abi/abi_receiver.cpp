@@ -2,7 +2,6 @@
 #include "plugin/c_abi/abi_receiver.h"
 
 #include <map>
-#include <utility>
 
 #include "plugin/job/roads.h"
 
@@ -87,8 +86,6 @@ Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config
   receiver->show();
   return receiver;
 }
-
-AbiReceiver::~AbiReceiver() { drop(); }
 
 Status AbiReceiver::set_callbacks(const driftless_callbacks& callbacks) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
@@ -207,16 +204,11 @@ Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
   if (session_ != nullptr && orderly) {
     met = session_->close(Deadline::after(wait.value_or(config_.connect_deadline)));
   }
-  drop();
+  session_.reset();
+  target_.reset();
   phase_ = Phase::kClosed;
   closed = true;
   return met.ok() ? left : met;
-}
-
-// In the opposite order of their making.
-void AbiReceiver::drop() {
-  session_.reset();
-  target_.reset();
 }
 
 // Without memory for the last report's notes the rest is shown, and the report before.

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -52,7 +51,6 @@ class AbiReceiver {
       : config_(std::move(config)), options_(std::move(options)) {}
   AbiReceiver(const AbiReceiver&) = delete;
   AbiReceiver& operator=(const AbiReceiver&) = delete;
-  ~AbiReceiver();
 
   // Calls `work` with the session, once it is started, as the only call.
   template <typename Work>
@@ -93,7 +91,6 @@ class AbiReceiver {
   [[nodiscard]] Status resume();
   [[nodiscard]] bool collective() const;
   void show() noexcept;
-  void drop();
 
   Config config_;
   AbiOptions options_;
@@ -102,7 +99,7 @@ class AbiReceiver {
   Phase phase_ = Phase::kOpen;
   Status broken_;  // why
   std::thread::id starter_;
-  std::unique_ptr<WeightTarget> target_;
+  std::unique_ptr<WeightTarget> target_;  // outlives the session
   std::unique_ptr<ReceiverSession> session_;
   std::optional<UpdateReport> last_;
   std::atomic_flag in_use_ = ATOMIC_FLAG_INIT;

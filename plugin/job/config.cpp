@@ -9,7 +9,6 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <sstream>
 

@@ -8,7 +8,6 @@
 
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "formats/receiver_proof.h"
-#include "plugin/job/job_process.h"
 
 namespace driftless {
 
@@ -19,14 +18,6 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
   std::unique_ptr<PublisherSession> session(new PublisherSession(config, process));
   DRIFTLESS_RETURN_IF_ERROR(session->start(base, std::move(group)));
   return session;
-}
-
-// In the opposite order of their making.
-PublisherSession::~PublisherSession() {
-  publisher_.reset();
-  history_.reset();
-  road_.reset();
-  group_.reset();
 }
 
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group) {

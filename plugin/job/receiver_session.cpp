@@ -20,8 +20,7 @@ constexpr std::chrono::seconds kSignOfLife{1};
 // The road, with the times of the last commit in every report.
 class ReceiverSession::TimedRoad final : public ForwardingReceiveRoad {
  public:
-  explicit TimedRoad(std::unique_ptr<ReceiveRoad> road)
-      : ForwardingReceiveRoad(*road), owned_(std::move(road)) {}
+  using ForwardingReceiveRoad::ForwardingReceiveRoad;
   void set_times(const Digest& digest, double stage_ms, double commit_ms) {
     digest_ = to_hex(digest);
     proof_ = proof_with_times(digest_, stage_ms, commit_ms);
@@ -29,11 +28,10 @@ class ReceiverSession::TimedRoad final : public ForwardingReceiveRoad {
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     ReceiverReport timed = report;
     if (!digest_.empty() && report.proof == digest_) timed.proof = proof_;
-    return road_.report(timed, deadline);
+    return road_->report(timed, deadline);
   }
 
  private:
-  std::unique_ptr<ReceiveRoad> owned_;
   std::string digest_, proof_;
 };
 

@@ -88,8 +88,8 @@ Result<RivalTimes> measure_rival(const BenchData& data, unsigned threads, unsign
                                  const std::string& python) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string found, find_python(python));
   const MemoryFile old_file, new_file, output;
-  DRIFTLESS_RETURN_IF_ERROR(fill(old_file, data.old_side.bytes()));
-  DRIFTLESS_RETURN_IF_ERROR(fill(new_file, data.new_side.bytes()));
+  DRIFTLESS_RETURN_IF_ERROR(fill(old_file, data.old_bytes()));
+  DRIFTLESS_RETURN_IF_ERROR(fill(new_file, data.new_bytes()));
   const Status ran = run_python(found, kNumpyRivalSource,
                                 concat(" ", old_file.path(), " ", new_file.path(), " ", kTensors,
                                        " ", threads, " ", repeats, " > ", output.path()),

@@ -22,7 +22,6 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kSignOfLife = std::chrono::seconds(1);
-constexpr auto kStopWait = std::chrono::seconds(10);
 
 // What is worth another try. All else is a matter of the configuration or of another run.
 bool may_pass(StatusCode code) {
@@ -170,7 +169,7 @@ class Agent {
     if (files) {
       DRIFTLESS_ASSIGN_OR_RETURN(
           delivery_,
-          make_checkpoint_delivery(config_, checkpoint_, weights_->target(), *road_, deadline));
+          make_checkpoint_delivery(config_, checkpoint_, *weights_.target, *road_, deadline));
     } else {
       DRIFTLESS_ASSIGN_OR_RETURN(delivery_,
                                  make_shm_delivery(config_, *road_, process_.threads(), deadline));
@@ -352,7 +351,7 @@ class Agent {
   AgentLog log_;
   std::string checkpoint_;
   std::unique_ptr<FileLock> lock_;
-  std::unique_ptr<RolloutWeights> weights_;
+  RolloutWeights weights_;
   std::unique_ptr<ReceiveRoad> road_;
   std::unique_ptr<Delivery> delivery_;
   std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
@@ -365,16 +364,15 @@ class Agent {
 
 }  // namespace
 
-int run_agent(const Common& common, const AgentArguments& arguments) {
-  Result<Config> config = job_config(common, arguments.job);
-  if (!config.ok()) return report(common, config.status());
-  if (config->road == kHostShm) {
-    return report(common, error(StatusCode::kInvalidArgument,
-                                "road.kind: host_shm is what an agent offers; it follows mpi_rma, "
-                                "nccl or shared_fs"));
+Result<int> run_agent(const Common& common, const AgentArguments& arguments) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
+  if (config.road == kHostShm) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.kind: host_shm is what an agent offers; it follows mpi_rma, nccl or "
+                 "shared_fs");
   }
-  return run_in_job(common, *config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
-    Agent agent(common, arguments, *config, *process);
+  return run_in_job(common, config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
+    Agent agent(common, arguments, config, *process);
     return agent.run();  // however that ends, engines are resumed and shared memory is given back
   });
 }

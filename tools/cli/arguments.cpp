@@ -13,8 +13,7 @@ namespace {
 
 constexpr const char* kExitCodes =
     "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer, agent: a "
-    "rollout "
-    "or\n"
+    "rollout or\n"
     "an engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
     "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
     "out of time, 7 exists already, 8 not supported, 70 internal error.";
@@ -33,8 +32,28 @@ struct Arguments {
   TrainerArguments trainer;
   RolloutArguments rollout;
   AgentArguments agent;
-  std::function<int()> action;
+  std::function<Result<int>()> run;
 };
+
+void runs(CLI::App& command, Arguments& all, std::function<Result<int>()> run) {
+  command.callback([&all, run = std::move(run)] { all.run = run; });
+}
+
+// A number within bounds, whose default is shown.
+template <typename Number, typename Bound>
+CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
+                        Bound least, Bound most) {
+  return command.add_option(name, number, help)
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
+
+void add_version(CLI::App& command, const char* name, std::optional<std::uint64_t>& version,
+                 const char* help, std::uint64_t most = kMaxVersion) {
+  command.add_option(name, version, help)
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, most));
+}
 
 void add_synth(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
@@ -45,18 +64,14 @@ void add_synth(CLI::App& app, Arguments& all) {
   command->add_option("--params", options.params, "Number of parameters, about")
       ->required()
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 44));
-  command->add_option("--steps", options.steps, "Successors to write")
-      ->check(CLI::Range(0U, kMaxSynthSteps))
-      ->capture_default_str();
-  command->add_option("--lr", options.lr, "Learning rate: how far a step moves a weight")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  add_number(*command, "--steps", options.steps, "Successors to write", 0U, kMaxSynthSteps);
+  add_number(*command, "--lr", options.lr, "Learning rate: how far a step moves a weight", 0.0,
+             1.0);
   command->add_option("--seed", options.seed, "The same seed gives the same bytes")
       ->capture_default_str();
-  command->add_option("--shard-bytes", options.shard_bytes, "Largest size of one file")
-      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 44))
-      ->capture_default_str();
-  command->callback([&all] { all.action = [&all] { return run_synth(all.common, all.synth); }; });
+  add_number(*command, "--shard-bytes", options.shard_bytes, "Largest size of one file",
+             std::uint64_t{1} << 16, std::uint64_t{1} << 44);
+  runs(*command, all, [&all] { return run_synth(all.common, all.synth); });
 }
 
 void add_diff(CLI::App& app, Arguments& all) {
@@ -75,22 +90,14 @@ void add_diff(CLI::App& app, Arguments& all) {
                       "deltas, indices");
   command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
       ->capture_default_str();
-  command
-      ->add_option("--version", options.delta.version,
-                   "Number of the version (default: one past the newest in --out)")
-      ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
-  command
-      ->add_option("--base", options.delta.base_version,
-                   "Version that it builds on (default: the one before)")
-      ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
-  command
-      ->add_option("--buffer-bytes", options.delta.buffer_bytes,
-                   "Size of a flush file before compression")
-      ->check(CLI::Range(std::uint64_t{1} << 16, std::uint64_t{1} << 34))
-      ->capture_default_str();
-  command->callback([&all] { all.action = [&all] { return run_diff(all.common, all.diff); }; });
+  add_version(*command, "--version", options.delta.version,
+              "Number of the version (default: one past the newest in --out)");
+  add_version(*command, "--base", options.delta.base_version,
+              "Version that it builds on (default: the one before)");
+  add_number(*command, "--buffer-bytes", options.delta.buffer_bytes,
+             "Size of a flush file before compression", std::uint64_t{1} << 16,
+             std::uint64_t{1} << 34);
+  runs(*command, all, [&all] { return run_diff(all.common, all.diff); });
 }
 
 void add_apply(CLI::App& app, Arguments& all) {
@@ -99,11 +106,8 @@ void add_apply(CLI::App& app, Arguments& all) {
   ApplyArguments& options = all.apply;
   command->add_option("DIR", options.directory, "Directory that holds weight_v*/")->required();
   command->add_option("--to", options.checkpoint, "Checkpoint directory to patch")->required();
-  command
-      ->add_option("--to-version", options.to_version,
-                   "Version to bring it to (default: the newest in DIR)")
-      ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
+  add_version(*command, "--to-version", options.to_version,
+              "Version to bring it to (default: the newest in DIR)");
   command
       ->add_option(
           "--verify", options.verify,
@@ -111,12 +115,9 @@ void add_apply(CLI::App& app, Arguments& all) {
           "weights, before and after")
       ->check(CLI::IsMember({"touched", "full"}))
       ->capture_default_str();
-  command
-      ->add_option("--wait", options.wait_seconds,
-                   "Seconds to wait for another process that patches the same checkpoint")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  command->callback([&all] { all.action = [&all] { return run_apply(all.common, all.apply); }; });
+  add_number(*command, "--wait", options.wait_seconds,
+             "Seconds to wait for another process that patches the same checkpoint", 0.0, 1e6);
+  runs(*command, all, [&all] { return run_apply(all.common, all.apply); });
 }
 
 void add_verify(CLI::App& app, Arguments& all) {
@@ -133,35 +134,30 @@ void add_verify(CLI::App& app, Arguments& all) {
           "A version's manifest.json or directory, whose digest it must have (default: its "
           "own state)")
       ->excludes(like);
-  command->callback([&all] { all.action = [&all] { return run_verify(all.common, all.verify); }; });
+  runs(*command, all, [&all] { return run_verify(all.common, all.verify); });
 }
 
 void add_inspect(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "inspect", "Show what a checkpoint, version, frame, flush file, manifest or journal holds");
   command->add_option("PATH", all.inspect, "File or directory")->required();
-  command->callback(
-      [&all] { all.action = [&all] { return run_inspect(all.common, all.inspect); }; });
+  runs(*command, all, [&all] { return run_inspect(all.common, all.inspect); });
 }
 
 void add_bench(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "bench", "Measure this build on this machine, as ratios to reading memory and to numpy");
   BenchArguments& options = all.bench;
-  command->add_option("--bytes", options.bench.side_bytes, "Size of the weights to compare")
-      ->check(CLI::Range(std::uint64_t{1} << 20, std::uint64_t{1} << 40))
-      ->capture_default_str();
-  command->add_option("--repeats", options.bench.repeats, "Medians of so many runs")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_number(*command, "--bytes", options.bench.side_bytes, "Size of the weights to compare",
+             std::uint64_t{1} << 20, std::uint64_t{1} << 40);
+  add_number(*command, "--repeats", options.bench.repeats, "Medians of so many runs", 1, 1000);
   command->add_option("--python", options.bench.python,
                       "Python with numpy and zstandard (default: the first found)");
   command->add_option("--trace", options.trace,
                       "Measure the encodings on a recorded run instead: a directory with "
                       "base.safetensors and trace.safetensors");
   command->add_flag("--all", options.all, "With --trace: both");
-  command->callback(
-      [&all] { all.action = [&all] { return run_bench_command(all.common, all.bench); }; });
+  runs(*command, all, [&all] { return run_bench_command(all.common, all.bench); });
 }
 
 void add_demo(CLI::App& app, Arguments& all) {
@@ -170,13 +166,10 @@ void add_demo(CLI::App& app, Arguments& all) {
   DemoArguments& options = all.demo;
   command->add_option("--dir", options.directory,
                       "Keep the files in this new directory (default: a temporary one, removed)");
-  command->add_option("--params", options.params, "Number of parameters, about")
-      ->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{1} << 40))
-      ->capture_default_str();
-  command->add_option("--steps", options.steps, "RL steps")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->callback([&all] { all.action = [&all] { return run_demo(all.common, all.demo); }; });
+  add_number(*command, "--params", options.params, "Number of parameters, about",
+             std::uint64_t{100'000}, std::uint64_t{1} << 40);
+  add_number(*command, "--steps", options.steps, "RL steps", 1, 1000);
+  runs(*command, all, [&all] { return run_demo(all.common, all.demo); });
 }
 
 void add_set(CLI::App& command, JobArguments& job) {
@@ -200,14 +193,13 @@ void add_config(CLI::App& app, Arguments& all) {
       "check", "Say whether a configuration is right, and what it amounts to");
   check->add_option("FILE", all.check.config, "YAML file")->required();
   add_set(*check, all.check);
-  check->callback(
-      [&all] { all.action = [&all] { return run_config_check(all.common, all.check); }; });
+  runs(*check, all, [&all] { return run_config_check(all.common, all.check); });
 }
 
 void add_info(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "info", "List every configuration key, every backend (built, or why not) and the kernels");
-  command->callback([&all] { all.action = [&all] { return run_info(all.common); }; });
+  runs(*command, all, [&all] { return run_info(all.common); });
 }
 
 void add_trainer(CLI::App& app, Arguments& all) {
@@ -219,28 +211,23 @@ void add_trainer(CLI::App& app, Arguments& all) {
       command->add_option("--replay", options.replay,
                           "Directory with the checkpoints step_000000/, step_000001/, ... "
                           "(default: a run is made up)");
-  command->add_option("--steps", options.steps, "Versions (default: 10, or all to replay)")
-      ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 32));
-  command->add_option("--params", options.params, "Parameters of the run that is made up, about")
-      ->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{1} << 40))
-      ->excludes(replay)
-      ->capture_default_str();
+  add_version(*command, "--steps", options.steps, "Versions (default: 10, or all to replay)",
+              std::uint64_t{1} << 32);
+  add_number(*command, "--params", options.params, "Parameters of the run that is made up, about",
+             std::uint64_t{100'000}, std::uint64_t{1} << 40)
+      ->excludes(replay);
   command->add_option("--seed", options.seed, "Its seed")->excludes(replay)->capture_default_str();
-  command->add_option("--lr", options.lr, "Its learning rate: how far a step moves a weight")
-      ->check(CLI::Range(0.0, 1.0))
-      ->excludes(replay)
-      ->capture_default_str();
-  command->add_option("--interval-ms", options.interval_ms, "Pause between two versions")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{86'400'000}))
-      ->capture_default_str();
+  add_number(*command, "--lr", options.lr, "Its learning rate: how far a step moves a weight", 0.0,
+             1.0)
+      ->excludes(replay);
+  add_number(*command, "--interval-ms", options.interval_ms, "Pause between two versions",
+             std::uint64_t{0}, std::uint64_t{86'400'000});
   command
       ->add_option("--rollouts", options.rollouts,
                    "Rollouts to wait for at the start and the end, where mpirun did not start them "
                    "beside the trainer (default: whoever registers)")
       ->check(CLI::Range(0U, 1'000'000U));
-  command->callback(
-      [&all] { all.action = [&all] { return run_trainer(all.common, all.trainer); }; });
+  runs(*command, all, [&all] { return run_trainer(all.common, all.trainer); });
 }
 
 void add_rollout(CLI::App& app, Arguments& all) {
@@ -251,16 +238,12 @@ void add_rollout(CLI::App& app, Arguments& all) {
   command->add_option("--base", options.base,
                       "Checkpoint to start from (default: the run's first anchor)");
   command->add_option("--save", options.save, "Leave the final weights as DIR/rollout_{rank:02d}/");
-  command
-      ->add_option("--target-version", options.target_version,
-                   "End there (default: where the trainer ends)")
-      ->check(CLI::NonNegativeNumber)
-      ->check(CLI::Range(std::uint64_t{0}, kMaxVersion));
+  add_version(*command, "--target-version", options.target_version,
+              "End there (default: where the trainer ends)");
   command->add_option("--timeout", options.timeout_text,
                       "Fail after so long, for example 10min (default: never)");
   command->add_flag("--verbose", options.verbose, "A line per version");
-  command->callback(
-      [&all] { all.action = [&all] { return run_rollout(all.common, all.rollout); }; });
+  runs(*command, all, [&all] { return run_rollout(all.common, all.rollout); });
 }
 
 void add_agent(CLI::App& app, Arguments& all) {
@@ -274,7 +257,7 @@ void add_agent(CLI::App& app, Arguments& all) {
   command->add_flag("--once", options.once,
                     "End once everything that is there was handed over and taken");
   command->add_flag("--verbose", options.verbose, "A line per version and engine");
-  command->callback([&all] { all.action = [&all] { return run_agent(all.common, all.agent); }; });
+  runs(*command, all, [&all] { return run_agent(all.common, all.agent); });
 }
 
 void add_common(CLI::App& command, Common& common) {
@@ -308,7 +291,10 @@ Parsed parse_arguments(int argc, char** argv) {
     std::cerr << "driftless: usage: " << parse_error.what() << "; see driftless --help\n";
     return int{kExitUsage};
   }
-  return std::function<int()>([all] { return all->action(); });
+  return std::function<int()>([all] {
+    const Result<int> code = all->run();
+    return code.ok() ? *code : report(all->common, code.status());
+  });
 }
 
 }  // namespace driftless::cli

@@ -58,11 +58,11 @@ TEST(BenchData, OnePercentDiffersWhateverTheThreads) {
   const auto one = bench::make_bench_data(std::uint64_t{2} << 20, 1);
   const auto two = bench::make_bench_data(std::uint64_t{2} << 20, 2);
   ASSERT_TRUE(one.ok() && two.ok());
-  const auto new_bytes = one->new_side.bytes();
-  EXPECT_TRUE(std::equal(new_bytes.begin(), new_bytes.end(), two->new_side.bytes().begin()));
+  const auto new_bytes = one->new_bytes();
+  EXPECT_TRUE(std::equal(new_bytes.begin(), new_bytes.end(), two->new_bytes().begin()));
   std::uint64_t changed = 0;
   for (std::size_t i = 0; i < new_bytes.size(); i += 2) {
-    changed += one->old_side.bytes()[i] != new_bytes[i] ? 1 : 0;  // a step moves the low byte
+    changed += one->old_bytes()[i] != new_bytes[i] ? 1 : 0;  // a step moves the low byte
   }
   EXPECT_NEAR(static_cast<double>(changed) / (static_cast<double>(new_bytes.size()) / 2), 0.01,
               0.001);
