@@ -29,10 +29,6 @@
 
 namespace driftless {
 
-// Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
-inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs",
-                                  kLoopback = "loopback", kNccl = "nccl", kHostShm = "host_shm";
-
 enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 
 // How versions get from the agent to the engines of its host.
@@ -63,6 +59,10 @@ struct AgentOptions {
   // The loader inside SGLang, as --custom-weight-loader names it.
   std::string sglang_loader = "driftless.engines.sglang.load";
 };
+
+// Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
+inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs",
+                                  kLoopback = "loopback", kNccl = "nccl", kHostShm = "host_shm";
 
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token

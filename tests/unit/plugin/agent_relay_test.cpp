@@ -177,7 +177,8 @@ TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsA
   EXPECT_EQ(relay_all(), 1U);
   const auto helped = relay_->help();
   ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
-  EXPECT_EQ((*helped)->id, (PublicationId{2, PublicationKind::kAnchor}));
+  EXPECT_EQ((*helped)->update.version, 2U);
+  EXPECT_TRUE((*helped)->update.anchor);
   EXPECT_FALSE(relay_->wants_anchor());
   const Status followed = late->follow();
   ASSERT_TRUE(followed.ok()) << followed.to_string();
