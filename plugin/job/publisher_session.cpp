@@ -76,7 +76,7 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
-  return driftless::declare_end(process_, newest(), Deadline::after(config_.connect_deadline));
+  return process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline));
 }
 
 }  // namespace driftless
