@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless::c_abi {
 namespace {

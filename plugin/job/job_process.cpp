@@ -9,16 +9,15 @@
 #include <cstdlib>
 
 #include "plugin/job/on_demand/loaded_library.h"
-#include "plugin/job/roads.h"
 
 namespace driftless {
 namespace {
 
 // A process that knows of no other.
-class SoloProcess final : public RoadProcess {
+class SoloProcess final : public JobProcess {
  public:
   SoloProcess(const Config& config, const Road& road, JobRole role)
-      : RoadProcess(config, road, role) {}
+      : JobProcess(config, road, role) {}
 
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
@@ -102,8 +101,8 @@ Status check_parts(const RoadTable& table, const Config& config) {
 
 }  // namespace
 
-Result<std::unique_ptr<SendRoad>> RoadProcess::sender(std::uint64_t anchor_bytes,
-                                                      const Deadline& deadline) {
+Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
+                                                     const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(anchor_bytes, deadline));
   const std::unique_ptr<Watchdog> watched = watch();
@@ -111,7 +110,7 @@ Result<std::unique_ptr<SendRoad>> RoadProcess::sender(std::uint64_t anchor_bytes
   return open_.sender();
 }
 
-Result<std::unique_ptr<ReceiveRoad>> RoadProcess::receiver(const Deadline& deadline) {
+Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
@@ -120,20 +119,20 @@ Result<std::unique_ptr<ReceiveRoad>> RoadProcess::receiver(const Deadline& deadl
   return open_.receiver();
 }
 
-Result<std::unique_ptr<ReceiveRoad>> RoadProcess::history() {
+Result<std::unique_ptr<ReceiveRoad>> JobProcess::history() {
   if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
   return road_.history(config_);
 }
 
-Status RoadProcess::withdraw_end() {
+Status JobProcess::withdraw_end() {
   return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
 }
 
-Status RoadProcess::tell_end(std::string_view text, const Deadline&) {
+Status JobProcess::tell_end(std::string_view text, const Deadline&) {
   return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
 }
 
-Result<std::optional<std::string>> RoadProcess::hear_end() {
+Result<std::optional<std::string>> JobProcess::hear_end() {
   if (road_.hear_end == nullptr) return std::optional<std::string>();
   return road_.hear_end(config_);
 }

@@ -10,6 +10,7 @@
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/mpi_rma/mpi_status.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/mpi_comms.h"
 #include "plugin/job/road_openers.h"
 
@@ -43,10 +44,10 @@ Status wait_for(MPI_Request& request, std::string_view what, const Deadline& dea
   }
 }
 
-class MpiProcess final : public RoadProcess {
+class MpiProcess final : public JobProcess {
  public:
   MpiProcess(const Config& config, const Road& road, JobRole role, LateHandler late)
-      : RoadProcess(config, road, role), late_(std::move(late)) {}
+      : JobProcess(config, road, role), late_(std::move(late)) {}
 
   // Collective over MPI_COMM_WORLD. Initializes MPI if nobody has, asking for MPI_THREAD_MULTIPLE
   // and taking what it gets; from then on MPI's errors come back. MPI waits for all processes here
@@ -85,7 +86,7 @@ class MpiProcess final : public RoadProcess {
 
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (!together()) return RoadProcess::tell_end(text, deadline);
+    if (!together()) return JobProcess::tell_end(text, deadline);
     std::vector<MPI_Request> requests(rollouts_, MPI_REQUEST_NULL);
     for (unsigned rollout = 0; rollout < rollouts_; ++rollout) {
       DRIFTLESS_MPI(MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR,
@@ -95,12 +96,12 @@ class MpiProcess final : public RoadProcess {
     for (MPI_Request& request : requests) {
       DRIFTLESS_RETURN_IF_ERROR(wait_for(request, "telling the rollouts of the end", deadline));
     }
-    return RoadProcess::tell_end(text, deadline);
+    return JobProcess::tell_end(text, deadline);
   }
 
   [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (!together()) return RoadProcess::hear_end();
+    if (!together()) return JobProcess::hear_end();
     int there = 0;
     MPI_Status found;
     DRIFTLESS_MPI(MPI_Iprobe(0, kEndTag, comms_.everybody, &there, &found));

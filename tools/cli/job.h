@@ -10,7 +10,6 @@
 
 #include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
-#include "plugin/job/roads.h"
 #include "plugin/job/run_end.h"
 #include "tools/cli/console.h"
 
