@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/numpy_rival_source.h"
@@ -35,9 +36,11 @@ class MemoryFile {
 };
 
 Status fill(const MemoryFile& file, std::span<const std::byte> bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> opened,
-                             posix_file_system().open(file.path()));
-  return opened->pwrite(0, bytes);
+  std::ofstream out(file.path(), std::ios::binary);
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
+  if (out.flush()) return {};
+  return error(StatusCode::kNoSpace, "a file of ", bytes.size(), " bytes in memory");
 }
 
 // Runs `source`; its output is lost unless `arguments` send it elsewhere.
