@@ -88,6 +88,7 @@ class AgentLog {
     report.resume_ms = times.resume_ms;
     nlohmann::ordered_json line = metrics_of(report, rank_);
     line.erase("fetch_ms");  // the agent's
+    line["digest"] = "";     // as is what was delivered
     line["engine"] = update.url;
     write(line,
           concat(update.url, " at version ", update.version, ", stage ", fixed(times.stage_ms, 1),
