@@ -2,7 +2,6 @@
 #include "tools/qwen3_shape.h"
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -13,24 +12,21 @@ namespace {
 
 // A width and the fewest layers that make it worth having; from 1024 on as the published models.
 struct Width {
-  std::uint64_t hidden;
-  std::uint64_t heads;
-  std::uint64_t kv_heads;
-  std::uint64_t head_dim;
+  Qwen3Shape shape;  // as far as it is fixed
   std::uint64_t min_layers;
 };
 
-constexpr std::array<Width, 9> kWidths{{
-    {64, 4, 2, 16, 1},
-    {128, 4, 2, 32, 2},
-    {256, 4, 2, 64, 3},
-    {512, 8, 4, 64, 5},
-    {1024, 16, 8, 128, 8},
-    {2048, 16, 8, 128, 16},
-    {2560, 32, 8, 128, 24},
-    {4096, 32, 8, 128, 28},
-    {5120, 64, 8, 128, 36},
-}};
+constexpr Width kWidths[] = {
+    {{.hidden = 64, .heads = 4, .kv_heads = 2, .head_dim = 16}, 1},
+    {{.hidden = 128, .heads = 4, .kv_heads = 2, .head_dim = 32}, 2},
+    {{.hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64}, 3},
+    {{.hidden = 512, .heads = 8, .kv_heads = 4, .head_dim = 64}, 5},
+    {{.hidden = 1024, .heads = 16, .kv_heads = 8, .head_dim = 128}, 8},
+    {{.hidden = 2048, .heads = 16, .kv_heads = 8, .head_dim = 128}, 16},
+    {{.hidden = 2560, .heads = 32, .kv_heads = 8, .head_dim = 128}, 24},
+    {{.hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128}, 28},
+    {{.hidden = 5120, .heads = 64, .kv_heads = 8, .head_dim = 128}, 36},
+};
 constexpr std::uint64_t kMaxVocabulary = 151'936;
 constexpr std::uint64_t kMinVocabulary = 64;
 constexpr std::uint64_t kFfnStep = 16;
@@ -47,13 +43,9 @@ std::uint64_t layer_params(const Qwen3Shape& shape) {
 // A quarter of the parameters goes to the vocabulary, as long as it is not larger than the real
 // one.
 Qwen3Shape of_width(const Width& width, std::uint64_t params) {
-  Qwen3Shape shape;
-  shape.hidden = width.hidden;
-  shape.heads = width.heads;
-  shape.kv_heads = width.kv_heads;
-  shape.head_dim = width.head_dim;
-  shape.ffn = 3 * width.hidden;
-  shape.vocabulary = std::min(kMaxVocabulary, params / (8 * width.hidden));
+  Qwen3Shape shape = width.shape;
+  shape.ffn = 3 * shape.hidden;
+  shape.vocabulary = std::min(kMaxVocabulary, params / (8 * shape.hidden));
   const std::uint64_t embeddings = 2 * shape.vocabulary * shape.hidden;
   shape.layers = (params - embeddings) / layer_params(shape);
   return shape;
@@ -114,7 +106,7 @@ Result<Qwen3Shape> qwen3_shape(std::uint64_t params) {
     return error(StatusCode::kInvalidArgument, params, " parameters: expected between ",
                  kMinQwen3Params, " and ", kMaxQwen3Params);
   }
-  Qwen3Shape shape = of_width(kWidths.front(), params);
+  Qwen3Shape shape = of_width(kWidths[0], params);
   for (const Width& width : kWidths) {
     const Qwen3Shape wider = of_width(width, params);
     if (wider.layers >= width.min_layers) shape = wider;

@@ -11,7 +11,6 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 constexpr std::uint64_t kInitialStream = 0;
 constexpr std::uint64_t kRowStream = 0x726f7773;
 // Of the rows of an embedding, those whose tokens are in the batch: 3 of 10.
@@ -19,14 +18,6 @@ constexpr std::uint64_t kTouchedRows = ~std::uint64_t{0} / 10 * 3;
 constexpr double kTailCut = 10.0;
 // Adam's normalized steps are mostly below the learning rate.
 constexpr double kStepScale = 0.5;
-
-// SplitMix64: number `counter` of the stream that starts at `stream`.
-constexpr std::uint64_t random_bits(std::uint64_t stream, std::uint64_t counter) {
-  std::uint64_t x = stream + (counter + 1) * kGolden;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 
 // Near a normal distribution: four uniform numbers of 16 bits, and 16 bits below their grid, so
 // that the part that bf16 drops is as good as continuous. Standard deviation 0.577, within (-2, 2).

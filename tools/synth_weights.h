@@ -14,6 +14,14 @@
 
 namespace driftless {
 
+// SplitMix64: number `counter` of the stream that starts at `stream`.
+constexpr std::uint64_t random_bits(std::uint64_t stream, std::uint64_t counter) {
+  std::uint64_t x = stream + (counter + 1) * 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
 enum class SynthKind : unsigned char {
   kMatrix,
   kEmbedding,  // a step touches some rows and leaves the others alone

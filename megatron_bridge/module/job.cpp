@@ -6,8 +6,7 @@
 #include <cmath>
 
 #include "plugin/job/config_values.h"
-#include "plugin/job/launched.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless::python {
 namespace {

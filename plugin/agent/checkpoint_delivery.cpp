@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <mutex>
 
+#include "collectives/forwarding_receive_road.h"
 #include "core/stopwatch.h"
 #include "core/version.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
-#include "plugin/agent/quiet_road.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
@@ -28,6 +28,22 @@ std::string checkpoint_behind(const std::string& path) {
   const std::size_t at = path.rfind(concat(kChangedSuffix, "/v"));
   return at == std::string::npos ? path : path.substr(0, at);
 }
+
+// Keeps what the receiver would report: the agent reports for its whole host, and says what the
+// engines have, not what lies ready for them.
+class QuietRoad final : public ForwardingReceiveRoad {
+ public:
+  using ForwardingReceiveRoad::ForwardingReceiveRoad;
+  [[nodiscard]] const ReceiverReport& said() const { return said_; }
+  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline&) override {
+    said_ = report;
+    return {};
+  }
+  [[nodiscard]] Status leave(const Deadline&) override { return {}; }
+
+ private:
+  ReceiverReport said_;
+};
 
 class CheckpointDelivery final : public Delivery {
  public:

@@ -5,15 +5,17 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
+#include "formats/frame.h"
 #include "formats/run_info.h"
-#include "plugin/agent/plain_part.h"
+#include "formats/safetensors.h"
+#include "formats/zstd_stream.h"
 #include "plugin/receive/receiver.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {
 
 using std::chrono_literals::operator""ms;
-constexpr std::size_t kMaxDigests = 65'536;
 
 bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
 
@@ -39,6 +41,82 @@ Status check_manifest(const Manifest& manifest, const PublicationId& id, const H
                to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
 }
 
+// --- parts without compression
+
+bool has_frames(const Manifest& manifest) {
+  return manifest.directory_layout == DirectoryLayout::kFrames ||
+         manifest.directory_layout == DirectoryLayout::kHdf5;
+}
+
+bool frames_are_compressed(const Manifest& manifest) {
+  return has_frames(manifest) && manifest.encoding == Encoding::kDeltasZstd;
+}
+
+bool is_compressed_flush(const Manifest& manifest, const MappedFile& part) {
+  return manifest.directory_layout == DirectoryLayout::kFlush && is_zstd_frame(part.bytes());
+}
+
+std::uint64_t max_flush_bytes(const WeightLayout& layout) {
+  return 8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
+}
+
+Result<std::uint64_t> write_plain_frame(const MappedFile& part, const WeightLayout& layout,
+                                        File& out) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
+                             Frame::decode(part.bytes(), layout, max_frame_body_bytes(layout)));
+  FrameContext context = frame.info().context;
+  context.encoding = Encoding::kDeltas;
+  std::uint64_t at = 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      write_frame(context, frame.bucket(), [&](std::span<const std::byte> bytes) -> Status {
+        DRIFTLESS_RETURN_IF_ERROR(out.pwrite(at, bytes));
+        at += bytes.size();
+        return {};
+      }));
+  DRIFTLESS_RETURN_IF_ERROR(out.sync());
+  return frame.info().positions_bytes + frame.info().values_bytes;
+}
+
+// What a version's parts become. Frames of `deltas_zstd` are frames of `deltas` then, and
+// compressed flush files plain ones (under the same encoding: a flush file says by its first bytes
+// whether it is compressed). All else, `xor` of hf_delta among it, stays as it is.
+Encoding plain_encoding(const Manifest& manifest) {
+  return frames_are_compressed(manifest) ? Encoding::kDeltas : manifest.encoding;
+}
+
+// Memory that write_plain_part() takes beside the part.
+Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile& part,
+                                     const WeightLayout& layout) {
+  if (frames_are_compressed(manifest)) {
+    const Result<FrameInfo> frame = read_frame_header(part.bytes());
+    if (!frame.ok()) return frame.status().with_context(part.path());
+    return std::min(frame->body_bytes, max_frame_body_bytes(layout));
+  }
+  if (!is_compressed_flush(manifest, part)) return std::uint64_t{0};
+  const Result<ZstdReader> reader = ZstdReader::open(part.bytes());
+  if (!reader.ok()) return reader.status().with_context(part.path());
+  return std::min(reader->content_bytes(), max_flush_bytes(layout));
+}
+
+// Writes the part, whose hash was compared, into a new file and syncs it. Returns the bytes of the
+// positions and values in it if it was made anew as a frame, else nothing.
+Result<std::uint64_t> write_plain_part(const Manifest& manifest, const MappedFile& part,
+                                       const WeightLayout& layout, File& out) {
+  if (frames_are_compressed(manifest)) {
+    Result<std::uint64_t> written = write_plain_frame(part, layout, out);
+    return written.ok() ? written : written.status().with_context(part.path());
+  }
+  if (is_compressed_flush(manifest, part)) {
+    const auto plain = zstd_decompress(part.bytes(), max_flush_bytes(layout));
+    if (!plain.ok()) return plain.status().with_context(part.path());
+    DRIFTLESS_RETURN_IF_ERROR(out.pwrite(0, *plain));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(out.pwrite(0, part.bytes()));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(out.sync());
+  return std::uint64_t{0};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveRoad& up,
@@ -53,7 +131,7 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
       DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
       relay->run_ = run->run;
       relay->layout_ = std::move(run->layout);
-      relay->digests_[0] = run->base_digest;
+      relay->digests_->note(0, run->base_digest);
       return relay;
     }
     if (run.status().code() != StatusCode::kCorrupt) return run.status();
@@ -78,13 +156,13 @@ Result<bool> Relay::behind() {
   return next.has_value();
 }
 
-Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
+Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   const Status there = up_->wait_beyond(version_, deadline);
-  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<RelayReport>();
+  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<DeliveryReport>();
   DRIFTLESS_RETURN_IF_ERROR(there);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
-  if (!next) return std::optional<RelayReport>();
-  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*next));
+  if (!next) return std::optional<DeliveryReport>();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*next));
   if (!report) return report;
   version_ = next->version;
   started_ = true;
@@ -92,16 +170,15 @@ Result<std::optional<RelayReport>> Relay::follow(const Deadline& deadline) {
 }
 
 // Until it went well, it is gone, or the deadline.
-Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
+Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
   for (;;) {
-    Result<RelayReport> report = attempt(id, deadline);
+    Result<DeliveryReport> report = attempt(id, deadline);
     if (report.ok()) {
-      digests_[id.version] = report->digest;
-      if (digests_.size() > kMaxDigests) digests_.erase(std::next(digests_.begin()));
-      return std::optional<RelayReport>(std::move(*report));
+      digests_->note(id.version, report->update.digest);
+      return std::optional<DeliveryReport>(std::move(*report));
     }
     const Status ignored = down_->abort();
     const StatusCode code = report.status().code();
@@ -112,7 +189,7 @@ Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
     if (code == StatusCode::kNotFound) {
       const auto listed = up_->list(deadline);
       if (listed.ok() && std::ranges::find(*listed, id) == listed->end()) {
-        return std::optional<RelayReport>();
+        return std::optional<DeliveryReport>();
       }
     }
     if (late || !backoff.sleep(deadline)) {
@@ -122,21 +199,23 @@ Result<std::optional<RelayReport>> Relay::relay(const PublicationId& id) {
   }
 }
 
-Result<RelayReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
+Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
   Stopwatch watch;
-  RelayReport report;
-  report.id = id;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
   DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
-  report.base_version = manifest.base_version;
-  report.encoding = manifest.encoding;
-  report.digest = manifest.digest;
-  report.changed_units = manifest.changed_units;
-  report.full_bytes = manifest.full_bytes;
-  report.delta_bytes = manifest.payload_bytes;
-  report.wire_bytes = text.size();
-  for (const ManifestFile& file : manifest.files) report.wire_bytes += file.size_bytes;
+  DeliveryReport report;
+  UpdateReport& update = report.update;
+  update.version = id.version;
+  update.from_version = manifest.base_version;
+  update.versions = 1;
+  update.anchor = !is_step(id);
+  update.digest = manifest.digest;
+  update.changed_units = manifest.changed_units;
+  update.full_bytes = manifest.full_bytes;
+  update.delta_bytes = manifest.payload_bytes;
+  update.wire_bytes = text.size();
+  for (const ManifestFile& file : manifest.files) update.wire_bytes += file.size_bytes;
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
@@ -145,7 +224,7 @@ Result<RelayReport> Relay::attempt(const PublicationId& id, const Deadline& dead
 }
 
 // All parts; the manifest says then where they are on `down`.
-Status Relay::carry(const PublicationId& id, Manifest& manifest, RelayReport& report,
+Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
                     const Deadline& deadline) {
   std::vector<Carried> carried(manifest.files.size());
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(
@@ -165,7 +244,7 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, RelayReport& re
   std::uint64_t delta_bytes = 0;
   for (const Carried& part : carried) {
     delta_bytes += part.delta_bytes;
-    report.fetch_ms += part.fetch_ms;
+    report.update.fetch_ms += part.fetch_ms;
   }
   const Encoding plain = plain_encoding(manifest);
   if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
@@ -214,7 +293,7 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
-Result<std::optional<RelayReport>> Relay::help() {
+Result<std::optional<DeliveryReport>> Relay::help() {
   DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
   // The anchor must be at least this one for whoever needs one.
   std::optional<std::uint64_t> least;
@@ -225,7 +304,7 @@ Result<std::optional<RelayReport>> Relay::help() {
     least = std::max(least.value_or(0), from);
   }
   wants_anchor_ = false;
-  if (!least) return std::optional<RelayReport>();
+  if (!least) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
                              up_->list(Deadline::after(options_.report_deadline)));
   std::optional<PublicationId> newest;
@@ -234,25 +313,20 @@ Result<std::optional<RelayReport>> Relay::help() {
   }
   if (anchor_ && *anchor_ >= *least) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
-    if (good) return std::optional<RelayReport>();  // it has only to take it
+    if (good) return std::optional<DeliveryReport>();  // it has only to take it
   }
   const bool newer =
       newest && newest->version >= *least && (!anchor_ || newest->version > *anchor_);
   if (newer) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(newest->version));
     if (good) {
-      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay(*newest));
+      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*newest));
       if (report) anchor_ = newest->version;
       return report;
     }
   }
   wants_anchor_ = true;
-  return std::optional<RelayReport>();
-}
-
-std::optional<Digest> Relay::digest(std::uint64_t version) const {
-  const auto found = digests_.find(version);
-  return found == digests_.end() ? std::nullopt : std::optional<Digest>(found->second);
+  return std::optional<DeliveryReport>();
 }
 
 }  // namespace driftless

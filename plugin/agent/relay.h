@@ -12,18 +12,16 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "collectives/road.h"
-#include "core/digest.h"
 #include "core/hash128.h"
 #include "core/layout.h"
 #include "formats/manifest.h"
+#include "plugin/agent/delivery.h"
 #include "plugin/agent/memory_budget.h"
 
 namespace driftless {
@@ -36,20 +34,6 @@ struct RelayOptions {
   std::chrono::milliseconds report_deadline{10'000};
 };
 
-// What one publication took.
-struct RelayReport {
-  PublicationId id;
-  std::uint64_t base_version = 0;
-  Encoding encoding = Encoding::kDeltas;  // as it came
-  Digest digest;
-  std::uint64_t changed_units = 0;
-  std::uint64_t full_bytes = 0, delta_bytes = 0;
-  std::uint64_t wire_bytes = 0;   // fetched, manifest included
-  std::uint64_t plain_bytes = 0;  // offered to the workers
-  double fetch_ms = 0;            // waiting for the road, summed over the read workers
-  double process_ms = 0;          // all of it: fetch, verify, inflate, write
-};
-
 class Relay {
  public:
   // Waits for the run's announcement, and repeats it on `down`.
@@ -60,17 +44,17 @@ class Relay {
   // Waits until a step past version() is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
   // failure nothing of it is on `down`, and follow() may be called again.
-  [[nodiscard]] Result<std::optional<RelayReport>> follow(const Deadline& deadline);
+  [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
   // Looks at what the receivers on `down` say, and relays an anchor where one of them needs it.
-  [[nodiscard]] Result<std::optional<RelayReport>> help();
+  [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest step relayed; 0: none.
   [[nodiscard]] std::uint64_t version() const { return version_; }
   // Whether anything newer is there to be relayed.
   [[nodiscard]] Result<bool> behind();
-  // Of a version that was relayed, or of the base.
-  [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const;
+  // Of what was relayed, and of the base.
+  [[nodiscard]] const std::shared_ptr<VersionDigests>& digests() const { return digests_; }
   // What the receivers last said to help().
   [[nodiscard]] const std::vector<ReceiverReport>& receivers() const { return receivers_; }
   // A receiver needs an anchor that is not there.
@@ -87,9 +71,9 @@ class Relay {
         inflated_budget_(options.read_bytes / 2) {}
 
   [[nodiscard]] Result<std::optional<PublicationId>> next_step();
-  [[nodiscard]] Result<std::optional<RelayReport>> relay(const PublicationId& id);
-  [[nodiscard]] Result<RelayReport> attempt(const PublicationId& id, const Deadline& deadline);
-  [[nodiscard]] Status carry(const PublicationId& id, Manifest& manifest, RelayReport& report,
+  [[nodiscard]] Result<std::optional<DeliveryReport>> relay(const PublicationId& id);
+  [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const Deadline& deadline);
+  [[nodiscard]] Status carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
                              const Deadline& deadline);
   struct Carried {
     std::uint64_t delta_bytes = 0;
@@ -105,9 +89,9 @@ class Relay {
   Hash128 run_;
   WeightLayout layout_;
   std::uint64_t version_ = 0;
-  bool started_ = false;                     // a step was relayed
-  std::optional<std::uint64_t> anchor_;      // relayed last
-  std::map<std::uint64_t, Digest> digests_;  // of what was relayed, and of the base
+  bool started_ = false;                 // a step was relayed
+  std::optional<std::uint64_t> anchor_;  // relayed last
+  std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time

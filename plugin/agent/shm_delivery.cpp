@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery through shared memory.
-#include <algorithm>
 
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/relay.h"
 #include "plugin/engines/engine_session.h"
+#include "plugin/job/report_proof.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {
-
-constexpr std::size_t kDigestDigits = 32;
 
 // What the engine's workers follow, by the only name that they take from a caller.
 std::string worker_source(const Config& config) {
@@ -31,36 +29,19 @@ class ShmDelivery final : public Delivery {
     options.fetch_deadline = config_.receiver.fetch_deadline;
     options.report_deadline = config_.receiver.report_deadline;
     DRIFTLESS_ASSIGN_OR_RETURN(relay_, Relay::open(options, road, *sender_, deadline));
-    if (const std::optional<Digest> base = relay_->digest(0)) digests_->note(0, *base);
     return {};
   }
 
   Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<RelayReport> report, relay_->help());
-    if (!report) {
-      DRIFTLESS_ASSIGN_OR_RETURN(report, relay_->follow(deadline));
-    }
-    if (!report) return std::optional<DeliveryReport>();
-    digests_->note(report->id.version, report->digest);
-    UpdateReport update;
-    update.version = report->id.version;
-    update.from_version = report->base_version;
-    update.versions = 1;
-    update.anchor = report->id.kind == PublicationKind::kAnchor;
-    update.digest = report->digest;
-    update.changed_units = report->changed_units;
-    update.full_bytes = report->full_bytes;
-    update.delta_bytes = report->delta_bytes;
-    update.wire_bytes = report->wire_bytes;
-    update.fetch_ms = report->fetch_ms;
-    return std::optional<DeliveryReport>(
-        DeliveryReport{std::move(update), report->plain_bytes, report->process_ms});
+    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> anchor, relay_->help());
+    if (anchor) return anchor;
+    return relay_->follow(deadline);
   }
 
   [[nodiscard]] std::uint64_t version() const override { return relay_->version(); }
   Result<bool> behind() override { return relay_->behind(); }
   [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
-    return relay_->digest(version);
+    return relay_->digests()->find(version);
   }
   [[nodiscard]] bool wants_anchor() const override { return relay_->wants_anchor(); }
 
@@ -70,9 +51,10 @@ class ShmDelivery final : public Delivery {
     std::vector<Worker> found;
     for (const ReceiverReport& report : relay_->receivers()) {
       Worker& worker = found.emplace_back(Worker{report.id, std::nullopt});
-      const std::optional<Digest> expected = relay_->digest(report.version);
-      const std::string_view proof = std::string_view(report.proof).substr(0, kDigestDigits);
-      if (expected && proof == to_hex(*expected)) worker.version = report.version;
+      const std::optional<Digest> expected = relay_->digests()->find(report.version);
+      if (expected && parse_proof(report.proof).digest == to_hex(*expected)) {
+        worker.version = report.version;
+      }
     }
     return found;
   }
@@ -84,7 +66,7 @@ class ShmDelivery final : public Delivery {
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
     const AgentOptions& agent = config_.agent;
     EngineSessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
-                                 digests_};
+                                 relay_->digests()};
     if (kind == EngineKind::kVllm) {
       return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
     }
@@ -98,7 +80,6 @@ class ShmDelivery final : public Delivery {
   const Config config_;
   std::unique_ptr<SendRoad> sender_;
   std::unique_ptr<Relay> relay_;
-  std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
 };
 
 }  // namespace

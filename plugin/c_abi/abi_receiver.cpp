@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/c_abi/abi_receiver.h"
 
-#include <utility>
+#include <map>
 
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless::c_abi {
 namespace {
@@ -29,43 +29,49 @@ void forget_what_is_not_ours(Config& config) {
   config.engines.clear();
 }
 
+struct Tickets {
+  std::mutex mutex;
+  std::uintptr_t last = 0;
+  std::map<std::uintptr_t, std::shared_ptr<AbiReceiver>> receivers;
+};
+
+// The one global of the library: what a ticket means must be known to every call. Never destroyed,
+// since a receiver that the process leaves open must not wait for others while it ends.
+Tickets& tickets() {
+  static auto* const table = new Tickets;
+  return *table;
+}
+
+std::uintptr_t number_of(const driftless_receiver* ticket) {
+  return reinterpret_cast<std::uintptr_t>(ticket);
+}
+
 }  // namespace
 
-class AbiReceiver::Turn {
- public:
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-  Turn(Turn&& other) noexcept : of_(std::exchange(other.of_, nullptr)) {}
-  Turn& operator=(Turn&&) = delete;
-  ~Turn() {
-    if (of_ == nullptr) return;
-    of_->show();
-    of_->in_use_.clear();
-  }
+AbiReceiver::Turn::~Turn() {
+  if (of_ == nullptr) return;
+  of_->show();
+  of_->in_use_.clear();
+}
 
-  [[nodiscard]] static Result<Turn> take(AbiReceiver& of) {
-    if (of.in_use_.test_and_set()) {
-      return error(StatusCode::kBusy,
-                   "the receiver is in use by another thread, or by the call that this one is made "
-                   "from: one call at a time");
-    }
-    Turn turn(of);
-    if (of.phase_ == Phase::kClosed) {
-      return error(StatusCode::kInvalidArgument, "the receiver is closed");
-    }
-    const bool bound = of.session_ != nullptr && !of.session_->process().threads();
-    if (bound && std::this_thread::get_id() != of.starter_) {
-      return error(StatusCode::kInvalidArgument,
-                   "this MPI was granted without threads: all calls must come from the thread that "
-                   "called driftless_start()");
-    }
-    return turn;
+Result<AbiReceiver::Turn> AbiReceiver::Turn::take(AbiReceiver& of) {
+  if (of.in_use_.test_and_set()) {
+    return error(StatusCode::kBusy,
+                 "the receiver is in use by another thread, or by the call that this one is made "
+                 "from: one call at a time");
   }
-
- private:
-  explicit Turn(AbiReceiver& of) : of_(&of) {}
-  AbiReceiver* of_;
-};
+  Turn turn(of);
+  if (of.phase_ == Phase::kClosed) {
+    return error(StatusCode::kInvalidArgument, "the receiver is closed");
+  }
+  const bool bound = of.session_ != nullptr && !of.session_->process().threads();
+  if (bound && std::this_thread::get_id() != of.starter_) {
+    return error(StatusCode::kInvalidArgument,
+                 "this MPI was granted without threads: all calls must come from the thread that "
+                 "called driftless_start()");
+  }
+  return turn;
+}
 
 Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config_path,
                                                        std::span<const std::string> overrides,
@@ -80,8 +86,6 @@ Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config
   receiver->show();
   return receiver;
 }
-
-AbiReceiver::~AbiReceiver() { drop(); }
 
 Status AbiReceiver::set_callbacks(const driftless_callbacks& callbacks) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
@@ -181,42 +185,12 @@ Status AbiReceiver::pause() {
 
 Status AbiReceiver::resume() { return run_callback(callbacks_.resume, callbacks_.user, "resume"); }
 
-Result<ReceiverSession::Newest> AbiReceiver::poll(Wait wait) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  return session_->poll(Deadline::after(wait));
-}
-
-Result<bool> AbiReceiver::stage(Wait wait) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  return session_->stage(Deadline::after(wait));
-}
-
 Result<UpdateReport> AbiReceiver::commit() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  Result<UpdateReport> report = session_->commit();
-  if (report.ok()) last_ = *report;
-  return report;
-}
-
-Status AbiReceiver::rollback() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  return session_->rollback();
-}
-
-Status AbiReceiver::keep_alive() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  return session_->report();
-}
-
-Result<std::optional<EndOfRun>> AbiReceiver::look_for_end() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  DRIFTLESS_RETURN_IF_ERROR(check_started());
-  return session_->listen_for_end();
+  return with_session([this](ReceiverSession& session) {
+    Result<UpdateReport> report = session.commit();
+    if (report.ok()) last_ = *report;
+    return report;
+  });
 }
 
 Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
@@ -230,16 +204,11 @@ Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
   if (session_ != nullptr && orderly) {
     met = session_->close(Deadline::after(wait.value_or(config_.connect_deadline)));
   }
-  drop();
+  session_.reset();
+  target_.reset();
   phase_ = Phase::kClosed;
   closed = true;
   return met.ok() ? left : met;
-}
-
-// In the opposite order of their making.
-void AbiReceiver::drop() {
-  session_.reset();
-  target_.reset();
 }
 
 // Without memory for the last report's notes the rest is shown, and the report before.
@@ -266,6 +235,30 @@ void AbiReceiver::show() noexcept {
 AbiView AbiReceiver::look() const {
   const std::scoped_lock lock(view_mutex_);
   return view_;
+}
+
+driftless_receiver* give_ticket(std::shared_ptr<AbiReceiver> held) {
+  Tickets& table = tickets();
+  const std::scoped_lock lock(table.mutex);
+  table.receivers.emplace(++table.last, std::move(held));
+  // A number, never an address.
+  return reinterpret_cast<driftless_receiver*>(table.last);  // NOLINT(performance-no-int-to-ptr)
+}
+
+Result<std::shared_ptr<AbiReceiver>> find(const driftless_receiver* ticket) {
+  if (ticket == nullptr) return error(StatusCode::kInvalidArgument, "receiver is NULL");
+  Tickets& table = tickets();
+  const std::scoped_lock lock(table.mutex);
+  const auto at = table.receivers.find(number_of(ticket));
+  if (at != table.receivers.end()) return at->second;
+  return error(StatusCode::kInvalidArgument,
+               "receiver is not open: it was closed, or never was one");
+}
+
+void take_back(const driftless_receiver* ticket) {
+  Tickets& table = tickets();
+  const std::scoped_lock lock(table.mutex);
+  table.receivers.erase(number_of(ticket));
 }
 
 }  // namespace driftless::c_abi

@@ -7,13 +7,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/status.h"
 #include "plugin/c_abi/driftless.h"
@@ -51,18 +51,19 @@ class AbiReceiver {
       : config_(std::move(config)), options_(std::move(options)) {}
   AbiReceiver(const AbiReceiver&) = delete;
   AbiReceiver& operator=(const AbiReceiver&) = delete;
-  ~AbiReceiver();
 
+  // Calls `work` with the session, once it is started, as the only call.
+  template <typename Work>
+  auto with_session(const Work& work) -> decltype(work(std::declval<ReceiverSession&>())) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
+    DRIFTLESS_RETURN_IF_ERROR(check_started());
+    return work(*session_);
+  }
   // driftless.h has the contracts. Without a wait: deadlines.connect.
   [[nodiscard]] Status set_callbacks(const driftless_callbacks& callbacks);
   [[nodiscard]] Status add(const driftless_tensor& tensor);
   [[nodiscard]] Status start(const std::optional<VersionId>& holds, std::optional<Wait> wait);
-  [[nodiscard]] Result<ReceiverSession::Newest> poll(Wait wait);
-  [[nodiscard]] Result<bool> stage(Wait wait);
   [[nodiscard]] Result<UpdateReport> commit();
-  [[nodiscard]] Status rollback();
-  [[nodiscard]] Status keep_alive();
-  [[nodiscard]] Result<std::optional<EndOfRun>> look_for_end();
   // `closed`: whether it is, whatever is returned; else nothing happened.
   [[nodiscard]] Status close(std::optional<Wait> wait, bool& closed);
 
@@ -71,7 +72,17 @@ class AbiReceiver {
  private:
   enum class Phase : unsigned char { kOpen, kStarted, kBroken, kClosed };
   // A call's hold on the receiver; when it ends, look() sees what it did.
-  class Turn;
+  class Turn {
+   public:
+    [[nodiscard]] static Result<Turn> take(AbiReceiver& of);
+    Turn(Turn&& other) noexcept : of_(std::exchange(other.of_, nullptr)) {}
+    Turn& operator=(Turn&&) = delete;
+    ~Turn();
+
+   private:
+    explicit Turn(AbiReceiver& of) : of_(&of) {}
+    AbiReceiver* of_;
+  };
 
   [[nodiscard]] Status check_started() const;
   [[nodiscard]] Status join(const Deadline& deadline);
@@ -80,7 +91,6 @@ class AbiReceiver {
   [[nodiscard]] Status resume();
   [[nodiscard]] bool collective() const;
   void show() noexcept;
-  void drop();
 
   Config config_;
   AbiOptions options_;
@@ -89,7 +99,7 @@ class AbiReceiver {
   Phase phase_ = Phase::kOpen;
   Status broken_;  // why
   std::thread::id starter_;
-  std::unique_ptr<WeightTarget> target_;
+  std::unique_ptr<WeightTarget> target_;  // outlives the session
   std::unique_ptr<ReceiverSession> session_;
   std::optional<UpdateReport> last_;
   std::atomic_flag in_use_ = ATOMIC_FLAG_INIT;
@@ -97,5 +107,12 @@ class AbiReceiver {
   mutable std::mutex view_mutex_;
   AbiView view_;
 };
+
+// Tickets for receivers. A driftless_receiver* is a number that is never given out twice, so that a
+// closed one is found out instead of being followed into freed memory.
+[[nodiscard]] driftless_receiver* give_ticket(std::shared_ptr<AbiReceiver> held);
+// kInvalidArgument for NULL, and for what is no ticket (any more).
+[[nodiscard]] Result<std::shared_ptr<AbiReceiver>> find(const driftless_receiver* ticket);
+void take_back(const driftless_receiver* ticket);
 
 }  // namespace driftless::c_abi

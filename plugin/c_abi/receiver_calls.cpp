@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of driftless.h on a receiver: what C passes is checked and translated here.
 #include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "plugin/c_abi/abi_error.h"
-#include "plugin/c_abi/abi_structs.h"
+#include "plugin/c_abi/abi_call.h"
+#include "plugin/c_abi/abi_receiver.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/c_abi/handles.h"
-#include "plugin/c_abi/results.h"
 #include "plugin/job/config_values.h"
-#include "plugin/job/launched.h"
+#include "plugin/job/job_process.h"
 
 namespace driftless::c_abi {
 namespace {
@@ -57,11 +57,138 @@ Result<std::vector<std::string>> overrides_of(const char* const* overrides, std:
   return texts;
 }
 
-Status start(driftless_receiver* receiver, const std::optional<VersionId>& holds,
-             int64_t timeout_ms) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+// The body of a function on a receiver.
+template <typename Work>
+driftless_code on_receiver(const driftless_receiver* receiver, driftless_error** error,
+                           const Work& work) noexcept {
+  return fenced(error, [&]() -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<AbiReceiver> held, find(receiver));
+    return work(*held);
+  });
+}
+
+Status start(AbiReceiver& receiver, const std::optional<VersionId>& holds, int64_t timeout_ms) {
   DRIFTLESS_ASSIGN_OR_RETURN(const auto wait, wait_or_configured(timeout_ms));
-  return held->start(holds, wait);
+  return receiver.start(holds, wait);
+}
+
+Result<AbiView> look_at_started(const AbiReceiver& receiver) {
+  AbiView view = receiver.look();
+  if (view.started) return view;
+  return error(StatusCode::kIncomplete, "the receiver is not started");
+}
+
+Result<AbiView> look_at_version(const AbiReceiver& receiver) {
+  DRIFTLESS_ASSIGN_OR_RETURN(AbiView view, look_at_started(receiver));
+  if (view.state.valid) return view;
+  return error(StatusCode::kIncomplete, "the tensors hold no version yet: stage and commit one");
+}
+
+Result<UpdateReport> last_report(const AbiView& view) {
+  if (view.last) return *view.last;
+  return error(StatusCode::kNotFound, "nothing was committed yet");
+}
+
+// What the library found out, as the structs of driftless.h.
+
+// Of all these buffers.
+constexpr std::size_t kHexRoom = sizeof(driftless_report::digest);
+static_assert(kHexRoom == 33 && sizeof(driftless_end::digest) == kHexRoom &&
+              sizeof(driftless_state::digest) == kHexRoom &&
+              sizeof(driftless_state::run) == kHexRoom);
+
+void put_hex(const std::string& digits, char* out) { std::memcpy(out, digits.c_str(), kHexRoom); }
+
+driftless_report report_of(const UpdateReport& report) {
+  driftless_report made{};
+  made.struct_size = sizeof(made);
+  made.from_version = report.from_version;
+  made.version = report.version;
+  made.versions = report.versions;
+  made.changed_units = report.changed_units;
+  made.full_bytes = report.full_bytes;
+  made.delta_bytes = report.delta_bytes;
+  made.wire_bytes = report.wire_bytes;
+  made.fetch_ms = report.fetch_ms;
+  made.stage_ms = report.stage_ms;
+  made.pause_ms = report.pause_ms;
+  made.apply_ms = report.apply_ms;
+  made.resume_ms = report.resume_ms;
+  made.anchor = report.anchor ? 1 : 0;
+  made.notes = static_cast<int32_t>(report.notes.size());
+  put_hex(to_hex(report.digest), made.digest);
+  return made;
+}
+
+driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& state) {
+  driftless_end made{};
+  made.struct_size = sizeof(made);
+  if (!end) return made;
+  made.ended = 1;
+  made.version = end->version;
+  const bool proven = state.partial || state.digest == end->digest;
+  made.reached = state.valid && state.id.version == end->version && proven ? 1 : 0;
+  put_hex(to_hex(end->digest), made.digest);
+  return made;
+}
+
+// A sum over the session: its name in JSON, in the library and in C.
+template <typename Number>
+struct Sum {
+  const char* name;
+  Number SessionCounts::* count;
+  Number driftless_metrics::* metric;
+};
+constexpr Sum<std::uint64_t> kCounts[] = {
+    {"newest", &SessionCounts::newest, &driftless_metrics::newest},
+    {"commits", &SessionCounts::commits, &driftless_metrics::commits},
+    {"versions", &SessionCounts::versions, &driftless_metrics::versions},
+    {"anchors", &SessionCounts::anchors, &driftless_metrics::anchors},
+    {"rollbacks", &SessionCounts::rollbacks, &driftless_metrics::rollbacks},
+    {"stage_failures", &SessionCounts::stage_failures, &driftless_metrics::stage_failures},
+    {"commit_failures", &SessionCounts::commit_failures, &driftless_metrics::commit_failures},
+    {"unheard", &SessionCounts::unheard, &driftless_metrics::unheard},
+    {"changed_units", &SessionCounts::changed_units, &driftless_metrics::changed_units},
+    {"delta_bytes", &SessionCounts::delta_bytes, &driftless_metrics::delta_bytes},
+    {"wire_bytes", &SessionCounts::wire_bytes, &driftless_metrics::wire_bytes},
+};
+constexpr Sum<double> kTimes[] = {
+    {"fetch_ms", &SessionCounts::fetch_ms, &driftless_metrics::fetch_ms},
+    {"stage_ms", &SessionCounts::stage_ms, &driftless_metrics::stage_ms},
+    {"pause_ms", &SessionCounts::pause_ms, &driftless_metrics::pause_ms},
+    {"apply_ms", &SessionCounts::apply_ms, &driftless_metrics::apply_ms},
+    {"resume_ms", &SessionCounts::resume_ms, &driftless_metrics::resume_ms},
+    {"longest_pause_ms", &SessionCounts::longest_pause_ms, &driftless_metrics::longest_pause_ms},
+};
+
+driftless_metrics metrics_of(const AbiView& view) {
+  driftless_metrics made{};
+  made.struct_size = sizeof(made);
+  made.version = view.state.id.version;
+  for (const auto& sum : kCounts) made.*sum.metric = view.counts.*sum.count;
+  for (const auto& sum : kTimes) made.*sum.metric = view.counts.*sum.count;
+  return made;
+}
+
+nlohmann::ordered_json json_of(const AbiView& view) {
+  nlohmann::ordered_json json = {{"version", view.state.id.version}};
+  for (const auto& sum : kCounts) json[sum.name] = view.counts.*sum.count;
+  for (const auto& sum : kTimes) json[sum.name] = view.counts.*sum.count;
+  return json;
+}
+
+driftless_state state_of(const AbiView& view) {
+  driftless_state made{};
+  made.struct_size = sizeof(made);
+  made.version = view.state.id.version;
+  made.started = view.started ? 1 : 0;
+  made.staged = view.staged ? 1 : 0;
+  made.valid = view.state.valid ? 1 : 0;
+  made.partial = view.state.partial ? 1 : 0;
+  made.rank = view.rank;
+  put_hex(to_hex(view.state.digest), made.digest);
+  put_hex(to_hex(view.run), made.run);
+  return made;
 }
 
 }  // namespace
@@ -87,28 +214,26 @@ driftless_code driftless_open(const char* config_path, const char* const* overri
 driftless_code driftless_set_callbacks(driftless_receiver* receiver,
                                        const driftless_callbacks* callbacks,
                                        driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
-    if (callbacks == nullptr) return held->set_callbacks({});
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    if (callbacks == nullptr) return held.set_callbacks({});
     DRIFTLESS_ASSIGN_OR_RETURN(const driftless_callbacks read, read_struct(callbacks, "callbacks"));
-    return held->set_callbacks(read);
+    return held.set_callbacks(read);
   });
 }
 
 driftless_code driftless_register(driftless_receiver* receiver, const driftless_tensor* tensor,
                                   driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const driftless_tensor read, read_struct(tensor, "tensor"));
-    return held->add(read);
+    return held.add(read);
   });
 }
 
 driftless_code driftless_start(driftless_receiver* receiver, int32_t holds, int64_t timeout_ms,
                                driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    if (holds == DRIFTLESS_HOLDS_NOTHING) return start(receiver, std::nullopt, timeout_ms);
-    if (holds == DRIFTLESS_HOLDS_BASE) return start(receiver, VersionId{}, timeout_ms);
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    if (holds == DRIFTLESS_HOLDS_NOTHING) return start(held, std::nullopt, timeout_ms);
+    if (holds == DRIFTLESS_HOLDS_BASE) return start(held, VersionId{}, timeout_ms);
     return driftless::error(StatusCode::kInvalidArgument, "holds is ", holds,
                             ": expected DRIFTLESS_HOLDS_NOTHING or DRIFTLESS_HOLDS_BASE");
   });
@@ -116,7 +241,7 @@ driftless_code driftless_start(driftless_receiver* receiver, int32_t holds, int6
 
 driftless_code driftless_start_at(driftless_receiver* receiver, const char* run, uint64_t version,
                                   int64_t timeout_ms, driftless_error** error) {
-  return fenced(error, [&]() -> Status {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     VersionId holds;
     holds.version = version;
     if (version > kMaxVersion) {
@@ -130,16 +255,17 @@ driftless_code driftless_start_at(driftless_receiver* receiver, const char* run,
       }
       holds.run = *parsed;
     }
-    return start(receiver, holds, timeout_ms);
+    return start(held, holds, timeout_ms);
   });
 }
 
 driftless_code driftless_poll(driftless_receiver* receiver, int64_t timeout_ms, int32_t* newer,
                               uint64_t* newest, driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverSession::Newest found, held->poll(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_session([&](ReceiverSession& session) {
+      return session.poll(Deadline::after(wait));
+    }));
     if (newer != nullptr) *newer = found.newer ? 1 : 0;
     if (newest != nullptr) *newest = found.version;
     return {};
@@ -148,11 +274,12 @@ driftless_code driftless_poll(driftless_receiver* receiver, int64_t timeout_ms, 
 
 driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms, int32_t* staged,
                                driftless_error** error) {
-  return fenced(error, [&]() -> Status {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(staged, "staged"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held->stage(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held.with_session([&](ReceiverSession& session) {
+      return session.stage(Deadline::after(wait));
+    }));
     *staged = news ? 1 : 0;
     return {};
   });
@@ -160,35 +287,33 @@ driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms,
 
 driftless_code driftless_commit(driftless_receiver* receiver, driftless_report* report,
                                 driftless_error** error) {
-  return fenced(error, [&]() -> Status {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     if (report != nullptr) DRIFTLESS_RETURN_IF_ERROR(check_struct(report, "report"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
-    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport made, held->commit());
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport made, held.commit());
     return report == nullptr ? Status() : write_struct(report_of(made), "report", report);
   });
 }
 
 driftless_code driftless_rollback(driftless_receiver* receiver, driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
-    return held->rollback();
+  return on_receiver(receiver, error, [](AbiReceiver& held) {
+    return held.with_session([](ReceiverSession& session) { return session.rollback(); });
   });
 }
 
 driftless_code driftless_keep_alive(driftless_receiver* receiver, driftless_error** error) {
-  return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
-    return held->keep_alive();
+  return on_receiver(receiver, error, [](AbiReceiver& held) {
+    return held.with_session([](ReceiverSession& session) { return session.report(); });
   });
 }
 
 driftless_code driftless_look_for_end(driftless_receiver* receiver, driftless_end* end,
                                       driftless_error** error) {
-  return fenced(error, [&]() -> Status {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_struct(end, "end"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(receiver));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held->look_for_end());
-    return write_struct(end_of(found, held->look().state), "end", end);
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_session([](ReceiverSession& session) {
+      return session.listen_for_end();
+    }));
+    return write_struct(end_of(found, held.look().state), "end", end);
   });
 }
 
@@ -205,5 +330,77 @@ driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms
     take_back(*receiver);
     *receiver = nullptr;
     return status;
+  });
+}
+
+// What follows may be called any time.
+
+driftless_code driftless_get_state(driftless_receiver* receiver, driftless_state* state,
+                                   driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) {
+    return write_struct(state_of(held.look()), "state", state);
+  });
+}
+
+driftless_code driftless_weights_version(driftless_receiver* receiver, uint64_t* version,
+                                         driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(version, "version"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_version(held));
+    *version = view.state.id.version;
+    return {};
+  });
+}
+
+driftless_code driftless_weights_digest(driftless_receiver* receiver, char* digest,
+                                        driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(digest, "digest"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_version(held));
+    put_hex(to_hex(view.state.digest), digest);
+    return {};
+  });
+}
+
+driftless_code driftless_run_id(driftless_receiver* receiver, char* run, driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(run, "run"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const AbiView view, look_at_started(held));
+    put_hex(to_hex(view.run), run);
+    return {};
+  });
+}
+
+driftless_code driftless_get_metrics(driftless_receiver* receiver, driftless_metrics* metrics,
+                                     driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) {
+    return write_struct(metrics_of(held.look()), "metrics", metrics);
+  });
+}
+
+driftless_code driftless_metrics_json(driftless_receiver* receiver, char** text,
+                                      driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) {
+    return give_text(json_line(json_of(held.look())), text);
+  });
+}
+
+driftless_code driftless_last_report(driftless_receiver* receiver, driftless_report* report,
+                                     driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(held.look()));
+    return write_struct(report_of(last), "report", report);
+  });
+}
+
+driftless_code driftless_last_report_json(driftless_receiver* receiver, char** text,
+                                          driftless_error** error) {
+  return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
+    const AbiView view = held.look();
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
+    nlohmann::ordered_json json = driftless::metrics_of(last, view.rank);
+    json.erase("monotonic_ms");  // of the call, not of the commit
+    json["notes"] = last.notes;
+    return give_text(json_line(json), text);
   });
 }

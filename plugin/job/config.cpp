@@ -9,7 +9,6 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <sstream>
 
@@ -84,13 +83,7 @@ class ConfigReader final : public YAML::EventHandler {
     const Place place = next_place();
     frame.expects_key = !frame.list;
     const ConfigKey* key = find_config_key(place.name);
-    if (key == nullptr) {
-      const bool known = is_group(place.name) || is_list(place.name);
-      return fail(mark, place.path,
-                  known ? concat("expected ", is_list(place.name) ? "a list" : "keys below it",
-                                 ", found ", shown(value))
-                        : unknown_key(place.name));
-    }
+    if (key == nullptr) return fail_kind(mark, place, shown(value));
     if (const Status applied = key->apply(*config_, place.item, value); !applied.ok()) {
       fail(mark, place.path, applied.message());
     }

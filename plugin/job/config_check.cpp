@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
-#include <algorithm>
 
 #include "plugin/job/config.h"
 #include "plugin/job/config_values.h"

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rows of the table of keys are made with. Private to config_keys.cpp.
+// Rows of the table of keys, made of kinds of values and of the fields that they are kept in.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "formats/strict_json.h"
@@ -13,165 +16,187 @@
 
 namespace driftless::config_key {
 
-using Milliseconds = std::chrono::milliseconds;
-template <typename T>
-using Choice = std::pair<std::string_view, T>;
-
 inline constexpr std::string_view kAuto = "auto";
-inline constexpr std::string_view kSize = "a size: 4096, 64MiB, 512MB";
+inline constexpr std::string_view kNumberOrAuto = "a whole number, or auto";
 inline constexpr std::string_view kSizeOrAuto = "a size: 4096, 64MiB, 512MB; or auto";
-inline constexpr std::string_view kDuration = "a duration: 500ms, 30s, 2min";
 inline constexpr std::string_view kDurationOrAuto = "a duration: 500ms, 30s, 2min; or auto";
-inline constexpr std::string_view kNumber = "a whole number";
-inline constexpr std::string_view kSwitch = "true or false";
 inline constexpr std::string_view kPath = "a path";
 inline constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+inline constexpr std::uint64_t kKiB = 1 << 10, kMiB = kKiB << 10, kGiB = kMiB << 10,
+                               kTiB = kGiB << 10;
 
 inline Status not_one_of(std::string_view names, std::string_view found) {
   return error(StatusCode::kInvalidArgument, "expected ", names, ", found ", shown(found));
 }
 
-inline Status check_within(std::uint64_t value, std::uint64_t least, std::uint64_t most) {
-  if (value >= least && value <= most) return {};
-  return error(StatusCode::kInvalidArgument, "expected a size from ", size_text(least), " to ",
-               size_text(most), ", found ", size_text(value));
+// A kind of value has parse(), from its text to the value, text(), back, and kExpected, the words
+// for it, unless these differ from key to key.
+
+template <std::uint64_t kLeast, std::uint64_t kLargest>
+struct Size {
+  static constexpr std::string_view kExpected = "a size: 4096, 64MiB, 512MB";
+  static Result<std::uint64_t> parse(std::string_view value) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
+    if (size >= kLeast && size <= kLargest) return size;
+    return error(StatusCode::kInvalidArgument, "expected a size from ", size_text(kLeast), " to ",
+                 size_text(kLargest), ", found ", size_text(size));
+  }
+  static std::string text(std::uint64_t value) { return size_text(value); }
+};
+
+template <std::uint64_t kLeast = 0, std::uint64_t kLargest = kMost>
+struct Count {
+  static constexpr std::string_view kExpected = "a whole number";
+  static Result<std::uint64_t> parse(std::string_view value) {
+    return parse_count(value, kLeast, kLargest);
+  }
+  static std::string text(std::uint64_t value) { return std::to_string(value); }
+};
+
+struct Share {
+  static constexpr std::string_view kExpected = "a number from 0 to 1";
+  static Result<double> parse(std::string_view value) { return parse_number(value, 0, 1); }
+  static std::string text(double value) { return number_text(value); }
+};
+
+struct Duration {
+  static constexpr std::string_view kExpected = "a duration: 500ms, 30s, 2min";
+  static Result<std::chrono::milliseconds> parse(std::string_view value) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::chrono::milliseconds wait, parse_duration(value));
+    if (wait.count() == 0) return parse_duration("");  // the same words
+    return wait;
+  }
+  static std::string text(std::chrono::milliseconds value) { return duration_text(value); }
+};
+
+struct Switch {
+  static constexpr std::string_view kExpected = "true or false";
+  static Result<bool> parse(std::string_view value) { return parse_bool(value); }
+  static std::string text(bool value) { return value ? "true" : "false"; }
+};
+
+struct Text {
+  static Result<std::string> parse(std::string_view value) {
+    const bool control = std::ranges::any_of(
+        value, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+    if (!control && value.size() <= 4096) return std::string(value);
+    return error(StatusCode::kInvalidArgument, "expected one line of at most 4096 bytes, found ",
+                 shown(value));
+  }
+  static std::string text(const std::string& value) { return value; }
+};
+
+template <typename T>
+using Choice = std::pair<std::string_view, T>;
+
+// One of a table of Choice.
+template <const auto& kChoices>
+struct OneOf {
+  using Value = std::remove_cvref_t<decltype(kChoices[0].second)>;
+  static Result<Value> parse(std::string_view value) {
+    std::string names;
+    for (const auto& [name, choice] : kChoices) {
+      if (name == value) return choice;
+      names += concat(names.empty() ? "" : " or ", name);
+    }
+    return not_one_of(names, value);
+  }
+  static std::string text(Value value) {
+    const auto at = std::ranges::find(kChoices, value, &Choice<Value>::second);
+    return at == std::end(kChoices) ? "" : std::string(at->first);
+  }
+};
+
+// One that another component names: `kParse` and to_string().
+template <auto kParse, const std::string_view& kNames>
+struct Named {
+  static constexpr std::string_view kExpected = kNames;
+  static auto parse(std::string_view value) -> decltype(kParse(value)) {
+    auto parsed = kParse(value);
+    if (!parsed.ok()) return not_one_of(kNames, value);
+    return parsed;
+  }
+  static std::string text(const auto& value) { return std::string(to_string(value)); }
+};
+
+// Each maker takes `kAccess`, lambdas from (config, item) to the fields, so that a field is named
+// once for reading and for printing. All of them are set; the first is printed.
+
+template <auto kAccess>
+void assign(Config& config, std::size_t item, const auto& value) {
+  auto& field = kAccess(config, item);
+  field = static_cast<std::remove_reference_t<decltype(field)>>(value);
 }
 
-inline Result<Milliseconds> parse_wait(std::string_view text) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_duration(text));
-  if (wait.count() == 0) return parse_duration("");  // the same words
-  return wait;
-}
-
-// Each maker below takes `Access`, a lambda from (config, item) to the field, so that one field is
-// named once for reading and for printing.
-
-template <auto Access, const auto& Choices>
-constexpr ConfigKey choice_key(std::string_view name, std::string_view names,
-                               std::string_view help) {
-  return {name,
-          names,
-          "",
-          help,
-          [](Config& config, std::size_t item, std::string_view value) -> Status {
-            for (const auto& [text, choice] : Choices) {
-              if (text != value) continue;
-              Access(config, item) = choice;
-              return {};
-            }
-            std::string expected;
-            for (const auto& [text, choice] : Choices) {
-              expected += concat(expected.empty() ? "" : " or ", text);
-            }
-            return not_one_of(expected, value);
-          },
-          [](const Config& config, std::size_t item) -> std::string {
-            for (const auto& [text, choice] : Choices) {
-              if (choice == Access(config, item)) return std::string(text);
-            }
-            return "";
-          }};
-}
-
-template <auto Access, std::uint64_t kLeast, std::uint64_t kLargest>
-constexpr ConfigKey size_key(std::string_view name, std::string_view help) {
-  return {name,
-          kSize,
-          "",
-          help,
-          [](Config& config, std::size_t item, std::string_view value) -> Status {
-            DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, parse_size(value));
-            DRIFTLESS_RETURN_IF_ERROR(check_within(size, kLeast, kLargest));
-            Access(config, item) = size;
-            return {};
-          },
-          [](const Config& config, std::size_t item) { return size_text(Access(config, item)); }};
-}
-
-template <auto Access, std::uint64_t kLeast = 0, std::uint64_t kLargest = kMost>
-constexpr ConfigKey count_key(std::string_view name, std::string_view help) {
-  return {
-      name,
-      kNumber,
-      "",
-      help,
-      [](Config& config, std::size_t item, std::string_view value) -> Status {
-        DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t count, parse_count(value, kLeast, kLargest));
-        auto& field = Access(config, item);
-        field = static_cast<std::remove_reference_t<decltype(field)>>(count);
-        return {};
-      },
-      [](const Config& config, std::size_t item) { return std::to_string(Access(config, item)); }};
-}
-
-template <auto Access>
-constexpr ConfigKey duration_key(std::string_view name, std::string_view help) {
-  return {
-      name,
-      kDuration,
-      "",
-      help,
-      [](Config& config, std::size_t item, std::string_view value) -> Status {
-        DRIFTLESS_ASSIGN_OR_RETURN(Access(config, item), parse_wait(value));
-        return {};
-      },
-      [](const Config& config, std::size_t item) { return duration_text(Access(config, item)); }};
-}
-
-template <auto Access>
-constexpr ConfigKey switch_key(std::string_view name, std::string_view help) {
-  return {name,
-          kSwitch,
-          "",
-          help,
-          [](Config& config, std::size_t item, std::string_view value) -> Status {
-            DRIFTLESS_ASSIGN_OR_RETURN(Access(config, item), parse_bool(value));
-            return {};
-          },
-          [](const Config& config, std::size_t item) -> std::string {
-            return Access(config, item) ? "true" : "false";
-          }};
-}
-
-template <auto Access>
-constexpr ConfigKey text_key(std::string_view name, std::string_view expected,
-                             std::string_view help) {
+template <typename Kind, auto kAccess, auto... kOthers>
+constexpr ConfigKey key(std::string_view name, std::string_view expected, std::string_view help) {
   return {name,
           expected,
           "",
           help,
           [](Config& config, std::size_t item, std::string_view value) -> Status {
-            const bool control = std::any_of(value.begin(), value.end(), [](char c) {
-              return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-            });
-            if (control || value.size() > 4096) {
-              return error(StatusCode::kInvalidArgument,
-                           "expected one line of at most 4096 bytes, found ", shown(value));
-            }
-            Access(config, item) = value;
+            DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
+            assign<kAccess>(config, item, parsed);
+            (assign<kOthers>(config, item, parsed), ...);
             return {};
           },
-          [](const Config& config, std::size_t item) { return Access(config, item); }};
+          [](const Config& config, std::size_t item) { return Kind::text(kAccess(config, item)); }};
+}
+template <typename Kind, auto... kAccess>
+constexpr ConfigKey key(std::string_view name, std::string_view help) {
+  return key<Kind, kAccess...>(name, Kind::kExpected, help);
 }
 
-// Durations that roads have each for themselves, with defaults of their own.
-template <auto Field>
-constexpr ConfigKey road_duration_key(std::string_view name, std::string_view help) {
+// May be "auto" instead: `kFlag` is the field that says so. What it then stands for is printed, or,
+// with `kOpen`, "auto".
+template <typename Kind, auto kFlag, auto kAccess, bool kOpen = false>
+constexpr ConfigKey auto_key(std::string_view name, std::string_view expected,
+                             std::string_view help) {
   return {name,
-          kDurationOrAuto,
+          expected,
+          kAuto,
+          help,
+          [](Config& config, std::size_t item, std::string_view value) -> Status {
+            kFlag(config, item) = value == kAuto;
+            if (kFlag(config, item)) return {};
+            DRIFTLESS_ASSIGN_OR_RETURN(kAccess(config, item), Kind::parse(value));
+            return {};
+          },
+          [](const Config& config, std::size_t item) {
+            if (kOpen && kFlag(config, item)) return std::string(kAuto);
+            return Kind::text(kAccess(config, item));
+          }};
+}
+
+// A setting that roads have each for themselves, with defaults of their own ("auto").
+template <const std::string_view& kRoad, auto kAccess, bool kSet = true>
+struct OfRoad {
+  static void set(Config& config, const auto& value) {
+    if (kSet) assign<kAccess>(config, 0, value);
+  }
+  template <typename Kind>
+  static void print(const Config& config, std::string& text) {
+    if (text.empty() || config.road == kRoad) text = Kind::text(kAccess(config, 0));
+  }
+};
+// Sets it for all `Roads`; that of the configured road is printed, or else the first.
+template <typename Kind, typename... Roads>
+constexpr ConfigKey road_key(std::string_view name, std::string_view expected,
+                             std::string_view help) {
+  return {name,
+          expected,
           kAuto,
           help,
           [](Config& config, std::size_t, std::string_view value) -> Status {
             if (value == kAuto) return {};
-            DRIFTLESS_ASSIGN_OR_RETURN(const Milliseconds wait, parse_wait(value));
-            Field(config.shared_fs) = wait;
-            Field(config.mpi_rma) = Field(config.host_shm) = wait;
+            DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
+            (Roads::set(config, parsed), ...);
             return {};
           },
           [](const Config& config, std::size_t) {
-            if (config.road == kSharedFs) return duration_text(Field(config.shared_fs));
-            if (config.road == kHostShm) return duration_text(Field(config.host_shm));
-            return duration_text(Field(config.mpi_rma));
+            std::string text;
+            (Roads::template print<Kind>(config, text), ...);
+            return text;
           }};
 }
 

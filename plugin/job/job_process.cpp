@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/job_process.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 
 #include "plugin/job/on_demand/loaded_library.h"
-#include "plugin/job/roads.h"
 
 namespace driftless {
 namespace {
 
 // A process that knows of no other.
-class SoloProcess final : public RoadProcess {
+class SoloProcess final : public JobProcess {
  public:
   SoloProcess(const Config& config, const Road& road, JobRole role)
-      : RoadProcess(config, road, role) {}
+      : JobProcess(config, road, role) {}
 
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
@@ -98,8 +101,8 @@ Status check_parts(const RoadTable& table, const Config& config) {
 
 }  // namespace
 
-Result<std::unique_ptr<SendRoad>> RoadProcess::sender(std::uint64_t anchor_bytes,
-                                                      const Deadline& deadline) {
+Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
+                                                     const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(anchor_bytes, deadline));
   const std::unique_ptr<Watchdog> watched = watch();
@@ -107,7 +110,7 @@ Result<std::unique_ptr<SendRoad>> RoadProcess::sender(std::uint64_t anchor_bytes
   return open_.sender();
 }
 
-Result<std::unique_ptr<ReceiveRoad>> RoadProcess::receiver(const Deadline& deadline) {
+Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
@@ -116,20 +119,20 @@ Result<std::unique_ptr<ReceiveRoad>> RoadProcess::receiver(const Deadline& deadl
   return open_.receiver();
 }
 
-Result<std::unique_ptr<ReceiveRoad>> RoadProcess::history() {
+Result<std::unique_ptr<ReceiveRoad>> JobProcess::history() {
   if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
   return road_.history(config_);
 }
 
-Status RoadProcess::withdraw_end() {
+Status JobProcess::withdraw_end() {
   return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
 }
 
-Status RoadProcess::tell_end(std::string_view text, const Deadline&) {
+Status JobProcess::tell_end(std::string_view text, const Deadline&) {
   return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
 }
 
-Result<std::optional<std::string>> RoadProcess::hear_end() {
+Result<std::optional<std::string>> JobProcess::hear_end() {
   if (road_.hear_end == nullptr) return std::optional<std::string>();
   return road_.hear_end(config_);
 }
@@ -167,6 +170,40 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
   if (mpi) return table->join_mpi(config, *road, role, late);
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
+}
+
+bool launched_by_mpi() {
+  const auto has = [](const char* name) {
+    return std::getenv(name) != nullptr;  // NOLINT(concurrency-mt-unsafe)
+  };
+  // torchrun's workers may have inherited the rest from a launcher that started torchrun once; they
+  // are no MPI processes.
+  if (has("TORCHELASTIC_RUN_ID")) return false;
+  return has("OMPI_COMM_WORLD_SIZE") || has("PMIX_RANK") || has("PMI_RANK") ||
+         has("MPI_LOCALNRANKS");
+}
+
+std::string receiver_id(const Config& config, const JobProcess& process, unsigned rollout) {
+  std::array<char, 32> number{};
+  std::snprintf(number.data(), number.size(), "_%02u", rollout);
+  if (!config.receiver_id.empty()) {
+    return config.receiver_id + (process.rollouts() > 1 ? number.data() : "");
+  }
+  if (process.together() || process.rollouts() > 1) return concat("rollout", number.data());
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  return concat("rollout_", host.data(), "_", ::getpid());
+}
+
+std::string filled_in(std::string path, std::string_view role, unsigned rank) {
+  const auto replace = [&](std::string_view word, std::string_view value) {
+    for (std::size_t at = 0; (at = path.find(word, at)) != std::string::npos; at += value.size()) {
+      path.replace(at, word.size(), value);
+    }
+  };
+  replace("{role}", role);
+  replace("{rank}", std::to_string(rank));
+  return path;
 }
 
 std::vector<Backend> backends(const RoadTable& table) {

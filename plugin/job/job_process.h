@@ -10,27 +10,21 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "collectives/group.h"
 #include "collectives/road.h"
 #include "core/deadline.h"
 #include "core/status.h"
-#include "plugin/job/watchdog.h"
+#include "plugin/job/config.h"
+#include "plugin/job/roads.h"
 
 namespace driftless {
 
-struct Config;
-struct RoadTable;
-
-// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
-// others, and has neither a group nor a road.
-enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
-[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout", "bystander"
-// kInvalidArgument for a bystander.
-[[nodiscard]] Status check_has_road(JobRole role);
-
 class JobProcess {
  public:
+  JobProcess(const JobProcess&) = delete;
+  JobProcess& operator=(const JobProcess&) = delete;
   virtual ~JobProcess() = default;
 
   [[nodiscard]] virtual unsigned rank() const = 0;      // among those of its role
@@ -41,30 +35,45 @@ class JobProcess {
 
   // Whether a road may be used by other threads than the one that joined (one at a time). Known
   // once it is made.
-  [[nodiscard]] virtual bool threads() const = 0;
+  [[nodiscard]] bool threads() const { return open_.threads; }
 
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument if they are not configured alike. `anchor_bytes`: memory for an anchor of this
   // rank, if the configuration leaves it open.
-  [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                                 const Deadline& deadline) = 0;
-  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) = 0;
+  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
+                                                         const Deadline& deadline);
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline);
   // [trainers] Reads what the road held before this process; null if the road forgets.
-  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> history() = 0;
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history();
 
   // The end of a run (run_end.h has its text). [leading trainer, once its road is made] Takes back
   // what an earlier process of the run said; then, at the end, tells all rollouts. [rollout] What
   // was told, once it was. Nothing on a road that cannot say it.
-  [[nodiscard]] virtual Status withdraw_end() = 0;
-  [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline) = 0;
-  [[nodiscard]] virtual Result<std::optional<std::string>> hear_end() = 0;
+  [[nodiscard]] Status withdraw_end();
+  [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline);
+  [[nodiscard]] virtual Result<std::optional<std::string>> hear_end();
 
   // Collective: the orderly end. Without it nothing is waited for.
   [[nodiscard]] virtual Status close(const Deadline& deadline) = 0;
   // Ends this process, and with it the job that it is part of: no other process is left waiting.
   [[noreturn]] virtual void abandon(int exit_code) = 0;
+
+ protected:
+  // `road` is its row of the table. What joins it to others is its subclasses'.
+  JobProcess(Config config, const Road& road, JobRole role)
+      : config_(std::move(config)), road_(road), role_(role) {}
+  // The place at which the road is opened, once all that share it are there.
+  [[nodiscard]] virtual Result<RoadPlace> meet(std::uint64_t anchor_bytes,
+                                               const Deadline& deadline) = 0;
+  // Lives while the road is made; null: that needs no watching.
+  [[nodiscard]] virtual std::unique_ptr<Watchdog> watch() const { return nullptr; }
+
+  Config config_;
+  const Road& road_;
+  JobRole role_;
+  OpenRoad open_;
 };
 
 // `launched`: mpirun (or another launcher of MPI programs) started this process; all processes that
@@ -79,5 +88,14 @@ class JobProcess {
                                                            const LateHandler& late = {});
 // Whether that will find what it needs.
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
+// Whether an MPI launcher started this process, by what launchers leave in the environment. For
+// programs, and for libraries whose caller left it open; components are told.
+[[nodiscard]] bool launched_by_mpi();
+
+// A rollout's name on the road: receiver.id, or one made of its place.
+[[nodiscard]] std::string receiver_id(const Config& config, const JobProcess& process,
+                                      unsigned rollout);
+// "{role}" and "{rank}" in a path filled in.
+[[nodiscard]] std::string filled_in(std::string path, std::string_view role, unsigned rank);
 
 }  // namespace driftless

@@ -9,112 +9,74 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "plugin/job/job_process.h"
+
 namespace driftless {
 namespace {
 
-void put(nlohmann::ordered_json& json, const char* key, const std::optional<double>& value) {
-  if (value) json[key] = *value;
+using OrderedJson = nlohmann::ordered_json;
+
+// What both sides know of a version.
+template <typename Report>
+OrderedJson line_of(const Report& report, std::string_view role, unsigned rank,
+                    std::uint64_t base_version, std::uint64_t versions) {
+  const std::chrono::duration<double, std::milli> now =
+      std::chrono::steady_clock::now().time_since_epoch();
+  return {{"role", role},
+          {"rank", rank},
+          {"monotonic_ms", now.count()},
+          {"version", report.version},
+          {"base_version", base_version},
+          {"versions", versions},
+          {"anchor", report.anchor},
+          {"digest", to_hex(report.digest)},
+          {"changed_units", report.changed_units},
+          {"full_bytes", report.full_bytes},
+          {"delta_bytes", report.delta_bytes},
+          {"wire_bytes", report.wire_bytes}};
 }
 
 }  // namespace
 
-double monotonic_ms() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double, std::milli>(now).count();
-}
-
-MetricsLine metrics_of(const PublishReport& report, unsigned rank) {
-  MetricsLine line;
-  line.role = "trainer";
-  line.rank = rank;
-  line.monotonic_ms = monotonic_ms();
-  line.version = report.version;
-  line.base_version = report.base_version;
-  line.encoding = info(report.encoding).name;
-  line.anchor = report.anchor;
-  line.digest = to_hex(report.digest);
-  line.changed_units = report.changed_units;
-  line.density = report.total_units == 0 ? 0.0
-                                         : static_cast<double>(report.changed_units) /
-                                               static_cast<double>(report.total_units);
-  line.full_bytes = report.full_bytes;
-  line.delta_bytes = report.delta_bytes;
-  line.wire_bytes = report.wire_bytes;
-  line.process_ms = report.process_ms;
-  line.manifest_publish_ms = report.manifest_publish_ms;
-  line.total_ms = report.total_ms;
+OrderedJson metrics_of(const PublishReport& report, unsigned rank) {
+  OrderedJson line = line_of(report, "trainer", rank, report.base_version, 1);
+  line["encoding"] = info(report.encoding).name;
+  line["density"] = report.total_units == 0 ? 0.0
+                                            : static_cast<double>(report.changed_units) /
+                                                  static_cast<double>(report.total_units);
+  line["process_ms"] = report.process_ms;
+  line["manifest_publish_ms"] = report.manifest_publish_ms;
+  line["total_ms"] = report.total_ms;
   return line;
 }
 
-MetricsLine metrics_of(const UpdateReport& report, unsigned rank) {
-  MetricsLine line;
-  line.role = "rollout";
-  line.rank = rank;
-  line.monotonic_ms = monotonic_ms();
-  line.version = report.version;
-  line.base_version = report.from_version;
-  line.versions = report.versions;
-  line.anchor = report.anchor;
-  line.digest = to_hex(report.digest);
-  line.changed_units = report.changed_units;
-  line.full_bytes = report.full_bytes;
-  line.delta_bytes = report.delta_bytes;
-  line.wire_bytes = report.wire_bytes;
-  line.fetch_ms = report.fetch_ms;
-  line.stage_ms = report.stage_ms;
-  line.pause_ms = report.pause_ms;
-  line.apply_ms = report.apply_ms;
-  line.resume_ms = report.resume_ms;
+OrderedJson metrics_of(const UpdateReport& report, unsigned rank) {
+  OrderedJson line = line_of(report, "rollout", rank, report.from_version, report.versions);
+  line["fetch_ms"] = report.fetch_ms;
+  line["stage_ms"] = report.stage_ms;
+  line["pause_ms"] = report.pause_ms;
+  line["apply_ms"] = report.apply_ms;
+  line["resume_ms"] = report.resume_ms;
   return line;
 }
 
-std::string metrics_json(const MetricsLine& line) {
-  nlohmann::ordered_json json;
-  json["role"] = line.role;
-  json["rank"] = line.rank;
-  json["monotonic_ms"] = line.monotonic_ms;
-  json["version"] = line.version;
-  json["base_version"] = line.base_version;
-  if (!line.encoding.empty()) json["encoding"] = line.encoding;
-  json["versions"] = line.versions;
-  json["anchor"] = line.anchor;
-  json["digest"] = line.digest;
-  json["changed_units"] = line.changed_units;
-  put(json, "density", line.density);
-  json["full_bytes"] = line.full_bytes;
-  json["delta_bytes"] = line.delta_bytes;
-  json["wire_bytes"] = line.wire_bytes;
-  put(json, "process_ms", line.process_ms);
-  put(json, "manifest_publish_ms", line.manifest_publish_ms);
-  put(json, "total_ms", line.total_ms);
-  put(json, "fetch_ms", line.fetch_ms);
-  put(json, "stage_ms", line.stage_ms);
-  put(json, "pause_ms", line.pause_ms);
-  put(json, "apply_ms", line.apply_ms);
-  put(json, "resume_ms", line.resume_ms);
-  if (!line.engine.empty()) json["engine"] = line.engine;
-  if (line.plain_bytes) json["plain_bytes"] = *line.plain_bytes;
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+std::string json_line(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-Result<MetricsWriter> MetricsWriter::open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (fd < 0) return errno_status(errno, concat("metrics.file: ", path));
-  return MetricsWriter(path, fd);
+Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& path,
+                                                           std::string_view role, unsigned rank) {
+  if (path.empty()) return std::unique_ptr<MetricsWriter>();
+  std::string file = filled_in(path, role, rank);
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd < 0) return errno_status(errno, concat("metrics.file: ", file));
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file), fd));
 }
 
-MetricsWriter::MetricsWriter(MetricsWriter&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      dropped_(other.dropped_),
-      torn_(other.torn_) {}
+MetricsWriter::~MetricsWriter() { ::close(fd_); }
 
-MetricsWriter::~MetricsWriter() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-Status MetricsWriter::write(const MetricsLine& line) {
-  const std::string text = concat(torn_ ? "\n" : "", metrics_json(line), "\n");
+Status MetricsWriter::write(const OrderedJson& line) {
+  const std::string text = concat(torn_ ? "\n" : "", json_line(line), "\n");
   ssize_t written = -1;
   do {
     written = ::write(fd_, text.data(), text.size());
@@ -126,8 +88,9 @@ Status MetricsWriter::write(const MetricsLine& line) {
   }
   torn_ = torn_ || written > 0;
   if (++dropped_ > 1) return {};
-  return errno_status(reason, concat("metrics.file: ", path_, ": lines are lost from version ",
-                                     line.version, " on; the job goes on"));
+  return errno_status(reason,
+                      concat("metrics.file: ", path_, ": lines are lost from version ",
+                             line.value("version", std::uint64_t{0}), " on; the job goes on"));
 }
 
 }  // namespace driftless

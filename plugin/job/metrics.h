@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics: one JSON line per version and process, appended to a file.
+// What every process writes to metrics.file: a JSON object on a line of its own per version.
 //
 // Training never stops for them: a line that cannot be written is dropped, and the first time this
 // happens is told. One thread at a time.
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -16,50 +17,32 @@
 
 namespace driftless {
 
-// What is not known stays out of the line.
-struct MetricsLine {
-  std::string role;  // "trainer", "rollout", "agent"
-  unsigned rank = 0;
-  double monotonic_ms = 0;  // when it was done, by this machine's monotonic clock
-  std::uint64_t version = 0;
-  std::uint64_t base_version = 0;
-  std::string encoding;        // a trainer's
-  std::uint64_t versions = 1;  // folded into one commit: a rollout's
-  bool anchor = false;         // published, or taken from one
-  std::string digest;
-  std::uint64_t changed_units = 0;
-  std::optional<double> density;
-  std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
-  std::optional<double> process_ms, manifest_publish_ms, total_ms;          // a trainer's
-  std::optional<double> fetch_ms, stage_ms, pause_ms, apply_ms, resume_ms;  // a rollout's
-  std::string engine;                        // an agent's: of this engine's update
-  std::optional<std::uint64_t> plain_bytes;  // and what it handed to the workers
-};
-// Of the machine's monotonic clock, now.
-[[nodiscard]] double monotonic_ms();
-// To be called when it is done.
-[[nodiscard]] MetricsLine metrics_of(const PublishReport& report, unsigned rank);
-[[nodiscard]] MetricsLine metrics_of(const UpdateReport& report, unsigned rank);
-// Without the end of the line.
-[[nodiscard]] std::string metrics_json(const MetricsLine& line);
+// To be called when it is done: the line holds the time, by this machine's monotonic clock.
+[[nodiscard]] nlohmann::ordered_json metrics_of(const PublishReport& report, unsigned rank);
+[[nodiscard]] nlohmann::ordered_json metrics_of(const UpdateReport& report, unsigned rank);
+// One line, without its end, whatever bytes the texts in it hold.
+[[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 
 class MetricsWriter {
  public:
-  // Appends to `path`, which is made where it is missing; several processes may share it, on a
-  // local file system: a line is one write.
-  [[nodiscard]] static Result<MetricsWriter> open(const std::string& path);
-  MetricsWriter(MetricsWriter&& other) noexcept;
-  MetricsWriter& operator=(MetricsWriter&&) = delete;
+  // Appends to `path` ("{role}" and "{rank}" in it filled in), which is made if it is missing;
+  // several processes may share it, on a local file system: a line is one write. Null if the path
+  // is empty.
+  [[nodiscard]] static Result<std::unique_ptr<MetricsWriter>> open(const std::string& path,
+                                                                   std::string_view role,
+                                                                   unsigned rank);
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
   ~MetricsWriter();
 
   // The first failure is returned, later ones are only counted.
-  [[nodiscard]] Status write(const MetricsLine& line);
+  [[nodiscard]] Status write(const nlohmann::ordered_json& line);
   [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
 
  private:
   MetricsWriter(std::string path, int descriptor) : path_(std::move(path)), fd_(descriptor) {}
   std::string path_;
-  int fd_;  // -1 once moved from
+  int fd_;
   std::uint64_t dropped_ = 0;
   bool torn_ = false;  // the last line was cut: the next begins on a new one
 };

@@ -1,13 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that an MPI launcher started, or whose road needs MPI.
+// A process that an MPI launcher started, or whose road needs MPI; and mpi_rma for it.
+//
+// Waits are loops of short looks with sleeps between them: on a machine with fewer cores than
+// processes a rank that spins takes the time of the one it waits for. One thread at a time, the one
+// that initialized MPI.
+#include <array>
+#include <cstdlib>
+#include <vector>
+
 #include "collectives/mpi_rma/mpi_rma_road.h"
-#include "plugin/job/mpi_process.h"
+#include "collectives/mpi_rma/mpi_status.h"
+#include "plugin/job/job_process.h"
+#include "plugin/job/mpi_comms.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {
 namespace {
 
+using mpi_rma::mpi_status;
+
 constexpr std::chrono::seconds kCloseGrace{30};
+constexpr int kEndTag = 1;
+constexpr int kMaxEndBytes = 4096;
+constexpr std::size_t kNumbers = 3;
+using Numbers = std::array<std::uint64_t, kNumbers>;
+
+#define DRIFTLESS_MPI(call) DRIFTLESS_RETURN_IF_ERROR(mpi_status(call, #call))
 
 // FNV-1a: the same number for the same text in every process.
 std::uint64_t number_of(std::string_view text) {
@@ -16,90 +34,230 @@ std::uint64_t number_of(std::string_view text) {
   return number;
 }
 
-class MpiJobProcess final : public RoadProcess {
- public:
-  MpiJobProcess(const Config& config, const Road& road, JobRole role,
-                std::unique_ptr<MpiProcess> process, LateHandler late)
-      : RoadProcess(config, road, role), process_(std::move(process)), late_(std::move(late)) {}
+Status wait_for(MPI_Request& request, std::string_view what, const Deadline& deadline) {
+  Backoff backoff(std::chrono::microseconds(50), std::chrono::milliseconds(5));
+  for (;;) {
+    int done = 0;
+    DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what));
+    if (done != 0) return {};
+    if (!backoff.sleep(deadline)) return deadline.check(what);
+  }
+}
 
-  [[nodiscard]] unsigned rank() const override { return process_->rank(); }
-  [[nodiscard]] unsigned trainers() const override { return process_->trainers(); }
-  [[nodiscard]] unsigned rollouts() const override { return process_->rollouts(); }
+class MpiProcess final : public JobProcess {
+ public:
+  MpiProcess(const Config& config, const Road& road, JobRole role, LateHandler late)
+      : JobProcess(config, road, role), late_(std::move(late)) {}
+
+  // Collective over MPI_COMM_WORLD. Initializes MPI if nobody has, asking for MPI_THREAD_MULTIPLE
+  // and taking what it gets; from then on MPI's errors come back. MPI waits for all processes here
+  // without an end: past the deadline `late` is called (watchdog.h).
+  [[nodiscard]] Status start() {
+    const Watchdog watchdog(connect(),
+                            "deadlines.connect: MPI_Init waits for all processes that the launcher "
+                            "started, and one of them does not come",
+                            late_);
+    int running = 0;
+    int over = 0;
+    DRIFTLESS_MPI(MPI_Finalized(&over));
+    if (over != 0) {
+      return error(StatusCode::kUnsupported,
+                   "MPI has ended in this process and cannot begin again: a process joins one job");
+    }
+    DRIFTLESS_MPI(MPI_Initialized(&running));
+    if (running == 0) {
+      int threads = MPI_THREAD_SINGLE;
+      DRIFTLESS_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads));
+      began_ = true;
+    }
+    DRIFTLESS_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    DRIFTLESS_MPI(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN));
+    return split();
+  }
+
+  [[nodiscard]] unsigned rank() const override { return rank_; }
+  [[nodiscard]] unsigned trainers() const override { return trainers_; }
+  [[nodiscard]] unsigned rollouts() const override { return rollouts_; }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
     const Watchdog watchdog(connect(), late_text("meeting the other trainers"), late_);
-    return make_mpi_group(process_->role());
+    return make_mpi_group(comms_.role);
   }
+
   [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    if (together()) DRIFTLESS_RETURN_IF_ERROR(process_->tell_end(text, deadline));
-    return RoadProcess::tell_end(text, deadline);
+    if (!together()) return JobProcess::tell_end(text, deadline);
+    std::vector<MPI_Request> requests(rollouts_, MPI_REQUEST_NULL);
+    for (unsigned rollout = 0; rollout < rollouts_; ++rollout) {
+      DRIFTLESS_MPI(MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR,
+                              static_cast<int>(trainers_ + rollout), kEndTag, comms_.everybody,
+                              &requests[rollout]));
+    }
+    for (MPI_Request& request : requests) {
+      DRIFTLESS_RETURN_IF_ERROR(wait_for(request, "telling the rollouts of the end", deadline));
+    }
+    return JobProcess::tell_end(text, deadline);
   }
+
   [[nodiscard]] Result<std::optional<std::string>> hear_end() override {
     DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-    return together() ? process_->hear_end() : RoadProcess::hear_end();
+    if (!together()) return JobProcess::hear_end();
+    int there = 0;
+    MPI_Status found;
+    DRIFTLESS_MPI(MPI_Iprobe(0, kEndTag, comms_.everybody, &there, &found));
+    if (there == 0) return std::optional<std::string>();
+    int size = 0;
+    DRIFTLESS_MPI(MPI_Get_count(&found, MPI_CHAR, &size));
+    if (size < 0 || size > kMaxEndBytes) {
+      return error(StatusCode::kCorrupt, "the trainer's last word has ", size, " bytes");
+    }
+    std::string text(static_cast<std::size_t>(size), '\0');
+    DRIFTLESS_MPI(
+        MPI_Recv(text.data(), size, MPI_CHAR, 0, kEndTag, comms_.everybody, MPI_STATUS_IGNORE));
+    return std::optional<std::string>(std::move(text));
   }
+
+  // Without it nothing collective is done at the end: the others may be gone.
   [[nodiscard]] Status close(const Deadline& deadline) override {
-    if (role_ == JobRole::kBystander) return process_->finish(deadline);
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        [[maybe_unused]] const MpiProcess::Numbers met,
-        process_->largest({}, "waiting for all processes of the job to end", deadline));
+    if (role_ == JobRole::kBystander) return finish(deadline);
+    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(comms_.everybody, deadline));
     // What waits for others there has deadlines of its own, which come first.
     const Watchdog watchdog(Deadline::after(config_.connect_deadline + kCloseGrace),
                             late_text("freeing windows and MPI_Finalize"), late_);
     if (open_.close) DRIFTLESS_RETURN_IF_ERROR(open_.close());
     open_ = {};
-    return process_->finish(deadline);
+    return finish(deadline);
   }
-  [[noreturn]] void abandon(int exit_code) override { MpiProcess::abandon(exit_code); }
+
+  [[noreturn]] void abandon(int exit_code) override {
+    int over = 0;
+    if (MPI_Finalized(&over) == MPI_SUCCESS && over == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+  }
 
  private:
+  [[nodiscard]] Status split() {
+    int place = 0;
+    int size = 0;
+    DRIFTLESS_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &all_));
+    DRIFTLESS_MPI(MPI_Comm_rank(all_, &place));
+    DRIFTLESS_MPI(MPI_Comm_size(all_, &size));
+    const int takes_part = role_ == JobRole::kBystander ? MPI_UNDEFINED : 0;
+    const int order = role_ == JobRole::kTrainer ? place : size + place;
+    DRIFTLESS_MPI(MPI_Comm_split(all_, takes_part, order, &comms_.everybody));
+    DRIFTLESS_MPI(MPI_Comm_split(all_, static_cast<int>(role_), place, &comms_.role));
+    const std::array<int, 2> mine = {role_ == JobRole::kTrainer ? 1 : 0,
+                                     role_ == JobRole::kRollout ? 1 : 0};
+    std::array<int, 2> counts{};
+    DRIFTLESS_MPI(MPI_Allreduce(mine.data(), counts.data(), 2, MPI_INT, MPI_SUM, all_));
+    int rank = 0;
+    DRIFTLESS_MPI(MPI_Comm_rank(comms_.role, &rank));
+    rank_ = static_cast<unsigned>(rank);
+    trainers_ = static_cast<unsigned>(counts[0]);
+    rollouts_ = static_cast<unsigned>(counts[1]);
+    return {};
+  }
+
+  // Collective over `comm`: the largest of each number. Also a meeting: none passes before all have
+  // come.
+  [[nodiscard]] Result<Numbers> largest(MPI_Comm comm, const Numbers& mine, std::string_view what,
+                                        const Deadline& deadline) {
+    // If the wait below gives up MPI may still write there: it stays as long as this object.
+    Exchange& exchange = *exchanges_.emplace_back(std::make_unique<Exchange>(Exchange{mine, {}}));
+    MPI_Request request = MPI_REQUEST_NULL;
+    // wait_for() ends it by MPI_Test, which the checker does not know.
+    // NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker)
+    DRIFTLESS_MPI(MPI_Iallreduce(exchange.sent.data(), exchange.received.data(), kNumbers,
+                                 MPI_UINT64_T, MPI_MAX, comm, &request));
+    DRIFTLESS_RETURN_IF_ERROR(wait_for(request, what, deadline));
+    // NOLINTEND(clang-analyzer-optin.mpi.MPI-Checker)
+    return exchange.received;
+  }
+  [[nodiscard]] Status meet_to_end(MPI_Comm comm, const Deadline& deadline) {
+    return largest(comm, {}, "waiting for all processes of the job to end", deadline).status();
+  }
+
   // All processes have read their configuration, and mean the same road.
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes,
                                        const Deadline& deadline) override {
     const std::string_view layout = to_string(config_.publisher.layout);
     const std::uint64_t mine = number_of(concat(road_.name, " ", layout));
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const MpiProcess::Numbers agreed,
-        process_->largest({mine, ~mine, anchor_bytes, 0},
-                          concat("deadlines.connect: ", to_string(role_), " ", rank(),
-                                 " waiting for all processes of the job"),
-                          deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Numbers agreed,
+                               largest(comms_.everybody, {mine, ~mine, anchor_bytes},
+                                       concat("deadlines.connect: ", to_string(role_), " ", rank_,
+                                              " waiting for all processes of the job"),
+                                       deadline));
     if (agreed[0] == mine && ~agreed[1] == mine) {
-      return RoadPlace{role_, rank(), trainers(), rollouts(), agreed[2], process_.get()};
+      return RoadPlace{role_, rank_, trainers_, rollouts_, agreed[2], &comms_};
     }
     return error(StatusCode::kInvalidArgument,
                  "road.kind or road.layout differ between the processes of the job: this one (",
-                 to_string(role_), " ", rank(), ") has ", config_.road, " with ", layout);
+                 to_string(role_), " ", rank_, ") has ", config_.road, " with ", layout);
   }
+
+  // Collective over all, bystanders too: frees what start() made, and ends MPI if start() began it.
+  [[nodiscard]] Status finish(const Deadline& deadline) {
+    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(all_, deadline));
+    DRIFTLESS_MPI(MPI_Comm_free(&comms_.role));
+    if (comms_.everybody != MPI_COMM_NULL) DRIFTLESS_MPI(MPI_Comm_free(&comms_.everybody));
+    DRIFTLESS_MPI(MPI_Comm_free(&all_));
+    return began_ ? mpi_status(MPI_Finalize(), "MPI_Finalize") : Status();
+  }
+
   [[nodiscard]] std::unique_ptr<Watchdog> watch() const override {
     return std::make_unique<Watchdog>(connect(), late_text(concat("making ", config_.road)), late_);
   }
-
   [[nodiscard]] Deadline connect() const { return Deadline::after(config_.connect_deadline); }
   [[nodiscard]] std::string late_text(std::string_view what) const {
-    return concat("deadlines.connect: ", to_string(role_), " ", rank(), " within MPI, ", what);
+    return concat("deadlines.connect: ", to_string(role_), " ", rank_, " within MPI, ", what);
   }
 
-  std::unique_ptr<MpiProcess> process_;
+  struct Exchange {
+    Numbers sent, received;
+  };
+
   LateHandler late_;
+  bool began_ = false;  // MPI was initialized here
+  unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
+  MPI_Comm all_ = MPI_COMM_NULL;  // bystanders included
+  MpiComms comms_;
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
+
+#undef DRIFTLESS_MPI
 
 }  // namespace
 
 Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config, const Road& road,
                                                  JobRole role, const LateHandler& late) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      std::unique_ptr<MpiProcess> process,
-      MpiProcess::start(role, Deadline::after(config.connect_deadline), late));
+  auto process = std::make_unique<MpiProcess>(config, road, role, late);
+  DRIFTLESS_RETURN_IF_ERROR(process->start());
   const bool with_rollouts = road.needs_mpi != nullptr && road.needs_mpi(config, JobRole::kRollout);
   if (with_rollouts && process->trainers() == 0) {
     return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
                  " needs trainers in the same job: mpirun -n 1 driftless trainer "
                  "... : -n 1 driftless rollout ...");
   }
-  return std::unique_ptr<JobProcess>(
-      std::make_unique<MpiJobProcess>(config, road, role, std::move(process), late));
+  return std::unique_ptr<JobProcess>(std::move(process));
+}
+
+Result<OpenRoad> open_mpi_rma_road(const Config& config, const RoadPlace& place) {
+  MpiRmaOptions options = config.mpi_rma;
+  if (config.anchor_auto) options.anchor_bytes = place.anchor_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiRmaWorld> made,
+                             MpiRmaWorld::create(place.mpi->everybody, place.trainers, options));
+  // Freeing windows is collective. If close() is not reached the job is being ended, and they stay.
+  const auto world = std::shared_ptr<MpiRmaWorld>(made.release(), [](MpiRmaWorld*) {});
+  OpenRoad road;
+  road.sender = [world] { return world->sender(); };
+  road.receiver = [world] { return world->receiver(); };
+  road.close = [world]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(world->close());
+    delete world.get();
+    return {};
+  };
+  road.threads = world->threads();
+  return road;
 }
 
 }  // namespace driftless

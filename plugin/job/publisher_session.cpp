@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/publisher_session.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <utility>
 
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "formats/receiver_proof.h"
-#include "plugin/job/job_names.h"
 
 namespace driftless {
 
@@ -17,14 +18,6 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
   std::unique_ptr<PublisherSession> session(new PublisherSession(config, process));
   DRIFTLESS_RETURN_IF_ERROR(session->start(base, std::move(group)));
   return session;
-}
-
-// In the opposite order of their making.
-PublisherSession::~PublisherSession() {
-  publisher_.reset();
-  history_.reset();
-  road_.reset();
-  group_.reset();
 }
 
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group) {
@@ -42,12 +35,8 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group)
   config_.publisher.background = process_.threads();
   DRIFTLESS_ASSIGN_OR_RETURN(
       publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base));
-  if (!config_.metrics_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        MetricsWriter metrics,
-        MetricsWriter::open(filled_in(config_.metrics_file, "trainer", rank())));
-    metrics_.emplace(std::move(metrics));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
+                             MetricsWriter::open(config_.metrics_file, "trainer", rank()));
   if (!leads()) return {};
   DRIFTLESS_RETURN_IF_ERROR(process_.withdraw_end());
   DRIFTLESS_ASSIGN_OR_RETURN(engines_, NotifiedEngines::open(config_));
@@ -87,7 +76,7 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
-  return driftless::declare_end(process_, newest(), Deadline::after(config_.connect_deadline));
+  return process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline));
 }
 
 }  // namespace driftless

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "plugin/job/config.h"
@@ -27,7 +26,6 @@ class PublisherSession {
   [[nodiscard]] static Result<std::unique_ptr<PublisherSession>> open(
       const Config& config, JobProcess& process, WeightSource& base,
       std::unique_ptr<Group> group = nullptr);
-  ~PublisherSession();
 
   // Collective: Publisher::publish(), and a line of metrics.
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
@@ -60,11 +58,12 @@ class PublisherSession {
 
   Config config_;
   JobProcess& process_;
+  // Destroyed in the opposite order of their making.
   std::unique_ptr<Group> group_;
   std::unique_ptr<SendRoad> road_;
   std::unique_ptr<ReceiveRoad> history_;
   std::unique_ptr<Publisher> publisher_;
-  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::unique_ptr<NotifiedEngines> engines_;
 };
 

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
+#include "collectives/forwarding_receive_road.h"
 #include "core/stopwatch.h"
-#include "plugin/job/job_names.h"
 #include "plugin/job/report_proof.h"
 
 namespace driftless {
@@ -16,40 +18,20 @@ constexpr std::chrono::seconds kSignOfLife{1};
 }  // namespace
 
 // The road, with the times of the last commit in every report.
-class ReceiverSession::TimedRoad final : public ReceiveRoad {
+class ReceiverSession::TimedRoad final : public ForwardingReceiveRoad {
  public:
-  explicit TimedRoad(std::unique_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
+  using ForwardingReceiveRoad::ForwardingReceiveRoad;
   void set_times(const Digest& digest, double stage_ms, double commit_ms) {
     digest_ = to_hex(digest);
     proof_ = proof_with_times(digest_, stage_ms, commit_ms);
-  }
-
-  [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(deadline);
-  }
-  [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_->list(deadline);
-  }
-  [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, deadline);
-  }
-  [[nodiscard]] Result<std::string> fetch_manifest(const PublicationId& id,
-                                                   const Deadline& deadline) override {
-    return road_->fetch_manifest(id, deadline);
-  }
-  [[nodiscard]] Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                              const Deadline& deadline) override {
-    return road_->fetch_part(id, part, deadline);
   }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     ReceiverReport timed = report;
     if (!digest_.empty() && report.proof == digest_) timed.proof = proof_;
     return road_->report(timed, deadline);
   }
-  [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
  private:
-  std::unique_ptr<ReceiveRoad> road_;
   std::string digest_, proof_;
 };
 
@@ -66,12 +48,8 @@ ReceiverSession::~ReceiverSession() { drop(); }
 
 Status ReceiverSession::join(const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road, process_->receiver(deadline));
-  if (!config_.metrics_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        MetricsWriter metrics,
-        MetricsWriter::open(filled_in(config_.metrics_file, "rollout", process_->rank())));
-    metrics_.emplace(std::move(metrics));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      metrics_, MetricsWriter::open(config_.metrics_file, "rollout", process_->rank()));
   road_ = std::make_unique<TimedRoad>(std::move(road));
   return {};
 }

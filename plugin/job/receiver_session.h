@@ -113,7 +113,7 @@ class ReceiverSession {
   std::unique_ptr<TimedRoad> road_;
   std::unique_ptr<Receiver> receiver_;
   WeightTarget* target_ = nullptr;
-  std::optional<MetricsWriter> metrics_;
+  std::unique_ptr<MetricsWriter> metrics_;  // null: none
   EndListener end_;
   SessionCounts counts_;
   Deadline alive_;                   // until when the last sign of life lasts

@@ -15,9 +15,8 @@ namespace driftless {
 [[nodiscard]] Status tell_shared_fs_end(const Config& config, std::string_view text);
 [[nodiscard]] Result<std::optional<std::string>> hear_shared_fs_end(const Config& config);
 
-// mpi_roads.cpp
+// mpi_job.cpp; the second is a JoinMpi.
 [[nodiscard]] Result<OpenRoad> open_mpi_rma_road(const Config& config, const RoadPlace& place);
-// mpi_job.cpp: JoinMpi.
 [[nodiscard]] Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config,
                                                                const Road& road, JobRole role,
                                                                const LateHandler& late);

@@ -11,8 +11,6 @@
 namespace driftless {
 namespace {
 
-using Opener = Result<OpenRoad> (*)(const Config&, const RoadPlace&);
-
 constexpr Availability kHere;
 constexpr Availability kNeedsMpi{"MPI", DRIFTLESS_LIBRARY_MPI, DRIFTLESS_WHY_NOT_MPI};
 constexpr Availability kNeedsHdf5{"MPI", DRIFTLESS_LIBRARY_HDF5, DRIFTLESS_WHY_NOT_HDF5};
@@ -24,35 +22,11 @@ constexpr Availability nccl_with(std::string_view why_not_other) {
              : kNeedsNccl;
 }
 
-#if DRIFTLESS_HAS_MPI
-constexpr JoinMpi kJoinMpi = join_mpi_job;
-constexpr Opener kOpenMpiRma = open_mpi_rma_road;
-#else
-constexpr JoinMpi kJoinMpi = nullptr;
-constexpr Opener kOpenMpiRma = nullptr;
-#endif
-#if DRIFTLESS_HAS_HDF5
-constexpr Opener kOpenHdf5 = open_hdf5_road;
-constexpr auto kHdf5History = hdf5_history;
-#else
-constexpr Opener kOpenHdf5 = nullptr;
-constexpr decltype(Road::history) kHdf5History = nullptr;
-#endif
-#if DRIFTLESS_HAS_NCCL
-constexpr Opener kOpenNccl = open_nccl_road;
-#else
-constexpr Opener kOpenNccl = nullptr;
-#endif
-#if DRIFTLESS_HAS_NCCL && DRIFTLESS_HAS_OPENSSL
-constexpr Opener kOpenNcclTcp = open_nccl_tcp_road;
-#else
-constexpr Opener kOpenNcclTcp = nullptr;
-#endif
-#if DRIFTLESS_HAS_NCCL && DRIFTLESS_HAS_MPI
-constexpr Opener kOpenNcclMpi = open_nccl_mpi_road;
-#else
-constexpr Opener kOpenNcclMpi = nullptr;
-#endif
+// What is linked here; null: it is in a library, or not built. Then nothing refers to it.
+template <bool kLinked, auto kFunction>
+constexpr decltype(kFunction) if_linked = kLinked ? kFunction : nullptr;
+constexpr bool kMpi = DRIFTLESS_HAS_MPI, kHdf5 = DRIFTLESS_HAS_HDF5, kHasNccl = DRIFTLESS_HAS_NCCL,
+               kTcp = DRIFTLESS_HAS_OPENSSL;
 
 bool always(const Config&, JobRole) { return true; }
 bool if_trainer(const Config&, JobRole role) { return role == JobRole::kTrainer; }
@@ -71,22 +45,24 @@ constexpr std::array kRoads = {
     Road{"shared_fs", "road of files: flush, hf_delta, frames", kHere, open_shared_fs_road,
          shared_fs_history, nullptr, withdraw_shared_fs_end, tell_shared_fs_end,
          hear_shared_fs_end},
-    Road{"shared_fs/hdf5", "one file per version through parallel HDF5", kNeedsHdf5, kOpenHdf5,
-         kHdf5History, if_trainer, withdraw_shared_fs_end, tell_shared_fs_end, hear_shared_fs_end,
-         "road.layout"},
-    Road{"mpi_rma", "road of MPI one-sided gets", kNeedsMpi, kOpenMpiRma, nullptr, always},
-    Road{"nccl", "road of NCCL broadcasts", kNeedsNccl, kOpenNccl},
+    Road{"shared_fs/hdf5", "one file per version through parallel HDF5", kNeedsHdf5,
+         if_linked<kHdf5, open_hdf5_road>, if_linked<kHdf5, hdf5_history>, if_trainer,
+         withdraw_shared_fs_end, tell_shared_fs_end, hear_shared_fs_end, "road.layout"},
+    Road{"mpi_rma", "road of MPI one-sided gets", kNeedsMpi, if_linked<kMpi, open_mpi_rma_road>,
+         nullptr, always},
+    Road{"nccl", "road of NCCL broadcasts", kNeedsNccl, if_linked<kHasNccl, open_nccl_road>},
     Road{.name = "nccl/tcp",
          .help = "rendezvous of the nccl road over TCP",
          .at = nccl_with(DRIFTLESS_WHY_NOT_OPENSSL),
-         .open = kOpenNcclTcp,
+         .open = if_linked < kHasNccl && kTcp,
+         open_nccl_tcp_road >,
          .key = "road.nccl.rendezvous"},
     Road{.name = "nccl/mpi",
          .help = "rendezvous of the nccl road in one mpirun job",
          .at = nccl_with(DRIFTLESS_WHY_NOT_MPI),
-         .open = kOpenNcclMpi,
-         .needs_mpi = always,
-         .key = "road.nccl.rendezvous"},
+         .open = if_linked < kHasNccl && kMpi,
+         open_nccl_mpi_road >
+         , .needs_mpi = always, .key = "road.nccl.rendezvous"},
 };
 
 constexpr std::array kParts = {
@@ -98,7 +74,8 @@ constexpr std::array kParts = {
 }  // namespace
 
 const RoadTable& road_table() {
-  static const RoadTable table{build_text(), kRoads, kParts, kNeedsMpi, kJoinMpi};
+  static const RoadTable table{build_text(), kRoads, kParts, kNeedsMpi,
+                               if_linked<kMpi, join_mpi_job>};
   return table;
 }
 

@@ -18,11 +18,19 @@
 #include "collectives/road.h"
 #include "core/status.h"
 #include "plugin/job/config.h"
-#include "plugin/job/job_process.h"
+#include "plugin/job/watchdog.h"
 
 namespace driftless {
 
-class MpiProcess;
+class JobProcess;
+struct MpiComms;
+
+// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
+// others, and has neither a group nor a road.
+enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
+[[nodiscard]] std::string_view to_string(JobRole role);  // "trainer", "rollout", "bystander"
+// kInvalidArgument for a bystander.
+[[nodiscard]] Status check_has_road(JobRole role);
 
 // Where a process stands among those that use the road.
 struct RoadPlace {
@@ -31,7 +39,7 @@ struct RoadPlace {
   unsigned trainers = 1;
   unsigned rollouts = 0;
   std::uint64_t anchor_bytes = 0;  // of the rank that needs most, if the configuration leaves it
-  MpiProcess* mpi = nullptr;       // null: the process knows of no other
+  const MpiComms* mpi = nullptr;   // null: the process knows of no other
 };
 
 // A road that one process has opened. It outlives what its functions make.
@@ -84,33 +92,6 @@ struct RoadTable {
 };
 // The table that is linked.
 [[nodiscard]] const RoadTable& road_table();
-
-// A process of a job, with its row of the table. What joins it to others is its subclasses'.
-class RoadProcess : public JobProcess {
- public:
-  [[nodiscard]] bool threads() const override { return open_.threads; }
-  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                         const Deadline& deadline) override;
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline) override;
-  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history() override;
-  [[nodiscard]] Status withdraw_end() override;
-  [[nodiscard]] Status tell_end(std::string_view text, const Deadline& deadline) override;
-  [[nodiscard]] Result<std::optional<std::string>> hear_end() override;
-
- protected:
-  RoadProcess(Config config, const Road& road, JobRole role)
-      : config_(std::move(config)), road_(road), role_(role) {}
-  // The place at which the road is opened, once all that share it are there.
-  [[nodiscard]] virtual Result<RoadPlace> meet(std::uint64_t anchor_bytes,
-                                               const Deadline& deadline) = 0;
-  // Lives while the road is made; null: that needs no watching.
-  [[nodiscard]] virtual std::unique_ptr<Watchdog> watch() const { return nullptr; }
-
-  Config config_;
-  const Road& road_;
-  JobRole role_;
-  OpenRoad open_;
-};
 
 // A row of either kind, for people. Loads the libraries to know.
 struct Backend {

@@ -26,10 +26,6 @@ Result<EndOfRun> parse_end(std::string_view text, std::string_view what) {
   return end;
 }
 
-Status declare_end(JobProcess& process, const EndOfRun& end, const Deadline& deadline) {
-  return process.tell_end(end_to_json(end), deadline);
-}
-
 Result<std::optional<EndOfRun>> EndListener::listen(JobProcess& process, const Hash128& run) {
   Result<std::optional<EndOfRun>> end = look(process, run);
   if (end.status().code() != StatusCode::kCorrupt) {

@@ -28,10 +28,6 @@ struct EndOfRun {
 [[nodiscard]] std::string end_to_json(const EndOfRun& end);
 [[nodiscard]] Result<EndOfRun> parse_end(std::string_view text, std::string_view what);
 
-// [leading trainer]
-[[nodiscard]] Status declare_end(JobProcess& process, const EndOfRun& end,
-                                 const Deadline& deadline);
-
 // [rollout] Listens for the trainer's last word.
 class EndListener {
  public:

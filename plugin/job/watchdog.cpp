@@ -1,28 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/watchdog.h"
 
-#include <utility>
+#include <condition_variable>
+#include <mutex>
 
 namespace driftless {
 
 Watchdog::Watchdog(const Deadline& deadline, std::string what, const LateHandler& late) {
   if (!late) return;
-  thread_ = std::thread([this, deadline, late, what = std::move(what)] {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_until(lock, deadline.at(), [this] { return done_; })) return;
-    lock.unlock();
-    late(deadline.check(what));
+  thread_ = std::jthread([deadline, late, what = std::move(what)](const std::stop_token& done) {
+    std::mutex mutex;
+    std::condition_variable_any ended;
+    std::unique_lock lock(mutex);
+    ended.wait_until(lock, done, deadline.at(), [] { return false; });
+    if (!done.stop_requested()) late(deadline.check(what));
   });
-}
-
-Watchdog::~Watchdog() {
-  if (!thread_.joinable()) return;
-  {
-    const std::scoped_lock lock(mutex_);
-    done_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
 }
 
 }  // namespace driftless

@@ -2,9 +2,7 @@
 // Watchdog: a deadline for calls into a library that has none (MPI_Init, making windows).
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -23,15 +21,11 @@ using LateHandler = std::function<void(const Status& why)>;
 class Watchdog {
  public:
   Watchdog(const Deadline& deadline, std::string what, const LateHandler& late);
-  ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace driftless

@@ -26,7 +26,7 @@
 #include <random>
 #include <thread>
 
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_receive_road.h"

@@ -72,6 +72,30 @@ class Source:
             yield pairs[begin : begin + self.batch]
 
 
+class Broken(Source):
+    """A source that raises `failure` at "tensors", at "visit" or in a batch."""
+
+    def __init__(self, *arguments, failure, at):
+        super().__init__(*arguments)
+        self.failure, self.at, self.closed = failure, at, False
+
+    def tensors(self):
+        if self.at == "tensors":
+            raise self.failure
+        return super().tensors()
+
+    def visit(self):
+        if self.at == "visit":
+            raise self.failure
+        try:
+            for number, batch in enumerate(super().visit()):
+                if self.at == number:
+                    raise self.failure
+                yield batch
+        finally:
+            self.closed = True
+
+
 def same(target, tensors):
     """The bits of an OwnedTarget are those of the weights."""
     return all(target.tensor(n).tobytes() == a.tobytes() for n, (_, a) in tensors.items())

@@ -102,28 +102,6 @@ def test_checkpoint_as_source(work, rng, first):
     job.close()
 
 
-class Broken(binding.Source):
-    def __init__(self, *arguments, failure, at):
-        super().__init__(*arguments)
-        self.failure, self.at, self.closed = failure, at, False
-
-    def tensors(self):
-        if self.at == "tensors":
-            raise self.failure
-        return super().tensors()
-
-    def visit(self):
-        if self.at == "visit":
-            raise self.failure
-        try:
-            for number, batch in enumerate(super().visit()):
-                if self.at == number:
-                    raise self.failure
-                yield batch
-        finally:
-            self.closed = True
-
-
 class Odd(BaseException):
     """Not even an Exception."""
 
@@ -133,7 +111,7 @@ class Odd(BaseException):
 def test_exception_of_a_source_comes_back_the_same(work, rng, first, at, failure):
     pair = binding.Pair(driftless, work / "road", first)
     second = binding.step(rng, first)
-    broken = Broken(driftless, second, failure=failure, at=at)
+    broken = binding.Broken(driftless, second, failure=failure, at=at)
     with pytest.raises(type(failure)) as raised:
         pair.publisher.publish(broken)
     assert raised.value is failure
@@ -274,86 +252,6 @@ def test_anchors(work, rng, first):
     target = driftless.OwnedTarget()
     late = driftless.Receiver(job, target, id="late")
     assert late.stage(5.0) and late.commit().anchor and binding.same(target, first)
-
-
-class ThreadGroup:
-    """Publisher ranks as threads: what a job under torchrun passes as group=."""
-
-    def __init__(self, rank, size, shared):
-        self.rank, self.size, self.shared = rank, size, shared
-        self.epochs = []
-
-    def begin_epoch(self, number):
-        self.epochs.append(number)
-
-    def gather(self, message, timeout_s):
-        assert isinstance(message, bytes) and timeout_s > 0
-        self.shared["sent"][self.rank] = message
-        self.shared["barrier"].wait(timeout_s)
-        sent = list(self.shared["sent"])
-        self.shared["barrier"].wait(timeout_s)
-        return sent if self.rank == 0 else []
-
-    def broadcast(self, message, timeout_s):
-        if self.rank == 0:
-            self.shared["said"] = message
-        self.shared["barrier"].wait(timeout_s)
-        said = self.shared["said"]
-        self.shared["barrier"].wait(timeout_s)
-        return said
-
-
-def share(weights, rank, size):
-    return {name: weights[name] for name in sorted(weights)[rank::size]}
-
-
-def test_group_of_python(work, rng, first):
-    """Two ranks; one of them fails once, and both then go on."""
-    second = binding.step(rng, first)
-    config = binding.config(driftless, work / "road", "anchors.first=true")
-    shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
-    results = [None, None]
-
-    def rank_main(rank):
-        job = driftless.Job(config, "trainer", launched=False)
-        group = ThreadGroup(rank, 2, shared)
-        mine = [share(w, rank, 2) for w in (first, second)]
-        publisher = driftless.Publisher(job, binding.Source(driftless, mine[0]), group=group)
-        source = binding.Source(driftless, mine[1])
-        if rank == 1:
-            source = Broken(driftless, mine[1], failure=KeyError("mine"), at=0)
-        try:
-            publisher.publish(source)
-            failure = None
-        except Exception as caught:
-            failure = caught
-        report = publisher.publish(binding.Source(driftless, mine[1]))
-        results[rank] = (failure, report.version, publisher.digest, group.epochs)
-        job.close()
-
-    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    (failed_0, version_0, digest_0, epochs_0), (failed_1, version_1, digest_1, epochs_1) = results
-    assert isinstance(failed_1, KeyError) and isinstance(failed_0, driftless.Error)
-    assert "rank 1" in str(failed_0)
-    assert version_0 == version_1 == 1 and digest_0 == digest_1 and epochs_0 == epochs_1
-    job = driftless.Job(config, "rollout", launched=False)
-    target = driftless.OwnedTarget()
-    receiver = driftless.Receiver(job, target, id="one")
-    while receiver.stage(1.0):
-        receiver.commit()
-    assert receiver.version == 1 and receiver.digest == digest_0 and binding.same(target, second)
-
-
-def test_group_is_refused_where_it_cannot_be(work, first):
-    config = binding.config(driftless, work / "road", "road.layout=frames")
-    job = driftless.Job(config, "trainer", launched=False)
-    bad = ThreadGroup(2, 2, {})
-    with pytest.raises(driftless.errors.InvalidArgumentError, match="rank 2 of 2"):
-        driftless.Publisher(job, binding.Source(driftless, first), group=bad)
 
 
 def test_roles(work, first):

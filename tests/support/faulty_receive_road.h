@@ -9,24 +9,18 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/road.h"
+#include "collectives/forwarding_receive_road.h"
 
 namespace driftless::testing {
 
-class FaultyReceiveRoad final : public ReceiveRoad {
+class FaultyReceiveRoad final : public ForwardingReceiveRoad {
  public:
   FaultyReceiveRoad(std::unique_ptr<ReceiveRoad> road, std::uint64_t seed, double rate)
-      : road_(std::move(road)), random_(seed), rate_(rate) {}
+      : ForwardingReceiveRoad(std::move(road)), random_(seed), rate_(rate) {}
 
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(deadline);
-  }
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
     if (fires()) return failure();
     return road_->list(deadline);
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, deadline);
   }
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     if (fires()) return failure();
@@ -50,7 +44,6 @@ class FaultyReceiveRoad final : public ReceiveRoad {
     if (fires()) return error(StatusCode::kIo, "injected failure of report");
     return road_->report(report, deadline);
   }
-  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
   [[nodiscard]] std::uint64_t injected() const { return injected_; }
 
@@ -67,7 +60,6 @@ class FaultyReceiveRoad final : public ReceiveRoad {
     return error(kCodes[random_() % std::size(kCodes)], "injected failure");
   }
 
-  std::unique_ptr<ReceiveRoad> road_;
   std::mt19937_64 random_;
   double rate_;
   std::uint64_t injected_ = 0;

@@ -96,7 +96,7 @@ BenchReport make_report(const BenchData& data, unsigned threads, const HostTimes
                         const Result<RivalTimes>& rival) {
   BenchReport report;
   ReportMaker make(report, host);
-  const auto side = static_cast<double>(data.old_side.bytes().size());
+  const auto side = static_cast<double>(data.side_bytes);
   make.add_vs_read("diff_vs_read", "diff");
   make.add_vs_read("diff_deltas_vs_read", "deltas");
   for (const char* work : {"indices", "deltas", "deltas_zstd", "xor", "overwrite", "scatter"}) {

@@ -1,35 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench_data.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "core/parallel.h"
+#include "plugin/targets/weight_memory.h"
+#include "tools/synth_weights.h"
 
 namespace driftless::bench {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
-
-// SplitMix64: one addition and a mix per number, and any start gives a good sequence.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed * 0xd1342543de82ef95ULL) {}
-  std::uint64_t next() {
-    std::uint64_t x = state_ += 0x9e3779b97f4a7c15ULL;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31);
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 // A weight: random sign and mantissa, each exponent half as frequent as the one above it.
 std::uint16_t weight_bits(std::uint64_t random) {
@@ -40,10 +23,10 @@ std::uint16_t weight_bits(std::uint64_t random) {
 
 void fill_tensor(std::uint64_t seed, std::uint64_t units, std::byte* before, std::byte* after) {
   constexpr auto kChanged = static_cast<std::uint32_t>(kDensity * 65536.0 * 65536.0);
-  Numbers numbers(seed);
+  const std::uint64_t stream = seed * 0xd1342543de82ef95ULL;
   for (std::uint64_t i = 0; i < units; ++i) {
-    const std::uint16_t old_bits = weight_bits(numbers.next());
-    const std::uint64_t random = numbers.next();
+    const std::uint16_t old_bits = weight_bits(random_bits(stream, 2 * i));
+    const std::uint64_t random = random_bits(stream, 2 * i + 1);
     std::uint16_t new_bits = old_bits;
     if (static_cast<std::uint32_t>(random) < kChanged) {
       new_bits = static_cast<std::uint16_t>(old_bits + ((random >> 63) != 0 ? 1 : -1));
@@ -55,27 +38,6 @@ void fill_tensor(std::uint64_t seed, std::uint64_t units, std::byte* before, std
 
 }  // namespace
 
-Result<Memory> Memory::allocate(std::uint64_t size) {
-  void* const data =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return errno_status(errno, concat("memory of ", size, " bytes"));
-  static_cast<void>(::madvise(data, size, MADV_HUGEPAGE));  // a wish: small pages do, too
-  return Memory(static_cast<std::byte*>(data), size);
-}
-
-Memory::Memory(Memory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Memory& Memory::operator=(Memory&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-Memory::~Memory() {
-  if (data_ != nullptr) ::munmap(data_, size_);
-}
-
 Result<BenchData> make_bench_data(std::uint64_t side_bytes, unsigned threads) {
   const std::uint64_t tensor_bytes = std::max(kPage, side_bytes / kTensors / kPage * kPage);
   std::vector<TensorSpec> specs;
@@ -86,19 +48,21 @@ Result<BenchData> make_bench_data(std::uint64_t side_bytes, unsigned threads) {
     specs.push_back(std::move(spec));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(WeightLayout layout, WeightLayout::make(std::move(specs)));
-  DRIFTLESS_ASSIGN_OR_RETURN(Memory old_side, Memory::allocate(kTensors * tensor_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(Memory new_side, Memory::allocate(kTensors * tensor_bytes));
+  const std::uint64_t side = kTensors * tensor_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(auto old_side, make_host_memory()->allocate(side));
+  DRIFTLESS_ASSIGN_OR_RETURN(auto new_side, make_host_memory()->allocate(side));
   std::vector<TensorPair> pairs;
   for (std::uint32_t i = 0; i < kTensors; ++i) {
-    pairs.push_back({i, 2, tensor_bytes / 2, old_side.data() + i * tensor_bytes,
-                     new_side.data() + i * tensor_bytes});
+    pairs.push_back({i, 2, tensor_bytes / 2, old_side.get() + i * tensor_bytes,
+                     new_side.get() + i * tensor_bytes});
   }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(kTensors, threads, [&](std::size_t i, unsigned) {
-    fill_tensor(i + 1, tensor_bytes / 2, old_side.data() + i * tensor_bytes,
-                new_side.data() + i * tensor_bytes);
+    fill_tensor(i + 1, tensor_bytes / 2, old_side.get() + i * tensor_bytes,
+                new_side.get() + i * tensor_bytes);
     return Status{};
   }));
-  return BenchData{std::move(layout), std::move(old_side), std::move(new_side), std::move(pairs)};
+  return BenchData{std::move(layout), side, std::move(old_side), std::move(new_side),
+                   std::move(pairs)};
 }
 
 }  // namespace driftless::bench

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,30 +17,19 @@ namespace driftless::bench {
 inline constexpr std::size_t kTensors = 24;
 inline constexpr double kDensity = 0.01;
 
-// Anonymous memory in large pages where the system has them, as numpy asks for, too.
-class Memory {
- public:
-  [[nodiscard]] static Result<Memory> allocate(std::uint64_t size);
-  Memory(Memory&& other) noexcept;
-  Memory& operator=(Memory&& other) noexcept;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory();
-
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
-
- private:
-  Memory(std::byte* data, std::uint64_t size) : data_(data), size_(size) {}
-  std::byte* data_ = nullptr;
-  std::uint64_t size_ = 0;
-};
-
 // kTensors tensors of bf16 of equal size, one after the other on either side.
 struct BenchData {
   WeightLayout layout;
-  Memory old_side, new_side;
+  std::uint64_t side_bytes = 0;
+  std::shared_ptr<std::byte> old_side, new_side;  // in large pages, as numpy asks for, too
   std::vector<TensorPair> pairs;
+
+  [[nodiscard]] std::span<const std::byte> old_bytes() const {
+    return {old_side.get(), side_bytes};
+  }
+  [[nodiscard]] std::span<const std::byte> new_bytes() const {
+    return {new_side.get(), side_bytes};
+  }
 };
 
 // Numbers like those of a trained model; a changed one moves by one step of its last place. The

@@ -59,10 +59,10 @@ class HostBench {
 
   Status read() {
     constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
-    const std::uint64_t size = data_.old_side.bytes().size();
+    const std::uint64_t size = data_.side_bytes;
     return parallel_for((size + kPart - 1) / kPart, threads_, [&](std::size_t part, unsigned) {
       const std::uint64_t from = part * kPart;
-      seen_ ^= read_both(data_.old_side.data() + from, data_.new_side.data() + from,
+      seen_ ^= read_both(data_.old_side.get() + from, data_.new_side.get() + from,
                          std::min(kPart, size - from));
       return Status{};
     });
@@ -117,7 +117,7 @@ class HostBench {
 
   Status digest() {
     const DigestTensorKey key = digest_tensor_key("weights");
-    seen_ ^= digest_tensor(kernels_, key, data_.new_side.bytes(), threads_).lanes[0];
+    seen_ ^= digest_tensor(kernels_, key, data_.new_bytes(), threads_).lanes[0];
     return {};
   }
 

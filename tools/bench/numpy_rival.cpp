@@ -1,29 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/numpy_rival.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/numpy_rival_source.h"
+#include "collectives/shared_fs/visibility_hook.h"
+#include "core/file_system.h"
 #include "formats/strict_json.h"
-#include "tools/bench/child_process.h"
 
 namespace driftless::bench {
 namespace {
 
 constexpr std::chrono::seconds kImportLimit{60};
 constexpr std::chrono::minutes kRunLimit{30};
+constexpr std::uint64_t kMaxOutputBytes = std::uint64_t{1} << 20;
 
-std::string last_line(std::string_view text) {
-  while (text.ends_with('\n')) text.remove_suffix(1);
-  return std::string(text.substr(text.rfind('\n') + 1));
+// A file in memory, without a name: gone with its last user, however that ends.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(::memfd_create("driftless-bench", MFD_CLOEXEC)) {}
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  ~MemoryFile() { ::close(descriptor_); }
+  // For this process and its children.
+  [[nodiscard]] std::string path() const {
+    return concat("/proc/", ::getpid(), "/fd/", descriptor_);
+  }
+
+ private:
+  int descriptor_;
+};
+
+Status fill(const MemoryFile& file, std::span<const std::byte> bytes) {
+  std::ofstream out(file.path(), std::ios::binary);
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
+  if (out.flush()) return {};
+  return error(StatusCode::kNoSpace, "a file of ", bytes.size(), " bytes in memory");
 }
 
-// Ok where this Python has the packages.
-Status check_python(const std::string& python, const std::string& packages) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const ProgramResult result,
-                             run_program({python, "-c", "import " + packages}, {}, kImportLimit));
-  if (result.exit_code == 0) return {};
-  return error(StatusCode::kUnsupported, python, ": ", shown(last_line(result.errors), 200));
+// Runs `source`; its output is lost unless `arguments` send it elsewhere.
+Status run_python(const std::string& python, const std::string& source, std::string_view arguments,
+                  std::chrono::milliseconds limit) {
+  return shared_fs::run_hook({"bench",
+                              concat("\"$DRIFTLESS_PYTHON\" -c \"$DRIFTLESS_SOURCE\"", arguments),
+                              {{"DRIFTLESS_PYTHON", python}, {"DRIFTLESS_SOURCE", source}}},
+                             limit, Deadline::after(limit));
 }
 
 // The first that has both packages, or else the first that has numpy at least.
@@ -33,7 +59,7 @@ Result<std::string> find_python(const std::string& wanted) {
   std::string reasons;
   for (const char* packages : {"numpy, zstandard", "numpy"}) {
     for (const std::string& python : candidates) {
-      const Status status = check_python(python, packages);
+      const Status status = run_python(python, concat("import ", packages), "", kImportLimit);
       if (status.ok()) return python;
       reasons += concat(reasons.empty() ? "" : "; ", status.message());
     }
@@ -64,19 +90,17 @@ Result<RivalTimes> parse(const std::string& output) {
 Result<RivalTimes> measure_rival(const BenchData& data, unsigned threads, unsigned repeats,
                                  const std::string& python) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string found, find_python(python));
-  DRIFTLESS_ASSIGN_OR_RETURN(MemoryFile old_file, MemoryFile::create());
-  DRIFTLESS_ASSIGN_OR_RETURN(MemoryFile new_file, MemoryFile::create());
-  DRIFTLESS_RETURN_IF_ERROR(old_file.write(data.old_side.bytes()));
-  DRIFTLESS_RETURN_IF_ERROR(new_file.write(data.new_side.bytes()));
-  DRIFTLESS_ASSIGN_OR_RETURN(const ProgramResult result,
-                             run_program({found, "-c", kNumpyRivalSource, std::to_string(kTensors),
-                                          std::to_string(threads), std::to_string(repeats)},
-                                         {&old_file, &new_file}, kRunLimit));
-  if (result.exit_code != 0) {
-    return error(StatusCode::kUnsupported, found, " ended with ", result.exit_code, ": ",
-                 shown(last_line(result.errors), 200));
-  }
-  return parse(result.output);
+  const MemoryFile old_file, new_file, output;
+  DRIFTLESS_RETURN_IF_ERROR(fill(old_file, data.old_bytes()));
+  DRIFTLESS_RETURN_IF_ERROR(fill(new_file, data.new_bytes()));
+  const Status ran = run_python(found, kNumpyRivalSource,
+                                concat(" ", old_file.path(), " ", new_file.path(), " ", kTensors,
+                                       " ", threads, " ", repeats, " > ", output.path()),
+                                kRunLimit);
+  if (!ran.ok()) return error(StatusCode::kUnsupported, found, ": ", ran.message());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
+                             read_text(posix_file_system(), output.path(), kMaxOutputBytes));
+  return parse(text);
 }
 
 }  // namespace driftless::bench

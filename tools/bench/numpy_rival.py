@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes and applies deltas in the usual Python way, and prints how long that takes.
 
-    numpy_rival.py TENSORS THREADS REPEATS     (descriptor 3: the old weights, 4: the new ones, bf16)
+    numpy_rival.py OLD NEW TENSORS THREADS REPEATS     (files with the old and the new weights, bf16)
 
 Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. The code is
 what people write: plain expressions, temporaries made by numpy. A pool of threads goes over the tensors
@@ -9,7 +9,6 @@ what people write: plain expressions, temporaries made by numpy. A pool of threa
 tensors in two streams, as in a bucket; compressed tensors stay apart.
 """
 import json
-import os
 import platform
 import sys
 import time
@@ -25,8 +24,8 @@ except ImportError:  # what needs no compression is measured all the same
 LEVEL = 1
 
 
-def load(descriptor, tensors):
-    with os.fdopen(descriptor, "r+b") as file:
+def load(path, tensors):
+    with open(path, "r+b") as file:
         weights = np.fromfile(file, dtype=np.uint16)
         file.truncate(0)  # nobody needs these bytes twice
     return np.split(weights, tensors)
@@ -86,8 +85,8 @@ def seconds_of(work, finish, tensors, pool, repeats):
 
 
 def main():
-    tensors, threads, repeats = (int(argument) for argument in sys.argv[1:4])
-    rival = Rival(load(3, tensors), load(4, tensors))
+    tensors, threads, repeats = (int(argument) for argument in sys.argv[3:])
+    rival = Rival(load(sys.argv[1], tensors), load(sys.argv[2], tensors))
     steps = {"indices": join, "deltas": join, "scatter": list}
     if zstandard is not None:
         steps |= {"deltas_zstd": list, "xor": list, "overwrite": list}

@@ -102,16 +102,9 @@ struct Sizes {
   std::uint64_t changed_units = 0;
 };
 
-constexpr std::pair<DirectoryLayout, Encoding> kMeasured[] = {
-    {DirectoryLayout::kFlush, Encoding::kIndices},
-    {DirectoryLayout::kFlush, Encoding::kDeltas},
-    {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
-    {DirectoryLayout::kHfDelta, Encoding::kXor},
-    {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
-
 Status publish_step(FileSystem& fs, const std::string& root, unsigned step, unsigned threads,
                     std::map<Encoding, Sizes>& sizes) {
-  for (const auto& [layout, encoding] : kMeasured) {
+  for (const auto& [layout, encoding] : kFileEncodings) {
     DeltaOptions options;
     options.old_checkpoint = concat(root, "/step", step - 1);
     options.new_checkpoint = concat(root, "/step", step);
@@ -146,7 +139,7 @@ Result<BenchReport> measure_trace(const std::string& directory, unsigned threads
     DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, concat(scratch.path(), "/step", steps - 1)));
   }
   BenchReport report;
-  for (const auto& [layout, encoding] : kMeasured) {
+  for (const auto& [layout, encoding] : kFileEncodings) {
     const Sizes& sum = sizes[encoding];
     const auto bits = [&sum](std::uint64_t bytes) {
       return 8.0 * static_cast<double>(bytes) / static_cast<double>(sum.changed_units);

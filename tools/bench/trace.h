@@ -3,11 +3,21 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "core/status.h"
+#include "formats/manifest.h"
 #include "tools/bench/bench.h"
 
 namespace driftless {
+
+// All that files of deltas can be.
+inline constexpr std::pair<DirectoryLayout, Encoding> kFileEncodings[] = {
+    {DirectoryLayout::kFlush, Encoding::kIndices},
+    {DirectoryLayout::kFlush, Encoding::kDeltas},
+    {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+    {DirectoryLayout::kHfDelta, Encoding::kXor},
+    {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
 
 // `directory` holds base.safetensors (the policy at version 0) and trace.safetensors: for step S
 // and tensor T `sSSS/T.indices` (I32, flat, ascending) and `sSSS/T.values` (of T's dtype). Every

@@ -8,11 +8,11 @@
 #include "plugin/agent/delivery.h"
 #include "plugin/engines/engine_fleet.h"
 #include "plugin/engines/engine_http.h"
+#include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
 #include "plugin/job/report_proof.h"
 #include "plugin/job/run_end.h"
 #include "plugin/receive/receiver.h"
-#include "tools/cli/agent_log.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/rollout_weights.h"
@@ -22,7 +22,6 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kSignOfLife = std::chrono::seconds(1);
-constexpr auto kStopWait = std::chrono::seconds(10);
 
 // What is worth another try. All else is a matter of the configuration or of another run.
 bool may_pass(StatusCode code) {
@@ -36,6 +35,112 @@ bool may_pass(StatusCode code) {
     default: return false;
   }
 }
+
+// What an agent says on the way: lines of metrics, and, with --verbose, what it did. A failure goes
+// to stderr.
+class AgentLog {
+ public:
+  AgentLog(bool json, bool verbose, std::string id, unsigned rank)
+      : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
+
+  [[nodiscard]] Status open(const std::string& metrics_file) {
+    DRIFTLESS_ASSIGN_OR_RETURN(metrics_, MetricsWriter::open(metrics_file, "agent", rank_));
+    return {};
+  }
+
+  void tell(const Status& status) const {
+    if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
+  }
+
+  void delivered(const DeliveryReport& delivery) {
+    const UpdateReport& report = delivery.update;
+    versions_ += report.anchor ? 0 : report.versions;
+    anchors_ += report.anchor ? 1 : 0;
+    wire_bytes_ += report.wire_bytes;
+    plain_bytes_ += delivery.plain_bytes;
+    stage_ms_ = delivery.process_ms;
+    commit_ms_ = report.apply_ms;
+    nlohmann::ordered_json line = metrics_of(report, rank_);
+    for (const char* engines : {"stage_ms", "pause_ms", "resume_ms"}) line.erase(engines);
+    line["process_ms"] = delivery.process_ms;
+    line["plain_bytes"] = delivery.plain_bytes;
+    write(line,
+          concat("version ", report.version, report.anchor ? " (anchor)" : "", ", ",
+                 human_bytes(report.wire_bytes), " fetched in ", fixed(report.fetch_ms, 1),
+                 " ms, handed over in ", fixed(delivery.process_ms + report.apply_ms, 1), " ms"));
+  }
+
+  void updated(const EngineUpdate& update) {
+    const EngineTimes& times = update.times;
+    if (!update.status.ok()) {
+      return tell(
+          update.status.with_context(concat("engine ", update.url, " did not take version ",
+                                            update.goal, " after ", update.attempts, " tries")));
+    }
+    stage_ms_ = times.stage_ms;
+    commit_ms_ = times.pause_ms + times.apply_ms + times.resume_ms;
+    UpdateReport report;
+    report.version = update.version;
+    report.versions = 1;
+    report.stage_ms = times.stage_ms;
+    report.pause_ms = times.pause_ms;
+    report.apply_ms = times.apply_ms;
+    report.resume_ms = times.resume_ms;
+    nlohmann::ordered_json line = metrics_of(report, rank_);
+    line.erase("fetch_ms");  // the agent's
+    line["digest"] = "";     // as is what was delivered
+    line["engine"] = update.url;
+    write(line,
+          concat(update.url, " at version ", update.version, ", stage ", fixed(times.stage_ms, 1),
+                 " ms, pause ", fixed(times.pause_ms, 1), " ms, apply ", fixed(times.apply_ms, 1),
+                 " ms, resume ", fixed(times.resume_ms, 1), " ms, tries ", update.attempts));
+  }
+
+  void ended(std::uint64_t version, const std::optional<Digest>& digest,
+             const std::vector<EngineState>& engines, std::size_t workers) const {
+    if (json_) {
+      nlohmann::ordered_json json = {
+          {"event", "agent"},          {"id", id_},
+          {"version", version},        {"digest", digest ? to_hex(*digest) : ""},
+          {"versions", versions_},     {"anchors", anchors_},
+          {"wire_bytes", wire_bytes_}, {"plain_bytes", plain_bytes_},
+          {"workers", workers},        {"engines", nlohmann::ordered_json::array()}};
+      for (const EngineState& engine : engines) {
+        json["engines"].push_back({{"url", engine.url},
+                                   {"version", engine.version},
+                                   {"status", std::string(to_string(engine.status.code()))}});
+      }
+      return print_json(json);
+    }
+    std::cout << concat(id_, ": ended at version ", version, ", ", versions_, " versions and ",
+                        anchors_, " anchors handed over, ", human_bytes(wire_bytes_), " fetched, ",
+                        workers, " workers\n");
+    for (const EngineState& engine : engines) {
+      std::cout << concat(id_, ": ", engine.url, " at version ", engine.version,
+                          engine.status.ok() ? "" : ", failed: ", engine.status.message(), "\n");
+    }
+    std::cout.flush();
+  }
+
+  // Of the last update of an engine, or, without engines, of the last hand-over.
+  [[nodiscard]] double stage_ms() const { return stage_ms_; }
+  [[nodiscard]] double commit_ms() const { return commit_ms_; }
+
+ private:
+  void write(nlohmann::ordered_json& line, const std::string& text) {
+    line["role"] = "agent";
+    if (metrics_) tell(metrics_->write(line));
+    if (verbose_ && json_) print_json(line);
+    if (verbose_ && !json_) std::cout << concat(id_, ": ", text, "\n") << std::flush;
+  }
+
+  bool json_, verbose_;
+  std::string id_;
+  unsigned rank_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  double stage_ms_ = 0, commit_ms_ = 0;
+  std::uint64_t versions_ = 0, anchors_ = 0, wire_bytes_ = 0, plain_bytes_ = 0;
+};
 
 class Agent {
  public:
@@ -55,10 +160,7 @@ class Agent {
 
  private:
   [[nodiscard]] Status open() {
-    if (!config_.metrics_file.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          log_.write_metrics(filled_in(config_.metrics_file, "agent", process_.rank())));
-    }
+    DRIFTLESS_RETURN_IF_ERROR(log_.open(config_.metrics_file));
     const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
     if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
     DRIFTLESS_ASSIGN_OR_RETURN(
@@ -68,7 +170,7 @@ class Agent {
     if (files) {
       DRIFTLESS_ASSIGN_OR_RETURN(
           delivery_,
-          make_checkpoint_delivery(config_, checkpoint_, weights_->target(), *road_, deadline));
+          make_checkpoint_delivery(config_, checkpoint_, *weights_.target, *road_, deadline));
     } else {
       DRIFTLESS_ASSIGN_OR_RETURN(delivery_,
                                  make_shm_delivery(config_, *road_, process_.threads(), deadline));
@@ -129,7 +231,7 @@ class Agent {
     const Result<std::optional<DeliveryReport>> report = delivery_->step(Deadline::after(kLook));
     if (!report.ok()) {
       if (!may_pass(report.status().code())) return report.status();
-      tell(report.status());
+      log_.tell(report.status());
       static_cast<void>(Backoff(kSignOfLife, kSignOfLife).sleep(Deadline::after(kSignOfLife)));
       return false;
     }
@@ -178,7 +280,7 @@ class Agent {
     const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
     if (told.code() != StatusCode::kDeadlineExceeded) {
       unheard_.reset();
-      tell(told);
+      log_.tell(told);
       return {};
     }
     if (!unheard_) unheard_ = Deadline::after(config_.connect_deadline);
@@ -220,7 +322,7 @@ class Agent {
     const bool stopped = StopSignals::received() != 0 && !end_;
     const std::uint64_t last = end_ ? end_->version : delivery_->version();
     const bool took = all_took(last) && fleet_->all_at(last);
-    if (end_) tell(delivery_->tell_end(end_to_json(*end_)));
+    if (end_) log_.tell(delivery_->tell_end(end_to_json(*end_)));
     fleet_->stop();
     static_cast<void>(take_updates());
     Status wrong;
@@ -230,7 +332,7 @@ class Agent {
                     " here and ", to_hex(end_->digest), " at the trainer");
     }
     log_.ended(last, digest, fleet_->states(), reached_.size());
-    tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
+    log_.tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
     fleet_.reset();
     delivery_.reset();
     road_.reset();
@@ -239,12 +341,8 @@ class Agent {
     DRIFTLESS_RETURN_IF_ERROR(wrong);
     if (stopped) return 128 + StopSignals::received();
     if (took) return int{kExitOk};
-    tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ", last));
+    log_.tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ", last));
     return int{kExitDifferent};
-  }
-
-  void tell(const Status& status) const {
-    if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
   }
 
   const AgentArguments& arguments_;
@@ -254,7 +352,7 @@ class Agent {
   AgentLog log_;
   std::string checkpoint_;
   std::unique_ptr<FileLock> lock_;
-  std::unique_ptr<RolloutWeights> weights_;
+  RolloutWeights weights_;
   std::unique_ptr<ReceiveRoad> road_;
   std::unique_ptr<Delivery> delivery_;
   std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
@@ -267,16 +365,15 @@ class Agent {
 
 }  // namespace
 
-int run_agent(const Common& common, const AgentArguments& arguments) {
-  Result<Config> config = job_config(common, arguments.job);
-  if (!config.ok()) return report(common, config.status());
-  if (config->road == kHostShm) {
-    return report(common, error(StatusCode::kInvalidArgument,
-                                "road.kind: host_shm is what an agent offers; it follows mpi_rma, "
-                                "nccl or shared_fs"));
+Result<int> run_agent(const Common& common, const AgentArguments& arguments) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
+  if (config.road == kHostShm) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.kind: host_shm is what an agent offers; it follows mpi_rma, nccl or "
+                 "shared_fs");
   }
-  return run_in_job(common, *config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
-    Agent agent(common, arguments, *config, *process);
+  return run_in_job(common, config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
+    Agent agent(common, arguments, config, *process);
     return agent.run();  // however that ends, engines are resumed and shared memory is given back
   });
 }

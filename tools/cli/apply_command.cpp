@@ -47,22 +47,22 @@ void print_report(const Common& common, const ApplyArguments& options, const App
 
 }  // namespace
 
-int run_apply(const Common& common, const ApplyArguments& options) {
+Result<int> run_apply(const Common& common, const ApplyArguments& options) {
   ProgressBar bar("applying");
   ApplyOptions apply;
   apply.threads = common.thread_count();
   apply.verify = options.verify == "full" ? VerifyMode::kFull : VerifyMode::kTouched;
   apply.lock_wait = std::chrono::milliseconds(static_cast<long>(options.wait_seconds * 1000));
   apply.progress = bar.callback();
-  const Result<ApplyReport> done = apply_versions(posix_file_system(), options.directory,
-                                                  options.checkpoint, options.to_version, apply);
-  if (!done.ok()) return report(common, done.status());
-  if (options.verify == "full" && !done->digest_known) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const ApplyReport done,
+                             apply_versions(posix_file_system(), options.directory,
+                                            options.checkpoint, options.to_version, apply));
+  if (options.verify == "full" && !done.digest_known) {
     std::cerr << "driftless: note: these versions carry no digest, so only the tensors that they "
                  "change could be checked\n";
   }
-  print_report(common, options, *done);
-  return kExitOk;
+  print_report(common, options, done);
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

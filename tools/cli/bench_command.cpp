@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "tools/bench/trace.h"
@@ -27,21 +26,18 @@ void print_report(const Common& common, const BenchReport& measured) {
 
 }  // namespace
 
-int run_bench_command(const Common& common, BenchArguments options) {
+Result<int> run_bench_command(const Common& common, BenchArguments options) {
   BenchReport measured;
   if (!options.trace.empty()) {
-    Result<BenchReport> trace = measure_trace(options.trace, common.thread_count());
-    if (!trace.ok()) return report(common, trace.status());
-    measured = std::move(*trace);
+    DRIFTLESS_ASSIGN_OR_RETURN(measured, measure_trace(options.trace, common.thread_count()));
   }
   if (options.trace.empty() || options.all) {
     options.bench.threads = common.thread_count();
-    Result<BenchReport> speed = run_bench(options.bench);
-    if (!speed.ok()) return report(common, speed.status());
-    measured.figures.insert(measured.figures.begin(), speed->figures.begin(), speed->figures.end());
+    DRIFTLESS_ASSIGN_OR_RETURN(const BenchReport speed, run_bench(options.bench));
+    measured.figures.insert(measured.figures.begin(), speed.figures.begin(), speed.figures.end());
   }
   print_report(common, measured);
-  return kExitOk;
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
-// its result or its failure and returns the exit code. arguments.cpp fills the structs.
+// its result and returns the exit code; a failure is left to the caller to report. arguments.cpp
+// fills the structs.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "plugin/checkpoint/delta_writer.h"
 #include "tools/bench/bench.h"
@@ -80,19 +80,19 @@ struct AgentArguments {
   bool verbose = false;
 };
 
-int run_synth(const Common& common, SynthOptions options);
-int run_diff(const Common& common, DiffArguments options);
-int run_apply(const Common& common, const ApplyArguments& options);
-int run_verify(const Common& common, const VerifyArguments& options);
-int run_inspect(const Common& common, const std::string& path);
-int run_bench_command(const Common& common, BenchArguments options);
-int run_demo(const Common& common, DemoArguments options);
-int run_config_check(const Common& common, const JobArguments& arguments);
-int run_info(const Common& common);
+[[nodiscard]] Result<int> run_synth(const Common& common, SynthOptions options);
+[[nodiscard]] Result<int> run_diff(const Common& common, DiffArguments options);
+[[nodiscard]] Result<int> run_apply(const Common& common, const ApplyArguments& options);
+[[nodiscard]] Result<int> run_verify(const Common& common, const VerifyArguments& options);
+[[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
+[[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
+[[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
+[[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
+[[nodiscard]] Result<int> run_info(const Common& common);
 // Version, and every backend: built, or why not.
 [[nodiscard]] std::string version_text();
-int run_trainer(const Common& common, const TrainerArguments& arguments);
-int run_rollout(const Common& common, RolloutArguments arguments);
-int run_agent(const Common& common, const AgentArguments& arguments);
+[[nodiscard]] Result<int> run_trainer(const Common& common, const TrainerArguments& arguments);
+[[nodiscard]] Result<int> run_rollout(const Common& common, RolloutArguments arguments);
+[[nodiscard]] Result<int> run_agent(const Common& common, const AgentArguments& arguments);
 
 }  // namespace driftless::cli

@@ -35,16 +35,15 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 
 }  // namespace
 
-int run_config_check(const Common& common, const JobArguments& arguments) {
-  const Result<Config> config = job_config(common, arguments);
-  if (!config.ok()) return report(common, config.status());
-  const auto settings = effective_settings(*config);
+Result<int> run_config_check(const Common& common, const JobArguments& arguments) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments));
+  const auto settings = effective_settings(config);
   if (common.json) {
     nlohmann::ordered_json json;
     json["ok"] = true;
     for (const auto& [key, value] : settings) json["settings"][key] = value;
     print_json(json);
-    return kExitOk;
+    return int{kExitOk};
   }
   std::cout << arguments.config << ": ok\n\n";
   std::vector<std::vector<std::string>> rows;
@@ -52,7 +51,7 @@ int run_config_check(const Common& common, const JobArguments& arguments) {
     rows.push_back({key, or_dash(value)});
   }
   print_table({"key", "value"}, rows);
-  return kExitOk;
+  return int{kExitOk};
 }
 
 std::string version_text() {
@@ -64,10 +63,10 @@ std::string version_text() {
   return text;
 }
 
-int run_info(const Common& common) {
+Result<int> run_info(const Common& common) {
   if (common.json) {
     print_info_json();
-    return kExitOk;
+    return int{kExitOk};
   }
   std::vector<std::vector<std::string>> rows;
   for (const ConfigKey& key : config_keys()) {
@@ -84,7 +83,7 @@ int run_info(const Common& common) {
   std::cout << "\nkernels:";
   for (const HostKernels& kernels : all_host_kernels()) std::cout << " " << kernels.name;
   std::cout << " (the last is used)\n";
-  return kExitOk;
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

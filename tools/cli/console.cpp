@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/parallel.h"
+#include "plugin/job/metrics.h"
 
 namespace driftless::cli {
 
@@ -54,7 +55,7 @@ int report(const Common& common, const Status& status) {
 }
 
 void print_json(const nlohmann::ordered_json& json) {
-  std::cout << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+  std::cout << json_line(json) << "\n" << std::flush;
 }
 
 void print_table(const std::vector<std::string>& header,

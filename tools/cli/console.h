@@ -2,7 +2,6 @@
 // What the command shows: tables, sizes, a progress bar, errors; for people or as JSON.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>

@@ -7,6 +7,7 @@
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/checkpoint/verify.h"
+#include "tools/bench/trace.h"
 #include "tools/cli/commands.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
@@ -114,12 +115,9 @@ Result<std::vector<Row>> play(const Common& common, const DemoArguments& options
               << " versions, apply them to a copy of the base, compare every bit.\n\n"
               << std::flush;
   }
-  std::vector<Row> rows = {{DirectoryLayout::kFlush, Encoding::kIndices},
-                           {DirectoryLayout::kFlush, Encoding::kDeltas},
-                           {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
-                           {DirectoryLayout::kHfDelta, Encoding::kXor},
-                           {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
-  for (Row& row : rows) {
+  std::vector<Row> rows;
+  for (const auto& [layout, encoding] : kFileEncodings) {
+    Row& row = rows.emplace_back(Row{layout, encoding});
     const std::string name(info(row.encoding).name);
     const std::string copy = options.directory + "/copy_" + name;
     const std::string published = options.directory + "/published_" + name;
@@ -132,20 +130,18 @@ Result<std::vector<Row>> play(const Common& common, const DemoArguments& options
 
 }  // namespace
 
-int run_demo(const Common& common, DemoArguments options) {
+Result<int> run_demo(const Common& common, DemoArguments options) {
   std::optional<TemporaryDirectory> temporary;
   if (options.directory.empty()) {
-    Result<TemporaryDirectory> made = TemporaryDirectory::create();
-    if (!made.ok()) return report(common, made.status());
-    options.directory = temporary.emplace(std::move(*made)).path();
+    DRIFTLESS_ASSIGN_OR_RETURN(TemporaryDirectory made, TemporaryDirectory::create());
+    options.directory = temporary.emplace(std::move(made)).path();
   } else if (exists(posix_file_system(), options.directory)) {
-    return report(common, error(StatusCode::kAlreadyExists, options.directory,
-                                ": is there already; choose a directory that does not exist"));
+    return error(StatusCode::kAlreadyExists, options.directory,
+                 ": is there already; choose a directory that does not exist");
   }
-  const Result<std::vector<Row>> rows = play(common, options);
-  if (!rows.ok()) return report(common, rows.status());
-  print_rows(common, *rows);
-  return kExitOk;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Row> rows, play(common, options));
+  print_rows(common, rows);
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

@@ -63,15 +63,15 @@ void print_report(const Common& common, const DeltaReport& report) {
 
 }  // namespace
 
-int run_diff(const Common& common, DiffArguments options) {
-  if (const Status status = parse(options); !status.ok()) return report(common, status);
+Result<int> run_diff(const Common& common, DiffArguments options) {
+  DRIFTLESS_RETURN_IF_ERROR(parse(options));
   ProgressBar bar("comparing");
   options.delta.threads = common.thread_count();
   options.delta.progress = bar.callback();
-  const Result<DeltaReport> done = write_delta(posix_file_system(), options.delta);
-  if (!done.ok()) return report(common, done.status());
-  print_report(common, *done);
-  return kExitOk;
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done,
+                             write_delta(posix_file_system(), options.delta));
+  print_report(common, done);
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

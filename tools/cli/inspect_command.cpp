@@ -6,32 +6,31 @@
 #include "tools/cli/commands.h"
 
 namespace driftless::cli {
-int run_inspect(const Common& common, const std::string& path) {
-  const Result<Inspection> result = inspect_path(posix_file_system(), path);
-  if (!result.ok()) return report(common, result.status());
+Result<int> run_inspect(const Common& common, const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Inspection result, inspect_path(posix_file_system(), path));
   if (common.json) {
     nlohmann::ordered_json json;
-    json["kind"] = result->kind;
-    for (const auto& [name, value] : result->facts) json[name] = value;
+    json["kind"] = result.kind;
+    for (const auto& [name, value] : result.facts) json[name] = value;
     json["rows"] = nlohmann::ordered_json::array();
-    for (const auto& row : result->rows) {
+    for (const auto& row : result.rows) {
       nlohmann::ordered_json item;
-      for (std::size_t i = 0; i < row.size(); ++i) item[result->columns[i]] = row[i];
+      for (std::size_t i = 0; i < row.size(); ++i) item[result.columns[i]] = row[i];
       json["rows"].push_back(std::move(item));
     }
     print_json(json);
-    return kExitOk;
+    return int{kExitOk};
   }
-  std::cout << path << ": " << result->kind << "\n";
-  for (const auto& [name, value] : result->facts) {
+  std::cout << path << ": " << result.kind << "\n";
+  for (const auto& [name, value] : result.facts) {
     std::cout << "  " << name << ": " << (value.size() > 200 ? value.substr(0, 200) + "..." : value)
               << "\n";
   }
-  if (!result->rows.empty()) {
+  if (!result.rows.empty()) {
     std::cout << "\n";
-    print_table(result->columns, result->rows);
+    print_table(result.columns, result.rows);
   }
-  return kExitOk;
+  return int{kExitOk};
 }
 
 }  // namespace driftless::cli

@@ -2,7 +2,6 @@
 #include "tools/cli/job.h"
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -17,6 +16,13 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void remember_signal(int number) { stop_signal = number; }
 
+void handle_signals(void (*handler)(int)) {
+  struct sigaction action{};
+  action.sa_handler = handler;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
 }  // namespace
 
 Result<Config> job_config(const Common& common, const JobArguments& arguments) {
@@ -28,8 +34,9 @@ Result<Config> job_config(const Common& common, const JobArguments& arguments) {
   return config;
 }
 
-int run_in_job(const Common& common, const Config& config, JobRole role, std::string_view word,
-               const std::function<void()>& clean_up, const JobWork& work) {
+Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
+                       std::string_view word, const std::function<void()>& clean_up,
+                       const JobWork& work) {
   const StopSignals signals;
   const LateHandler late = [&](const Status& why) {
     if (clean_up) clean_up();
@@ -40,10 +47,8 @@ int run_in_job(const Common& common, const Config& config, JobRole role, std::st
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::_Exit(code);
   };
-  Result<std::unique_ptr<JobProcess>> joined =
-      join_job(road_table(), config, role, launched_by_mpi(), late);
-  if (!joined.ok()) return report(common, joined.status());
-  const std::shared_ptr<JobProcess> process = std::move(*joined);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<JobProcess> process,
+                             join_job(road_table(), config, role, launched_by_mpi(), late));
   const Result<int> done = work(process);
   if (done.ok()) return *done;
   const int code = report(common, done.status().with_context(concat(word, " ", process->rank())));
@@ -53,19 +58,8 @@ int run_in_job(const Common& common, const Config& config, JobRole role, std::st
   return code;  // not reached
 }
 
-StopSignals::StopSignals() {
-  struct sigaction action{};
-  action.sa_handler = remember_signal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
-
-StopSignals::~StopSignals() {
-  struct sigaction action{};
-  action.sa_handler = SIG_DFL;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
+StopSignals::StopSignals() { handle_signals(remember_signal); }
+StopSignals::~StopSignals() { handle_signals(SIG_DFL); }
 
 int StopSignals::received() { return stop_signal; }
 

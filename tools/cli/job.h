@@ -2,15 +2,14 @@
 // What `driftless trainer` and `driftless rollout` have in common: the configuration and signals.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "plugin/job/config.h"
-#include "plugin/job/job_names.h"
-#include "plugin/job/launched.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/run_end.h"
 #include "tools/cli/console.h"
 
@@ -39,8 +38,9 @@ class StopSignals {
 // (may be empty) runs, and the process ends without waiting for others, who may be gone; so it does
 // if MPI holds it for too long. What `work` made must not be destroyed before.
 using JobWork = std::function<Result<int>(const std::shared_ptr<JobProcess>& process)>;
-[[nodiscard]] int run_in_job(const Common& common, const Config& config, JobRole role,
-                             std::string_view word, const std::function<void()>& clean_up,
-                             const JobWork& work);
+[[nodiscard]] Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
+                                     std::string_view word, const std::function<void()>& clean_up,
+                                     const JobWork& work);
+inline constexpr auto kStopWait = std::chrono::seconds(10);  // for others, after a signal
 
 }  // namespace driftless::cli

@@ -110,15 +110,13 @@ void JobProgress::print(bool all) {
 void JobProgress::print_line(const Version& version) {
   const PublishReport& report = version.report;
   if (json_) {
-    auto json = nlohmann::ordered_json::parse(metrics_json(metrics_of(report, 0)));
+    nlohmann::ordered_json json = metrics_of(report, 0);
     json["event"] = "version";
     json["ratio"] = ratio(report.full_bytes, report.wire_bytes);
     if (version.staged) json["stage_ms"] = version.stage_ms;
     if (version.staged) json["commit_ms"] = version.commit_ms;
     json["notes"] = report.notes;
-    print_json(json);
-    std::cout.flush();
-    return;
+    return print_json(json);
   }
   constexpr const char* kFormat = "%7s  %12s  %9s  %10s  %7s  %10s  %9s  %9s\n";
   std::array<char, 256> line{};
@@ -218,7 +216,6 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
         {{"url", tally.url}, {"calls", tally.versions}, {"failures", tally.failures}});
   }
   print_json(json);
-  std::cout.flush();
 }
 
 void JobProgress::print_summary(std::span<const EngineTally> engines) const {

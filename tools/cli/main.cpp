@@ -1,19 +1,307 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `driftless` command.
+// The `driftless` command: what may be typed, and what it runs.
+#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <exception>
+#include <functional>
+#include <iostream>
 
-#include "tools/cli/arguments.h"
-#include "tools/cli/console.h"
+#include "core/version.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer, agent: a "
+    "rollout or\n"
+    "an engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
+    "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
+    "out of time, 7 exists already, 8 not supported, 70 internal error.";
+
+// All that was typed. Lives until the command has run.
+struct Arguments {
+  Common common;
+  SynthOptions synth;
+  DiffArguments diff;
+  ApplyArguments apply;
+  VerifyArguments verify;
+  std::string inspect;
+  BenchArguments bench;
+  DemoArguments demo;
+  JobArguments check;
+  TrainerArguments trainer;
+  RolloutArguments rollout;
+  AgentArguments agent;
+  std::function<Result<int>()> run;
+};
+
+void runs(CLI::App& command, Arguments& all, std::function<Result<int>()> run) {
+  command.callback([&all, run = std::move(run)] { all.run = run; });
+}
+
+// A number within bounds, whose default is shown.
+template <typename Number, typename Bound>
+CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
+                        Bound least, Bound most) {
+  return command.add_option(name, number, help)
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
+
+void add_version(CLI::App& command, const char* name, std::optional<std::uint64_t>& version,
+                 const char* help, std::uint64_t most = kMaxVersion) {
+  command.add_option(name, version, help)
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, most));
+}
+
+void add_synth(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "synth", "Write a Qwen3-shaped checkpoint and its successors, as RL training makes them");
+  SynthOptions& options = all.synth;
+  command->add_option("--out", options.out, "Directory that gets step_000000/, step_000001/, ...")
+      ->required();
+  command->add_option("--params", options.params, "Number of parameters, about")
+      ->required()
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 44));
+  add_number(*command, "--steps", options.steps, "Successors to write", 0U, kMaxSynthSteps);
+  add_number(*command, "--lr", options.lr, "Learning rate: how far a step moves a weight", 0.0,
+             1.0);
+  command->add_option("--seed", options.seed, "The same seed gives the same bytes")
+      ->capture_default_str();
+  add_number(*command, "--shard-bytes", options.shard_bytes, "Largest size of one file",
+             std::uint64_t{1} << 16, std::uint64_t{1} << 44);
+  runs(*command, all, [&all] { return run_synth(all.common, all.synth); });
+}
+
+void add_diff(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "diff", "Publish the exact delta between two checkpoints as a version directory");
+  DiffArguments& options = all.diff;
+  command->add_option("OLD", options.delta.old_checkpoint, "Checkpoint that the receivers have")
+      ->required();
+  command->add_option("NEW", options.delta.new_checkpoint, "Checkpoint that they are to get")
+      ->required();
+  command->add_option("--out", options.delta.directory, "Directory that gets weight_v{N:06d}/")
+      ->required();
+  command->add_option("--layout", options.layout, "hf_delta or flush")->capture_default_str();
+  command->add_option("--encoding", options.encoding,
+                      "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
+                      "deltas, indices");
+  command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
+      ->capture_default_str();
+  add_version(*command, "--version", options.delta.version,
+              "Number of the version (default: one past the newest in --out)");
+  add_version(*command, "--base", options.delta.base_version,
+              "Version that it builds on (default: the one before)");
+  add_number(*command, "--buffer-bytes", options.delta.buffer_bytes,
+             "Size of a flush file before compression", std::uint64_t{1} << 16,
+             std::uint64_t{1} << 34);
+  runs(*command, all, [&all] { return run_diff(all.common, all.diff); });
+}
+
+void add_apply(CLI::App& app, Arguments& all) {
+  CLI::App* command =
+      app.add_subcommand("apply", "Bring a checkpoint directory to a published version, in place");
+  ApplyArguments& options = all.apply;
+  command->add_option("DIR", options.directory, "Directory that holds weight_v*/")->required();
+  command->add_option("--to", options.checkpoint, "Checkpoint directory to patch")->required();
+  add_version(*command, "--to-version", options.to_version,
+              "Version to bring it to (default: the newest in DIR)");
+  command
+      ->add_option(
+          "--verify", options.verify,
+          "touched: the checksum of every tensor that changes; full: also the digest of all "
+          "weights, before and after")
+      ->check(CLI::IsMember({"touched", "full"}))
+      ->capture_default_str();
+  add_number(*command, "--wait", options.wait_seconds,
+             "Seconds to wait for another process that patches the same checkpoint", 0.0, 1e6);
+  runs(*command, all, [&all] { return run_apply(all.common, all.apply); });
+}
+
+void add_verify(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "verify", "Prove that a checkpoint holds exactly the weights it should; 0: identical");
+  VerifyArguments& options = all.verify;
+  command->add_option("CKPT", options.checkpoint, "Checkpoint directory")->required();
+  CLI::Option* like = command->add_option(
+      "--like", options.like,
+      "Another checkpoint, compared bit for bit: the first difference is named");
+  command
+      ->add_option(
+          "--manifest", options.manifest,
+          "A version's manifest.json or directory, whose digest it must have (default: its "
+          "own state)")
+      ->excludes(like);
+  runs(*command, all, [&all] { return run_verify(all.common, all.verify); });
+}
+
+void add_inspect(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show what a checkpoint, version, frame, flush file, manifest or journal holds");
+  command->add_option("PATH", all.inspect, "File or directory")->required();
+  runs(*command, all, [&all] { return run_inspect(all.common, all.inspect); });
+}
+
+void add_bench(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "bench", "Measure this build on this machine, as ratios to reading memory and to numpy");
+  BenchArguments& options = all.bench;
+  add_number(*command, "--bytes", options.bench.side_bytes, "Size of the weights to compare",
+             std::uint64_t{1} << 20, std::uint64_t{1} << 40);
+  add_number(*command, "--repeats", options.bench.repeats, "Medians of so many runs", 1, 1000);
+  command->add_option("--python", options.bench.python,
+                      "Python with numpy and zstandard (default: the first found)");
+  command->add_option("--trace", options.trace,
+                      "Measure the encodings on a recorded run instead: a directory with "
+                      "base.safetensors and trace.safetensors");
+  command->add_flag("--all", options.all, "With --trace: both");
+  runs(*command, all, [&all] { return run_bench_command(all.common, all.bench); });
+}
+
+void add_demo(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "demo", "Synthesize a run, publish it in every encoding, follow it, prove bit identity");
+  DemoArguments& options = all.demo;
+  command->add_option("--dir", options.directory,
+                      "Keep the files in this new directory (default: a temporary one, removed)");
+  add_number(*command, "--params", options.params, "Number of parameters, about",
+             std::uint64_t{100'000}, std::uint64_t{1} << 40);
+  add_number(*command, "--steps", options.steps, "RL steps", 1, 1000);
+  runs(*command, all, [&all] { return run_demo(all.common, all.demo); });
+}
+
+void add_set(CLI::App& command, JobArguments& job) {
+  command
+      .add_option("--set", job.set, "Override a key of the configuration: --set road.dir=/mnt/w")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+void add_job(CLI::App& command, JobArguments& job) {
+  command.add_option("--config", job.config, "YAML file; see configs/ and driftless info")
+      ->required();
+  add_set(command, job);
+}
+
+void add_config(CLI::App& app, Arguments& all) {
+  CLI::App* config = app.add_subcommand("config", "Work with configuration files");
+  config->require_subcommand(1);
+  CLI::App* check = config->add_subcommand(
+      "check", "Say whether a configuration is right, and what it amounts to");
+  check->add_option("FILE", all.check.config, "YAML file")->required();
+  add_set(*check, all.check);
+  runs(*check, all, [&all] { return run_config_check(all.common, all.check); });
+}
+
+void add_info(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "info", "List every configuration key, every backend (built, or why not) and the kernels");
+  runs(*command, all, [&all] { return run_info(all.common); });
+}
+
+void add_trainer(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "trainer", "Publish a run, replayed or made up, to rollouts; one of several under mpirun");
+  TrainerArguments& options = all.trainer;
+  add_job(*command, options.job);
+  CLI::Option* replay =
+      command->add_option("--replay", options.replay,
+                          "Directory with the checkpoints step_000000/, step_000001/, ... "
+                          "(default: a run is made up)");
+  add_version(*command, "--steps", options.steps, "Versions (default: 10, or all to replay)",
+              std::uint64_t{1} << 32);
+  add_number(*command, "--params", options.params, "Parameters of the run that is made up, about",
+             std::uint64_t{100'000}, std::uint64_t{1} << 40)
+      ->excludes(replay);
+  command->add_option("--seed", options.seed, "Its seed")->excludes(replay)->capture_default_str();
+  add_number(*command, "--lr", options.lr, "Its learning rate: how far a step moves a weight", 0.0,
+             1.0)
+      ->excludes(replay);
+  add_number(*command, "--interval-ms", options.interval_ms, "Pause between two versions",
+             std::uint64_t{0}, std::uint64_t{86'400'000});
+  command
+      ->add_option("--rollouts", options.rollouts,
+                   "Rollouts to wait for at the start and the end, where mpirun did not start them "
+                   "beside the trainer (default: whoever registers)")
+      ->check(CLI::Range(0U, 1'000'000U));
+  runs(*command, all, [&all] { return run_trainer(all.common, all.trainer); });
+}
+
+void add_rollout(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "rollout", "Follow a run and keep bit-identical weights; one of several under mpirun");
+  RolloutArguments& options = all.rollout;
+  add_job(*command, options.job);
+  command->add_option("--base", options.base,
+                      "Checkpoint to start from (default: the run's first anchor)");
+  command->add_option("--save", options.save, "Leave the final weights as DIR/rollout_{rank:02d}/");
+  add_version(*command, "--target-version", options.target_version,
+              "End there (default: where the trainer ends)");
+  command->add_option("--timeout", options.timeout_text,
+                      "Fail after so long, for example 10min (default: never)");
+  command->add_flag("--verbose", options.verbose, "A line per version");
+  runs(*command, all, [&all] { return run_rollout(all.common, all.rollout); });
+}
+
+void add_agent(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "agent", "Follow a run for all engines of this host: hand versions over, drive the engines");
+  AgentArguments& options = all.agent;
+  add_job(*command, options.job);
+  command->add_option("--base", options.base,
+                      "agent.hand_over: checkpoint: copied to agent.checkpoint_dir where that is "
+                      "missing");
+  command->add_flag("--once", options.once,
+                    "End once everything that is there was handed over and taken");
+  command->add_flag("--verbose", options.verbose, "A line per version and engine");
+  runs(*command, all, [&all] { return run_agent(all.common, all.agent); });
+}
+
+void add_common(CLI::App& command, Common& common) {
+  command.add_flag("--json", common.json, "Print JSON instead of text");
+  command.add_option("--threads", common.threads, "Threads to use (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+}
+
+// The exit code. What is wrong has been printed.
+int run(int argc, char** argv) {
+  CLI::App app{"Driftless ships exactly the changed weights, losslessly."};
+  app.name("driftless");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  app.footer(kExitCodes);
+  Arguments all;
+  for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench,
+                         add_demo, add_config, add_info, add_trainer, add_rollout, add_agent}) {
+    add(app, all);
+  }
+  for (CLI::App* command : app.get_subcommands({})) {
+    const auto below = command->get_subcommands({});
+    if (below.empty()) add_common(*command, all.common);
+    for (CLI::App* inner : below) add_common(*inner, all.common);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& parse_error) {
+    if (parse_error.get_exit_code() == 0) return app.exit(parse_error);  // --help, --version
+    std::cerr << "driftless: usage: " << parse_error.what() << "; see driftless --help\n";
+    return kExitUsage;
+  }
+  const Result<int> code = all.run();
+  return code.ok() ? *code : report(all.common, code.status());
+}
+
+}  // namespace
+}  // namespace driftless::cli
 
 int main(int argc, char** argv) {
-  using namespace driftless::cli;
   try {
-    const Parsed parsed = parse_arguments(argc, argv);
-    const auto* action = std::get_if<std::function<int()>>(&parsed);
-    return action != nullptr ? (*action)() : std::get<int>(parsed);
+    return driftless::cli::run(argc, argv);
   } catch (const std::exception& exception) {
     std::fprintf(stderr, "driftless: internal: %s\n", exception.what());
-    return kExitInternal;
+    return driftless::cli::kExitInternal;
   }
 }

@@ -14,7 +14,6 @@ namespace driftless::cli {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(200);  // for a new version; then for the end
-constexpr auto kStopWait = std::chrono::seconds(10);
 
 SessionOptions warning_to(std::function<void(const Status&)> warn) {
   SessionOptions options;
@@ -40,7 +39,7 @@ class Rollout {
     DRIFTLESS_RETURN_IF_ERROR(check_end());
     if (!arguments_.save.empty()) {
       DRIFTLESS_RETURN_IF_ERROR(
-          save_weights(*weights_, arguments_.save, process_.rank(), arguments_.base));
+          save_weights(weights_, arguments_.save, process_.rank(), arguments_.base));
     }
     print_end();
     const int signal = StopSignals::received();
@@ -55,11 +54,11 @@ class Rollout {
     // Trainers that mpirun started beside us may first make up a run; if they fail, the job ends.
     DRIFTLESS_RETURN_IF_ERROR(session_.join(
         Deadline::after(process_.together() ? std::chrono::hours(24) : config_.connect_deadline)));
-    return session_.open(weights_->target(), deadline);
+    return session_.open(*weights_.target, deadline);
   }
 
   [[nodiscard]] bool at_least(std::uint64_t version) const {
-    const TargetState state = weights_->target().state();
+    const TargetState state = weights_.target->state();
     return state.valid && state.id.version >= version;
   }
   [[nodiscard]] bool reached() const {
@@ -87,7 +86,7 @@ class Rollout {
       if (after_end_ && after_end_->expired()) return {};  // check_end() says what is missing
       if (timeout && timeout->expired()) {
         return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
-                     session_.state().id.version);
+                     weights_.target->state().id.version);
       }
     }
     return {};
@@ -100,7 +99,7 @@ class Rollout {
     for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
-      std::cout << metrics_json(metrics_of(report, process_.rank())) << "\n" << std::flush;
+      print_json(metrics_of(report, process_.rank()));
       return {};
     }
     std::cout << concat(session_.id(), ": version ", report.version,
@@ -127,7 +126,7 @@ class Rollout {
 
   [[nodiscard]] Status check_end() const {
     if (!end_) return {};
-    const TargetState state = weights_->target().state();
+    const TargetState state = weights_.target->state();
     if (!state.valid || state.id.version != end_->version) {
       const Status& trouble = session_.trouble();
       return error(StatusCode::kIncomplete, "the run ended at version ", end_->version,
@@ -140,7 +139,7 @@ class Rollout {
   }
 
   void print_end() const {
-    const TargetState state = weights_->target().state();
+    const TargetState state = weights_.target->state();
     const SessionCounts& counts = session_.counts();
     if (common_.json) {
       nlohmann::ordered_json json;
@@ -153,7 +152,6 @@ class Rollout {
       json["versions"] = counts.versions;
       json["anchors"] = counts.anchors;
       print_json(json);
-      std::cout.flush();
     } else if (arguments_.verbose || !process_.together()) {
       std::cout << concat(session_.id(), ": ended at version ", state.id.version, " after ",
                           counts.commits, " commits, digest ", to_hex(state.digest), "\n")
@@ -165,7 +163,7 @@ class Rollout {
   const RolloutArguments& arguments_;
   const Config& config_;
   JobProcess& process_;
-  std::unique_ptr<RolloutWeights> weights_;
+  RolloutWeights weights_;
   ReceiverSession session_;
   std::optional<EndOfRun> end_;
   std::optional<Deadline> after_end_;  // until when what is missing is waited for
@@ -173,17 +171,16 @@ class Rollout {
 
 }  // namespace
 
-int run_rollout(const Common& common, RolloutArguments arguments) {
+Result<int> run_rollout(const Common& common, RolloutArguments arguments) {
   if (!arguments.timeout_text.empty()) {
     const Result<std::chrono::milliseconds> timeout = parse_duration(arguments.timeout_text);
-    if (!timeout.ok()) return report(common, timeout.status().with_context("--timeout"));
+    if (!timeout.ok()) return timeout.status().with_context("--timeout");
     arguments.timeout = *timeout;
   }
-  Result<Config> config = job_config(common, arguments.job);
-  if (!config.ok()) return report(common, config.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
   std::optional<Rollout> rollout;
-  return run_in_job(common, *config, JobRole::kRollout, "rollout", {}, [&](const auto& process) {
-    return rollout.emplace(common, arguments, *config, process).run();
+  return run_in_job(common, config, JobRole::kRollout, "rollout", {}, [&](const auto& process) {
+    return rollout.emplace(common, arguments, config, process).run();
   });
 }
 

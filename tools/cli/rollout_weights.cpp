@@ -19,66 +19,49 @@ namespace stdfs = std::filesystem;
 constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
 constexpr std::uint64_t kMaxModelConfigBytes = std::uint64_t{16} << 20;
 
-class MemoryWeights final : public RolloutWeights {
- public:
-  explicit MemoryWeights(std::unique_ptr<OwnedWeights> weights) : weights_(std::move(weights)) {}
-  [[nodiscard]] WeightTarget& target() override { return *weights_; }
-  [[nodiscard]] Status visit(
-      const std::function<Status(std::span<const std::byte>)>& use) override {
-    for (std::size_t tensor = 0; tensor < weights_->layout()->size(); ++tensor) {
-      DRIFTLESS_RETURN_IF_ERROR(use(weights_->tensor(tensor)));
+constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
+
+using Use = RolloutWeights::Use;
+
+RolloutWeights in_memory(std::unique_ptr<OwnedWeights> weights) {
+  const auto visit = [held = weights.get()](const Use& use) -> Status {
+    for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
+      DRIFTLESS_RETURN_IF_ERROR(use(held->tensor(tensor)));
     }
     return {};
-  }
+  };
+  return {std::move(weights), visit};
+}
 
- private:
-  std::unique_ptr<OwnedWeights> weights_;
-};
-
-class DeviceWeights final : public RolloutWeights {
- public:
-  explicit DeviceWeights(std::unique_ptr<DeviceTarget> target) : target_(std::move(target)) {}
-  [[nodiscard]] WeightTarget& target() override { return *target_; }
-  [[nodiscard]] Status visit(
-      const std::function<Status(std::span<const std::byte>)>& use) override {
+RolloutWeights on_device(std::unique_ptr<DeviceTarget> target) {
+  const auto visit = [held = target.get()](const Use& use) -> Status {
     std::vector<std::byte> piece;
-    for (std::size_t tensor = 0; tensor < target_->layout()->size(); ++tensor) {
-      const std::uint64_t size = (*target_->layout())[tensor].size_bytes;
+    for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
+      const std::uint64_t size = (*held->layout())[tensor].size_bytes;
       std::uint64_t at = 0;
       do {  // a tensor without bytes is visited, too
         piece.resize(std::min(kPieceBytes, size - at));
-        DRIFTLESS_RETURN_IF_ERROR(target_->read(tensor, at, piece));
+        DRIFTLESS_RETURN_IF_ERROR(held->read(tensor, at, piece));
         DRIFTLESS_RETURN_IF_ERROR(use(piece));
         at += piece.size();
       } while (at < size);
     }
     return {};
-  }
+  };
+  return {std::move(target), visit};
+}
 
- private:
-  static constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
-  std::unique_ptr<DeviceTarget> target_;
-};
-
-class CheckpointWeights final : public RolloutWeights {
- public:
-  CheckpointWeights(std::string path, std::unique_ptr<WeightTarget> target)
-      : path_(std::move(path)), target_(std::move(target)) {}
-  [[nodiscard]] WeightTarget& target() override { return *target_; }
-  [[nodiscard]] Status visit(
-      const std::function<Status(std::span<const std::byte>)>& use) override {
+RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarget> target) {
+  const auto visit = [path](const Use& use) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                               Checkpoint::open(posix_file_system(), path_));
+                               Checkpoint::open(posix_file_system(), path));
     for (std::size_t tensor = 0; tensor < checkpoint.layout().size(); ++tensor) {
       DRIFTLESS_RETURN_IF_ERROR(use(checkpoint.tensor(tensor).bytes()));
     }
     return {};
-  }
-
- private:
-  std::string path_;
-  std::unique_ptr<WeightTarget> target_;
-};
+  };
+  return {std::move(target), visit};
+}
 
 // Copies into a hidden sibling, then renames: a copy that was cut is not taken for a checkpoint.
 Status copy_base(const std::string& base, const std::string& path) {
@@ -110,8 +93,7 @@ Status copy_model_config(const std::string& base, const std::string& directory) 
 
 }  // namespace
 
-Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsigned rank,
-                                                     const std::string& base) {
+Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const std::string& base) {
   FileSystem& fs = posix_file_system();
   // Others, who bring weights of their own, may land on the device whatever the target.
   if (config.target != TargetKind::kDevice && config.frames_on_device()) {
@@ -119,31 +101,27 @@ Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config, unsig
                  "road.nccl.landing: device needs receiver.target: device: other weights are "
                  "patched from host memory");
   }
+  const auto start = base.empty() ? std::nullopt : std::optional(base);
   if (config.target == TargetKind::kMemory) {
-    const auto start = base.empty() ? std::nullopt : std::optional<std::string>(base);
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<OwnedWeights> owned,
-                               make_owned_target(fs, start, config.receiver.threads));
-    return std::unique_ptr<RolloutWeights>(std::make_unique<MemoryWeights>(std::move(owned)));
+    DRIFTLESS_ASSIGN_OR_RETURN(auto owned, make_owned_target(fs, start, config.receiver.threads));
+    return in_memory(std::move(owned));
   }
   if (config.target == TargetKind::kDevice) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::unique_ptr<DeviceTarget> target,
-        open_device_target(config, base.empty() ? std::nullopt : std::optional(base)));
-    return std::unique_ptr<RolloutWeights>(std::make_unique<DeviceWeights>(std::move(target)));
+    DRIFTLESS_ASSIGN_OR_RETURN(auto target, open_device_target(config, start));
+    return on_device(std::move(target));
   }
   const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
   if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<WeightTarget> target,
+  DRIFTLESS_ASSIGN_OR_RETURN(auto target,
                              make_checkpoint_target(fs, path, config.receiver.threads));
-  return std::unique_ptr<RolloutWeights>(
-      std::make_unique<CheckpointWeights>(path, std::move(target)));
+  return in_checkpoint(path, std::move(target));
 }
 
-Status save_weights(RolloutWeights& weights, const std::string& directory, unsigned rank,
+Status save_weights(const RolloutWeights& weights, const std::string& directory, unsigned rank,
                     const std::string& base) {
   FileSystem& fs = posix_file_system();
-  const WeightLayout* layout = weights.target().layout();
-  if (layout == nullptr || !weights.target().state().valid) {
+  const WeightLayout* layout = weights.target->layout();
+  if (layout == nullptr || !weights.target->state().valid) {
     return error(StatusCode::kIncomplete, "--save: no version came, so there is nothing to save");
   }
   std::array<char, 32> name{};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,25 +14,22 @@
 
 namespace driftless::cli {
 
-class RolloutWeights {
- public:
-  virtual ~RolloutWeights() = default;
-  [[nodiscard]] virtual WeightTarget& target() = 0;
+struct RolloutWeights {
+  std::unique_ptr<WeightTarget> target;
   // Calls `use` with the bytes of every tensor, in the order of the layout; a tensor may come in
   // pieces.
-  [[nodiscard]] virtual Status visit(
-      const std::function<Status(std::span<const std::byte>)>& use) = 0;
+  using Use = std::function<Status(std::span<const std::byte>)>;
+  std::function<Status(const Use& use)> visit;
 };
 
 // As receiver.target says. `base` (empty: none) is where they start; a checkpoint directory that is
 // not there yet is made as a copy of it.
-[[nodiscard]] Result<std::unique_ptr<RolloutWeights>> open_weights(const Config& config,
-                                                                   unsigned rank,
-                                                                   const std::string& base);
+[[nodiscard]] Result<RolloutWeights> open_weights(const Config& config, unsigned rank,
+                                                  const std::string& base);
 
 // Writes DIR/rollout_{rank:02d}/, a Hugging Face checkpoint with the base's config.json where there
 // is one. It appears whole; kAlreadyExists where something is there.
-[[nodiscard]] Status save_weights(RolloutWeights& weights, const std::string& directory,
+[[nodiscard]] Status save_weights(const RolloutWeights& weights, const std::string& directory,
                                   unsigned rank, const std::string& base);
 
 }  // namespace driftless::cli

@@ -7,12 +7,12 @@
 #include <system_error>
 #include <thread>
 
+#include "core/version.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/job_progress.h"
-#include "tools/cli/run_steps.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
 
@@ -22,7 +22,57 @@ namespace {
 constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played to and fro
 constexpr int kMostFailures = 3;           // of one version, one after the other
 constexpr auto kLongest = std::chrono::hours(24);
-constexpr auto kTrainerStopWait = std::chrono::seconds(10);
+
+// The weights to publish: the checkpoints DIR/step_000000/ (the base), step_000001/, ... without a
+// gap.
+class RunSteps {
+ public:
+  // The first `steps` of them, or all. kNotFound if there are not so many.
+  [[nodiscard]] static Result<RunSteps> replay(const std::string& directory,
+                                               std::optional<std::uint64_t> steps) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const RunSteps found, find(directory, steps));
+    if (!steps || found.last_ == *steps) return found;
+    return error(StatusCode::kNotFound, found.step_path(found.last_ + 1),
+                 ": is not there, and --steps asks for ", *steps);
+  }
+  // The same directories, played to and fro (0 1 2 3 2 1 0 1 ...) up to `steps` versions: so many
+  // versions as one likes from a few checkpoints.
+  [[nodiscard]] static Result<RunSteps> to_and_fro(const std::string& directory,
+                                                   std::uint64_t steps) {
+    DRIFTLESS_ASSIGN_OR_RETURN(RunSteps found, find(directory, steps));
+    if (found.distinct_ > 0) found.last_ = steps;
+    return found;
+  }
+
+  [[nodiscard]] std::uint64_t last() const { return last_; }
+  // The checkpoint of a version, 0 to last().
+  [[nodiscard]] std::string path(std::uint64_t version) const {
+    if (distinct_ == 0) return step_path(0);
+    const std::uint64_t place = version % (2 * distinct_);
+    return step_path(place <= distinct_ ? place : 2 * distinct_ - place);
+  }
+
+ private:
+  // Those that follow each other; kNotFound if not even the base is there.
+  [[nodiscard]] static Result<RunSteps> find(const std::string& directory,
+                                             std::optional<std::uint64_t> enough) {
+    RunSteps steps;
+    steps.directory_ = directory;
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_RETURN_IF_ERROR(fs.info(steps.step_path(0)).status());
+    std::uint64_t& last = steps.last_;
+    while ((!enough || last < *enough) && exists(fs, steps.step_path(last + 1))) ++last;
+    steps.distinct_ = last;
+    return steps;
+  }
+  [[nodiscard]] std::string step_path(std::uint64_t step) const {
+    return join_path(directory_, concat("step_", version_string(step)));
+  }
+
+  std::string directory_;
+  std::uint64_t last_ = 0;
+  std::uint64_t distinct_ = 0;  // directories past the base
+};
 
 // Where the leader puts a run that it makes up. Whoever kills a job gives a second of notice, too
 // short for some waits: at a signal the files go at once. What is mapped stays readable, and no
@@ -108,19 +158,16 @@ class Trainer {
       DRIFTLESS_ASSIGN_OR_RETURN(directory,
                                  group_->broadcast(directory, Deadline::after(kLongest)));
     }
-    Result<RunSteps> steps =
-        arguments_.replay.empty()
-            ? RunSteps::to_and_fro(posix_file_system(), directory,
-                                   arguments_.steps.value_or(kDefaultSteps))
-            : RunSteps::replay(posix_file_system(), directory, arguments_.steps);
-    if (!steps.ok()) return steps.status();
-    steps_.emplace(std::move(*steps));
+    const std::uint64_t most = arguments_.steps.value_or(kDefaultSteps);
+    DRIFTLESS_ASSIGN_OR_RETURN(steps_, arguments_.replay.empty()
+                                           ? RunSteps::to_and_fro(directory, most)
+                                           : RunSteps::replay(directory, arguments_.steps));
     return {};
   }
 
   [[nodiscard]] Status open() {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
-                               Checkpoint::open(posix_file_system(), steps_->path(0)));
+                               Checkpoint::open(posix_file_system(), steps_.path(0)));
     CheckpointSource source(base, process_.rank(), process_.trainers());
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
@@ -175,13 +222,13 @@ class Trainer {
     if (leads()) {
       stopped_ = std::find(asked.begin(), asked.end(), "stop") != asked.end();
       const std::uint64_t next = session_->newest().version + 1;
-      if (!stopped_ && next <= steps_->last()) word = std::to_string(next);
+      if (!stopped_ && next <= steps_.last()) word = std::to_string(next);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(word, group_->broadcast(word, deadline));
     if (word == "end") return std::optional<std::uint64_t>();
     std::uint64_t step = 0;
     const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), step);
-    if (code != std::errc() || end != word.data() + word.size() || step > steps_->last()) {
+    if (code != std::errc() || end != word.data() + word.size() || step > steps_.last()) {
       return error(StatusCode::kInternal, "the leader asked for step '", word, "'");
     }
     return std::optional<std::uint64_t>(step);
@@ -212,7 +259,7 @@ class Trainer {
 
   [[nodiscard]] Result<PublishReport> publish(std::uint64_t step) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
-                               Checkpoint::open(posix_file_system(), steps_->path(step)));
+                               Checkpoint::open(posix_file_system(), steps_.path(step)));
     CheckpointSource source(weights, process_.rank(), process_.trainers());
     return session_->publish(source);
   }
@@ -250,7 +297,7 @@ class Trainer {
   // Waits as long as rollouts get on.
   [[nodiscard]] Status wait_for_last() {
     std::uint64_t progress = progress_.progress();
-    Deadline deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
+    Deadline deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
@@ -259,7 +306,7 @@ class Trainer {
       if (progress_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
       if (progress_.progress() != progress) {
         progress = progress_.progress();
-        deadline = Deadline::after(stopped_ ? kTrainerStopWait : config_.connect_deadline);
+        deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
       }
       if (!backoff.sleep(deadline)) break;
     }
@@ -275,7 +322,7 @@ class Trainer {
       missed = finish();
     }
     // The rollouts let go of the road before its windows go; nobody is waited for for ever.
-    const auto wait = stopped_ ? kTrainerStopWait : config_.connect_deadline;
+    const auto wait = stopped_ ? kStopWait : config_.connect_deadline;
     DRIFTLESS_RETURN_IF_ERROR(end_group());
     session_.reset();
     group_.reset();
@@ -319,7 +366,7 @@ class Trainer {
   JobProcess& process_;
   JobProgress progress_;
   RunFiles temporary_;
-  std::optional<RunSteps> steps_;
+  RunSteps steps_;
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;
@@ -329,16 +376,15 @@ class Trainer {
 
 }  // namespace
 
-int run_trainer(const Common& common, const TrainerArguments& arguments) {
-  Result<Config> config = job_config(common, arguments.job);
-  if (!config.ok()) return report(common, config.status());
+Result<int> run_trainer(const Common& common, const TrainerArguments& arguments) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
   std::optional<Trainer> trainer;
   const auto clean_up = [&] {
     if (trainer) trainer->remove_files();
   };
-  return run_in_job(common, *config, JobRole::kTrainer, "trainer", clean_up,
+  return run_in_job(common, config, JobRole::kTrainer, "trainer", clean_up,
                     [&](const auto& process) {
-                      return trainer.emplace(common, arguments, *config, *process).run();
+                      return trainer.emplace(common, arguments, config, *process).run();
                     });
 }
 

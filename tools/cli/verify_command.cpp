@@ -22,19 +22,16 @@ int answer(const Common& common, bool identical, const std::string& text,
   return identical ? kExitOk : kExitDifferent;
 }
 
-int verify_like(const Common& common, const VerifyArguments& options, const Checkpoint& checkpoint,
-                const Progress& progress) {
+Result<int> verify_like(const Common& common, const VerifyArguments& options,
+                        const Checkpoint& checkpoint, const Progress& progress) {
   FileSystem& fs = posix_file_system();
-  if (const Status status = check_no_journal(fs, options.like); !status.ok()) {
-    return report(common, status);
-  }
-  const Result<Checkpoint> other = Checkpoint::open(fs, options.like);
-  if (!other.ok()) return report(common, other.status());
-  const auto result = compare_weights(checkpoint, *other, common.thread_count(), progress);
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.like));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint other, Checkpoint::open(fs, options.like));
+  const auto result = compare_weights(checkpoint, other, common.thread_count(), progress);
   if (!result.ok() && result.status().code() == StatusCode::kWrongLayout) {
     return answer(common, false, concat("different: ", result.status().message()), {});
   }
-  if (!result.ok()) return report(common, result.status());
+  if (!result.ok()) return result.status();
   if (!*result) {
     return answer(
         common, true,
@@ -81,40 +78,37 @@ Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options)
   return Expected{manifest.layout, manifest.digest, concat("version ", manifest.id.version)};
 }
 
-int verify_digest(const Common& common, const VerifyArguments& options,
-                  const Checkpoint& checkpoint, const Progress& progress) {
-  const Result<Expected> expected = expected_digest(posix_file_system(), options);
-  if (!expected.ok()) return report(common, expected.status());
+Result<int> verify_digest(const Common& common, const VerifyArguments& options,
+                          const Checkpoint& checkpoint, const Progress& progress) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Expected expected,
+                             expected_digest(posix_file_system(), options));
   const Hash128& signature = checkpoint.layout().signature();
-  if (!expected->layout.is_zero() && expected->layout != signature) {
+  if (!expected.layout.is_zero() && expected.layout != signature) {
     return answer(common, false,
                   concat("different: the weight layout is ", to_hex(signature), ", ",
-                         expected->source, " has ", to_hex(expected->layout)),
+                         expected.source, " has ", to_hex(expected.layout)),
                   {{"weight_layout", to_hex(signature)},
-                   {"expected_weight_layout", to_hex(expected->layout)}});
+                   {"expected_weight_layout", to_hex(expected.layout)}});
   }
   const Digest found = digest_checkpoint(checkpoint, common.thread_count(), progress);
-  const bool same = found == expected->digest;
+  const bool same = found == expected.digest;
   return answer(
       common, same,
-      same ? concat("identical to ", expected->source, ": digest ", to_hex(found))
-           : concat("different: the digest is ", to_hex(found), ", ", expected->source, " has ",
-                    to_hex(expected->digest), "; --like a good copy names the first difference"),
-      {{"digest", to_hex(found)}, {"expected_digest", to_hex(expected->digest)}});
+      same ? concat("identical to ", expected.source, ": digest ", to_hex(found))
+           : concat("different: the digest is ", to_hex(found), ", ", expected.source, " has ",
+                    to_hex(expected.digest), "; --like a good copy names the first difference"),
+      {{"digest", to_hex(found)}, {"expected_digest", to_hex(expected.digest)}});
 }
 
 }  // namespace
 
-int run_verify(const Common& common, const VerifyArguments& options) {
+Result<int> run_verify(const Common& common, const VerifyArguments& options) {
   FileSystem& fs = posix_file_system();
-  if (const Status status = check_no_journal(fs, options.checkpoint); !status.ok()) {
-    return report(common, status);
-  }
-  const Result<Checkpoint> checkpoint = Checkpoint::open(fs, options.checkpoint);
-  if (!checkpoint.ok()) return report(common, checkpoint.status());
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, options.checkpoint));
   ProgressBar bar("verifying");
-  return options.like.empty() ? verify_digest(common, options, *checkpoint, bar.callback())
-                              : verify_like(common, options, *checkpoint, bar.callback());
+  return options.like.empty() ? verify_digest(common, options, checkpoint, bar.callback())
+                              : verify_like(common, options, checkpoint, bar.callback());
 }
 
 }  // namespace driftless::cli

@@ -34,6 +34,8 @@ void offer_mpi(void* library) {
 
 }  // namespace
 
+const char* build_text() { return DRIFTLESS_BUILD_TEXT; }
+
 Result<const void*> load_table(const std::string& name, const char* symbol,
                                std::string_view needed) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string path, library_path(name));

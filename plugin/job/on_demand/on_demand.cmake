@@ -6,7 +6,7 @@ set(DRIFTLESS_LOADED_DIRECTORY ${CMAKE_BINARY_DIR}/lib/driftless)
 set(build_text "driftless ${PROJECT_VERSION}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(APPEND build_text ", ${CMAKE_BUILD_TYPE}")
 
-set_source_files_properties(${on_demand}/build_text.cpp PROPERTIES
+set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
   COMPILE_DEFINITIONS "DRIFTLESS_BUILD_TEXT=\"${build_text}\"" SKIP_UNITY_BUILD_INCLUSION ON)
 
 # The table for what others load: links nothing that they may not have.
@@ -35,15 +35,12 @@ if(DRIFTLESS_HAS_NCCL)
                            driftless_roads)
 endif()
 # device_access.h, for the C library: it links no CUDA.
-add_library(driftless_device_access STATIC)
+add_library(driftless_device_access STATIC ${on_demand}/device_access.cpp)
 target_link_libraries(driftless_device_access PUBLIC driftless_plugin
                       PRIVATE driftless_compile_options)
+target_compile_definitions(driftless_device_access PRIVATE
+  "DRIFTLESS_WHY_NOT_CUDA=\"${DRIFTLESS_WHY_NOT_CUDA}\"")
 if(TARGET driftless_device)
-  target_sources(driftless_device_access PRIVATE ${on_demand}/device_on_demand.cpp)
   driftless_loaded_library(driftless_device_library driftless_device device_library.cpp
                            driftless_device)
-else()
-  target_sources(driftless_device_access PRIVATE ${on_demand}/device_missing.cpp)
-  target_compile_definitions(driftless_device_access PRIVATE
-    "DRIFTLESS_WHY_NOT_CUDA=\"${DRIFTLESS_WHY_NOT_CUDA}\"")
 endif()

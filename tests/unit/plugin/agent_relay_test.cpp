@@ -106,8 +106,8 @@ TEST_F(AgentRelayTest, EveryLayoutAndEncodingArrivesBitForBit) {
     send(*trainer_, run_.step(++version, layout, encoding));
     const auto report = relay_->follow(soon());
     ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
-    EXPECT_EQ((*report)->id.version, version);
-    EXPECT_EQ((*report)->digest, digest_of(run_.weights[version]));
+    EXPECT_EQ((*report)->update.version, version);
+    EXPECT_EQ((*report)->update.digest, digest_of(run_.weights[version]));
     for (Worker* each : {first.get(), second.get()}) {
       const Status followed = each->follow();
       ASSERT_TRUE(followed.ok()) << to_string(layout) << ": " << followed.to_string();
@@ -177,7 +177,8 @@ TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsA
   EXPECT_EQ(relay_all(), 1U);
   const auto helped = relay_->help();
   ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
-  EXPECT_EQ((*helped)->id, (PublicationId{2, PublicationKind::kAnchor}));
+  EXPECT_EQ((*helped)->update.version, 2U);
+  EXPECT_TRUE((*helped)->update.anchor);
   EXPECT_FALSE(relay_->wants_anchor());
   const Status followed = late->follow();
   ASSERT_TRUE(followed.ok()) << followed.to_string();

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "collectives/forwarding_receive_road.h"
 #include "plugin/receive/receiver.h"
 #include "support/published_run.h"
 
@@ -14,10 +15,10 @@ namespace {
 using namespace std::chrono_literals;
 
 // Parts come as mappings of files, as on host_shm, and can be damaged there.
-class MappingRoad final : public ReceiveRoad {
+class MappingRoad final : public ForwardingReceiveRoad {
  public:
   MappingRoad(std::unique_ptr<ReceiveRoad> road, std::string dir)
-      : road_(std::move(road)), dir_(std::move(dir)) {}
+      : ForwardingReceiveRoad(std::move(road)), dir_(std::move(dir)) {}
 
   void damage() const {
     for (const auto& entry : std::filesystem::directory_iterator(dir_)) {
@@ -29,18 +30,6 @@ class MappingRoad final : public ReceiveRoad {
     }
   }
 
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(deadline);
-  }
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_->list(deadline);
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, deadline);
-  }
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    return road_->fetch_manifest(id, deadline);
-  }
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile bytes, road_->fetch_part(id, part, deadline));
@@ -50,13 +39,8 @@ class MappingRoad final : public ReceiveRoad {
                static_cast<std::streamsize>(bytes.bytes().size()));
     return posix_file_system().map(path);
   }
-  Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    return road_->report(report, deadline);
-  }
-  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
  private:
-  std::unique_ptr<ReceiveRoad> road_;
   std::string dir_;
 };
 

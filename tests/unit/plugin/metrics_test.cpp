@@ -36,14 +36,14 @@ std::vector<nlohmann::json> lines_of(const std::string& path) {
 
 TEST(Metrics, ALinePerVersionIsAppendedAndReadableAtOnce) {
   const testing::TempDir dir;
-  const std::string path = dir.file("metrics.jsonl");
+  const std::string path = dir.file("{role}_{rank}.jsonl");
   for (const std::uint64_t version : {1, 2}) {
-    auto writer = MetricsWriter::open(path);
+    auto writer = MetricsWriter::open(path, "trainer", 3);
     ASSERT_TRUE(writer.ok()) << writer.status().to_string();
-    ASSERT_TRUE(writer->write(metrics_of(published(version), 3)).ok());
-    EXPECT_EQ(lines_of(path).size(), version);  // while it is still open
+    ASSERT_TRUE((*writer)->write(metrics_of(published(version), 3)).ok());
+    EXPECT_EQ(lines_of(dir.file("trainer_3.jsonl")).size(), version);  // while it is still open
   }
-  const auto line = lines_of(path).back();
+  const auto line = lines_of(dir.file("trainer_3.jsonl")).back();
   EXPECT_EQ(line["role"], "trainer");
   EXPECT_EQ(line["rank"], 3);
   EXPECT_EQ(line["version"], 2);
@@ -63,7 +63,7 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
   report.pause_ms = 3;
   report.apply_ms = 4;
   report.resume_ms = 5;
-  const auto line = nlohmann::json::parse(metrics_json(metrics_of(report, 1)));
+  const auto line = nlohmann::json::parse(json_line(metrics_of(report, 1)));
   EXPECT_EQ(line["role"], "rollout");
   EXPECT_GT(line["monotonic_ms"], 0.0);
   EXPECT_EQ(line["base_version"], 4);
@@ -77,18 +77,18 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
 
 TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
   if (::access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
-  auto writer = MetricsWriter::open("/dev/full");
+  auto writer = MetricsWriter::open("/dev/full", "trainer", 0);
   ASSERT_TRUE(writer.ok());
-  const Status first = writer->write(metrics_of(published(1), 0));
+  const Status first = (*writer)->write(metrics_of(published(1), 0));
   EXPECT_EQ(first.code(), StatusCode::kNoSpace);
   EXPECT_NE(first.message().find("the job goes on"), std::string_view::npos);
-  EXPECT_TRUE(writer->write(metrics_of(published(2), 0)).ok());
-  EXPECT_EQ(writer->dropped(), 2U);
+  EXPECT_TRUE((*writer)->write(metrics_of(published(2), 0)).ok());
+  EXPECT_EQ((*writer)->dropped(), 2U);
 }
 
 TEST(Metrics, APathThatCannotBeIsAnErrorAtTheStart) {
   const testing::TempDir dir;
-  const auto writer = MetricsWriter::open(dir.file("none/metrics.jsonl"));
+  const auto writer = MetricsWriter::open(dir.file("none/metrics.jsonl"), "trainer", 0);
   ASSERT_FALSE(writer.ok());
   EXPECT_EQ(writer.status().code(), StatusCode::kNotFound);
 }

@@ -1,122 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/receive/receiver.h"
 
-#include <gtest/gtest.h>
-
-#include <deque>
-
-#include "support/published_run.h"
+#include "support/receiver_fixture.h"
 
 namespace driftless::testing {
 namespace {
 
 using namespace std::chrono_literals;
-
-// Passes calls on, and answers the next ones as told.
-class ScriptedRoad final : public ReceiveRoad {
- public:
-  explicit ScriptedRoad(std::unique_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
-
-  std::deque<Status> manifest_failures, part_failures, report_failures;
-  int damaged_parts = 0;            // the next ones come with a flipped bit
-  std::function<void()> once_part;  // before the next part
-  int manifests = 0, parts = 0;     // asked for
-
-  Result<std::string> run_info(const Deadline& deadline) override {
-    return road_->run_info(deadline);
-  }
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
-    return road_->list(deadline);
-  }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return road_->wait_beyond(version, deadline);
-  }
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
-    ++manifests;
-    if (Status told = next(manifest_failures); !told.ok()) return told;
-    return road_->fetch_manifest(id, deadline);
-  }
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    ++parts;
-    if (auto act = std::exchange(once_part, nullptr)) act();
-    if (Status told = next(part_failures); !told.ok()) return told;
-    auto fetched = road_->fetch_part(id, part, deadline);
-    if (!fetched.ok() || damaged_parts == 0) return fetched;
-    --damaged_parts;
-    auto copy =
-        std::make_shared<std::vector<std::byte>>(fetched->bytes().begin(), fetched->bytes().end());
-    copy->back() ^= std::byte{1};
-    return MappedFile(part.name, copy, *copy);
-  }
-  Status report(const ReceiverReport& report, const Deadline& deadline) override {
-    if (Status told = next(report_failures); !told.ok()) return told;
-    return road_->report(report, deadline);
-  }
-  Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
-
- private:
-  static Status next(std::deque<Status>& told) {
-    if (told.empty()) return {};
-    Status status = told.front();
-    told.pop_front();
-    return status;
-  }
-  std::unique_ptr<ReceiveRoad> road_;
-};
-
-class ReceiverTest : public ::testing::Test {
- protected:
-  ReceiverTest() {
-    options_.id = "rollout-0";
-    options_.fetch_deadline = 300ms;
-    options_.threads = 1;
-  }
-
-  void announce() {
-    const Status told = sender_->announce(run_info_to_json(run_.info()), soon());
-    ASSERT_TRUE(told.ok()) << told.to_string();
-  }
-  void publish(std::uint64_t from, std::uint64_t to) {
-    for (std::uint64_t version = from; version <= to; ++version) send(*sender_, run_.step(version));
-  }
-  // Follows from version 0, or from nothing.
-  Status open(std::optional<VersionId> initial = VersionId{}) {
-    receiver_.reset();
-    held_ = run_.weights[0];
-    if (!initial) held_ = changed_weights(held_, 77, 0.5, "none");
-    auto target = make_memory_target(run_.layout, pointers(held_), initial, 1);
-    if (!target.ok()) return target.status();
-    target_ = std::move(*target);
-    return open_on(*target_);
-  }
-  Status open_on(WeightTarget& target) {
-    auto opened = Receiver::open(options_, road_, target, soon());
-    if (opened.ok()) receiver_ = std::move(*opened);
-    return opened.status();
-  }
-  Result<UpdateReport> update() {
-    const auto staged = receiver_->stage(Deadline::after(200ms));
-    if (!staged.ok()) return staged.status();
-    if (!*staged) return error(StatusCode::kDeadlineExceeded, "nothing new");
-    return receiver_->commit();
-  }
-  [[nodiscard]] std::uint64_t reported() {
-    const auto reports = sender_->receivers();
-    EXPECT_TRUE(reports.ok() && reports->size() == 1);
-    return reports->front().version;
-  }
-  static Deadline soon() { return Deadline::after(500ms); }
-
-  LoopbackHub hub_{LoopbackOptions{.ring_versions = 8}, 1};
-  std::unique_ptr<SendRoad> sender_ = hub_.sender(0);
-  ScriptedRoad road_{hub_.receiver()};
-  PublishedRun run_{random_weights(1, 100)};
-  ReceiverOptions options_;
-  Weights held_;
-  std::unique_ptr<WeightTarget> target_;
-  std::unique_ptr<Receiver> receiver_;
-};
 
 TEST_F(ReceiverTest, FollowsStepByStep) {
   announce();
@@ -200,68 +90,6 @@ TEST_F(ReceiverTest, JoinsLateFromAnAnchorAndGoesOn) {
   EXPECT_EQ(done->version, 5U);
   EXPECT_EQ(done->versions, 2U);
   EXPECT_TRUE(same(held_, run_.weights[5]));
-}
-
-// A receiver of some of the tensors.
-class PartReceiverTest : public ReceiverTest {
- protected:
-  Status open_part(Weights held) {
-    receiver_.reset();
-    held_ = std::move(held);
-    std::vector<std::byte*> data = pointers(held_);
-    data[*run_.layout.find("model.embed.weight")] = nullptr;
-    auto target = make_memory_target(run_.layout, std::move(data), VersionId{}, 1);
-    if (!target.ok()) return target.status();
-    target_ = std::move(*target);
-    return open_on(*target_);
-  }
-  void send_of(PublishedRun& run, std::uint64_t version) { send(*sender_, run.step(version)); }
-};
-
-TEST_F(PartReceiverTest, FollowsItsRun) {
-  announce();
-  const Status opened = open_part(run_.weights[0]);
-  ASSERT_TRUE(opened.ok()) << opened.to_string();
-  for (const std::uint64_t version : {1, 2, 3}) {
-    publish(version, version);
-    const auto done = update();
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    Weights expected = run_.weights[version];
-    expected["model.embed.weight"] = run_.weights[0].at("model.embed.weight");
-    EXPECT_TRUE(same(held_, expected));
-  }
-}
-
-TEST_F(PartReceiverTest, RefusesTheBaseOfAnotherRunAndNamesTheTensor) {
-  announce();
-  Weights other = run_.weights[0];
-  other["model.embed.weight"].bytes[0] ^= std::byte{1};
-  EXPECT_TRUE(open_part(other).ok()) << "which it does not hold";
-  other["model.layers.0.up.weight"].bytes[7] ^= std::byte{1};
-  const Status refused = open_part(other);
-  EXPECT_EQ(refused.code(), StatusCode::kWrongBase) << refused.to_string();
-  EXPECT_NE(refused.message().find("model.layers.0.up.weight"), std::string_view::npos)
-      << refused.to_string();
-}
-
-TEST_F(PartReceiverTest, RefusesVersionsThatBuildOnForeignOnes) {
-  PublishedRun other(changed_weights(run_.weights[0], 5, 0.2), run_.run);
-  announce();
-  ASSERT_TRUE(open_part(run_.weights[0]).ok());
-  send_of(other, 1);
-  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase) << "on another version 0";
-  EXPECT_TRUE(same(held_, run_.weights[0]));
-}
-
-TEST_F(PartReceiverTest, RefusesALaterVersionThatBuildsOnAForeignOne) {
-  PublishedRun other(changed_weights(run_.weights[0], 5, 0.2), run_.run);
-  announce();
-  ASSERT_TRUE(open_part(run_.weights[0]).ok());
-  publish(1, 1);
-  ASSERT_TRUE(update().ok());
-  send_of(other, 2);
-  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase) << "on another version 1";
-  EXPECT_EQ(target_->state().id.version, 1U);
 }
 
 TEST_F(ReceiverTest, JoinsFromAnAnchorOfTheBase) {
@@ -381,57 +209,6 @@ TEST_F(ReceiverTest, ReturnsOtherFailuresAtOnce) {
   EXPECT_EQ(update().status().code(), StatusCode::kIo);
   EXPECT_EQ(road_.parts, 1);
   EXPECT_TRUE(update().ok());
-}
-
-TEST_F(ReceiverTest, RefusesAnotherLayout) {
-  announce();
-  Weights more = run_.weights[0];
-  more["model.extra"] = more["model.norm.weight"];
-  auto target = make_memory_target(layout_of(more), pointers(more), VersionId{}, 1);
-  const Status status = open_on(**target);
-  EXPECT_EQ(status.code(), StatusCode::kWrongLayout);
-  EXPECT_NE(status.message().find("model.extra"), std::string_view::npos) << status.to_string();
-}
-
-TEST_F(ReceiverTest, RefusesAnotherRunAndAnotherBase) {
-  announce();
-  EXPECT_EQ(open(VersionId{{1, 2}, 3}).code(), StatusCode::kWrongRun);
-  Weights other = changed_weights(run_.weights[0], 5, 0.01);
-  auto target = make_memory_target(run_.layout, pointers(other), VersionId{}, 1);
-  EXPECT_EQ(open_on(**target).code(), StatusCode::kWrongBase);
-}
-
-TEST_F(ReceiverTest, RefusesAVersionOfAnotherRun) {
-  announce();
-  ASSERT_TRUE(open().ok());
-  PublishedRun other(run_.weights[0], {7, 8});
-  send(*sender_, other.step(1));
-  EXPECT_EQ(update().status().code(), StatusCode::kWrongRun);
-  EXPECT_TRUE(same(held_, run_.weights[0]));
-}
-
-TEST_F(ReceiverTest, AVersionWithAWrongDigestIsRefusedAndAFullOneHelps) {
-  announce();
-  Publication wrong = run_.step(1);
-  wrong.manifest.digest.lanes[0] ^= 1;
-  send(*sender_, wrong);
-  int paused = 0;
-  options_.pause = [&] { return ++paused, Status(); };
-  ASSERT_TRUE(open().ok());
-  EXPECT_EQ(update().status().code(), StatusCode::kMismatch);
-  EXPECT_EQ(paused, 0) << "found before the engine is disturbed";
-  EXPECT_TRUE(same(held_, run_.weights[0]));
-  EXPECT_TRUE(receiver_->state().valid);
-  EXPECT_EQ(update().status().code(), StatusCode::kMismatch)
-      << "it may have been the fetched bytes";
-  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase)
-      << "it was not: only a full one helps";
-  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
-  send(*sender_, run_.anchor(1));
-  ASSERT_TRUE(update().ok());
-  EXPECT_TRUE(same(held_, run_.weights[1]));
-  publish(2, 2);
-  ASSERT_TRUE(update().ok()) << "and follows the steps again";
 }
 
 TEST_F(ReceiverTest, TheEngineIsResumedAfterACommitThatFailed) {

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuietRoad: a road on which a receiver's reports are not passed on, but kept: the agent speaks for
-// its whole host, and says what the engines have, not what lies ready for them.
+// A ReceiveRoad that hands every call on: the base of those that change a few.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/road.h"
 
 namespace driftless {
 
-class QuietRoad final : public ReceiveRoad {
+class ForwardingReceiveRoad : public ReceiveRoad {
  public:
-  explicit QuietRoad(ReceiveRoad& road) : road_(&road) {}
-  [[nodiscard]] const ReceiverReport& said() const { return said_; }
+  explicit ForwardingReceiveRoad(std::shared_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
+  // The road outlives it.
+  explicit ForwardingReceiveRoad(ReceiveRoad& road) : road_(std::shared_ptr<void>(), &road) {}
 
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
     return road_->run_info(deadline);
@@ -32,15 +34,13 @@ class QuietRoad final : public ReceiveRoad {
                                               const Deadline& deadline) override {
     return road_->fetch_part(id, part, deadline);
   }
-  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline&) override {
-    said_ = report;
-    return {};
+  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    return road_->report(report, deadline);
   }
-  [[nodiscard]] Status leave(const Deadline&) override { return {}; }
+  [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
 
- private:
-  ReceiveRoad* road_;
-  ReceiverReport said_;
+ protected:
+  std::shared_ptr<ReceiveRoad> road_;
 };
 
 }  // namespace driftless

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/c_abi/abi_error.h"
+#include "plugin/c_abi/abi_call.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -14,6 +15,9 @@ static_assert(static_cast<int>(StatusCode::kCorrupt) == DRIFTLESS_CORRUPT);
 static_assert(static_cast<int>(StatusCode::kMismatch) == DRIFTLESS_MISMATCH);
 static_assert(static_cast<int>(StatusCode::kBusy) == DRIFTLESS_BUSY);
 static_assert(static_cast<int>(StatusCode::kInternal) == DRIFTLESS_INTERNAL);
+
+// No struct of ours will ever be larger: a size that was not set is not taken for one.
+constexpr std::size_t kLargest = 64 << 10;
 
 driftless_code give(driftless_code code, const char* message, driftless_error** error) noexcept {
   if (error == nullptr) return code;
@@ -52,10 +56,46 @@ driftless_code give_exception(driftless_error** error) noexcept {
 }
 
 Status give_text(const std::string& text, char** out) {
+  DRIFTLESS_RETURN_IF_ERROR(check_not_null(out, "text"));
   char* const copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) return error(StatusCode::kNoSpace, "no memory for a text");
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
+  return {};
+}
+
+Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,
+                              std::size_t size) {
+  DRIFTLESS_RETURN_IF_ERROR(check_not_null(at, name));
+  std::size_t told = 0;
+  std::memcpy(&told, at, sizeof(told));
+  if (told >= least && told <= kLargest) return told;
+  return error(StatusCode::kInvalidArgument, name, ".struct_size is ", told,
+               ": set it to sizeof of the struct (", size, ")");
+}
+
+Status read_bytes(const void* from, const char* name, std::size_t least, std::size_t size,
+                  void* into) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t told, told_size(from, name, least, size));
+  const auto* const bytes = static_cast<const unsigned char*>(from);
+  for (std::size_t at = size; at < told; ++at) {
+    if (bytes[at] == 0) continue;
+    return error(StatusCode::kUnsupported, name, " has a setting at byte ", at,
+                 " that this library does not know (its struct has ", size,
+                 " bytes): use the driftless that the header came with, or leave it zero");
+  }
+  std::memcpy(into, from, std::min(told, size));
+  return {};
+}
+
+Status write_bytes(const void* from, const char* name, std::size_t least, std::size_t size,
+                   void* into) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t told, told_size(into, name, least, size));
+  auto* const bytes = static_cast<unsigned char*>(into);
+  const std::size_t head = sizeof(std::size_t);  // struct_size stays the caller's
+  const std::size_t known = std::min(told, size);
+  std::memcpy(bytes + head, static_cast<const unsigned char*>(from) + head, known - head);
+  std::memset(bytes + known, 0, told - known);
   return {};
 }
 

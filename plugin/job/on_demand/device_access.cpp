@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// device_access.h where CUDA is in the build.
+// Loads the library, if CUDA is in the build.
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
 namespace driftless {
 
 Result<const DeviceTable*> device_table() {
+  constexpr std::string_view kWhyNot = DRIFTLESS_WHY_NOT_CUDA;  // empty: it is
+  if (!kWhyNot.empty()) {
+    return error(StatusCode::kUnsupported, "CUDA is not in this build: ", kWhyNot);
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const void* const table,
                              load_table(kDeviceLibraryName, kDeviceLibrarySymbol, "CUDA"));
   return static_cast<const DeviceTable*>(table);

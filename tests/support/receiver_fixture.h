@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// A receiver that follows a run over a loopback road whose answers a test decides.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "collectives/forwarding_receive_road.h"
+#include "plugin/receive/receiver.h"
+#include "support/published_run.h"
+
+namespace driftless::testing {
+
+// Passes calls on, and answers the next ones as told.
+class ScriptedRoad final : public ForwardingReceiveRoad {
+ public:
+  explicit ScriptedRoad(std::unique_ptr<ReceiveRoad> road)
+      : ForwardingReceiveRoad(std::move(road)) {}
+
+  std::deque<Status> manifest_failures, part_failures, report_failures;
+  int damaged_parts = 0;            // the next ones come with a flipped bit
+  std::function<void()> once_part;  // before the next part
+  int manifests = 0, parts = 0;     // asked for
+
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    ++manifests;
+    if (Status told = next(manifest_failures); !told.ok()) return told;
+    return road_->fetch_manifest(id, deadline);
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    ++parts;
+    if (auto act = std::exchange(once_part, nullptr)) act();
+    if (Status told = next(part_failures); !told.ok()) return told;
+    auto fetched = road_->fetch_part(id, part, deadline);
+    if (!fetched.ok() || damaged_parts == 0) return fetched;
+    --damaged_parts;
+    auto copy =
+        std::make_shared<std::vector<std::byte>>(fetched->bytes().begin(), fetched->bytes().end());
+    copy->back() ^= std::byte{1};
+    return MappedFile(part.name, copy, *copy);
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    if (Status told = next(report_failures); !told.ok()) return told;
+    return road_->report(report, deadline);
+  }
+
+ private:
+  static Status next(std::deque<Status>& told) {
+    if (told.empty()) return {};
+    Status status = told.front();
+    told.pop_front();
+    return status;
+  }
+};
+
+class ReceiverTest : public ::testing::Test {
+ protected:
+  ReceiverTest() {
+    options_.id = "rollout-0";
+    options_.fetch_deadline = std::chrono::milliseconds(300);
+    options_.threads = 1;
+  }
+
+  void announce() {
+    const Status told = sender_->announce(run_info_to_json(run_.info()), soon());
+    ASSERT_TRUE(told.ok()) << told.to_string();
+  }
+  void publish(std::uint64_t from, std::uint64_t to) {
+    for (std::uint64_t version = from; version <= to; ++version) send(*sender_, run_.step(version));
+  }
+  // Follows from version 0, or from nothing.
+  Status open(std::optional<VersionId> initial = VersionId{}) {
+    receiver_.reset();
+    held_ = run_.weights[0];
+    if (!initial) held_ = changed_weights(held_, 77, 0.5, "none");
+    auto target = make_memory_target(run_.layout, pointers(held_), initial, 1);
+    if (!target.ok()) return target.status();
+    target_ = std::move(*target);
+    return open_on(*target_);
+  }
+  Status open_on(WeightTarget& target) {
+    auto opened = Receiver::open(options_, road_, target, soon());
+    if (opened.ok()) receiver_ = std::move(*opened);
+    return opened.status();
+  }
+  Result<UpdateReport> update() {
+    const auto staged = receiver_->stage(Deadline::after(std::chrono::milliseconds(200)));
+    if (!staged.ok()) return staged.status();
+    if (!*staged) return error(StatusCode::kDeadlineExceeded, "nothing new");
+    return receiver_->commit();
+  }
+  [[nodiscard]] std::uint64_t reported() {
+    const auto reports = sender_->receivers();
+    EXPECT_TRUE(reports.ok() && reports->size() == 1);
+    return reports->front().version;
+  }
+  static Deadline soon() { return Deadline::after(std::chrono::milliseconds(500)); }
+
+  LoopbackHub hub_{LoopbackOptions{.ring_versions = 8}, 1};
+  std::unique_ptr<SendRoad> sender_ = hub_.sender(0);
+  ScriptedRoad road_{hub_.receiver()};
+  PublishedRun run_{random_weights(1, 100)};
+  ReceiverOptions options_;
+  Weights held_;
+  std::unique_ptr<WeightTarget> target_;
+  std::unique_ptr<Receiver> receiver_;
+};
+
+}  // namespace driftless::testing
