@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // driftless._native.EngineDriver: the state machine that drives engines, for drive.py. Results and
-// replies go over as JSON text.
+// replies go over as JSON text. http_call(): the drivers' HTTP (plugin/engines/engine_http.h).
 #include "plugin/engines/engine_driver.h"
 
 #include <pybind11/functional.h>
@@ -14,7 +14,7 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "module/errors.h"
+#include "plugin/engines/engine_http.h"
 #include "plugin/engines/engine_transport.h"
 
 namespace driftless::python {
@@ -110,11 +110,7 @@ class HeldDriver {
     EngineCall call;
     call.op = EngineOp::kAsk;
     call.pause = driver_->pause_state();
-    EngineAnswer answer;
-    {
-      const py::gil_scoped_release released;
-      answer = transport_.carry(call);
-    }
+    const EngineAnswer answer = without_gil([&] { return transport_.carry(call); });
     transport_.rethrow();
     check(answer.status.with_context(transport_.name()));
     return replies_of(answer.ranks).dump();
@@ -132,11 +128,8 @@ class HeldDriver {
 
   std::string run(EngineCall first) {
     stop_ = false;
-    DriverResult result;
-    {
-      const py::gil_scoped_release released;
-      result = run_request(*driver_, std::move(first), transport_);
-    }
+    const DriverResult result =
+        without_gil([&] { return run_request(*driver_, std::move(first), transport_); });
     transport_.rethrow();
     const Json said = {{"ok", result.status.ok()},
                        {"error", std::string(result.status.message())},
@@ -188,16 +181,33 @@ std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source,
   });
 }
 
+// (HTTP status, body). Raises if nothing was answered in time.
+std::pair<long, py::bytes> call_http(const std::string& url, const std::optional<std::string>& body,
+                                     double timeout_s, const std::string& token) {
+  const HttpCall call{url, body.value_or(""), token, !body.has_value()};
+  const HttpAnswer answer =
+      without_gil([&] { return http_call(call, milliseconds(ms_of(timeout_s))); });
+  check(answer.status);
+  return {answer.number, py::bytes(answer.body)};
+}
+
 }  // namespace
 
 void bind_engine_driver(py::module_& module) {
-  py::class_<HeldDriver>(module, "EngineDriver")
-      .def_static("in_process", &in_process, py::arg("call"), py::arg("source") = py::none())
-      .def_static("vllm", &vllm, py::arg("url"), py::arg("source") = py::none(),
-                  py::arg("timeout_s") = 120.0, py::arg("token") = "")
-      .def_static("sglang", &sglang, py::arg("url"), py::arg("source") = py::none(),
-                  py::arg("timeout_s") = 120.0, py::arg("token") = "", py::kw_only(),
-                  py::arg("loader"), py::arg("shm_dir"))
+  module.def("http_call", &call_http, py::arg("url"), py::arg("body"), py::arg("timeout_s"),
+             py::arg("token") = "");
+  const auto source = py::arg("source") = py::none();
+  py::class_<HeldDriver>(
+      module, "EngineDriver",
+      "Brings all ranks of one engine to a version, or leaves all where they were. Results are "
+      "JSON text (drive.py).")
+      .def_static("in_process", &in_process, py::arg("call"), source,
+                  "`call(operation, arguments)`: both sides JSON text; NotImplementedError: the "
+                  "engine has no such operation.")
+      .def_static("vllm", &vllm, py::arg("url"), source, py::arg("timeout_s") = 120.0,
+                  py::arg("token") = "")
+      .def_static("sglang", &sglang, py::arg("url"), source, py::arg("timeout_s") = 120.0,
+                  py::arg("token") = "", py::kw_only(), py::arg("loader"), py::arg("shm_dir"))
       .def("open", &HeldDriver::open)
       .def("start_staging", &HeldDriver::start_staging, py::arg("timeout_s"))
       .def("wait_staged", &HeldDriver::wait_staged, py::arg("timeout_s"))

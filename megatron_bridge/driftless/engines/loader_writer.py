@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from .. import _native
-from .bound import TORCH_DTYPES, BoundTensors
+from ..torch_dtypes import TORCH_DTYPES
+from .bound import BoundTensors
 from .masked import MaskedLoad, MaskedTensor, Maps, StagedTensor, fill_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _native
 from ..errors import InvalidArgumentError, MismatchError, UnsupportedError
-from .bound import BoundTensors, Storage, View, bits, dtype_name, storage_key
+from ..torch_dtypes import dtype_name
+from .bound import BoundTensors, Storage, View, bits, storage_key
 from .tracing import LoadWeights
 from .watching import COPY, FILLS, TO_COPY, Watching, op_name, only_views, tensors_in, written
 
@@ -146,14 +147,7 @@ class MaskedLoad(Watching):
             while self.log:
                 self.log.pop().undo()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if only_views(func):
             view = func(*args, **kwargs)
             if not isinstance(view, torch.Tensor) or storage_key(view) != storage_key(args[0]):

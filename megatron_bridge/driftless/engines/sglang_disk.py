@@ -21,7 +21,7 @@ import driftless
 from .. import _native, errors, kernels
 from . import drive
 from .http_calls import request
-from .rank_receiver import TORN, Reply, load_config, text_of
+from .rank_receiver import TORN, Reply, load_config, reply, text_of
 
 
 class DiskFollower:
@@ -105,11 +105,11 @@ class DiskFollower:
         self._see_process()
         run, version, digest = self._holds or ("", 0, "")
         state = "staged" if self._staged is not None else "idle" if self._holds else "unknown"
-        return {
-            "nonce": given["nonce"], "rank": 0, "process": self._process, "ok": error is None,
-            "error": error, "state": state, "version": version, "staged_version": self._staged,
-            "run": run, "digest": digest, "follows": self.receiver.run, "session": False,
-        }  # fmt: skip
+        return reply(
+            given["nonce"], 0, error, process=self._process, state=state, version=version,
+            staged_version=self._staged, run=run, digest=digest, follows=self.receiver.run,
+            session=False,
+        )  # fmt: skip
 
     def _commit(self, version: int) -> None:
         if self._staged != version:

@@ -73,14 +73,7 @@ class WholeLoad(Watching):
                 return storage.name
         return None
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for target in written(func, args, kwargs):
             storage = self.bound.find(target)
             if storage is not None:
