@@ -334,6 +334,13 @@ void bind_engines(py::module_& module) {
            py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none())
       .def_property_readonly("proven", &MappedHolder::proven,
                              "Whether the digest is proven from the parameters' own bits.");
+  py::class_<MaskedWrite>(
+      module, "MaskedWrite",
+      "A copy by addresses through a map, of the source's units that are not the sentinel. Done "
+      "when it is made.")
+      .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
+           py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
+      .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
   py::class_<HeldChanges, std::shared_ptr<HeldChanges>> changes(
       module, "TensorChanges", "New values of the tensors that Python writes.");
   def_fields(changes, "names", &HeldChanges::names, "whole", &HeldChanges::whole);
@@ -346,13 +353,6 @@ void bind_engines(py::module_& module) {
       .def("overwrite", &HeldChanges::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
            py::arg("dtype"), py::arg("threads") = 0,
            "The changes that the map has into memory, by its address.");
-  py::class_<MaskedWrite>(
-      module, "MaskedWrite",
-      "A copy by addresses through a map, of the source's units that are not the sentinel. Done "
-      "when it is made.")
-      .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
-           py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
-      .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
   py::class_<HeldMasked>(
       module, "MaskedDevice",
       "Masked overwrites in the memory of a GPU. Tensors have the numbers that their names have in "

@@ -97,6 +97,24 @@ class Storage:
         return empty.set_(self.storage, 0, (usable,), (1,))
 
 
+    def save(self) -> SavedStorage:
+        return SavedStorage(self, self.flat(torch.uint8).clone())
+
+
+@dataclass
+class SavedStorage:
+    """All of a storage, as it was."""
+
+    storage: Storage
+    old: torch.Tensor
+
+    def undo(self) -> None:
+        self.storage.flat(torch.uint8).copy_(self.old)
+
+    def changed(self) -> bool:
+        return not torch.equal(self.storage.flat(torch.uint8), self.old)
+
+
 @dataclass
 class BoundTensors:
     """Every parameter and buffer of the module, as it is now."""
@@ -142,6 +160,11 @@ class BoundTensors:
 
     def rebound(self) -> Iterator[Binding]:
         return (binding for binding in self.bindings if binding.rebound())
+
+    def restore(self) -> None:
+        """Every object back in its place."""
+        for binding in list(self.rebound()):
+            binding.restore()
 
     def check(self) -> None:
         """Raises where a tensor is not where it was: maps would write into memory nobody reads."""

@@ -86,21 +86,6 @@ class _Elements:
         bits(self.target)[self.places] = self.old
 
 
-@dataclass
-class _Memory:
-    """All of a storage, as it was."""
-
-    storage: Storage
-    old: torch.Tensor
-
-    @staticmethod
-    def of(storage: Storage) -> _Memory:
-        return _Memory(storage, storage.flat(torch.uint8).clone())
-
-    def undo(self) -> None:
-        self.storage.flat(torch.uint8).copy_(self.old)
-
-
 _PART = 1 << 24  # elements that are written at a time where torch does it
 
 
@@ -141,8 +126,7 @@ class MaskedLoad(Watching):
             self.tensors.clear()  # undo() needs none of them, and they are large
 
     def undo(self) -> None:
-        for binding in list(self.bound.rebound()):
-            binding.restore()
+        self.bound.restore()
         with torch.no_grad():
             while self.log:
                 self.log.pop().undo()
@@ -324,7 +308,7 @@ class MaskedLoad(Watching):
                 )
             if storage.key not in self.saved:
                 self.saved.add(storage.key)
-                self.log.append(_Memory.of(storage))
+                self.log.append(storage.save())
 
 
 # A dispatch mode makes every operation several times slower, and most that a loader asks for are
