@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // driftless._native.EngineDriver: the state machine that drives engines, for drive.py. Results and
-// replies go over as JSON text. http_call(): the drivers' HTTP (plugin/engines/engine_http.h).
+// replies go over as JSON text.
 #include "plugin/engines/engine_driver.h"
 
 #include <pybind11/functional.h>
@@ -14,8 +14,8 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "plugin/engines/engine_http.h"
 #include "plugin/engines/engine_transport.h"
+#include "plugin/engines/server_calls.h"
 
 namespace driftless::python {
 namespace {
@@ -181,21 +181,26 @@ std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source,
   });
 }
 
-// (HTTP status, body). Raises if nothing was answered in time.
-std::pair<long, py::bytes> call_http(const std::string& url, const std::optional<std::string>& body,
-                                     double timeout_s, const std::string& token) {
-  const HttpCall call{url, body.value_or(""), token, !body.has_value()};
-  const HttpAnswer answer =
-      without_gil([&] { return http_call(call, milliseconds(ms_of(timeout_s))); });
-  check(answer.status);
-  return {answer.number, py::bytes(answer.body)};
+// A call to SGLang's own HTTP. Without a body it is asked, and the answer is JSON text.
+std::string call_sglang(const std::string& url, const std::string& path,
+                        const std::optional<std::string>& body, double timeout_s) {
+  const EngineLink link(url, "", milliseconds(ms_of(timeout_s)), nullptr);
+  return take(without_gil([&]() -> Result<std::string> {
+    if (body) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(*body, path));
+      DRIFTLESS_RETURN_IF_ERROR(sglang_post(link, path, said, true));
+      return std::string();
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link.get(path, true));
+    return answer.dump();
+  }));
 }
 
 }  // namespace
 
 void bind_engine_driver(py::module_& module) {
-  module.def("http_call", &call_http, py::arg("url"), py::arg("body"), py::arg("timeout_s"),
-             py::arg("token") = "");
+  module.def("sglang_call", &call_sglang, py::arg("url"), py::arg("path"), py::arg("body"),
+             py::arg("timeout_s"));
   const auto source = py::arg("source") = py::none();
   py::class_<HeldDriver>(
       module, "EngineDriver",
