@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of driftless as arrays of others. numpy and torch are imported when they are asked for."""
+"""Tensors of driftless (TensorRef) as arrays of others. numpy and torch are imported when they are asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ._native import TORCH_NAMES, TensorRef
 from .errors import UnsupportedError
 
-def to_numpy(ref: TensorRef) -> Any:
+def to_numpy(ref: Any) -> Any:
     """A view; read-only where the tensor is. BF16 and the 8-bit floats appear as unsigned bits."""
     import numpy
 
@@ -21,7 +21,7 @@ def _bytes_of(ref: TensorRef) -> TensorRef:
     return TensorRef.from_pointer(ref.data_address, "U8", size, device=ref.device, owner=ref)
 
 
-def to_torch(ref: TensorRef) -> Any:
+def to_torch(ref: Any) -> Any:
     """A view, of torch's own type. torch knows no read-only tensors: what is read-only here must
     not be written through it."""
     import warnings

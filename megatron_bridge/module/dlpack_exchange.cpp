@@ -22,9 +22,9 @@ py::capsule consume(const py::object& capsule, Managed* managed, const char* use
 
 // Null if the object is no capsule of this name.
 template <typename Managed>
-Managed* content(const py::object& capsule, const char* name) {
-  if (PyCapsule_IsValid(capsule.ptr(), name) == 0) return nullptr;
-  return static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+Managed* content(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name) == 0) return nullptr;
+  return static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
 }
 
 py::object ask(const py::object& producer) {
@@ -106,7 +106,7 @@ py::capsule export_tensor(const py::object& self, const dlpack::Type& type, cons
   PyObject* const made = PyCapsule_New(&exported.release()->managed, name, [](PyObject* capsule) {
     const char* const own =
         std::is_same_v<Managed, dlpack::Versioned> ? dlpack::kVersionedName : dlpack::kPlainName;
-    auto* const left = content<Managed>(py::reinterpret_borrow<py::object>(capsule), own);
+    auto* const left = content<Managed>(capsule, own);
     if (left != nullptr) left->deleter(left);
   });
   if (made == nullptr) throw py::error_already_set();
@@ -118,7 +118,7 @@ py::capsule export_tensor(const py::object& self, const dlpack::Type& type, cons
 TensorRef from_dlpack(const py::object& producer, std::string_view name) {
   const py::object answer = ask(producer);
   TensorRef ref;
-  if (auto* const managed = content<dlpack::Versioned>(answer, dlpack::kVersionedName)) {
+  if (auto* const managed = content<dlpack::Versioned>(answer.ptr(), dlpack::kVersionedName)) {
     if (managed->major != dlpack::kMajor) {
       fail(StatusCode::kUnsupported, "tensor '", name, "' comes by DLPack ", managed->major, ".",
            managed->minor, ": expected 1");
@@ -128,7 +128,7 @@ TensorRef from_dlpack(const py::object& producer, std::string_view name) {
     describe(ref, managed->tensor, name);
     return ref;
   }
-  if (auto* const managed = content<dlpack::Plain>(answer, dlpack::kPlainName)) {
+  if (auto* const managed = content<dlpack::Plain>(answer.ptr(), dlpack::kPlainName)) {
     ref.owner = consume(answer, managed, dlpack::kPlainUsed);
     describe(ref, managed->tensor, name);
     return ref;

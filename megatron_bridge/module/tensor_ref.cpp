@@ -276,8 +276,10 @@ void bind_tensor_ref(py::module_& module) {
            [](const TensorRef& ref) {
              return py::make_tuple(dlpack_device(ref), ref.device_number);
            })
-      .def("__dlpack__", [](const py::object& self,
-                            const py::kwargs& options) { return to_dlpack(self, options); })
+      .def("__dlpack__",
+           [](const py::object& self, const py::kwargs& options) -> py::object {
+             return to_dlpack(self, options);
+           })
       .def(
           "numpy", [](const py::object& self) { return arrays().attr("to_numpy")(self); },
           "A view; types that numpy has not appear as unsigned integers of their width.")

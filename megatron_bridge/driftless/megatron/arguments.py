@@ -22,8 +22,6 @@ ENCODINGS = ("indices", "deltas", "deltas_zstd")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
 
-_ROADS = {"nccl": "nccl", "mpi_rma": "mpi_rma", "disk": "shared_fs"}
-
 Hook = Callable[..., Any]
 
 
@@ -230,7 +228,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     local = flag("update_weight_local_checkpoint_dir")
     settings = {
         "mode": mode,
-        "road.kind": _ROADS.get(transport) if transport else None,
+        "road.kind": "shared_fs" if transport == "disk" else transport,
         "road.dir": flag("update_weight_disk_dir"),
         "road.layout": layout,
         "encoding": encoding or flag("update_weight_encoding"),

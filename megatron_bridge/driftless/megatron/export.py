@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -42,9 +43,8 @@ class Times:
     passes: int = 0
 
     def take(self) -> Times:
-        now = Times(self.gather, self.convert, self.use, self.passes)
-        self.gather = self.convert = self.use = 0.0
-        self.passes = 0
+        now = replace(self)
+        vars(self).update(vars(Times()))
         return now
 
 
@@ -59,10 +59,7 @@ class Bound:
 
     @property
     def shard_bytes(self) -> int:
-        count = self.dtype.itemsize
-        for extent in self.item.local_shape:
-            count *= extent
-        return count
+        return self.dtype.itemsize * prod(self.item.local_shape)
 
     @property
     def room(self) -> int:
