@@ -19,7 +19,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group)
       : HeldSession(std::move(job), JobRole::kTrainer, "publisher") {
     std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
-    const std::unique_ptr<WeightSource> source = make_source(base, failure_);
+    const std::shared_ptr<WeightSource> source = make_source(base, failure_);
     JobProcess& process = job_->process();
     const InUse::Turn turn = job_->in_use().take("the job");
     session_ = python::native_call(
@@ -40,7 +40,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   [[nodiscard]] PublishReport publish(const py::object& object) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    const std::unique_ptr<WeightSource> source = make_source(object, failure_);
+    const std::shared_ptr<WeightSource> source = make_source(object, failure_);
     return native_call([&] { return made.publish(*source); });
   }
 

@@ -103,35 +103,24 @@ class PythonSource final : public WeightSource {
 };
 
 // A checkpoint and the source over it, as one object that Python holds.
-class HeldCheckpoint {
+class HeldCheckpoint final : public WeightSource {
  public:
   HeldCheckpoint(Checkpoint checkpoint, unsigned stage, unsigned stages)
       : checkpoint_(std::move(checkpoint)), source_(checkpoint_, stage, stages) {}
   HeldCheckpoint(const HeldCheckpoint&) = delete;
   HeldCheckpoint& operator=(const HeldCheckpoint&) = delete;
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return source_.tensors(); }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    return source_.visit(use);
+  }
   [[nodiscard]] const Checkpoint& checkpoint() const { return checkpoint_; }
   [[nodiscard]] const WeightLayout& layout() const { return checkpoint_.layout(); }
   [[nodiscard]] const std::string& path() const { return checkpoint_.path(); }
-  [[nodiscard]] CheckpointSource& source() { return source_; }
 
  private:
   Checkpoint checkpoint_;
   CheckpointSource source_;
-};
-
-class NativeSource final : public WeightSource {
- public:
-  explicit NativeSource(std::shared_ptr<HeldCheckpoint> held) : held_(std::move(held)) {}
-  [[nodiscard]] std::span<const TensorSpec> tensors() const override {
-    return held_->source().tensors();
-  }
-  [[nodiscard]] Status visit(
-      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
-    return held_->source().visit(use);
-  }
-
- private:
-  std::shared_ptr<HeldCheckpoint> held_;
 };
 
 class PythonGroup final : public Group {
@@ -255,11 +244,11 @@ TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::stri
 
 }  // namespace
 
-std::unique_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
+std::shared_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
   if (py::isinstance<HeldCheckpoint>(object)) {
-    return std::make_unique<NativeSource>(object.cast<std::shared_ptr<HeldCheckpoint>>());
+    return object.cast<std::shared_ptr<HeldCheckpoint>>();
   }
-  return std::make_unique<PythonSource>(object, failure);
+  return std::make_shared<PythonSource>(object, failure);
 }
 
 std::unique_ptr<Group> make_group(const py::object& object, PythonFailure& failure) {
@@ -274,14 +263,14 @@ void bind_source(py::module_& module) {
       .def(py::init(&open_checkpoint), py::arg("path"), py::arg("stage") = 0, py::arg("stages") = 1)
       .def("tensors",
            [](HeldCheckpoint& held) {
-             const std::span<const TensorSpec> tensors = held.source().tensors();
+             const std::span<const TensorSpec> tensors = held.tensors();
              return std::vector<TensorSpec>(tensors.begin(), tensors.end());
            })
       .def("visit",
            [](const std::shared_ptr<HeldCheckpoint>& held) {
              py::list batch;
              std::size_t index = 0;
-             for (const TensorSpec& spec : held->source().tensors()) {
+             for (const TensorSpec& spec : held->tensors()) {
                batch.append(py::make_tuple(index++, tensor_of(held, spec.name)));
              }
              py::list batches;

@@ -17,7 +17,7 @@ namespace driftless::python {
 // `failure`, which outlives the source. One that raises in tensors() offers nothing, so that the
 // publisher still meets the other ranks and all of them fail together. Made and destroyed with the
 // GIL; its methods are called without it.
-[[nodiscard]] std::unique_ptr<WeightSource> make_source(const py::object& object,
+[[nodiscard]] std::shared_ptr<WeightSource> make_source(const py::object& object,
                                                         PythonFailure& failure);
 
 // The group of publisher ranks in a job that no MPI launcher started. `object` has rank, size,
