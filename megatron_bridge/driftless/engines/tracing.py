@@ -181,12 +181,6 @@ class _Tracer(Watching):
         return names | ({self.current} if self.current else set())
 
 
-def _meta_tensors(specs: list[Any], tracer: _Tracer) -> Iterator[tuple[str, torch.Tensor]]:
-    for spec in specs:
-        tensor = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
-        yield spec.name, tracer.offer(spec.name, tensor)
-
-
 def _run(
     load_weights: LoadWeights, bound: BoundTensors, specs: list[Any], trace: Trace
 ) -> str | None:
@@ -195,9 +189,10 @@ def _run(
     held: dict[str, StorageWeakRef] = {}
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in _meta_tensors(specs, tracer):
-            held[name] = StorageWeakRef(tensor.untyped_storage())
-            yield name, tensor
+        for spec in specs:
+            tensor = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
+            held[spec.name] = StorageWeakRef(tensor.untyped_storage())
+            yield spec.name, tracer.offer(spec.name, tensor)
 
     failed = None
     try:
