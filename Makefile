@@ -86,9 +86,10 @@ demo: build
 	@scripts/demo.sh
 
 # LINT_ALL=1: clang-tidy over the whole tree. LINT_BASE: what it is compared with.
-lint: setup-lint
+lint: setup-lint configure
 	@$(SOURCES) | xargs -r clang-format-19 --dry-run -Werror
 	@scripts/spdx.py check
+	@cmake --build build -j $(JOBS) --target driftless_native  # mypy looks at its types
 	@scripts/lint_python.sh check
 	@cmake --preset lint $$(scripts/nccl_root.sh) > build-lint.log || { cat build-lint.log; exit 1; }
 	@scripts/lint.sh build-lint $(JOBS)

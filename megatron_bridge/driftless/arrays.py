@@ -1,38 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of driftless as arrays of others. numpy and torch are imported when they are asked for."""
+"""Tensors of driftless (TensorRef) as arrays of others. numpy and torch are imported when they are asked for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ._native import TensorRef
+from ._native import TORCH_NAMES, TensorRef
+from .errors import UnsupportedError
 
-# Types that numpy has not come as their bits; ml_dtypes would name them.
-_TORCH_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-    "C64": "complex64",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
-
-
-def to_numpy(ref: TensorRef) -> Any:
+def to_numpy(ref: Any) -> Any:
     """A view; read-only where the tensor is. BF16 and the 8-bit floats appear as unsigned bits."""
     import numpy
 
@@ -41,24 +17,19 @@ def to_numpy(ref: TensorRef) -> Any:
 
 def _bytes_of(ref: TensorRef) -> TensorRef:
     """The same memory without a type: DLPack names not all of them everywhere."""
-    from ._native import TensorRef
-
     size = [ref.size_bytes]
     return TensorRef.from_pointer(ref.data_address, "U8", size, device=ref.device, owner=ref)
 
 
-def to_torch(ref: TensorRef) -> Any:
+def to_torch(ref: Any) -> Any:
     """A view, of torch's own type. torch knows no read-only tensors: what is read-only here must
     not be written through it."""
     import warnings
 
     import torch
 
-    name = _TORCH_NAMES.get(ref.dtype)
-    dtype = getattr(torch, name, None) if name else None
+    dtype = getattr(torch, TORCH_NAMES.get(ref.dtype, ""), None)
     if dtype is None:
-        from .errors import UnsupportedError
-
         raise UnsupportedError(f"torch has no type for {ref.dtype}")
     if ref.size_bytes == 0:
         return torch.empty(ref.shape, dtype=dtype, device=ref.device)

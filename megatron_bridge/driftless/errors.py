@@ -73,26 +73,7 @@ class InternalError(Error, RuntimeError):
     code = "internal"
 
 
-_BY_CODE: dict[str, type[Error]] = {
-    cls.code: cls
-    for cls in (
-        InvalidArgumentError,
-        NotFoundError,
-        AlreadyExistsError,
-        IncompleteError,
-        CorruptError,
-        WrongRunError,
-        WrongBaseError,
-        WrongLayoutError,
-        MismatchError,
-        BusyError,
-        UnsupportedError,
-        NoSpaceError,
-        IoError,
-        DeadlineExceededError,
-        InternalError,
-    )
-}
+_BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclasses__()}
 
 
 def error_of(code: str, message: str) -> Error:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spellings of element types by numpy, the buffer protocol and DLPack, and ours.
+// The spellings of element types by numpy, the buffer protocol and DLPack, and ours; tensors
+// through DLPack capsules, in and out.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -30,5 +31,17 @@ namespace driftless::python {
 // The tensor as a buffer. Types that the struct module has not appear as unsigned integers, those
 // below a byte as their bytes.
 [[nodiscard]] pybind11::buffer_info buffer_of(TensorRef& ref);
+
+// Asks for the versioned capsule, and takes the older one where the producer knows no other. The
+// producer's memory is kept until the owner of the result goes. size_bytes is left to the caller.
+[[nodiscard]] TensorRef from_dlpack(const pybind11::object& producer, std::string_view name);
+
+// DLPack's number of the tensor's device.
+[[nodiscard]] std::int32_t dlpack_device(const TensorRef& ref);
+
+// __dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None) of a TensorRef. The
+// capsule keeps `self` alive. Nothing is ever copied; copy=True is refused.
+[[nodiscard]] pybind11::capsule to_dlpack(const pybind11::object& self,
+                                          const pybind11::kwargs& options);
 
 }  // namespace driftless::python

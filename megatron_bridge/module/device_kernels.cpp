@@ -30,23 +30,17 @@ class OnDevice {
   [[nodiscard]] TensorRef other(const py::object& object, std::string_view name) const {
     TensorRef ref = tensor_ref(object, name);
     if (ref.device != DeviceKind::kCuda || ref.device_number != number_) {
-      throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' is on ",
-                              ref.device_name, ", expected cuda:", number_));
+      fail(StatusCode::kInvalidArgument, "tensor '", name, "' is on ", ref.device_name,
+           ", expected cuda:", number_);
     }
     check_memory(ref, name);
     return ref;
   }
   [[nodiscard]] TensorRef result(DType dtype, std::uint64_t count,
                                  std::shared_ptr<std::byte> memory) const {
-    TensorRef ref;
-    ref.dtype = dtype;
-    ref.shape = {count};
-    ref.size_bytes = count * unit_bytes(dtype);
-    ref.device = DeviceKind::kCuda;
-    ref.device_number = number_;
-    ref.device_name = concat("cuda:", number_);
-    ref.data = memory.get();
-    ref.memory = std::move(memory);
+    TensorRef ref =
+        TensorRef::of(take(TensorSpec::make("result", dtype, {count})), memory.get(), memory);
+    ref.set_cuda(number_);
     return ref;
   }
 
@@ -54,15 +48,15 @@ class OnDevice {
   static const DeviceTable* load(const TensorRef& first, std::string_view name) {
     const Result<const DeviceTable*> table = device_table();
     if (table.ok()) return *table;
-    throw StatusError(error(table.status().code(), "tensor '", name, "' is on ", first.device_name,
-                            ": ", table.status().message(), "; pass tensors in host memory"));
+    fail(table.status().code(), "tensor '", name, "' is on ", first.device_name, ": ",
+         table.status().message(), "; pass tensors in host memory");
   }
   void check_memory(const TensorRef& ref, std::string_view name) const {
     if (ref.size_bytes == 0) return;
     check(with_name(table_->check_memory(ref.data, number_), ref, name));
     if (reinterpret_cast<std::uintptr_t>(ref.data) % unit_bytes(ref.dtype) == 0) return;
-    throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name,
-                            "' is not aligned to its elements: copy it"));
+    fail(StatusCode::kInvalidArgument, "tensor '", name,
+         "' is not aligned to its elements: copy it");
   }
 
   KeepThreadGpu keep_;
@@ -70,38 +64,22 @@ class OnDevice {
   const DeviceTable* table_;
 };
 
-DType value_type(DType dtype) { return info(dtype).bits < 8 ? DType::kU8 : dtype; }
-
 DevicePositions positions_of(const TensorRef& ref) {
   const bool wide = ref.dtype == DType::kI64 || ref.dtype == DType::kU64;
   if (!wide && ref.dtype != DType::kI32) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "positions have dtype ",
-                            info(ref.dtype).name, ", expected I64 or I32"));
+    fail(StatusCode::kInvalidArgument, "positions have dtype ", info(ref.dtype).name,
+         ", expected I64 or I32");
   }
   return {ref.data, units_of(ref), wide ? 8U : 4U};
 }
 
-// Without the GIL; what it returns is raised with it.
-template <typename Call>
-auto run(const Call& call) {
-  auto result = [&] {
-    const py::gil_scoped_release released;
-    return call();
-  }();
-  return take(std::move(result));
-}
-
-// The same for what returns no value.
-template <typename Call>
-void run_status(const Call& call) {
-  Status status = [&] {
-    const py::gil_scoped_release released;
-    return call();
-  }();
-  check(std::move(status));
-}
-
 }  // namespace
+
+void check_values(const TensorRef& values, const TensorRef& to, std::uint64_t count) {
+  if (unit_bytes(values.dtype) == unit_bytes(to.dtype) && units_of(values) == count) return;
+  fail(StatusCode::kInvalidArgument, "values: ", units_of(values), " of ", info(values.dtype).name,
+       ", expected ", count, " of ", info(to.dtype).name);
+}
 
 py::tuple diff_on_device(const TensorRef& before, const py::object& after,
                          const StreamNumber& stream) {
@@ -110,11 +88,12 @@ py::tuple diff_on_device(const TensorRef& before, const py::object& after,
   check_alike(before, then, "new");
   DeviceChanges found;
   if (before.size_bytes > 0) {
-    found = run([&] { return device.table().diff(units(before), then.data, stream_of(stream)); });
+    found = take(without_gil(
+        [&] { return device.table().diff(units(before), then.data, stream_of(stream)); }));
   }
   return py::make_tuple(
       device.result(DType::kI64, found.count, std::move(found.positions_dev)),
-      device.result(value_type(then.dtype), found.count, std::move(found.values_dev)));
+      device.result(unit_type(then.dtype), found.count, std::move(found.values_dev)));
 }
 
 TensorRef gather_on_device(const TensorRef& from, const py::object& positions,
@@ -123,10 +102,11 @@ TensorRef gather_on_device(const TensorRef& from, const py::object& positions,
   const TensorRef where = device.other(positions, "positions");
   const DevicePositions all = positions_of(where);
   const std::uint64_t bytes = all.count * unit_bytes(from.dtype);
-  std::shared_ptr<std::byte> values = run([&] { return device.table().allocate(bytes); });
-  run_status(
-      [&] { return device.table().gather(units(from), all, values.get(), stream_of(stream)); });
-  return device.result(value_type(from.dtype), all.count, std::move(values));
+  std::shared_ptr<std::byte> values =
+      take(without_gil([&] { return device.table().allocate(bytes); }));
+  check(without_gil(
+      [&] { return device.table().gather(units(from), all, values.get(), stream_of(stream)); }));
+  return device.result(unit_type(from.dtype), all.count, std::move(values));
 }
 
 void scatter_on_device(const TensorRef& to, const py::object& positions, const py::object& values,
@@ -136,12 +116,9 @@ void scatter_on_device(const TensorRef& to, const py::object& positions, const p
   const TensorRef where = device.other(positions, "positions");
   const TensorRef what = device.other(values, "values");
   const DevicePositions all = positions_of(where);
-  if (unit_bytes(what.dtype) != unit_bytes(to.dtype) || units_of(what) != all.count) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "values: ", units_of(what), " of ",
-                            info(what.dtype).name, ", expected ", all.count, " of ",
-                            info(to.dtype).name));
-  }
-  run_status([&] { return device.table().scatter(units(to), all, what.data, stream_of(stream)); });
+  check_values(what, to, all.count);
+  check(without_gil(
+      [&] { return device.table().scatter(units(to), all, what.data, stream_of(stream)); }));
 }
 
 std::uint64_t masked_overwrite_on_device(const TensorRef& to, const py::object& source,
@@ -150,17 +127,17 @@ std::uint64_t masked_overwrite_on_device(const TensorRef& to, const py::object& 
   check(check_writable(to, "target"));
   const TensorRef from = device.other(source, "source");
   check_alike(to, from, "source");
-  return run([&] {
+  return take(without_gil([&] {
     return device.table().masked_overwrite(units(to), from.data, sentinel, stream_of(stream));
-  });
+  }));
 }
 
 Digest digest_on_device(const std::string& name, const TensorRef& tensor,
                         const StreamNumber& stream) {
   const OnDevice device(tensor, name);
-  return run([&] {
+  return take(without_gil([&] {
     return device.table().digest(name, {tensor.data, tensor.size_bytes}, stream_of(stream));
-  });
+  }));
 }
 
 }  // namespace driftless::python

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/digest.h"
+#include "core/parallel.h"
 #include "module/tensor_ref.h"
 
 namespace driftless::python {
@@ -20,6 +21,13 @@ using StreamNumber = std::optional<std::uintptr_t>;
 [[nodiscard]] inline void* stream_of(const StreamNumber& number) {
   return reinterpret_cast<void*>(number.value_or(0));  // NOLINT(performance-no-int-to-ptr)
 }
+
+[[nodiscard]] inline unsigned threads_or_default(unsigned threads) {
+  return threads == 0 ? default_threads() : threads;
+}
+
+// Raises unless there is a value for each of `count` units of `to`.
+void check_values(const TensorRef& values, const TensorRef& to, std::uint64_t count);
 
 // Of the same device as the first tensor. What they return lies there, too, and is done.
 [[nodiscard]] py::tuple diff_on_device(const TensorRef& before, const py::object& after,

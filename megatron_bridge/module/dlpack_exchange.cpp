@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "module/dlpack_exchange.h"
-
 #include <memory>
 #include <vector>
 
@@ -14,12 +12,19 @@ namespace {
 // Takes over what a capsule holds: it is renamed, and the producer's deleter is called when the
 // result goes.
 template <typename Managed>
-py::capsule consume(const py::capsule& capsule, Managed* managed, const char* used) {
+py::capsule consume(const py::object& capsule, Managed* managed, const char* used) {
   if (PyCapsule_SetName(capsule.ptr(), used) != 0) throw py::error_already_set();
   return py::capsule(managed, [](void* held) {
     auto* const theirs = static_cast<Managed*>(held);
     if (theirs->deleter != nullptr) theirs->deleter(theirs);
   });
+}
+
+// Null if the object is no capsule of this name.
+template <typename Managed>
+Managed* content(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name) == 0) return nullptr;
+  return static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
 }
 
 py::object ask(const py::object& producer) {
@@ -34,7 +39,7 @@ py::object ask(const py::object& producer) {
 
 void describe(TensorRef& ref, const dlpack::Tensor& tensor, std::string_view name) {
   const auto refuse = [&](std::string_view what) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' ", what));
+    fail(StatusCode::kInvalidArgument, "tensor '", name, "' ", what);
   };
   const Result<DType> dtype = dtype_of_dlpack(tensor.type);
   if (!dtype.ok()) refuse(dtype.status().message());
@@ -59,7 +64,7 @@ void describe(TensorRef& ref, const dlpack::Tensor& tensor, std::string_view nam
     case dlpack::kCudaManaged: ref.device = DeviceKind::kCuda; break;
     default: ref.device = DeviceKind::kOther;
   }
-  if (ref.device == DeviceKind::kCuda) ref.device_name = concat("cuda:", ref.device_number);
+  if (ref.device == DeviceKind::kCuda) ref.set_cuda(ref.device_number);
   if (ref.device == DeviceKind::kOther) {
     ref.device_name = concat("DLPack device ", tensor.device.kind, ":", ref.device_number);
   }
@@ -101,9 +106,8 @@ py::capsule export_tensor(const py::object& self, const dlpack::Type& type, cons
   PyObject* const made = PyCapsule_New(&exported.release()->managed, name, [](PyObject* capsule) {
     const char* const own =
         std::is_same_v<Managed, dlpack::Versioned> ? dlpack::kVersionedName : dlpack::kPlainName;
-    if (PyCapsule_IsValid(capsule, own) == 0) return;
-    auto* const left = static_cast<Managed*>(PyCapsule_GetPointer(capsule, own));
-    left->deleter(left);
+    auto* const left = content<Managed>(capsule, own);
+    if (left != nullptr) left->deleter(left);
   });
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::capsule>(made);
@@ -114,29 +118,23 @@ py::capsule export_tensor(const py::object& self, const dlpack::Type& type, cons
 TensorRef from_dlpack(const py::object& producer, std::string_view name) {
   const py::object answer = ask(producer);
   TensorRef ref;
-  if (PyCapsule_IsValid(answer.ptr(), dlpack::kVersionedName) != 0) {
-    const auto capsule = py::reinterpret_borrow<py::capsule>(answer);
-    auto* const managed = static_cast<dlpack::Versioned*>(
-        PyCapsule_GetPointer(capsule.ptr(), dlpack::kVersionedName));
+  if (auto* const managed = content<dlpack::Versioned>(answer.ptr(), dlpack::kVersionedName)) {
     if (managed->major != dlpack::kMajor) {
-      throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' comes by DLPack ",
-                              managed->major, ".", managed->minor, ": expected 1"));
+      fail(StatusCode::kUnsupported, "tensor '", name, "' comes by DLPack ", managed->major, ".",
+           managed->minor, ": expected 1");
     }
-    ref.owner = consume(capsule, managed, dlpack::kVersionedUsed);
+    ref.owner = consume(answer, managed, dlpack::kVersionedUsed);
     ref.read_only = (managed->flags & dlpack::kReadOnly) != 0;
     describe(ref, managed->tensor, name);
     return ref;
   }
-  if (PyCapsule_IsValid(answer.ptr(), dlpack::kPlainName) != 0) {
-    const auto capsule = py::reinterpret_borrow<py::capsule>(answer);
-    auto* const managed =
-        static_cast<dlpack::Plain*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kPlainName));
-    ref.owner = consume(capsule, managed, dlpack::kPlainUsed);
+  if (auto* const managed = content<dlpack::Plain>(answer.ptr(), dlpack::kPlainName)) {
+    ref.owner = consume(answer, managed, dlpack::kPlainUsed);
     describe(ref, managed->tensor, name);
     return ref;
   }
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name,
-                          "': its __dlpack__() returned no DLPack capsule, or a used one"));
+  fail(StatusCode::kInvalidArgument, "tensor '", name,
+       "': its __dlpack__() returned no DLPack capsule, or a used one");
 }
 
 std::int32_t dlpack_device(const TensorRef& ref) {
@@ -149,13 +147,13 @@ py::capsule to_dlpack(const py::object& self, const py::kwargs& options) {
     return options.contains(name) ? py::object(options[name]) : py::object(py::none());
   };
   if (!option("copy").is_none() && option("copy").cast<bool>()) {
-    throw StatusError(error(StatusCode::kUnsupported, "__dlpack__: copy=True is not possible"));
+    fail(StatusCode::kUnsupported, "__dlpack__: copy=True is not possible");
   }
   const py::object device = option("dl_device");
   if (!device.is_none() &&
       device.cast<std::pair<int, int>>() != std::pair(int{dlpack_device(ref)}, ref.device_number)) {
-    throw StatusError(error(StatusCode::kUnsupported, "__dlpack__: the tensor is on ",
-                            ref.device_name, ", and is not copied to another device"));
+    fail(StatusCode::kUnsupported, "__dlpack__: the tensor is on ", ref.device_name,
+         ", and is not copied to another device");
   }
   const dlpack::Type type = take(dlpack_of(ref.dtype));
   const py::object version = option("max_version");

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "module/errors.h"
 #include "plugin/engines/engine_transport.h"
+#include "plugin/engines/server_calls.h"
 
 namespace driftless::python {
 namespace {
@@ -110,11 +110,7 @@ class HeldDriver {
     EngineCall call;
     call.op = EngineOp::kAsk;
     call.pause = driver_->pause_state();
-    EngineAnswer answer;
-    {
-      const py::gil_scoped_release released;
-      answer = transport_.carry(call);
-    }
+    const EngineAnswer answer = without_gil([&] { return transport_.carry(call); });
     transport_.rethrow();
     check(answer.status.with_context(transport_.name()));
     return replies_of(answer.ranks).dump();
@@ -132,11 +128,8 @@ class HeldDriver {
 
   std::string run(EngineCall first) {
     stop_ = false;
-    DriverResult result;
-    {
-      const py::gil_scoped_release released;
-      result = run_request(*driver_, std::move(first), transport_);
-    }
+    const DriverResult result =
+        without_gil([&] { return run_request(*driver_, std::move(first), transport_); });
     transport_.rethrow();
     const Json said = {{"ok", result.status.ok()},
                        {"error", std::string(result.status.message())},
@@ -188,16 +181,38 @@ std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source,
   });
 }
 
+// A call to SGLang's own HTTP. Without a body it is asked, and the answer is JSON text.
+std::string call_sglang(const std::string& url, const std::string& path,
+                        const std::optional<std::string>& body, double timeout_s) {
+  const EngineLink link(url, "", milliseconds(ms_of(timeout_s)), nullptr);
+  return take(without_gil([&]() -> Result<std::string> {
+    if (body) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(*body, path));
+      DRIFTLESS_RETURN_IF_ERROR(sglang_post(link, path, said, true));
+      return std::string();
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link.get(path, true));
+    return answer.dump();
+  }));
+}
+
 }  // namespace
 
 void bind_engine_driver(py::module_& module) {
-  py::class_<HeldDriver>(module, "EngineDriver")
-      .def_static("in_process", &in_process, py::arg("call"), py::arg("source") = py::none())
-      .def_static("vllm", &vllm, py::arg("url"), py::arg("source") = py::none(),
-                  py::arg("timeout_s") = 120.0, py::arg("token") = "")
-      .def_static("sglang", &sglang, py::arg("url"), py::arg("source") = py::none(),
-                  py::arg("timeout_s") = 120.0, py::arg("token") = "", py::kw_only(),
-                  py::arg("loader"), py::arg("shm_dir"))
+  module.def("sglang_call", &call_sglang, py::arg("url"), py::arg("path"), py::arg("body"),
+             py::arg("timeout_s"));
+  const auto source = py::arg("source") = py::none();
+  py::class_<HeldDriver>(
+      module, "EngineDriver",
+      "Brings all ranks of one engine to a version, or leaves all where they were. Results are "
+      "JSON text (drive.py).")
+      .def_static("in_process", &in_process, py::arg("call"), source,
+                  "`call(operation, arguments)`: both sides JSON text; NotImplementedError: the "
+                  "engine has no such operation.")
+      .def_static("vllm", &vllm, py::arg("url"), source, py::arg("timeout_s") = 120.0,
+                  py::arg("token") = "")
+      .def_static("sglang", &sglang, py::arg("url"), source, py::arg("timeout_s") = 120.0,
+                  py::arg("token") = "", py::kw_only(), py::arg("loader"), py::arg("shm_dir"))
       .def("open", &HeldDriver::open)
       .def("start_staging", &HeldDriver::start_staging, py::arg("timeout_s"))
       .def("wait_staged", &HeldDriver::wait_staged, py::arg("timeout_s"))

@@ -23,13 +23,24 @@ struct StatusError : std::exception {
   Status status;
 };
 
+template <typename... Parts>
+[[noreturn]] void fail(StatusCode code, const Parts&... parts) {
+  throw StatusError(error(code, parts...));
+}
 inline void check(Status status) {
   if (!status.ok()) throw StatusError(std::move(status));
 }
+inline void take(Status status) { check(std::move(status)); }
 template <typename T>
 [[nodiscard]] T take(Result<T> result) {
   if (!result.ok()) throw StatusError(result.status());
   return std::move(result.value());
+}
+
+template <typename Work>
+auto without_gil(Work&& work) {
+  const py::gil_scoped_release released;
+  return work();
 }
 
 // The first exception that a callback raised. Used by one native call at a time; capture() needs
@@ -46,15 +57,17 @@ class PythonFailure {
   std::exception_ptr failure_;
 };
 
-// Runs `work` without the GIL, raises what a callback raised meanwhile, else what the status says.
-template <typename Work>
-auto native_call(PythonFailure& failure, Work&& work) {
-  failure.forget();
-  auto result = [&] {
-    const py::gil_scoped_release released;
-    return work();
-  }();
-  if (!result.ok()) failure.rethrow();
+// Runs `work` without the GIL, then `after` with it, however `work` ended. Raises what a callback
+// raised meanwhile, else what the status says.
+template <typename Work, typename After>
+auto native_call(PythonFailure& failure, Work&& work, After&& after) {
+  auto result = without_gil(work);
+  after();
+  if (result.ok()) {
+    failure.forget();
+  } else {
+    failure.rethrow();
+  }
   return take(std::move(result));
 }
 

@@ -5,43 +5,44 @@
 
 #include <cmath>
 
+#include "core/file_system.h"
+#include "module/bindings.h"
 #include "plugin/job/config_values.h"
 #include "plugin/job/job_process.h"
 
 namespace driftless::python {
 namespace {
 
+double seconds_of(std::chrono::milliseconds duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 JobRole parse_role(const std::string& text) {
   for (const JobRole role : {JobRole::kTrainer, JobRole::kRollout, JobRole::kBystander}) {
     if (text == to_string(role)) return role;
   }
-  throw StatusError(error(StatusCode::kInvalidArgument, "role '", text,
-                          "': expected trainer, rollout or bystander"));
+  fail(StatusCode::kInvalidArgument, "role '", text, "': expected trainer, rollout or bystander");
 }
 
 }  // namespace
 
 InUse::Turn::Turn(std::atomic_flag& flag, std::string_view what) : flag_(flag) {
   if (flag_.test_and_set()) {
-    throw StatusError(error(StatusCode::kBusy, what,
-                            " is in use by another thread or by the call that this one is made "
-                            "from: one call at a time"));
+    fail(StatusCode::kBusy, what,
+         " is in use by another thread or by the call that this one is made "
+         "from: one call at a time");
   }
 }
 
 Job::Job(Config config, JobRole role, bool launched)
     : config_(std::move(config)), role_(role), launched_(launched) {
-  process_ = take([&] {
-    const py::gil_scoped_release released;
-    return join_job(road_table(), config_, role_, launched_);
-  }());
+  process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launched_); }));
 }
 
 Job::~Job() { leave(); }
 
 const std::shared_ptr<JobProcess>& Job::shared_process() {
-  if (process_ == nullptr)
-    throw StatusError(error(StatusCode::kInvalidArgument, "the job is closed"));
+  if (process_ == nullptr) fail(StatusCode::kInvalidArgument, "the job is closed");
   return process_;
 }
 
@@ -56,13 +57,11 @@ void Job::close(std::chrono::milliseconds wait) {
   if (process_ == nullptr) return;
   const InUse::Turn turn = in_use_.take("the job");
   drop_members();
-  Status closed;
-  {
-    const py::gil_scoped_release released;
-    closed = process_->close(Deadline::after(wait));
+  check(without_gil([&] {
+    Status closed = process_->close(Deadline::after(wait));
     process_.reset();
-  }
-  check(std::move(closed));
+    return closed;
+  }));
 }
 
 void Job::leave() {
@@ -73,72 +72,106 @@ void Job::leave() {
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what) {
-  const double longest = std::chrono::duration<double>(kMaxDuration).count();
+  const double longest = seconds_of(kMaxDuration);
   if (!(seconds >= 0) || seconds > longest) {
-    throw StatusError(error(StatusCode::kInvalidArgument, what, " is ", seconds,
-                            " seconds: expected 0 to ", longest));
+    fail(StatusCode::kInvalidArgument, what, " is ", seconds, " seconds: expected 0 to ", longest);
   }
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
-std::chrono::milliseconds milliseconds_or(const py::object& seconds,
-                                          std::chrono::milliseconds otherwise,
-                                          std::string_view what) {
-  return seconds.is_none() ? otherwise : milliseconds_of(seconds.cast<double>(), what);
+std::chrono::milliseconds Job::wait_or(std::optional<double> timeout_s) const {
+  return timeout_s ? milliseconds_of(*timeout_s, "timeout_s") : config_.connect_deadline;
 }
 
+namespace {
+
+void bind_config(py::module_& module) {
+  const auto overrides = py::arg("overrides") = std::vector<std::string>();
+  py::class_<Config, std::shared_ptr<Config>>(
+      module, "Config", "The configuration of a job; docs/operate/configuration.md has its keys.")
+      .def_static(
+          "load",
+          [](const py::object& path, const std::vector<std::string>& settings) {
+            return take(load_config(posix_file_system(), path_of(path), settings));
+          },
+          py::arg("path"), overrides)
+      .def_static(
+          "parse",
+          [](const std::string& text, const std::vector<std::string>& settings) {
+            return take(parse_config(text, "configuration", settings));
+          },
+          py::arg("text"), overrides)
+      .def_property_readonly("buffer_bytes",
+                             [](const Config& config) { return config.publisher.buffer_bytes; })
+      .def_property_readonly("chunk_bytes",
+                             [](const Config& config) { return config.receiver.chunk_bytes; })
+      .def_property_readonly(
+          "publish_s", [](const Config& config) { return seconds_of(config.publisher.deadline); })
+      .def_property_readonly(
+          "connect_s", [](const Config& config) { return seconds_of(config.connect_deadline); })
+      .def("settings", [](const Config& config) {
+        py::dict settings;
+        for (const auto& [key, value] : effective_settings(config)) settings[py::str(key)] = value;
+        return settings;
+      });
+  py::class_<Backend> backend(module, "Backend");
+  def_fields(backend, "name", &Backend::name, "help", &Backend::help, "built", &Backend::built,
+             "why_not", &Backend::why_not);
+  backend.def("__repr__", [](const Backend& one) {
+    return concat("Backend(", one.name, ", ",
+                  one.built ? std::string("built") : "not built: " + one.why_not, ")");
+  });
+  module.def("backends", [] { return backends(); });
+}
+
+}  // namespace
+
 void bind_job(py::module_& module) {
-  module.def("launched_by_mpi", &launched_by_mpi);
-  py::class_<Job, std::shared_ptr<Job>>(module, "Job")
-      .def(
-          py::init([](const Config& config, const std::string& role, std::optional<bool> launched) {
+  bind_config(module);
+  module.def("launched_by_mpi", &launched_by_mpi,
+             "Whether an MPI launcher started this process, and torchrun did not.");
+  py::class_<Job, std::shared_ptr<Job>> job(
+      module, "Job",
+      "This process among the others of a job. Used by the thread that made it. `role`: trainer, "
+      "rollout or bystander.");
+  job.def(py::init([](const Config& config, const std::string& role, std::optional<bool> launched) {
             return std::make_shared<Job>(config, parse_role(role),
                                          launched.value_or(launched_by_mpi()));
           }),
-          py::arg("config"), py::arg("role"), py::arg("launched") = py::none())
-      .def_property_readonly("role",
-                             [](const Job& job) { return std::string(to_string(job.role())); })
-      .def_property_readonly("launched", &Job::launched)
-      .def_property_readonly("rank", [](Job& job) { return job.process().rank(); })
-      .def_property_readonly("trainers", [](Job& job) { return job.process().trainers(); })
-      .def_property_readonly("rollouts", [](Job& job) { return job.process().rollouts(); })
-      .def_property_readonly("together", [](Job& job) { return job.process().together(); })
-      .def_property_readonly("closed", &Job::closed)
+          py::arg("config"), py::arg("role"), py::arg("launched") = py::none());
+  job.def_property_readonly("role",
+                            [](const Job& self) { return std::string(to_string(self.role())); });
+  def_fields(job, "launched", &Job::launched, "closed", &Job::closed);
+  job.def_property_readonly("rank", [](Job& self) { return self.process().rank(); })
+      .def_property_readonly("trainers", [](Job& self) { return self.process().trainers(); })
+      .def_property_readonly("rollouts", [](Job& self) { return self.process().rollouts(); })
+      .def_property_readonly("together", [](Job& self) { return self.process().together(); })
       .def(
           "tell_end",
-          [](Job& job, const std::string& text, const py::object& timeout_s) {
-            const auto wait =
-                milliseconds_or(timeout_s, job.config().connect_deadline, "timeout_s");
-            JobProcess& process = job.process();
-            const InUse::Turn turn = job.in_use().take("the job");
-            const py::gil_scoped_release released;
-            check(process.tell_end(text, Deadline::after(wait)));
+          [](Job& self, const std::string& text, std::optional<double> timeout_s) {
+            const auto wait = self.wait_or(timeout_s);
+            self.call(
+                [&](JobProcess& process) { return process.tell_end(text, Deadline::after(wait)); });
           },
           py::arg("text"), py::arg("timeout_s") = py::none())
-      .def("hear_end",
-           [](Job& job) {
-             JobProcess& process = job.process();
-             const InUse::Turn turn = job.in_use().take("the job");
-             const py::gil_scoped_release released;
-             return take(process.hear_end());
-           })
+      .def("hear_end", [](Job& self) { return self.call(&JobProcess::hear_end); })
       .def(
           "close",
-          [](Job& job, const py::object& timeout_s) {
-            job.close(milliseconds_or(timeout_s, job.config().connect_deadline, "timeout_s"));
-          },
-          py::arg("timeout_s") = py::none())
-      .def("leave", &Job::leave)
+          [](Job& self, std::optional<double> timeout_s) { self.close(self.wait_or(timeout_s)); },
+          py::arg("timeout_s") = py::none(),
+          "Collective: the orderly end. Closes the job's publishers and receivers first.")
+      .def("leave", &Job::leave, "Without waiting for anybody: after a failure.")
       .def(
-          "abandon", [](Job& job, int exit_code) { job.process().abandon(exit_code); },
-          py::arg("exit_code") = 1)
+          "abandon", [](Job& self, int exit_code) { self.process().abandon(exit_code); },
+          py::arg("exit_code") = 1,
+          "Ends this process and the job that it is part of. Does not return.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Job& job, const py::object& type, const py::object&, const py::object&) {
+      .def("__exit__", [](Job& self, const py::object& type, const py::object&, const py::object&) {
         // The others may be waiting in something else: no meeting after a failure.
         if (type.is_none()) {
-          job.close(job.config().connect_deadline);
+          self.close(self.wait_or({}));
         } else {
-          job.leave();
+          self.leave();
         }
       });
 }

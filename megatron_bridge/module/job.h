@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -66,6 +67,15 @@ class Job {
   void leave();
   [[nodiscard]] bool closed() const { return process_ == nullptr; }
   [[nodiscard]] InUse& in_use() { return in_use_; }
+  // A call of the process, without the GIL.
+  template <typename Work>
+  auto call(Work&& work) {
+    JobProcess& made = process();
+    const InUse::Turn turn = in_use_.take("the job");
+    return take(without_gil([&] { return std::invoke(work, made); }));
+  }
+  // As long as Python says, or as the configuration has it.
+  [[nodiscard]] std::chrono::milliseconds wait_or(std::optional<double> timeout_s) const;
 
  private:
   void drop_members();
@@ -81,11 +91,58 @@ class Job {
 // Seconds of Python as milliseconds; kInvalidArgument for what is negative, not a number or longer
 // than a year.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what);
-[[nodiscard]] std::chrono::milliseconds milliseconds_or(const py::object& seconds,
-                                                        std::chrono::milliseconds otherwise,
-                                                        std::string_view what);
 
-void bind_config(py::module_& module);
-void bind_job(py::module_& module);
+// A session of the library on a job, which Python holds.
+template <typename Session>
+class HeldSession : public JobMember {
+ public:
+  HeldSession(const HeldSession&) = delete;
+  HeldSession& operator=(const HeldSession&) = delete;
+
+  [[nodiscard]] Session& session() {
+    if (session_ == nullptr) fail(StatusCode::kInvalidArgument, "the ", name_, " is closed");
+    return *session_;
+  }
+  // A call of the session, without the GIL; what Python raises meanwhile is raised again.
+  template <typename Work>
+  auto call(Work&& work) {
+    Session& made = session();
+    const InUse::Turn turn = take_turn();
+    return native_call([&] { return std::invoke(work, made); });
+  }
+  void drop() override {
+    const InUse::Turn turn = take_turn();
+    drop_now();
+  }
+
+ protected:
+  HeldSession(std::shared_ptr<Job> job, JobRole role, std::string_view name)
+      : job_(std::move(job)), name_(name) {
+    if (job_->role() == role) return;
+    fail(StatusCode::kInvalidArgument, "a ", name, " needs a job of role ", to_string(role),
+         ", this one is ", to_string(job_->role()));
+  }
+  ~HeldSession() override { drop_now(); }
+
+  // With the GIL, after every call: what Python may ask while another thread is at work.
+  virtual void refresh() = 0;
+  [[nodiscard]] InUse::Turn take_turn() { return in_use_.take(concat("the ", name_)); }
+  template <typename Work>
+  auto native_call(Work&& work) {
+    return python::native_call(failure_, work, [&] { refresh(); });
+  }
+  void drop_now() {
+    const py::gil_scoped_release released;
+    session_.reset();
+  }
+
+  std::shared_ptr<Job> job_;
+  PythonFailure failure_;
+  std::unique_ptr<Session> session_;
+
+ private:
+  std::string_view name_;
+  InUse in_use_;
+};
 
 }  // namespace driftless::python

@@ -8,7 +8,6 @@
 #include <limits>
 #include <vector>
 
-#include "core/parallel.h"
 #include "kernels/host_kernels.h"
 #include "kernels/tensor_ops.h"
 #include "module/bindings.h"
@@ -28,8 +27,6 @@ TensorRef host_tensor(const py::object& object, std::string_view name) {
 }
 
 bool on_device(const TensorRef& ref) { return ref.device == DeviceKind::kCuda; }
-
-unsigned threads_or_default(unsigned threads) { return threads == 0 ? default_threads() : threads; }
 
 struct Found {
   std::vector<std::uint64_t> positions;
@@ -66,15 +63,11 @@ py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsig
   const TensorRef after = host_tensor(new_tensor, "new");
   check_alike(before, after, "new");
   const TensorPair pair{0, unit_bytes(before.dtype), units_of(before), before.data, after.data};
-  Result<Found> found = [&] {
-    const py::gil_scoped_release released;
-    return find_changes(pair, threads_or_default(threads));
-  }();
-  const Found changes = take(std::move(found));
+  const Found changes =
+      take(without_gil([&] { return find_changes(pair, threads_or_default(threads)); }));
   const std::uint64_t count = changes.positions.size();
   TensorRef positions = own_tensor(DType::kI64, {count});
-  const DType dtype = info(after.dtype).bits < 8 ? DType::kU8 : after.dtype;
-  TensorRef values = own_tensor(dtype, {count});
+  TensorRef values = own_tensor(unit_type(after.dtype), {count});
   if (count > 0) {
     std::memcpy(positions.data, changes.positions.data(), positions.size_bytes);
     std::memcpy(values.data, changes.values.data(), values.size_bytes);
@@ -86,11 +79,11 @@ py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsig
 std::span<const std::int64_t> positions_in(const TensorRef& positions, const TensorRef& tensor,
                                            bool ascending) {
   if (positions.dtype != DType::kI64 && positions.dtype != DType::kU64) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "positions have dtype ",
-                            info(positions.dtype).name, ", expected I64"));
+    fail(StatusCode::kInvalidArgument, "positions have dtype ", info(positions.dtype).name,
+         ", expected I64");
   }
   if (reinterpret_cast<std::uintptr_t>(positions.data) % alignof(std::int64_t) != 0) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "positions are not aligned: copy them"));
+    fail(StatusCode::kInvalidArgument, "positions are not aligned: copy them");
   }
   const std::span<const std::int64_t> all(reinterpret_cast<const std::int64_t*>(positions.data),
                                           units_of(positions));
@@ -98,9 +91,9 @@ std::span<const std::int64_t> positions_in(const TensorRef& positions, const Ten
   for (std::size_t i = 0; i < all.size(); ++i) {
     const bool wrong_order = ascending && i > 0 && all[i] <= all[i - 1];
     if (all[i] >= 0 && all[i] < units && !wrong_order) continue;
-    throw StatusError(error(StatusCode::kInvalidArgument, "positions[", i, "] is ", all[i],
-                            wrong_order ? ": expected ascending positions" : ": expected below ",
-                            wrong_order ? "" : std::to_string(units)));
+    fail(StatusCode::kInvalidArgument, "positions[", i, "] is ", all[i],
+         wrong_order ? ": expected ascending positions" : ": expected below ",
+         wrong_order ? "" : std::to_string(units));
   }
   return all;
 }
@@ -131,8 +124,7 @@ TensorRef gather(const py::object& tensor, const py::object& positions,
   check(check_on_host(from, "tensor"));
   const TensorRef where = host_tensor(positions, "positions");
   const unsigned unit = unit_bytes(from.dtype);
-  const DType dtype = info(from.dtype).bits < 8 ? DType::kU8 : from.dtype;
-  TensorRef values = own_tensor(dtype, {units_of(where)});
+  TensorRef values = own_tensor(unit_type(from.dtype), {units_of(where)});
   const py::gil_scoped_release released;
   const std::span<const std::int64_t> all = positions_in(where, from, false);
   by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
@@ -153,11 +145,7 @@ void scatter(const py::object& tensor, const py::object& positions, const py::ob
   const unsigned unit = unit_bytes(to.dtype);
   const py::gil_scoped_release released;
   const std::span<const std::int64_t> all = positions_in(where, to, true);
-  if (unit_bytes(what.dtype) != unit || units_of(what) != all.size()) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "values: ", units_of(what), " of ",
-                            info(what.dtype).name, ", expected ", all.size(), " of ",
-                            info(to.dtype).name));
-  }
+  check_values(what, to, all.size());
   by_stretches(all, [&](std::uint64_t base, std::size_t begin, const auto& offsets) {
     host_kernels().scatter(to.data + base * unit, unit, offsets.data(), offsets.size(),
                            what.data + begin * unit);
@@ -203,13 +191,16 @@ std::string digest_all(const py::iterable& tensors, unsigned threads, const Stre
 // driftless/kernels.py gives them their names there.
 void bind_kernels(py::module_& module) {
   const auto stream = py::arg("stream") = py::none();
-  module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0, stream);
-  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0, stream);
+  module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0, stream,
+             "The digest of weights, (name, tensor) pairs, as publishers and receivers have it.");
+  module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0, stream,
+             "(positions as I64, new values) of the units whose bits differ.");
   module.def("gather", &gather, py::arg("tensor"), py::arg("positions"), stream);
   module.def("scatter", &scatter, py::arg("tensor"), py::arg("positions"), py::arg("values"),
-             stream);
+             stream, "Writes the values; positions ascend.");
   module.def("masked_overwrite", &masked_overwrite, py::arg("target"), py::arg("source"),
-             py::arg("sentinel"), stream);
+             py::arg("sentinel"), stream,
+             "Writes source wherever its bits are not the sentinel; how many units were written.");
   module.def(
       "digest_tensor",
       [](const std::string& name, const py::object& tensor, unsigned threads,

@@ -6,11 +6,6 @@
 #include <pybind11/pybind11.h>
 
 #include "module/bindings.h"
-#include "module/errors.h"
-#include "module/job.h"
-#include "module/layout.h"
-#include "module/source.h"
-#include "module/tensor_ref.h"
 
 PYBIND11_MODULE(_native, module) {
   using namespace driftless::python;  // NOLINT(google-build-using-namespace)
@@ -18,15 +13,12 @@ PYBIND11_MODULE(_native, module) {
   bind_errors(module);
   bind_tensor_ref(module);
   bind_layout(module);
-  bind_config(module);
   bind_job(module);
   bind_source(module);
   bind_publisher(module);
   bind_targets(module);
-  bind_module_target(module);
-  bind_masked(module);
+  bind_engines(module);
   bind_receiver(module);
   bind_kernels(module);
-  bind_http(module);
   bind_engine_driver(module);
 }

@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "module/bindings.h"
-#include "module/group.h"
 #include "module/job.h"
 #include "module/source.h"
 #include "plugin/job/devices.h"
@@ -15,74 +14,36 @@
 namespace driftless::python {
 namespace {
 
-class HeldPublisher final : public JobMember {
+class HeldPublisher final : public HeldSession<PublisherSession> {
  public:
   HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group)
-      : job_(std::move(job)) {
-    if (job_->role() != JobRole::kTrainer) {
-      throw StatusError(error(StatusCode::kInvalidArgument,
-                              "a publisher needs a job of role "
-                              "trainer, this one is ",
-                              to_string(job_->role())));
-    }
+      : HeldSession(std::move(job), JobRole::kTrainer, "publisher") {
     std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
-    const std::unique_ptr<WeightSource> source = make_source(base, failure_);
+    const std::shared_ptr<WeightSource> source = make_source(base, failure_);
     JobProcess& process = job_->process();
     const InUse::Turn turn = job_->in_use().take("the job");
-    session_ = native_call(failure_, [&] { return open(*source, process, std::move(own)); });
+    session_ = python::native_call(
+        failure_, [&] { return open(*source, process, std::move(own)); }, [] {});
     refresh();
   }
   HeldPublisher(const HeldPublisher&) = delete;
   HeldPublisher& operator=(const HeldPublisher&) = delete;
   ~HeldPublisher() override { drop_now(); }
 
-  void drop() override {
-    const InUse::Turn turn = in_use_.take("the publisher");
-    drop_now();
-  }
-
-  [[nodiscard]] PublisherSession& session() {
-    if (!session_) {
-      throw StatusError(error(StatusCode::kInvalidArgument, "the publisher is closed"));
-    }
-    return *session_;
-  }
   // The last version that was committed, as of the last call: another thread may be at work.
   [[nodiscard]] const EndOfRun& newest() {
     static_cast<void>(session());
     return newest_;
   }
-  [[nodiscard]] unsigned rank() { return session().rank(); }
-
-  // Runs `work` without the GIL; what Python raised meanwhile is raised again.
-  template <typename Work>
-  auto call(Work&& work) {
-    PublisherSession& made = session();
-    const InUse::Turn turn = in_use_.take("the publisher");
-    return native_call(failure_, [&] { return work(made); });
-  }
-  void do_call(const std::function<Status(PublisherSession&)>& work) {
-    call([&](PublisherSession& made) -> Result<bool> {
-      DRIFTLESS_RETURN_IF_ERROR(work(made));
-      return true;
-    });
-  }
+  [[nodiscard]] Publisher& publisher() { return session().publisher(); }
 
   [[nodiscard]] PublishReport publish(const py::object& object) {
     PublisherSession& made = session();
-    const InUse::Turn turn = in_use_.take("the publisher");
-    failure_.forget();
-    const std::unique_ptr<WeightSource> source = make_source(object, failure_);
-    Result<PublishReport> report = [&] {
-      const py::gil_scoped_release released;
-      return made.publish(*source);
-    }();
-    refresh();
-    if (!report.ok()) failure_.rethrow();
-    return python::take(std::move(report));
+    const InUse::Turn turn = take_turn();
+    const std::shared_ptr<WeightSource> source = make_source(object, failure_);
+    return native_call([&] { return made.publish(*source); });
   }
 
-  // What went wrong, in words; nothing on ranks but the first.
   [[nodiscard]] std::vector<std::string> tell_engines() {
     return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
       std::vector<std::string> texts;
@@ -94,7 +55,6 @@ class HeldPublisher final : public JobMember {
     });
   }
 
-  // Of every engine, what it took; empty on ranks but the first.
   [[nodiscard]] std::vector<EngineTally> engines() {
     const NotifiedEngines* const told = session().engines();
     return told == nullptr ? std::vector<EngineTally>() : told->tallies();
@@ -106,11 +66,11 @@ class HeldPublisher final : public JobMember {
     const bool plain =
         config.road == kSharedFs && config.publisher.layout != DirectoryLayout::kHdf5;
     if (job_->launched() || !plain) {
-      throw StatusError(error(StatusCode::kInvalidArgument,
-                              "group= is for jobs that no MPI launcher started, on shared_fs "
-                              "without hdf5: this one is ",
-                              config.road, job_->launched() ? " under MPI" : "",
-                              "; pass launched=False to Job, or no group"));
+      fail(StatusCode::kInvalidArgument,
+           "group= is for jobs that no MPI launcher started, on shared_fs "
+           "without hdf5: this one is ",
+           config.road, job_->launched() ? " under MPI" : "",
+           "; pass launched=False to Job, or no group");
     }
     return make_group(group, failure_);
   }
@@ -123,60 +83,47 @@ class HeldPublisher final : public JobMember {
     return PublisherSession::open(config, process, source, std::move(group));
   }
 
-  void drop_now() {
-    const py::gil_scoped_release released;
-    session_.reset();
-  }
+  void refresh() override { newest_ = session_->newest(); }
 
-  void refresh() { newest_ = session_->newest(); }
-
-  std::shared_ptr<Job> job_;
-  InUse in_use_;
-  PythonFailure failure_;
   EndOfRun newest_;
-  std::unique_ptr<PublisherSession> session_;
 };
 
-void bind_publish_report(py::module_& module) {
-  py::class_<PublishReport>(module, "PublishReport")
-      .def_readonly("version", &PublishReport::version)
-      .def_readonly("base_version", &PublishReport::base_version)
-      .def_property_readonly(
-          "encoding",
-          [](const PublishReport& report) { return std::string(info(report.encoding).name); })
-      .def_property_readonly("digest",
-                             [](const PublishReport& report) { return to_hex(report.digest); })
-      .def_readonly("changed_units", &PublishReport::changed_units)
-      .def_readonly("total_units", &PublishReport::total_units)
-      .def_readonly("full_bytes", &PublishReport::full_bytes)
-      .def_readonly("delta_bytes", &PublishReport::delta_bytes)
-      .def_readonly("wire_bytes", &PublishReport::wire_bytes)
-      .def_readonly("anchor", &PublishReport::anchor)
-      .def_readonly("notes", &PublishReport::notes)
-      .def_readonly("process_ms", &PublishReport::process_ms)
-      .def_readonly("manifest_publish_ms", &PublishReport::manifest_publish_ms)
-      .def_readonly("total_ms", &PublishReport::total_ms)
-      .def("__repr__", [](const PublishReport& report) {
-        return concat("PublishReport(version=", report.version, ", encoding='",
-                      info(report.encoding).name, "', changed_units=", report.changed_units,
-                      ", wire_bytes=", report.wire_bytes, ")");
-      });
-  py::class_<ReceiverReport>(module, "ReceiverReport")
-      .def_readonly("id", &ReceiverReport::id)
-      .def_readonly("version", &ReceiverReport::version)
-      .def_readonly("proof", &ReceiverReport::proof);
-  py::class_<EngineTally>(module, "EngineTally")
-      .def_readonly("url", &EngineTally::url)
-      .def_readonly("versions", &EngineTally::versions)
-      .def_readonly("failures", &EngineTally::failures)
-      .def_readonly("error", &EngineTally::error);
+void bind_publish_reports(py::module_& module) {
+  using Report = PublishReport;
+  py::class_<Report> report(module, "PublishReport");
+  def_fields(report, "version", &Report::version, "base_version", &Report::base_version, "encoding",
+             &Report::encoding, "digest", &Report::digest, "changed_units", &Report::changed_units,
+             "total_units", &Report::total_units, "full_bytes", &Report::full_bytes, "delta_bytes",
+             &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "anchor", &Report::anchor,
+             "notes", &Report::notes, "process_ms", &Report::process_ms, "manifest_publish_ms",
+             &Report::manifest_publish_ms, "total_ms", &Report::total_ms);
+  report.def("__repr__", [](const Report& self) {
+    return concat("PublishReport(version=", self.version, ", encoding='", info(self.encoding).name,
+                  "', changed_units=", self.changed_units, ", wire_bytes=", self.wire_bytes, ")");
+  });
+  py::class_<ReceiverReport> receiver(module, "ReceiverReport");
+  def_fields(receiver, "id", &ReceiverReport::id, "version", &ReceiverReport::version, "proof",
+             &ReceiverReport::proof);
+  py::class_<EngineTally> engine(
+      module, "EngineTally",
+      "An engine that the leading trainer tells about every version: of how many it was told, how "
+      "many it failed to take, and the error of the last failure.");
+  def_fields(engine, "url", &EngineTally::url, "versions", &EngineTally::versions, "failures",
+             &EngineTally::failures, "error", &EngineTally::error);
 }
 
 }  // namespace
 
 void bind_publisher(py::module_& module) {
-  bind_publish_report(module);
-  py::class_<HeldPublisher, std::shared_ptr<HeldPublisher>>(module, "Publisher")
+  bind_publish_reports(module);
+  py::class_<HeldPublisher, std::shared_ptr<HeldPublisher>>(
+      module, "Publisher",
+      "The trainer's side. Collective: every publisher rank makes the same calls. Sources are "
+      "CheckpointSource, or have tensors(), the same TensorSpecs on every call, and visit(), which "
+      "gives every tensor once, in batches of (number in tensors(), tensor), and is called again "
+      "if a version turns out to be dense. `group`, for a job without MPI, has rank, size, "
+      "gather(bytes, timeout_s), which on rank 0 returns the messages of all ranks, "
+      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number).")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
                        const py::object& group) {
              auto made = std::make_shared<HeldPublisher>(job, base, group);
@@ -187,46 +134,47 @@ void bind_publisher(py::module_& module) {
       .def("publish", &HeldPublisher::publish, py::arg("source"))
       .def("request_anchor",
            [](HeldPublisher& held) {
-             held.do_call([](PublisherSession& session) -> Status {
+             held.call([](PublisherSession& session) {
                session.publisher().request_anchor();
-               return {};
+               return Status();
              });
            })
       .def("publish_anchor",
            [](HeldPublisher& held) {
-             held.do_call(
+             held.call(
                  [](PublisherSession& session) { return session.publisher().publish_anchor(); });
            })
-      .def("declare_end",
-           [](HeldPublisher& held) {
-             held.do_call([](PublisherSession& session) {
-               return session.leads() ? session.declare_end() : Status();
-             });
-           })
-      .def("receivers",
-           [](HeldPublisher& held) {
-             return held.call([](PublisherSession& session) { return session.listen(); });
-           })
+      .def(
+          "declare_end",
+          [](HeldPublisher& held) {
+            held.call([](PublisherSession& session) {
+              return session.leads() ? session.declare_end() : Status();
+            });
+          },
+          "Tells the rollouts that no further version comes. Nothing on ranks but the first.")
+      .def("receivers", [](HeldPublisher& held) { return held.call(&PublisherSession::listen); })
       .def("progress",
            [](HeldPublisher& held) {
-             held.do_call([](PublisherSession& session) -> Status {
+             held.call([](PublisherSession& session) {
                session.road().progress();
-               return {};
+               return Status();
              });
            })
-      .def("tell_engines", &HeldPublisher::tell_engines)
-      .def_property_readonly("engines", &HeldPublisher::engines)
-      .def_property_readonly("rank", &HeldPublisher::rank)
-      .def_property_readonly(
-          "layout", [](HeldPublisher& held) { return held.session().publisher().layout(); })
+      .def("tell_engines", &HeldPublisher::tell_engines,
+           "Tells the `engines` of the configuration about the last version, waits for them, and "
+           "cleans up behind them. Returns what went wrong. Nothing on ranks but the first.")
+      .def_property_readonly("engines", &HeldPublisher::engines,
+                             "What each of them took. Empty on ranks but the first.")
+      .def_property_readonly("rank", [](HeldPublisher& held) { return held.session().rank(); })
+      .def_property_readonly("layout",
+                             [](HeldPublisher& held) { return held.publisher().layout(); })
       .def_property_readonly("version", [](HeldPublisher& held) { return held.newest().version; })
       .def_property_readonly("run", [](HeldPublisher& held) { return to_hex(held.newest().run); })
       .def_property_readonly("digest",
                              [](HeldPublisher& held) { return to_hex(held.newest().digest); })
-      .def_property_readonly(
-          "resumed", [](HeldPublisher& held) { return held.session().publisher().resumed(); })
-      .def_property_readonly("notes",
-                             [](HeldPublisher& held) { return held.session().publisher().notes(); })
+      .def_property_readonly("resumed",
+                             [](HeldPublisher& held) { return held.publisher().resumed(); })
+      .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })
       .def("close", &HeldPublisher::drop)
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](HeldPublisher& held, const py::object&, const py::object&,

@@ -18,18 +18,12 @@ using std::chrono::milliseconds;
 // How long a wait goes on before Python may look at its signals.
 constexpr milliseconds kSlice{100};
 
-class HeldReceiver final : public JobMember {
+class HeldReceiver final : public HeldSession<ReceiverSession> {
  public:
   HeldReceiver(std::shared_ptr<Job> job, std::shared_ptr<HeldTarget> target,
                const std::optional<std::string>& id, const py::object& pause,
                const py::object& resume, const py::object& before_read, milliseconds wait)
-      : job_(std::move(job)), target_(std::move(target)) {
-    if (job_->role() != JobRole::kRollout) {
-      throw StatusError(error(StatusCode::kInvalidArgument,
-                              "a receiver needs a job of role "
-                              "rollout, this one is ",
-                              to_string(job_->role())));
-    }
+      : HeldSession(std::move(job), JobRole::kRollout, "receiver"), target_(std::move(target)) {
     SessionOptions options;
     options.id = id;
     options.pause = callback(pause, "pause");
@@ -42,7 +36,7 @@ class HeldReceiver final : public JobMember {
     use_ = target_->in_use().hold("the target");
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
-      session_.emplace(job_->config(), process, std::move(options));
+      session_ = std::make_unique<ReceiverSession>(job_->config(), process, std::move(options));
       open(wait);
     } catch (...) {
       drop_now();
@@ -54,61 +48,26 @@ class HeldReceiver final : public JobMember {
   ~HeldReceiver() override { drop_now(); }
 
   void drop() override {
-    const InUse::Turn turn = in_use_.take("the receiver");
-    drop_now();
-  }
-  [[nodiscard]] ReceiverSession& session() {
-    if (!session_) {
-      throw StatusError(error(StatusCode::kInvalidArgument, "the receiver is closed"));
-    }
-    return *session_;
+    HeldSession::drop();
+    use_.reset();
   }
   [[nodiscard]] const std::string& id() const { return id_; }
 
   [[nodiscard]] bool stage(milliseconds wait) {
     ReceiverSession& made = session();
-    const InUse::Turn turn = in_use_.take("the receiver");
+    const InUse::Turn turn = take_turn();
     const Deadline deadline = Deadline::after(wait);
     for (;;) {
-      const bool staged =
-          native_call(failure_, [&] { return made.stage(deadline.sooner(kSlice)); });
-      target_->refresh();  // an interrupted commit may have been ended
+      const bool staged = native_call([&] { return made.stage(deadline.sooner(kSlice)); });
       if (staged || deadline.expired()) return staged;
       look_at_signals();
     }
   }
 
-  [[nodiscard]] UpdateReport commit() {
-    ReceiverSession& made = session();
-    const InUse::Turn turn = in_use_.take("the receiver");
-    const Refresh after(*target_);
-    return native_call(failure_, [&] { return made.commit(); });
-  }
-
-  void simple(Status (ReceiverSession::*call)()) {
-    ReceiverSession& made = session();
-    const InUse::Turn turn = in_use_.take("the receiver");
-    const Refresh after(*target_);
-    failure_.forget();
-    Status done;
-    {
-      const py::gil_scoped_release released;
-      done = (made.*call)();
-    }
-    if (!done.ok()) failure_.rethrow();
-    check(std::move(done));
-  }
-
-  [[nodiscard]] std::optional<EndOfRun> end() {
-    ReceiverSession& made = session();
-    const InUse::Turn turn = in_use_.take("the receiver");
-    return native_call(failure_, [&] { return made.listen_for_end(); });
-  }
-
   [[nodiscard]] std::optional<std::uint64_t> staged_version() {
-    ReceiverSession& made = session();
-    const InUse::Turn turn = in_use_.take("the receiver");
-    return made.staged_version();
+    return call([](ReceiverSession& made) -> Result<std::optional<std::uint64_t>> {
+      return made.staged_version();
+    });
   }
 
   // As of the last call.
@@ -118,14 +77,7 @@ class HeldReceiver final : public JobMember {
   }
 
  private:
-  // However the call ends.
-  struct Refresh {
-    explicit Refresh(HeldTarget& held) : target(held) {}
-    Refresh(const Refresh&) = delete;
-    Refresh& operator=(const Refresh&) = delete;
-    ~Refresh() { target.refresh(); }
-    HeldTarget& target;
-  };
+  void refresh() override { target_->refresh(); }
 
   static void look_at_signals() {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -177,75 +129,49 @@ class HeldReceiver final : public JobMember {
       break;
     }
     id_ = session_->id();
-    target_->refresh();
+    refresh();
   }
 
-  template <typename Work>
-  static Status without_gil(Work&& work) {
-    const py::gil_scoped_release released;
-    return work();
-  }
-
-  void drop_now() {
-    {
-      const py::gil_scoped_release released;
-      session_.reset();
-    }
-    use_.reset();
-  }
-
-  std::shared_ptr<Job> job_;
   std::shared_ptr<HeldTarget> target_;
-  InUse in_use_;
   std::unique_ptr<InUse::Turn> use_;  // of the target, as long as the receiver is open
-  PythonFailure failure_;
   std::vector<py::object> callbacks_;
   std::string id_;
-  std::optional<ReceiverSession> session_;
 };
 
-void bind_update_report(py::module_& module) {
-  py::class_<UpdateReport>(module, "UpdateReport")
-      .def_readonly("from_version", &UpdateReport::from_version)
-      .def_readonly("version", &UpdateReport::version)
-      .def_readonly("versions", &UpdateReport::versions)
-      .def_readonly("anchor", &UpdateReport::anchor)
-      .def_property_readonly("digest",
-                             [](const UpdateReport& report) { return to_hex(report.digest); })
-      .def_readonly("changed_units", &UpdateReport::changed_units)
-      .def_readonly("full_bytes", &UpdateReport::full_bytes)
-      .def_readonly("delta_bytes", &UpdateReport::delta_bytes)
-      .def_readonly("wire_bytes", &UpdateReport::wire_bytes)
-      .def_readonly("fetch_ms", &UpdateReport::fetch_ms)
-      .def_readonly("stage_ms", &UpdateReport::stage_ms)
-      .def_readonly("pause_ms", &UpdateReport::pause_ms)
-      .def_readonly("apply_ms", &UpdateReport::apply_ms)
-      .def_readonly("resume_ms", &UpdateReport::resume_ms)
-      .def_readonly("notes", &UpdateReport::notes)
-      .def("__repr__", [](const UpdateReport& report) {
-        return concat("UpdateReport(version=", report.version,
-                      ", from_version=", report.from_version,
-                      ", changed_units=", report.changed_units, ")");
-      });
-  py::class_<EndOfRun>(module, "EndOfRun")
-      .def_property_readonly("run", [](const EndOfRun& end) { return to_hex(end.run); })
-      .def_readonly("version", &EndOfRun::version)
-      .def_property_readonly("digest", [](const EndOfRun& end) { return to_hex(end.digest); });
+void bind_update_reports(py::module_& module) {
+  using Report = UpdateReport;
+  py::class_<Report> report(module, "UpdateReport");
+  def_fields(report, "from_version", &Report::from_version, "version", &Report::version, "versions",
+             &Report::versions, "anchor", &Report::anchor, "digest", &Report::digest,
+             "changed_units", &Report::changed_units, "full_bytes", &Report::full_bytes,
+             "delta_bytes", &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "fetch_ms",
+             &Report::fetch_ms, "stage_ms", &Report::stage_ms, "pause_ms", &Report::pause_ms,
+             "apply_ms", &Report::apply_ms, "resume_ms", &Report::resume_ms, "notes",
+             &Report::notes);
+  report.def("__repr__", [](const Report& self) {
+    return concat("UpdateReport(version=", self.version, ", from_version=", self.from_version,
+                  ", changed_units=", self.changed_units, ")");
+  });
+  py::class_<EndOfRun> end(module, "EndOfRun");
+  def_fields(end, "run", &EndOfRun::run, "version", &EndOfRun::version, "digest",
+             &EndOfRun::digest);
 }
 
 }  // namespace
 
 void bind_receiver(py::module_& module) {
-  bind_update_report(module);
-  py::class_<HeldReceiver, std::shared_ptr<HeldReceiver>>(module, "Receiver")
+  bind_update_reports(module);
+  py::class_<HeldReceiver, std::shared_ptr<HeldReceiver>> receiver(
+      module, "Receiver",
+      "The rollout's side: follows a road and keeps a target at its newest version.");
+  def_fields(receiver, "id", &HeldReceiver::id, "state", &HeldReceiver::state);
+  receiver
       .def(py::init([](const std::shared_ptr<Job>& job, const std::shared_ptr<HeldTarget>& target,
                        const std::optional<std::string>& id, const py::object& pause,
-                       const py::object& resume, const py::object& timeout_s,
+                       const py::object& resume, std::optional<double> timeout_s,
                        const py::object& before_read) {
-             const milliseconds wait =
-                 milliseconds_or(timeout_s, job->config().connect_deadline, "timeout_s");
-             auto made =
-                 std::make_shared<HeldReceiver>(job, target, id, pause, resume, before_read, wait);
+             auto made = std::make_shared<HeldReceiver>(job, target, id, pause, resume, before_read,
+                                                        job->wait_or(timeout_s));
              job->enter(made);
              return made;
            }),
@@ -257,16 +183,18 @@ void bind_receiver(py::module_& module) {
           [](HeldReceiver& held, double timeout_s) {
             return held.stage(milliseconds_of(timeout_s, "timeout_s"));
           },
-          py::arg("timeout_s") = 0.0)
-      .def("commit", &HeldReceiver::commit)
-      .def("rollback", [](HeldReceiver& held) { held.simple(&ReceiverSession::rollback); })
-      .def("report", [](HeldReceiver& held) { held.simple(&ReceiverSession::report); })
-      .def("leave", [](HeldReceiver& held) { held.simple(&ReceiverSession::leave); })
-      .def("end", &HeldReceiver::end)
-      .def_property_readonly("id", &HeldReceiver::id)
-      .def_property_readonly("state", &HeldReceiver::state)
+          py::arg("timeout_s") = 0.0,
+          "Waits for something newer and makes it ready; False: nothing came. Ctrl-C ends it.")
+      .def("commit", [](HeldReceiver& held) { return held.call(&ReceiverSession::commit); })
+      .def("rollback", [](HeldReceiver& held) { held.call(&ReceiverSession::rollback); })
+      .def("report", [](HeldReceiver& held) { held.call(&ReceiverSession::report); })
+      .def("leave", [](HeldReceiver& held) { held.call(&ReceiverSession::leave); })
+      .def(
+          "end", [](HeldReceiver& held) { return held.call(&ReceiverSession::listen_for_end); },
+          "The trainer's last word, once it has come.")
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
-      .def_property_readonly("staged_version", &HeldReceiver::staged_version)
+      .def_property_readonly("staged_version", &HeldReceiver::staged_version,
+                             "What commit() would bring; None: nothing is staged.")
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run", [](HeldReceiver& held) { return to_hex(held.session().run()); })
@@ -274,7 +202,7 @@ void bind_receiver(py::module_& module) {
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](HeldReceiver& held, const py::object& type, const py::object&, const py::object&) {
-             if (type.is_none()) held.simple(&ReceiverSession::leave);
+             if (type.is_none()) held.call(&ReceiverSession::leave);
              held.drop();
            });
 }

@@ -4,9 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "core/file_system.h"
+#include "module/bindings.h"
 #include "module/tensor_ref.h"
 
 namespace driftless::python {
@@ -56,19 +58,17 @@ class PythonSource final : public WeightSource {
     for (const py::handle entry : batch) {
       const auto pair = entry.cast<py::tuple>();
       if (pair.size() != 2) {
-        throw StatusError(error(StatusCode::kInvalidArgument,
-                                "visit() yields lists of (index, tensor), found a tuple of ",
-                                pair.size()));
+        fail(StatusCode::kInvalidArgument,
+             "visit() yields lists of (index, tensor), found a tuple of ", pair.size());
       }
       const auto index = pair[0].cast<std::size_t>();
       if (index >= tensors_.size()) {
-        throw StatusError(error(StatusCode::kInvalidArgument, "visit() offers tensor number ",
-                                index, " of ", tensors_.size()));
+        fail(StatusCode::kInvalidArgument, "visit() offers tensor number ", index, " of ",
+             tensors_.size());
       }
       const TensorSpec& spec = tensors_[index];
       if (seen[index]) {
-        throw StatusError(
-            error(StatusCode::kInvalidArgument, "visit() offers tensor '", spec.name, "' twice"));
+        fail(StatusCode::kInvalidArgument, "visit() offers tensor '", spec.name, "' twice");
       }
       seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
@@ -103,42 +103,130 @@ class PythonSource final : public WeightSource {
 };
 
 // A checkpoint and the source over it, as one object that Python holds.
-class HeldCheckpoint {
+class HeldCheckpoint final : public WeightSource {
  public:
   HeldCheckpoint(Checkpoint checkpoint, unsigned stage, unsigned stages)
       : checkpoint_(std::move(checkpoint)), source_(checkpoint_, stage, stages) {}
   HeldCheckpoint(const HeldCheckpoint&) = delete;
   HeldCheckpoint& operator=(const HeldCheckpoint&) = delete;
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return source_.tensors(); }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    return source_.visit(use);
+  }
   [[nodiscard]] const Checkpoint& checkpoint() const { return checkpoint_; }
-  [[nodiscard]] CheckpointSource& source() { return source_; }
+  [[nodiscard]] const WeightLayout& layout() const { return checkpoint_.layout(); }
+  [[nodiscard]] const std::string& path() const { return checkpoint_.path(); }
 
  private:
   Checkpoint checkpoint_;
   CheckpointSource source_;
 };
 
-class NativeSource final : public WeightSource {
+class PythonGroup final : public Group {
  public:
-  explicit NativeSource(std::shared_ptr<HeldCheckpoint> held) : held_(std::move(held)) {}
-  [[nodiscard]] std::span<const TensorSpec> tensors() const override {
-    return held_->source().tensors();
+  PythonGroup(py::object object, PythonFailure& failure)
+      : object_(std::move(object)),
+        failure_(&failure),
+        rank_(object_.attr("rank").cast<unsigned>()),
+        size_(object_.attr("size").cast<unsigned>()) {
+    if (size_ == 0 || rank_ >= size_) {
+      fail(StatusCode::kInvalidArgument, "the group has rank ", rank_, " of ", size_);
+    }
   }
-  [[nodiscard]] Status visit(
-      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
-    return held_->source().visit(use);
+  PythonGroup(const PythonGroup&) = delete;
+  PythonGroup& operator=(const PythonGroup&) = delete;
+  ~PythonGroup() override {
+    const py::gil_scoped_acquire acquired;
+    object_ = py::object();
+  }
+
+  [[nodiscard]] unsigned rank() const override { return rank_; }
+  [[nodiscard]] unsigned size() const override { return size_; }
+
+  void begin_epoch(std::uint64_t epoch) override {
+    mark_ = {epoch, 0};
+    const py::gil_scoped_acquire acquired;
+    try {
+      if (py::hasattr(object_, "begin_epoch")) object_.attr("begin_epoch")(epoch);
+    } catch (...) {
+      const Status told = failure_->capture("the group's begin_epoch()");
+    }
+  }
+
+  [[nodiscard]] Result<std::vector<std::string>> gather(std::string_view message,
+                                                        const Deadline& deadline) override {
+    ++mark_.operation;
+    const py::gil_scoped_acquire acquired;
+    try {
+      const py::object answer = call("gather", message, deadline);
+      std::vector<std::string> messages;
+      if (rank_ != 0) return messages;
+      for (const py::handle part : answer) {
+        messages.push_back(take(unmarked(part.cast<std::string>())));
+      }
+      if (messages.size() == size_) return messages;
+      return error(StatusCode::kInvalidArgument, "the group's gather() returned ", messages.size(),
+                   " messages on rank 0, expected ", size_);
+    } catch (...) {
+      return failure_->capture("the group's gather()");
+    }
+  }
+
+  [[nodiscard]] Result<std::string> broadcast(std::string_view message,
+                                              const Deadline& deadline) override {
+    ++mark_.operation;
+    const py::gil_scoped_acquire acquired;
+    try {
+      const py::object answer = call("broadcast", rank_ == 0 ? message : "", deadline);
+      return unmarked(answer.cast<std::string>());
+    } catch (...) {
+      return failure_->capture("the group's broadcast()");
+    }
   }
 
  private:
-  std::shared_ptr<HeldCheckpoint> held_;
+  struct Mark {
+    std::uint64_t epoch = 0;
+    std::uint64_t operation = 0;
+  };
+
+  [[nodiscard]] py::object call(const char* method, std::string_view message,
+                                const Deadline& deadline) const {
+    std::string bytes(reinterpret_cast<const char*>(&mark_), sizeof(mark_));
+    bytes.append(message);
+    const double seconds = std::chrono::duration<double>(deadline.remaining()).count();
+    return object_.attr(method)(py::bytes(bytes), seconds);
+  }
+
+  [[nodiscard]] Result<std::string> unmarked(const std::string& bytes) const {
+    Mark theirs;
+    if (bytes.size() < sizeof(theirs)) {
+      return error(StatusCode::kCorrupt, "a message of ", bytes.size(),
+                   " bytes between publisher ranks");
+    }
+    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    if (theirs.epoch != mark_.epoch || theirs.operation != mark_.operation) {
+      return error(StatusCode::kIo, "publisher rank ", rank_, " is at message ", mark_.epoch, ".",
+                   mark_.operation, " and heard ", theirs.epoch, ".", theirs.operation,
+                   ": the ranks are out of step after a failure");
+    }
+    return bytes.substr(sizeof(theirs));
+  }
+
+  py::object object_;
+  PythonFailure* failure_;
+  unsigned rank_, size_;
+  Mark mark_;
 };
 
 std::shared_ptr<HeldCheckpoint> open_checkpoint(const py::object& path, unsigned stage,
                                                 unsigned stages) {
   if (stages == 0 || stage >= stages) {
-    throw StatusError(error(StatusCode::kInvalidArgument, "stage ", stage, " of ", stages,
-                            ": expected a stage below the number of stages"));
+    fail(StatusCode::kInvalidArgument, "stage ", stage, " of ", stages,
+         ": expected a stage below the number of stages");
   }
-  const auto name = py::module_::import("os").attr("fspath")(path).cast<std::string>();
+  const std::string name = path_of(path);
   const py::gil_scoped_release released;
   return std::make_shared<HeldCheckpoint>(take(Checkpoint::open(posix_file_system(), name)), stage,
                                           stages);
@@ -146,55 +234,50 @@ std::shared_ptr<HeldCheckpoint> open_checkpoint(const py::object& path, unsigned
 
 // A tensor of the mapped file: read-only, and alive as long as somebody has it.
 TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::string& name) {
-  const std::optional<std::uint32_t> index = held->checkpoint().layout().find(name);
+  const std::optional<std::uint32_t> index = held->layout().find(name);
   if (!index) {
-    throw StatusError(
-        error(StatusCode::kNotFound, held->checkpoint().path(), " has no tensor '", name, "'"));
+    fail(StatusCode::kNotFound, held->path(), " has no tensor '", name, "'");
   }
   const TensorView view = held->checkpoint().tensor(*index);
-  TensorRef ref;
-  ref.data = const_cast<std::byte*>(view.data);
-  ref.dtype = view.spec->dtype;
-  ref.shape = view.spec->shape;
-  ref.size_bytes = view.spec->size_bytes;
-  ref.read_only = true;
-  ref.memory = held;
-  return ref;
+  return TensorRef::read_only_of(*view.spec, view.data, held);
 }
 
 }  // namespace
 
-std::unique_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
+std::shared_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
   if (py::isinstance<HeldCheckpoint>(object)) {
-    return std::make_unique<NativeSource>(object.cast<std::shared_ptr<HeldCheckpoint>>());
+    return object.cast<std::shared_ptr<HeldCheckpoint>>();
   }
-  return std::make_unique<PythonSource>(object, failure);
+  return std::make_shared<PythonSource>(object, failure);
+}
+
+std::unique_ptr<Group> make_group(const py::object& object, PythonFailure& failure) {
+  return std::make_unique<PythonGroup>(object, failure);
 }
 
 void bind_source(py::module_& module) {
-  py::class_<HeldCheckpoint, std::shared_ptr<HeldCheckpoint>>(module, "CheckpointSource")
+  py::class_<HeldCheckpoint, std::shared_ptr<HeldCheckpoint>> checkpoint(
+      module, "CheckpointSource", "Tensors of a checkpoint: those of stage `stage` of `stages`.");
+  def_fields(checkpoint, "layout", &HeldCheckpoint::layout, "path", &HeldCheckpoint::path);
+  checkpoint
       .def(py::init(&open_checkpoint), py::arg("path"), py::arg("stage") = 0, py::arg("stages") = 1)
       .def("tensors",
            [](HeldCheckpoint& held) {
-             const std::span<const TensorSpec> tensors = held.source().tensors();
+             const std::span<const TensorSpec> tensors = held.tensors();
              return std::vector<TensorSpec>(tensors.begin(), tensors.end());
            })
       .def("visit",
            [](const std::shared_ptr<HeldCheckpoint>& held) {
              py::list batch;
              std::size_t index = 0;
-             for (const TensorSpec& spec : held->source().tensors()) {
+             for (const TensorSpec& spec : held->tensors()) {
                batch.append(py::make_tuple(index++, tensor_of(held, spec.name)));
              }
              py::list batches;
              batches.append(batch);
              return py::iter(batches);
            })
-      .def("tensor", &tensor_of, py::arg("name"))
-      .def_property_readonly("layout",
-                             [](const HeldCheckpoint& held) { return held.checkpoint().layout(); })
-      .def_property_readonly("path",
-                             [](const HeldCheckpoint& held) { return held.checkpoint().path(); });
+      .def("tensor", &tensor_of, py::arg("name"));
 }
 
 }  // namespace driftless::python

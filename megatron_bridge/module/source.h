@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that Python offers, as a WeightSource; and driftless.CheckpointSource.
+// What Python gives a publisher: weights as a WeightSource, an object as the group of its ranks;
+// and driftless.CheckpointSource.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
-#include <functional>
 #include <memory>
-#include <span>
-#include <vector>
 
+#include "collectives/group.h"
 #include "module/errors.h"
 #include "plugin/publish/weight_source.h"
 
@@ -18,9 +17,13 @@ namespace driftless::python {
 // `failure`, which outlives the source. One that raises in tensors() offers nothing, so that the
 // publisher still meets the other ranks and all of them fail together. Made and destroyed with the
 // GIL; its methods are called without it.
-[[nodiscard]] std::unique_ptr<WeightSource> make_source(const py::object& object,
+[[nodiscard]] std::shared_ptr<WeightSource> make_source(const py::object& object,
                                                         PythonFailure& failure);
 
-void bind_source(py::module_& module);
+// The group of publisher ranks in a job that no MPI launcher started. `object` has rank, size,
+// gather(bytes, timeout_s) and broadcast(bytes, timeout_s), and may have begin_epoch(number). Every
+// message carries its epoch and number, so that ranks that fell out of step after a failure are
+// told and not mixed up. Made with the GIL, used without it.
+[[nodiscard]] std::unique_ptr<Group> make_group(const py::object& object, PythonFailure& failure);
 
 }  // namespace driftless::python

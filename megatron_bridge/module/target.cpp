@@ -10,7 +10,6 @@
 #include "core/thread_gpu.h"
 #include "module/bindings.h"
 #include "module/device_kernels.h"
-#include "module/errors.h"
 #include "plugin/targets/mapped_target.h"
 
 namespace driftless::python {
@@ -49,37 +48,22 @@ class OwnedHolder final : public HeldTarget {
   // Alive as long as somebody has it, though the target be gone.
   [[nodiscard]] TensorRef tensor(const std::string& name) const {
     if (layout() == nullptr) {
-      throw StatusError(error(StatusCode::kNotFound,
-                              "the target has no layout yet: open a receiver on it first"));
+      fail(StatusCode::kNotFound, "the target has no layout yet: open a receiver on it first");
     }
     const std::optional<std::uint32_t> index = layout()->find(name);
-    if (!index) throw StatusError(error(StatusCode::kNotFound, "there is no tensor '", name, "'"));
-    const TensorSpec& spec = (*layout())[*index];
-    TensorRef ref;
-    ref.data = const_cast<std::byte*>(weights_->tensor(*index).data());
-    ref.dtype = spec.dtype;
-    ref.shape = spec.shape;
-    ref.size_bytes = spec.size_bytes;
-    ref.read_only = true;
-    ref.memory = weights_;
-    return ref;
+    if (!index) fail(StatusCode::kNotFound, "there is no tensor '", name, "'");
+    return TensorRef::read_only_of((*layout())[*index], weights_->tensor(*index).data(), weights_);
   }
 
  private:
   std::shared_ptr<MappedTarget> weights_;
 };
 
-std::optional<std::string> path_of(const py::object& path) {
-  if (path.is_none()) return std::nullopt;
-  return py::module_::import("os").attr("fspath")(path).cast<std::string>();
-}
-
 std::optional<VersionId> initial_of(const std::optional<std::string>& run,
                                     std::optional<std::uint64_t> version) {
   if (!version) {
     if (!run) return std::nullopt;
-    throw StatusError(error(StatusCode::kInvalidArgument,
-                            "run without version: say which version the tensors hold"));
+    fail(StatusCode::kInvalidArgument, "run without version: say which version the tensors hold");
   }
   VersionId id;
   id.version = *version;
@@ -113,9 +97,8 @@ Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber&
   check((*table)->check(first.device_number).with_context(where(first_name)));
   for (const auto& [name, ref] : refs) {
     if (ref.device_name != device) {
-      throw StatusError(error(StatusCode::kUnsupported, "tensor '", name, "' is on ",
-                              ref.device_name, ", but '", first_name, "' is on ", device,
-                              ": a target lies in one place"));
+      fail(StatusCode::kUnsupported, "tensor '", name, "' is on ", ref.device_name, ", but '",
+           first_name, "' is on ", device, ": a target lies in one place");
     }
     if (ref.size_bytes == 0) continue;
     check((*table)->check_memory(ref.data, ref.device_number).with_context(where(name)));
@@ -153,8 +136,8 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
   }
   for (const auto& [name, dtype] : dtypes) {
     if (!refs.contains(name)) {
-      throw StatusError(error(StatusCode::kInvalidArgument, "dtypes names '", name,
-                              "', which is not among the tensors"));
+      fail(StatusCode::kInvalidArgument, "dtypes names '", name,
+           "', which is not among the tensors");
     }
   }
   const WeightLayout layout = take(WeightLayout::make(std::move(specs)));
@@ -166,41 +149,39 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
     held.push_back(std::move(ref));
   }
   const std::optional<VersionId> initial = initial_of(run, version);
-  Result<std::unique_ptr<MappedTarget>> made = [&] {
-    const py::gil_scoped_release released;
-    return make_target(layout, std::move(data), initial, threads, place);
-  }();
-  return std::make_shared<MemoryHolder>(take(std::move(made)), std::move(held), place);
+  std::unique_ptr<MappedTarget> made = take(
+      without_gil([&] { return make_target(layout, std::move(data), initial, threads, place); }));
+  return std::make_shared<MemoryHolder>(std::move(made), std::move(held), place);
 }
 
 std::shared_ptr<OwnedHolder> make_owned(const py::object& base, unsigned threads) {
-  const std::optional<std::string> path = path_of(base);
+  std::optional<std::string> path;
+  if (!base.is_none()) path = path_of(base);
   const py::gil_scoped_release released;
   return std::make_shared<OwnedHolder>(take(make_owned_target(posix_file_system(), path, threads)));
 }
 
 std::shared_ptr<CheckpointHolder> make_checkpoint(const py::object& path, unsigned threads) {
-  const std::string name = path_of(path).value_or("");
+  const std::string name = path_of(path);
   const py::gil_scoped_release released;
   return std::make_shared<CheckpointHolder>(
       take(make_checkpoint_target(posix_file_system(), name, threads)));
 }
 
 void bind_state(py::module_& module) {
-  py::class_<TargetState>(module, "TargetState")
+  py::class_<TargetState> state(module, "TargetState");
+  def_fields(state, "digest", &TargetState::digest, "valid", &TargetState::valid, "partial",
+             &TargetState::partial);
+  state
       .def_property_readonly("run",
-                             [](const TargetState& state) -> std::optional<std::string> {
-                               if (state.id.run.is_zero()) return std::nullopt;
-                               return to_hex(state.id.run);
+                             [](const TargetState& self) -> std::optional<std::string> {
+                               if (self.id.run.is_zero()) return std::nullopt;
+                               return to_hex(self.id.run);
                              })
-      .def_property_readonly("version", [](const TargetState& state) { return state.id.version; })
-      .def_property_readonly("digest",
-                             [](const TargetState& state) { return to_hex(state.digest); })
-      .def_readonly("valid", &TargetState::valid)
-      .def_readonly("partial", &TargetState::partial)
-      .def("__repr__", [](const TargetState& state) {
-        return concat("TargetState(version=", state.id.version, ", digest='", to_hex(state.digest),
-                      "', valid=", state.valid ? "True" : "False", ")");
+      .def_property_readonly("version", [](const TargetState& self) { return self.id.version; })
+      .def("__repr__", [](const TargetState& self) {
+        return concat("TargetState(version=", self.id.version, ", digest='", to_hex(self.digest),
+                      "', valid=", self.valid ? "True" : "False", ")");
       });
 }
 
@@ -208,28 +189,38 @@ void bind_state(py::module_& module) {
 
 void bind_targets(py::module_& module) {
   bind_state(module);
-  py::class_<HeldTarget, std::shared_ptr<HeldTarget>>(module, "Target")
+  const auto threads = py::arg("threads") = 0;
+  py::class_<HeldTarget, std::shared_ptr<HeldTarget>>(
+      module, "Target", "Where a receiver keeps weights. One receiver at a time.")
       .def_property_readonly("state", &HeldTarget::state)
-      .def_property_readonly("layout", [](const HeldTarget& held) -> py::object {
-        return held.layout() == nullptr ? py::object(py::none()) : py::cast(*held.layout());
+      .def_property_readonly("layout", [](const HeldTarget& held) {
+        return held.layout() == nullptr ? std::nullopt : std::optional(*held.layout());
       });
-  py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(module, "MemoryTarget")
+  py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(
+      module, "MemoryTarget",
+      "Tensors of the caller, written in place. `version` None: they hold no version yet; 0: the "
+      "base. `dtypes` names types that the arrays' library has not: {\"w\": \"BF16\"} for uint16. "
+      "All in host memory, or all on one GPU; then `stream` (as in driftless.kernels) is waited "
+      "for "
+      "before they are read, and after `pause` before they are written.")
       .def(py::init(&make_memory), py::arg("tensors"), py::arg("run") = py::none(),
            py::arg("version") = py::none(),
-           py::arg("dtypes") = std::map<std::string, std::string>(), py::arg("threads") = 0,
+           py::arg("dtypes") = std::map<std::string, std::string>(), threads,
            py::arg("stream") = py::none());
-  py::class_<OwnedHolder, HeldTarget, std::shared_ptr<OwnedHolder>>(module, "OwnedTarget")
-      .def(py::init(&make_owned), py::arg("base") = py::none(), py::arg("threads") = 0)
+  py::class_<OwnedHolder, HeldTarget, std::shared_ptr<OwnedHolder>>(
+      module, "OwnedTarget",
+      "Tensors in memory of the target's own; empty until a receiver opens, or a copy of `base`.")
+      .def(py::init(&make_owned), py::arg("base") = py::none(), threads)
       .def("ref", &OwnedHolder::tensor, py::arg("name"))
       .def(
           "tensor",
           [](const OwnedHolder& held, const std::string& name) {
-            return py::module_::import("driftless.arrays").attr("to_numpy")(held.tensor(name));
+            return py::cast(held.tensor(name)).attr("numpy")();
           },
-          py::arg("name"));
-  py::class_<CheckpointHolder, HeldTarget, std::shared_ptr<CheckpointHolder>>(module,
-                                                                              "CheckpointTarget")
-      .def(py::init(&make_checkpoint), py::arg("path"), py::arg("threads") = 0);
+          py::arg("name"), "A read-only numpy view.");
+  py::class_<CheckpointHolder, HeldTarget, std::shared_ptr<CheckpointHolder>>(
+      module, "CheckpointTarget", "A local checkpoint directory, patched in place.")
+      .def(py::init(&make_checkpoint), py::arg("path"), threads);
 }
 
 }  // namespace driftless::python

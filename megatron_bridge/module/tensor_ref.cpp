@@ -7,8 +7,7 @@
 #include <new>
 
 #include "module/array_formats.h"
-#include "module/dlpack_exchange.h"
-#include "module/errors.h"
+#include "module/bindings.h"
 
 namespace driftless::python {
 namespace {
@@ -27,7 +26,7 @@ void settle_size(TensorRef& ref, std::string_view name) {
 }
 
 [[noreturn]] void refuse(std::string_view name, std::string_view what) {
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' ", what));
+  fail(StatusCode::kInvalidArgument, "tensor '", name, "' ", what);
 }
 
 void set_device(TensorRef& ref, const std::string& kind, int number) {
@@ -102,6 +101,8 @@ TensorRef from_interface(const py::object& array, const py::dict& interface,
   return ref;
 }
 
+py::module_ arrays() { return py::module_::import("driftless.arrays"); }
+
 // bytes, bytearray, memoryview, array.array and their like.
 TensorRef from_buffer(const py::object& object, std::string_view name) {
   auto view = std::make_shared<Py_buffer>();
@@ -135,6 +136,26 @@ TensorRef from_buffer(const py::object& object, std::string_view name) {
 
 }  // namespace
 
+void TensorRef::set_cuda(int number) { set_device(*this, "cuda", number); }
+
+TensorRef TensorRef::of(const TensorSpec& spec, std::byte* data,
+                        std::shared_ptr<const void> memory) {
+  TensorRef ref;
+  ref.data = data;
+  ref.dtype = spec.dtype;
+  ref.shape = spec.shape;
+  ref.size_bytes = spec.size_bytes;
+  ref.memory = std::move(memory);
+  return ref;
+}
+
+TensorRef TensorRef::read_only_of(const TensorSpec& spec, const std::byte* data,
+                                  std::shared_ptr<const void> memory) {
+  TensorRef ref = of(spec, const_cast<std::byte*>(data), std::move(memory));
+  ref.read_only = true;
+  return ref;
+}
+
 TensorRef tensor_ref(const py::object& object, std::string_view name) {
   if (py::isinstance<TensorRef>(object)) {
     TensorRef ref = object.cast<TensorRef&>();
@@ -145,7 +166,7 @@ TensorRef tensor_ref(const py::object& object, std::string_view name) {
   for (const char* key : {"__array_interface__", "__cuda_array_interface__"}) {
     if (!py::hasattr(object, key)) continue;
     TensorRef ref = from_interface(object, object.attr(key), name);
-    if (key[2] == 'c') set_device(ref, "cuda", 0);
+    if (key[2] == 'c') ref.set_cuda(0);
     return ref;
   }
   if (py::hasattr(object, "__dlpack__")) {
@@ -154,10 +175,10 @@ TensorRef tensor_ref(const py::object& object, std::string_view name) {
     return ref;
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) return from_buffer(object, name);
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' is a ",
-                          py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
-                          ": expected a torch tensor, a numpy array, or an object with __dlpack__, "
-                          "__cuda_array_interface__ or the buffer protocol"));
+  fail(StatusCode::kInvalidArgument, "tensor '", name, "' is a ",
+       py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
+       ": expected a torch tensor, a numpy array, or an object with __dlpack__, "
+       "__cuda_array_interface__ or the buffer protocol");
 }
 
 Status check_on_host(const TensorRef& ref, std::string_view name) {
@@ -200,24 +221,27 @@ std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_byte
 
 void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name) {
   if (unit_bytes(a.dtype) == unit_bytes(b.dtype) && a.size_bytes == b.size_bytes) return;
-  throw StatusError(error(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes,
-                          " bytes of ", info(b.dtype).name, ", expected ", a.size_bytes,
-                          " bytes of ", info(a.dtype).name));
+  fail(StatusCode::kInvalidArgument, "tensor '", name, "' has ", b.size_bytes, " bytes of ",
+       info(b.dtype).name, ", expected ", a.size_bytes, " bytes of ", info(a.dtype).name);
 }
 
+DType unit_type(DType dtype) { return info(dtype).bits < 8 ? DType::kU8 : dtype; }
+
 TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape) {
-  TensorRef ref;
-  ref.dtype = dtype;
-  ref.shape = std::move(shape);
-  settle_size(ref, "result");
-  const std::shared_ptr<std::byte[]> memory(new std::byte[ref.size_bytes + 1]());
-  ref.data = memory.get();
-  ref.memory = memory;
-  return ref;
+  const TensorSpec spec = take(TensorSpec::make("result", dtype, std::move(shape)));
+  const std::shared_ptr<std::byte[]> memory(new std::byte[spec.size_bytes + 1]());
+  return TensorRef::of(spec, memory.get(), memory);
 }
 
 void bind_tensor_ref(py::module_& module) {
-  py::class_<TensorRef>(module, "TensorRef", py::buffer_protocol())
+  py::class_<TensorRef> tensor(
+      module, "TensorRef", py::buffer_protocol(),
+      "A contiguous tensor of somebody's memory, which it keeps alive. Made from a torch tensor, a "
+      "numpy array, or an object with __dlpack__, __cuda_array_interface__ or the buffer "
+      "protocol. Types are named as safetensors spells them: BF16.");
+  def_fields(tensor, "dtype", &TensorRef::dtype, "size_bytes", &TensorRef::size_bytes, "device",
+             &TensorRef::device_name, "read_only", &TensorRef::read_only);
+  tensor
       .def(py::init([](const py::object& object, const std::string& name) {
              return tensor_ref(object, name);
            }),
@@ -241,31 +265,27 @@ void bind_tensor_ref(py::module_& module) {
             return ref;
           },
           py::arg("data"), py::arg("dtype"), py::arg("shape"), py::arg("device") = "cpu",
-          py::arg("read_only") = false, py::arg("owner") = py::none())
+          py::arg("read_only") = false, py::arg("owner") = py::none(),
+          "Memory by its address. `owner` is kept as long as the TensorRef.")
       .def_property_readonly(
           "data_address",
           [](const TensorRef& ref) { return reinterpret_cast<std::uintptr_t>(ref.data); })
-      .def_property_readonly("dtype",
-                             [](const TensorRef& ref) { return py::str(info(ref.dtype).name); })
       .def_property_readonly("shape",
                              [](const TensorRef& ref) { return py::tuple(py::cast(ref.shape)); })
-      .def_property_readonly("size_bytes", [](const TensorRef& ref) { return ref.size_bytes; })
-      .def_property_readonly("device", [](const TensorRef& ref) { return ref.device_name; })
-      .def_property_readonly("read_only", [](const TensorRef& ref) { return ref.read_only; })
       .def("__dlpack_device__",
            [](const TensorRef& ref) {
              return py::make_tuple(dlpack_device(ref), ref.device_number);
            })
-      .def("__dlpack__", [](const py::object& self,
-                            const py::kwargs& options) { return to_dlpack(self, options); })
-      .def("numpy",
-           [](const py::object& self) {
-             return py::module_::import("driftless.arrays").attr("to_numpy")(self);
+      .def("__dlpack__",
+           [](const py::object& self, const py::kwargs& options) -> py::object {
+             return to_dlpack(self, options);
            })
-      .def("torch",
-           [](const py::object& self) {
-             return py::module_::import("driftless.arrays").attr("to_torch")(self);
-           })
+      .def(
+          "numpy", [](const py::object& self) { return arrays().attr("to_numpy")(self); },
+          "A view; types that numpy has not appear as unsigned integers of their width.")
+      .def(
+          "torch", [](const py::object& self) { return arrays().attr("to_torch")(self); },
+          "A view. What is read-only here must not be written through it.")
       .def("__repr__",
            [](const TensorRef& ref) {
              const TensorSpec spec{"", ref.dtype, ref.shape, ref.size_bytes};

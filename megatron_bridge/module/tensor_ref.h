@@ -41,6 +41,14 @@ struct TensorRef {
   std::shared_ptr<const void> memory;  // of ours
 
   [[nodiscard]] bool on_host() const { return device == DeviceKind::kCpu; }
+  void set_cuda(int number);
+
+  // Memory of ours on the host, of this type and shape.
+  [[nodiscard]] static TensorRef of(const TensorSpec& spec, std::byte* data,
+                                    std::shared_ptr<const void> memory);
+  // The same, which others only read.
+  [[nodiscard]] static TensorRef read_only_of(const TensorSpec& spec, const std::byte* data,
+                                              std::shared_ptr<const void> memory);
 };
 
 // Memory of which Python knows the address.
@@ -60,12 +68,12 @@ struct TensorRef {
 [[nodiscard]] Status check_on_host(const TensorRef& ref, std::string_view name);
 [[nodiscard]] Status check_writable(const TensorRef& ref, std::string_view name);
 [[nodiscard]] std::uint64_t units_of(const TensorRef& ref);
+// The type of single units: the tensor's own, or bytes for types of less than 8 bits.
+[[nodiscard]] DType unit_type(DType dtype);
 // Raises where the two are not of the same type and size; `name` is b's.
 void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name);
 
 // Fresh memory of ours, zeroed where it is new.
 [[nodiscard]] TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape);
-
-void bind_tensor_ref(py::module_& module);
 
 }  // namespace driftless::python

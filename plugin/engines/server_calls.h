@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of a server that do not depend on who writes its weights: pause, cache, resume, label.
-// Internal to engines/.
+// Internal to engines/ and to the Python module.
 #pragma once
 
 #include "plugin/engines/engine_driver.h"

@@ -90,7 +90,7 @@ def train(snapshot):
         steps.append((time.perf_counter() - begin) * 1e3)
         last = session.last
         ours.append(last.total_ms)
-        density.append(last.changed / last.total)
+        density.append(last.published.changed_units / last.published.total_units)
         values = (last.sync_ms + last.gather_ms, last.convert_ms, last.diff_ms, last.encode_ms,
                   last.send_ms)  # fmt: skip
         splits.append(dict(zip(PARTS, values)))

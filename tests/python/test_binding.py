@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package by itself: import, errors, configuration, layouts, stubs."""
 
-import ast
 import builtins
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -160,40 +158,17 @@ def test_layout():
         layout[2]
 
 
-def stub_names():
-    tree = ast.parse((PACKAGE / "_native.pyi").read_text())
-    names = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            names[node.name] = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            names[node.name] = None
-    return names
-
-
-def test_stubs_name_exactly_what_is_there():
+def test_signatures_are_of_python():
+    """The stubs of the wheel are made from them: a class that is bound after the first function that
+    takes it would stand there under its C++ name."""
     native = sys.modules["driftless._native"]
-    stubs = stub_names()
-    public = {n for n in vars(native) if not n.startswith("_")}
-    assert public == set(stubs)
-    for name, methods in stubs.items():
-        if methods is None:
-            continue
-        there = {n for n in vars(getattr(native, name)) if not n.startswith("_")}
-        assert there == {m for m in methods if not m.startswith("_")}, name
+    found = [value for name, value in vars(native).items() if not name.startswith("_")]
+    for kind in [value for value in found if isinstance(value, type)]:
+        found += [getattr(value, "fget", value) for value in vars(kind).values()]
+    documented = [value for value in found if getattr(value, "__doc__", None)]
+    assert len(documented) > 100
+    assert not [value.__doc__ for value in documented if "::" in value.__doc__]
     assert (PACKAGE / "py.typed").exists()
-
-
-def test_stubs_by_mypy():
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed")
-    line = [sys.executable, "-m", "mypy.stubtest", "driftless._native", "--concise"]
-    environment = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
-    environment["MYPYPATH"] = str(binding.PACKAGE)
-    found = subprocess.run(line, capture_output=True, text=True, env=environment).stdout
-    # What pybind11 makes itself: its metaclass, the constructor of what cannot be constructed.
-    known = ("metaclass differs", "*args parameter", "__buffer__ is not present")
-    assert not [line for line in found.splitlines() if not any(k in line for k in known)]
 
 
 def test_everything_exported_is_there():

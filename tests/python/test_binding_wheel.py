@@ -18,14 +18,14 @@ import binding
 from support import REPOSITORY
 
 # pybind11 is the system's, as in the build folder: then ccache knows the module, too.
-TOOLS = ["scikit-build-core==1.1.1"]
+TOOLS = ["scikit-build-core==1.1.1", "pybind11-stubgen==3.0.0"]
 
 
 def build_environment():
     """A Python that can build the wheel, or a skip with pip's own reason."""
     path = REPOSITORY / "build/venvs/wheel"
     python = path / "bin/python"
-    probe = [python, "-c", "import scikit_build_core"]
+    probe = [python, "-c", "import scikit_build_core, pybind11_stubgen"]
     if python.exists() and subprocess.run(probe, capture_output=True).returncode == 0:
         return python
     shutil.rmtree(path, ignore_errors=True)

@@ -5,44 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 
 from ..errors import MismatchError
 
-# torch's name -> that of safetensors.
-DTYPE_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "complex64": "C64",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
-TORCH_DTYPES = {
-    theirs: getattr(torch, name) for name, theirs in DTYPE_NAMES.items() if hasattr(torch, name)
-}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """As safetensors spells it; torch's own name where it has none."""
-    name = str(dtype).removeprefix("torch.")
-    return DTYPE_NAMES.get(name, name)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,6 +39,10 @@ class View:
         if shape is not None and tensor.shape != shape:
             tensor = tensor.expand(shape)
         return View(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+
+    @property
+    def units(self) -> int:
+        return prod(self.shape)
 
     def native(self) -> tuple[int, list[int], list[int]]:
         return self.offset, list(self.shape), list(self.strides)
@@ -123,6 +97,24 @@ class Storage:
         return empty.set_(self.storage, 0, (usable,), (1,))
 
 
+    def save(self) -> SavedStorage:
+        return SavedStorage(self, self.flat(torch.uint8).clone())
+
+
+@dataclass
+class SavedStorage:
+    """All of a storage, as it was."""
+
+    storage: Storage
+    old: torch.Tensor
+
+    def undo(self) -> None:
+        self.storage.flat(torch.uint8).copy_(self.old)
+
+    def changed(self) -> bool:
+        return not torch.equal(self.storage.flat(torch.uint8), self.old)
+
+
 @dataclass
 class BoundTensors:
     """Every parameter and buffer of the module, as it is now."""
@@ -168,6 +160,11 @@ class BoundTensors:
 
     def rebound(self) -> Iterator[Binding]:
         return (binding for binding in self.bindings if binding.rebound())
+
+    def restore(self) -> None:
+        """Every object back in its place."""
+        for binding in list(self.rebound()):
+            binding.restore()
 
     def check(self) -> None:
         """Raises where a tensor is not where it was: maps would write into memory nobody reads."""

@@ -8,20 +8,17 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from .. import _native
-from .bound import TORCH_DTYPES, BoundTensors
+from ..torch_dtypes import TORCH_DTYPES
+from .bound import BoundTensors
 from .masked import MaskedLoad, MaskedTensor, Maps, StagedTensor, fill_with
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
-
-
-class _Load(Protocol):
-    def undo(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class LoaderWriter:
         self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
         self._chunks: list[_Chunk] = []  # of masked tensors, staged
         self._filled: _Chunk | None = None  # whose full-shape tensors the GPU has now
-        self._done: list[_Load] = []  # what undo() takes back
+        self._done: list[Callable[[], None]] = []  # what takes back each load
         self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
 
     # --- which tensors ---------------------------------------------------------------------------
@@ -175,7 +172,7 @@ class LoaderWriter:
                 self._commit_chunk(self._make(chunk))
             for name, tensor in self._whole.items():
                 load = WholeLoad(self._bound)
-                self._done.append(load)
+                self._done.append(load.undo)
                 load.load(self._load, name, tensor)
             self._wait()
         except BaseException:
@@ -204,14 +201,14 @@ class LoaderWriter:
 
     def _undo_loads(self) -> None:
         while self._done:
-            self._done.pop().undo()
+            self._done.pop()()
         self._wait()
 
     def _commit_chunk(self, chunk: list[MaskedTensor]) -> None:
         assert self._load is not None
         loading = set().union(*(self._masked[each.name] for each in chunk))
         load = MaskedLoad(self._bound, loading, self._maps)
-        self._done.append(load)
+        self._done.append(load.undo)
         load.load(self._load, chunk)
 
     def _empty(self, name: str) -> torch.Tensor:

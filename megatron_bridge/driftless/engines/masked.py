@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import _native
 from ..errors import InvalidArgumentError, MismatchError, UnsupportedError
-from .bound import BoundTensors, Storage, View, bits, dtype_name, storage_key
+from ..torch_dtypes import dtype_name
+from .bound import BoundTensors, Storage, View, bits, storage_key
 from .tracing import LoadWeights
 from .watching import COPY, FILLS, TO_COPY, Watching, op_name, only_views, tensors_in, written
-
-
-class Undo(Protocol):
-    def undo(self) -> None: ...
 
 
 @dataclass
@@ -59,45 +57,8 @@ class StagedTensor:
     device: torch.device
 
 
-class _StagedWrite:
-    __slots__ = "masked", "number", "stream"
-
-    def __init__(self, masked: Any, number: int, stream: int) -> None:
-        self.masked, self.number, self.stream = masked, number, stream
-
-    def undo(self) -> None:
-        self.masked.undo(self.number, self.stream)
-
-
 # How a copy is made, by the two views and types -> (a native map or None, the target's type).
 Maps = dict[tuple[Any, ...], tuple[Any, str]]
-
-
-@dataclass
-class _Elements:
-    """Old values of a view at places, which are given by dimension."""
-
-    target: torch.Tensor
-    places: tuple[torch.Tensor, ...]
-    old: torch.Tensor
-
-    def undo(self) -> None:
-        bits(self.target)[self.places] = self.old
-
-
-@dataclass
-class _Memory:
-    """All of a storage, as it was."""
-
-    storage: Storage
-    old: torch.Tensor
-
-    @staticmethod
-    def of(storage: Storage) -> _Memory:
-        return _Memory(storage, storage.flat(torch.uint8).clone())
-
-    def undo(self) -> None:
-        self.storage.flat(torch.uint8).copy_(self.old)
 
 
 _PART = 1 << 24  # elements that are written at a time where torch does it
@@ -113,7 +74,7 @@ class MaskedLoad(Watching):
         self.loading = loading
         self.maps = maps if maps is not None else {}
         self.streams: dict[torch.device, int] = {}
-        self.log: list[Undo] = []
+        self.log: list[Callable[[], Any]] = []  # what takes back each write
         self.saved: set[int] = set()
         self.tensors: dict[int, MaskedTensor] = {}
 
@@ -140,20 +101,12 @@ class MaskedLoad(Watching):
             self.tensors.clear()  # undo() needs none of them, and they are large
 
     def undo(self) -> None:
-        for binding in list(self.bound.rebound()):
-            binding.restore()
+        self.bound.restore()
         with torch.no_grad():
             while self.log:
-                self.log.pop().undo()
+                self.log.pop()()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if only_views(func):
             view = func(*args, **kwargs)
             if not isinstance(view, torch.Tensor) or storage_key(view) != storage_key(args[0]):
@@ -247,18 +200,20 @@ class MaskedLoad(Watching):
             number = staged.masked.overwrite(
                 staged.number, native, storage.address, to_name, stream
             )
-            self.log.append(_StagedWrite(staged.masked, number, stream))
+            self.log.append(partial(staged.masked.undo, number, stream))
             return True
         if masked.changes is not None:
-            self.log.append(masked.changes.overwrite(masked.name, native, storage.address, to_name))
+            made = masked.changes.overwrite(masked.name, native, storage.address, to_name)
+            self.log.append(made.undo)
             return True
         masked.make_content()
         base = masked.tensor.untyped_storage().data_ptr()
         assert masked.sentinel is not None
         from_name = dtype_name(source.dtype)
-        self.log.append(
-            _native.MaskedWrite(native, base, from_name, masked.sentinel, storage.address, to_name)
+        made = _native.MaskedWrite(
+            native, base, from_name, masked.sentinel, storage.address, to_name
         )
+        self.log.append(made.undo)
         return True
 
     def stream(self, device: torch.device) -> int:
@@ -315,7 +270,7 @@ class MaskedLoad(Watching):
         for into, part in zip(_rows(target), _rows(source.expand(target.shape)), strict=True):
             part = part.to(target.device)
             places = (bits(part) != sentinel).nonzero(as_tuple=True)
-            self.log.append(_Elements(into, places, bits(into)[places]))
+            self.log.append(partial(bits(into).__setitem__, places, bits(into)[places]))
             new = bits(part)[places].view(part.dtype)
             bits(into)[places] = bits(new.to(target.dtype))
 
@@ -330,7 +285,7 @@ class MaskedLoad(Watching):
                 )
             if storage.key not in self.saved:
                 self.saved.add(storage.key)
-                self.log.append(_Memory.of(storage))
+                self.log.append(storage.save().undo)
 
 
 # A dispatch mode makes every operation several times slower, and most that a loader asks for are

@@ -15,7 +15,8 @@ import torch
 
 from .. import _native
 from ..errors import UnsupportedError
-from .bound import BoundTensors, dtype_name
+from ..torch_dtypes import dtype_name
+from .bound import BoundTensors
 from .loader_writer import LoaderWriter
 from .planning import Plan, guard, make_plan
 from .tracing import Copy, LoadWeights, Trace, View, trace_loader

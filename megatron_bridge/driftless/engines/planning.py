@@ -12,7 +12,8 @@ import torch
 
 from .. import _native
 from ..errors import InvalidArgumentError
-from .bound import BoundTensors, Storage, View, bits, dtype_name
+from ..torch_dtypes import dtype_name
+from .bound import BoundTensors, Storage, View, bits
 from .tracing import Copy, Trace
 
 # Positions of each map at which the module is compared with its checkpoint.
@@ -41,7 +42,6 @@ class Plan:
         self.masked.pop(name, None)
         self.whole.setdefault(name, why)
 
-
     def restrict(self, allow: Collection[str]) -> None:
         """Moves what would go a way that is not allowed to the next one."""
         for name in list(self.maps) if not {"plan", "direct"} & set(allow) else ():
@@ -50,7 +50,6 @@ class Plan:
                 self.masked[name] = "maps are not allowed"
         for name in list(self.masked) if "masked" not in allow else ():
             self.demote(name, f"{self.masked[name]}; masked overwrite is not allowed")
-
 
     def device(self) -> torch.device | None:
         """The one that most of the mapped memory is on. What is on another goes by the loader."""
@@ -157,28 +156,14 @@ def _settle_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
         units = each.storage.size_bytes // fill.dtype.itemsize
         view = fill.target.native()
         try:
-            filled = _native.StridedMap(_dense(fill.target), _units(fill.target), view, units)
+            dense = View.of(torch.empty(fill.target.shape, device="meta"))
+            filled = _native.StridedMap(dense.native(), fill.target.units, view, units)
             meets = fill.dtype.itemsize != each.copy.dtype.itemsize or each.native.meets(filled)
         except InvalidArgumentError:
             meets = True
         if meets:
             why = f"the loader fills a part of '{each.copy.parameter}' after it copied there"
             plan.whole.setdefault(each.copy.name, why)
-
-
-def _units(view: View) -> int:
-    units = 1
-    for size in view.shape:
-        units *= size
-    return units
-
-
-def _dense(view: View) -> tuple[int, list[int], list[int]]:
-    strides, step = [], 1
-    for size in reversed(view.shape):
-        strides.append(step)
-        step *= max(1, size)
-    return 0, list(view.shape), strides[::-1]
 
 
 def guard(plan: Plan, base: Callable[[str], torch.Tensor], seed: int = 0) -> None:
@@ -203,7 +188,7 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor], seed: int = 0) -> Non
 
 def _agrees(planned: PlannedMap, tensor: torch.Tensor, generator: torch.Generator) -> bool:
     source, target = planned.copy.source, planned.copy.target
-    total = _units(source)
+    total = source.units
     if total == 0:
         return True
     if total <= GUARD_SAMPLES:

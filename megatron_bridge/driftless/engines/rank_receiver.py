@@ -29,12 +29,15 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import driftless
-from driftless import units
+
+from . import allowed
 
 Reply = dict[str, Any]
 
@@ -50,10 +53,15 @@ OPEN_TIMEOUT_S = 10.0
 class RankReceiver:
     """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it: of
     a receiver, or an object with one in `native` and a function `written()` that is called when it
-    has changed."""
+    has changed. `settings`: the operator's (allowed.py)."""
 
-    def __init__(self, rank: int, make_target: Callable[[int], Any]) -> None:
-        self.rank = rank
+    def __init__(
+        self,
+        rank: int,
+        make_target: Callable[[int], Any],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.rank, self.settings = rank, settings
         self._make_target = make_target
         self._target: Any = None
         self._job: driftless.Job | None = None
@@ -82,6 +90,15 @@ class RankReceiver:
         nothing; another configuration takes the place of the first, and the weights stay."""
         return self._answer(nonce, lambda: self._open(config, tuple(sets)))
 
+    def open_allowed(self, source: str | None, nonce: str = "") -> Reply:
+        """Follows what the engine's operator allowed under that name; if nothing, the rank stays as
+        it is."""
+        try:
+            found = allowed.source_of(source, self.settings)
+        except driftless.Error as problem:
+            return self._reply(nonce, text_of(problem))
+        return self.open(found.config, found.sets, nonce)
+
     def stage(self, nonce: str = "", timeout_s: float = 60.0, ticket: str = "") -> Reply:
         """Starts a thread that waits for something newer and makes it ready; what was staged before
         is dropped. status() tells how far it is. Only a commit with the same ticket takes it."""
@@ -102,10 +119,6 @@ class RankReceiver:
             raise driftless.errors.UnsupportedError(why)
 
         return self._answer(nonce, lambda: self._remember(refused))
-
-    def refuse_open(self, why: str, nonce: str = "") -> Reply:
-        """For a source that may not be followed: the rank stays as it is."""
-        return {**self._reply(nonce, why), "ok": False}
 
     def rollback(self, version: int, nonce: str = "") -> Reply:
         """Back to `version`: drops what is staged, or takes the last commit back."""
@@ -132,21 +145,11 @@ class RankReceiver:
         return self._reply(nonce, error or self._error)
 
     def _reply(self, nonce: str, error: str | None) -> Reply:
-        return {
-            "nonce": nonce,
-            "rank": self.rank,
-            "process": process_id(),
-            "ok": error is None,
-            "error": error,
-            "state": self._state,
-            "version": self._version,
-            "staged_version": self._staged,
-            "run": self._run,
-            "digest": self._digest,
-            "follows": self._follows,
-            "ways": ways_of(self._target),
-            "timings": dict(self._timings),
-        }
+        return reply(
+            nonce, self.rank, error, state=self._state, version=self._version,
+            staged_version=self._staged, run=self._run, digest=self._digest, follows=self._follows,
+            ways=ways_of(self._target), timings=dict(self._timings),
+        )  # fmt: skip
 
     def _open(self, config: str, sets: tuple[str, ...]) -> None:
         if self._receiver is not None and self._opened == (config, sets):
@@ -154,8 +157,7 @@ class RankReceiver:
         self._close()
         settings = load_config(config, sets)
         if self._target is None:
-            chunk = units.bytes_of(settings.settings()["receiver.chunk_size"])
-            self._target = self._make_target(chunk)
+            self._target = self._make_target(settings.chunk_bytes)
         job = driftless.Job(settings, "rollout", launched=False)
         try:
             native = getattr(self._target, "native", self._target)
@@ -312,6 +314,15 @@ class RankReceiver:
             job.leave()
 
 
+def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply:
+    """What a rank says; without more, that of one that could not even ask its receiver."""
+    nothing = {
+        "process": process_id(), "state": "closed", "version": 0, "staged_version": None,
+        "run": "", "digest": "", "follows": "", "ways": {}, "timings": {},
+    }  # fmt: skip
+    return {"nonce": nonce, "rank": rank, "ok": error is None, "error": error, **nothing, **said}
+
+
 def process_id() -> str:
     return f"{TOKEN}-{os.getpid()}"
 
@@ -340,10 +351,7 @@ def text_of(problem: BaseException) -> str:
 
 
 def ways_of(target: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for way in (getattr(target, "ways", None) or {}).values():
-        counts[way.way] = counts.get(way.way, 0) + 1
-    return counts
+    return dict(Counter(way.way for way in getattr(target, "ways", {}).values()))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _native, errors
+from .. import _native
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, checkpoint_directory, text_of
 
@@ -66,15 +66,16 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
     made = model.__dict__.get("_driftless_follower")
     if made is None:
 
+        given = allowed.settings()
+
         def make_target(chunk_bytes: int) -> Any:
             from . import ModuleTarget
 
-            given = allowed.settings()
             return ModuleTarget(model, base=given.get("base") or base_of_server(),
                                 run=given.get("run"), version=given.get("version", 0),
                                 chunk_bytes=chunk_bytes)  # fmt: skip
 
-        made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target)
+        made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
     return made
 
 
@@ -90,11 +91,7 @@ def answer_to(receiver: RankReceiver, token: Any) -> None:
 def run(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
     phase, ticket = command["phase"], str(command.get("ticket", ""))
     if phase == "open":
-        try:
-            found = allowed.source_of(command.get("source"), allowed.settings())
-        except errors.Error as problem:
-            return receiver.refuse_open(text_of(problem), nonce)
-        return receiver.open(found.config, found.sets, nonce)
+        return receiver.open_allowed(command.get("source"), nonce)
     if phase == "stage":
         return receiver.stage(nonce, float(command["timeout_s"]), ticket)
     if phase == "commit":

@@ -20,8 +20,7 @@ import driftless
 
 from .. import _native, errors, kernels
 from . import drive
-from .http_calls import request
-from .rank_receiver import TORN, Reply, load_config, text_of
+from .rank_receiver import TORN, Reply, load_config, reply, text_of
 
 
 class DiskFollower:
@@ -83,7 +82,7 @@ class DiskFollower:
         elif operation == "resume":
             self._post("/continue_generation", {})
         elif operation == "clear_cache":
-            request(self.url + "/flush_cache", {}, "POST", self.timeout_s, plain=True)
+            self._post("/flush_cache", {})
         elif operation == "read_label":
             return json.dumps(self._get("/model_info")["weight_version"])
         elif operation == "set_label":
@@ -105,11 +104,11 @@ class DiskFollower:
         self._see_process()
         run, version, digest = self._holds or ("", 0, "")
         state = "staged" if self._staged is not None else "idle" if self._holds else "unknown"
-        return {
-            "nonce": given["nonce"], "rank": 0, "process": self._process, "ok": error is None,
-            "error": error, "state": state, "version": version, "staged_version": self._staged,
-            "run": run, "digest": digest, "follows": self.receiver.run, "session": False,
-        }  # fmt: skip
+        return reply(
+            given["nonce"], 0, error, process=self._process, state=state, version=version,
+            staged_version=self._staged, run=run, digest=digest, follows=self.receiver.run,
+            session=False,
+        )  # fmt: skip
 
     def _commit(self, version: int) -> None:
         if self._staged != version:
@@ -174,10 +173,10 @@ class DiskFollower:
         return {name: kernels.digest(name, self.target.ref(name)) for name in names}
 
     def _get(self, path: str) -> dict[str, Any]:
-        return request(self.url + path, None, "GET", self.timeout_s)
+        return json.loads(_native.sglang_call(self.url, path, None, self.timeout_s))
 
     def _post(self, path: str, body: Any) -> None:
-        post(self.url, path, body, self.timeout_s)
+        _native.sglang_call(self.url, path, json.dumps(body), self.timeout_s)
 
     def close(self) -> None:
         self.receiver.leave()
@@ -197,18 +196,12 @@ def pull(
     directories in `source` (road.layout: hf_delta), then loads it. UnsupportedError elsewhere."""
     body = {"local_checkpoint_dir": checkpoint, "source_dir": source, "target_version": version}
     try:
-        post(url, "/pull_weights", body, timeout_s)
-    except errors.IoError as problem:
-        if "HTTP 404" in str(problem):
+        _native.sglang_call(url, "/pull_weights", json.dumps(body), timeout_s)
+    except errors.InvalidArgumentError as problem:
+        if "status 404" in str(problem):
             raise errors.UnsupportedError(
                 f"{url} has no /pull_weights: use DiskFollower, or the loader ({problem})"
             ) from None
         raise
     loaded = {"model_path": checkpoint, "weight_version": str(version)}
-    post(url, "/update_weights_from_disk", loaded, timeout_s)
-
-
-def post(url: str, path: str, body: Any, timeout_s: float) -> None:
-    answer = request(url.rstrip("/") + path, body, "POST", timeout_s)
-    if answer.get("success") is False:
-        raise errors.IoError(f"POST {url}{path}: {answer.get('message', answer)}")
+    _native.sglang_call(url, "/update_weights_from_disk", json.dumps(loaded), timeout_s)

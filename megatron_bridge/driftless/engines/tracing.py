@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .bound import TORCH_DTYPES, BoundTensors, View, dtype_name, storage_key
+from ..torch_dtypes import TORCH_DTYPES, dtype_name
+from .bound import BoundTensors, View, storage_key
 from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
@@ -69,14 +70,7 @@ class _Tracer(Watching):
         super().__init__(bound)
         self.trace = trace
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.trace.operations += 1
         if func is COPY:
             return self.copy(args[0], args[1])
@@ -187,12 +181,6 @@ class _Tracer(Watching):
         return names | ({self.current} if self.current else set())
 
 
-def _meta_tensors(specs: list[Any], tracer: _Tracer) -> Iterator[tuple[str, torch.Tensor]]:
-    for spec in specs:
-        tensor = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
-        yield spec.name, tracer.offer(spec.name, tensor)
-
-
 def _run(
     load_weights: LoadWeights, bound: BoundTensors, specs: list[Any], trace: Trace
 ) -> str | None:
@@ -201,9 +189,10 @@ def _run(
     held: dict[str, StorageWeakRef] = {}
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in _meta_tensors(specs, tracer):
-            held[name] = StorageWeakRef(tensor.untyped_storage())
-            yield name, tensor
+        for spec in specs:
+            tensor = torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device="meta")
+            held[spec.name] = StorageWeakRef(tensor.untyped_storage())
+            yield spec.name, tracer.offer(spec.name, tensor)
 
     failed = None
     try:

@@ -169,9 +169,7 @@ def follow(
     wait_s: float = 0.5,
 ) -> int:
     """Keeps the engine at the newest version until the run ends or `until` says so; the version."""
-    target = make_target(engine.model, base)
-    native = getattr(target, "native", target)
-    receiver = driftless.Receiver(job, native)
+    receiver = driftless.Receiver(job, make_target(engine.model, base))
     while not until(receiver.version):
         with no_grad():
             staged = receiver.stage(wait_s)  # the engine works on

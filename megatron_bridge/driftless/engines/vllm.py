@@ -27,7 +27,7 @@ from typing import Any
 
 from .. import _native, errors
 from . import allowed, drive
-from .rank_receiver import RankReceiver, Reply, checkpoint_directory, process_id, text_of
+from .rank_receiver import RankReceiver, Reply, checkpoint_directory, reply, text_of
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -68,7 +68,7 @@ class WorkerExtension:
 
     def driftless_open(self, source: str | None = None, nonce: str = "") -> Reply:
         """Follows what the engine's operator allowed under that name (allowed.py)."""
-        return self._driftless_answer(nonce, lambda it: open_with(it, source, nonce))
+        return self._driftless_answer(nonce, lambda it: it.open_allowed(source, nonce))
 
     def driftless_stage(
         self, nonce: str = "", timeout_s: float = 60.0, ticket: str = ""
@@ -89,11 +89,11 @@ class WorkerExtension:
 
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
         try:
-            reply = call(self._driftless_follower())
+            said = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
-            reply = failure(nonce, getattr(self, "rank", -1), problem)
+            said = reply(nonce, getattr(self, "rank", -1), text_of(problem))
         backend = getattr(self, "weight_transfer_engine", None)
-        return {**reply, "session": getattr(backend, "prepares_updates", False)}
+        return {**said, "session": getattr(backend, "prepares_updates", False)}
 
     def _driftless_follower(self) -> RankReceiver:
         """The backend's, where vLLM runs it; else one of its own."""
@@ -111,9 +111,10 @@ class WorkerExtension:
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
-    follower = RankReceiver(rank, lambda chunk_bytes: make_target(vllm_config, model, chunk_bytes))
-    follower.settings = settings_of(vllm_config)  # type: ignore[attr-defined]
-    return follower
+    def target(chunk_bytes: int) -> Any:
+        return make_target(vllm_config, model, chunk_bytes)
+
+    return RankReceiver(rank, target, settings_of(vllm_config))
 
 
 def make_target(vllm_config: Any, module: Any, chunk_bytes: int) -> Any:
@@ -134,28 +135,11 @@ def make_target(vllm_config: Any, module: Any, chunk_bytes: int) -> Any:
     return vllm_reload.ReloadTarget(module, vllm_config, base, why)
 
 
-def open_with(follower: RankReceiver, source: str | None, nonce: str) -> Reply:
-    try:
-        found = allowed.source_of(source, getattr(follower, "settings", {}))
-    except errors.Error as problem:
-        return failure(nonce, follower.rank, problem)
-    return follower.open(found.config, found.sets, nonce)
-
-
 def settings_of(vllm_config: Any) -> dict[str, Any]:
     """What the operator gave at start (allowed.py)."""
     given = getattr(vllm_config, "additional_config", None)
     found = given.get(BACKEND) if isinstance(given, dict) else None
     return allowed.settings(found if isinstance(found, dict) else None)
-
-
-def failure(nonce: str, rank: int, problem: BaseException) -> Reply:
-    """The reply of a rank that could not even ask its follower."""
-    return {
-        "nonce": nonce, "rank": rank, "process": process_id(), "ok": False,
-        "error": text_of(problem), "state": "closed", "version": 0, "staged_version": None,
-        "run": "", "digest": "", "follows": "", "ways": {}, "timings": {},
-    }  # fmt: skip
 
 
 # --- driving it -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from .vllm import EXTENSION, make_follower, open_with
+from .vllm import EXTENSION, make_follower
 
 RELOADING = (
     "vLLM is about to reload the model: begin with start_weight_update(is_checkpoint_format=False)"
@@ -59,7 +59,7 @@ class DriftlessTransferEngine(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.follower is not None:
-            open_with(self.follower, init_info.source, init_info.nonce)
+            self.follower.open_allowed(init_info.source, init_info.nonce)
 
     def start_weight_update(self) -> None: ...
 

@@ -91,6 +91,19 @@ class Watching(TorchDispatchMode):
         compiled."""
         return False
 
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.see(func, args, kwargs or {})
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation of the loader; what it returns is the operation's result."""
+        raise NotImplementedError
+
     def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The loader takes it next."""
         self.current = name

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from .bound import Binding, BoundTensors, Storage
+from .bound import Binding, BoundTensors, SavedStorage, Storage
 from .tracing import LoadWeights
 from .watching import Watching, written
 
@@ -21,7 +21,7 @@ class WholeLoad(Watching):
 
     def __init__(self, bound: BoundTensors) -> None:
         super().__init__(bound)
-        self.before: dict[int, tuple[Storage, torch.Tensor]] = {}
+        self.before: dict[int, SavedStorage] = {}
 
     def load(self, load_weights: LoadWeights, name: str, tensor: torch.Tensor) -> None:
         """All or nothing. Parameters keep their memory: a tensor that the loader puts in the place
@@ -38,7 +38,7 @@ class WholeLoad(Watching):
 
     def save(self, storage: Storage) -> None:
         if storage.key not in self.before:
-            self.before[storage.key] = (storage, storage.flat(torch.uint8).clone())
+            self.before[storage.key] = storage.save()
 
     def settle(self, binding: Binding) -> None:
         current = binding.current()
@@ -58,29 +58,19 @@ class WholeLoad(Watching):
         binding.data.copy_(values)
 
     def undo(self) -> None:
-        for binding in list(self.bound.rebound()):
-            binding.restore()
+        self.bound.restore()
         with torch.no_grad():
-            for storage, old in self.before.values():
-                storage.flat(torch.uint8).copy_(old)
+            for saved in self.before.values():
+                saved.undo()
         self.before.clear()
 
     def changed(self, but: Container[int]) -> str | None:
         """The name of a parameter that has other bits than before, if one has; not of those
         storages."""
-        for key, (storage, old) in self.before.items():
-            if key not in but and not torch.equal(storage.flat(torch.uint8), old):
-                return storage.name
-        return None
+        changed = (s.storage.name for key, s in self.before.items() if key not in but and s.changed())
+        return next(changed, None)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for target in written(func, args, kwargs):
             storage = self.bound.find(target)
             if storage is not None:

@@ -22,8 +22,6 @@ ENCODINGS = ("indices", "deltas", "deltas_zstd")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
 
-_ROADS = {"nccl": "nccl", "mpi_rma": "mpi_rma", "disk": "shared_fs"}
-
 Hook = Callable[..., Any]
 
 
@@ -34,58 +32,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add(
         "--update-weight-mode",
         choices=MODES,
-        default=None,
         help="Bring every new version of the weights to the rollout engines: what changed (delta), "
         "or all of it (full). Off unless this or --update-weight-config is given.",
     )
     add(
         "--update-weight-transport",
         choices=TRANSPORTS,
-        default=None,
         help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.",
     )
     add(
         "--update-weight-encoding",
         choices=ENCODINGS,
-        default=None,
         help="How changes are written: positions and values.",
     )
     add(
         "--update-weight-delta-encoding",
         choices=DELTA_ENCODINGS,
-        default=None,
         help="How changes are written for engines that read a Hugging Face delta directory (disk).",
     )
     add(
         "--update-weight-delta-checksum",
         choices=CHECKSUMS,
-        default=None,
         help="Checksum of every changed tensor, in the layouts that carry them.",
     )
     add(
         "--update-weight-disk-dir",
         "--update-weight-delta-dir",
         dest="update_weight_disk_dir",
-        default=None,
         metavar="DIR",
         help="disk: the directory that trainer and rollouts see.",
     )
     add(
         "--update-weight-local-checkpoint-dir",
-        default=None,
         metavar="DIR",
         help="The checkpoint on a rollout's host that is patched in place; {rank} is filled in.",
     )
     add(
         "--update-weight-buffer-size",
-        default=None,
         metavar="SIZE",
         help="Bytes of a bucket: 67108864 or 64MiB.",
     )
     add(
         "--update-weight-delta-chunk-bytes",
         type=int,
-        default=None,
         metavar="BYTES",
         help="Of full-shape tensors that a rollout engine's own loader is given at a time, where its "
         "parameters cannot be written in place (default 512 MiB).",
@@ -99,13 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     add(
         "--update-weight-config",
-        default=None,
         metavar="FILE.yaml",
         help="A configuration of driftless; the other flags override it.",
     )
     add(
         "--update-weight-hf-checkpoint",
-        default=None,
         metavar="DIR",
         help="The Hugging Face checkpoint that the rollouts start from: its config.json names the "
         "model, and its weights, where they are there, are version 0. Default: the model as it is.",
@@ -117,14 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     add(
         "--custom-delta-pre-push-path",
-        default=None,
         metavar="MODULE.FUNCTION",
         help="disk: called as f(args, version_dir, engines) on every publishing rank once a "
         "version's files are there.",
     )
     add(
         "--custom-delta-pre-read-path",
-        default=None,
         metavar="MODULE.FUNCTION",
         help="disk: called as f(dir, version) on a rollout before it reads a version.",
     )
@@ -243,7 +228,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     local = flag("update_weight_local_checkpoint_dir")
     settings = {
         "mode": mode,
-        "road.kind": _ROADS.get(transport) if transport else None,
+        "road.kind": "shared_fs" if transport == "disk" else transport,
         "road.dir": flag("update_weight_disk_dir"),
         "road.layout": layout,
         "encoding": encoding or flag("update_weight_encoding"),

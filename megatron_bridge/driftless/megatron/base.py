@@ -17,15 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+import driftless
+
 from .errors import SyncError
-from .export import DTYPES
 
 INDEX = "model.safetensors.index.json"
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
-_MOST_HEADER_BYTES = 100_000_000
 
 
 def has_weights(directory: str | Path) -> bool:
@@ -35,57 +33,27 @@ def has_weights(directory: str | Path) -> bool:
 class CheckpointBase:
     """The tensors of `specs` out of a checkpoint: a source of weights."""
 
-    def __init__(self, directory: str | Path, specs: list[Any], batch_bytes: int) -> None:
-        self._specs, self._batch_bytes = specs, batch_bytes
-        self._where = _tensors_in(Path(directory))
+    def __init__(self, directory: str | Path, specs: list[driftless.TensorSpec]) -> None:
+        self._specs, self._source = specs, driftless.CheckpointSource(directory)
+        there = {spec.name: spec for spec in self._source.layout.tensors}
         for spec in specs:
-            if spec.name not in self._where:
+            found = there.get(spec.name)
+            if found is None:
                 raise SyncError(
                     f"{directory}: tensor {spec.name} of the model is not in this checkpoint"
                 )
-            _, found, _, _ = self._where[spec.name]
-            dtype, shape = found["dtype"], found["shape"]
-            if dtype != spec.dtype or list(shape) != list(spec.shape):
+            if found != spec:
                 raise SyncError(
-                    f"{directory}: {spec.name} is {dtype} {shape}, the model has {spec.dtype} "
-                    f"{list(spec.shape)}"
+                    f"{directory}: {spec.name} is {found.dtype} {list(found.shape)}, the model has "
+                    f"{spec.dtype} {list(spec.shape)}"
                 )
 
-    def tensors(self) -> list[Any]:
+    def tensors(self) -> list[driftless.TensorSpec]:
         return self._specs
 
-    def visit(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
-        batch: list[tuple[int, torch.Tensor]] = []
-        size = 0
-        for index, spec in enumerate(self._specs):
-            file, _, begin, end = self._where[spec.name]
-            data = np.fromfile(file, dtype=np.uint8, count=end - begin, offset=begin)
-            batch.append((index, torch.from_numpy(data).view(_TORCH[spec.dtype]).view(*spec.shape)))
-            size += end - begin
-            if size >= self._batch_bytes:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
-
-
-def _tensors_in(directory: Path) -> dict[str, tuple[Path, dict[str, Any], int, int]]:
-    found = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\xff"))
-            if length > min(size - 8, _MOST_HEADER_BYTES):
-                raise SyncError(f"{file}: a header of {length} bytes in a file of {size}")
-            header = json.loads(stream.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = (8 + length + offset for offset in entry["data_offsets"])
-            if not 8 + length <= begin <= end <= size:
-                raise SyncError(f"{file}: {name} lies outside of the file")
-            found[name] = (file, entry, begin, end)
-    return found
+    def visit(self) -> Iterator[list[tuple[int, driftless.TensorRef]]]:
+        """The files are mapped, so all of it at once takes no memory."""
+        yield [(index, self._source.tensor(spec.name)) for index, spec in enumerate(self._specs)]
 
 
 def write_stage(export: Any, directory: Path, stage: int, stages: int) -> None:
@@ -93,16 +61,16 @@ def write_stage(export: Any, directory: Path, stage: int, stages: int) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in export.tensors():
-        size = _TORCH[spec.dtype].itemsize * int(np.prod(spec.shape, dtype=np.int64))
         header[spec.name] = {
             "dtype": spec.dtype,
             "shape": list(spec.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, offset + spec.size_bytes],
         }
-        offset += size
+        offset += spec.size_bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with _file_of(directory, stage, stages).open("wb") as stream:
+    file = directory / f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+    with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for batch in export.visit():
             for _, tensor in batch:
@@ -114,12 +82,10 @@ def write_stage(export: Any, directory: Path, stage: int, stages: int) -> None:
 
 def finish(partial: Path, directory: Path, config: dict[str, Any]) -> None:
     """[leader, when all have written] The index, and the directory's name."""
-    where = _tensors_in(partial)
-    total = sum(end - begin for _, _, begin, end in where.values())
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": {name: file.name for name, (file, _, _, _) in sorted(where.items())},
-    }
+    files = {file.name: driftless.CheckpointSource(file) for file in partial.glob("*.safetensors")}
+    where = {spec.name: name for name, file in files.items() for spec in file.tensors()}
+    total = sum(file.layout.total_bytes for file in files.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     (partial / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     if not (partial / "config.json").exists():
         (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -132,7 +98,3 @@ def begin(directory: Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
-
-
-def _file_of(directory: Path, stage: int, stages: int) -> Path:
-    return directory / f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 
 from .errors import MapError
-from .export import DTYPES, Bound
+from ..torch_dtypes import TORCH_DTYPES, dtype_name
+from .export import Bound
 from .maps import Family
 from .plan import ChunkLayers, Item, Parallel, StagePlan, plan_stage
 from .topology import Sizes, Stage
-
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def unwrap(module: Any) -> Any:
@@ -81,12 +80,12 @@ def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list
         holders = tuple(stage.holder[place] for place in item.places)
         for holder in holders:
             shards.append(_shard(item, local[item.chunk], rank) if holder == rank else None)
-        wanted = _TORCH_DTYPES[item.dtype] if item.dtype else dtype
+        wanted = TORCH_DTYPES[item.dtype] if item.dtype else dtype
         for shard in shards:
             if shard is not None and shard.dtype != wanted:
                 raise MapError(
-                    f"rank {rank}: {item.names[0]} is {DTYPES.get(shard.dtype, shard.dtype)}, "
-                    f"expected {DTYPES[wanted]} like the other parameters; mixed types are not "
+                    f"rank {rank}: {item.names[0]} is {dtype_name(shard.dtype)}, "
+                    f"expected {dtype_name(wanted)} like the other parameters; mixed types are not "
                     "supported"
                 )
         bound.append(Bound(item, wanted, holders, tuple(shards)))
@@ -98,7 +97,7 @@ def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list
 def _parameter_dtype(model: Sequence[Any]) -> torch.dtype:
     for wrapped in model:
         for parameter in unwrap(wrapped).parameters():
-            if parameter.dtype not in DTYPES:
+            if parameter.dtype not in TORCH_DTYPES.values():
                 raise MapError(f"parameters of type {parameter.dtype} cannot be published")
             return parameter.dtype
     raise MapError("the model of this rank has no parameters")

@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
+import driftless
+
+from ..torch_dtypes import dtype_name
 from .errors import SyncError
 from .plan import Item
 from .topology import Groups, Stage
 
-DTYPES = {
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int32: "I32",
-    torch.int64: "I64",
-}
 _ALIGN = 16  # of a shard within a message: a multiple of every element's size
 
 _PASS, _END = 1, 0  # what the source says to the holders
@@ -51,9 +43,8 @@ class Times:
     passes: int = 0
 
     def take(self) -> Times:
-        now = Times(self.gather, self.convert, self.use, self.passes)
-        self.gather = self.convert = self.use = 0.0
-        self.passes = 0
+        now = replace(self)
+        vars(self).update(vars(Times()))
         return now
 
 
@@ -68,10 +59,7 @@ class Bound:
 
     @property
     def shard_bytes(self) -> int:
-        count = self.dtype.itemsize
-        for extent in self.item.local_shape:
-            count *= extent
-        return count
+        return self.dtype.itemsize * prod(self.item.local_shape)
 
     @property
     def room(self) -> int:
@@ -96,7 +84,6 @@ class StageExport:
         groups: Groups,
         bucket_bytes: int,
         device: torch.device,
-        spec: Any,
     ) -> None:
         self._stage, self._groups, self._device = stage, groups, device
         self.rank = dist.get_rank()
@@ -105,7 +92,7 @@ class StageExport:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._buckets = _buckets(bound, stage.source, bucket_bytes)
         self.specs = [
-            spec(tensor.name, DTYPES[b.dtype], list(tensor.shape))
+            driftless.TensorSpec(tensor.name, dtype_name(b.dtype), list(tensor.shape))
             for b in bound
             for tensor in b.item.tensors
         ]
@@ -225,7 +212,7 @@ class StageExport:
         index, batch = bucket.first_tensor, []
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream) if self._stream else _Nothing(), torch.no_grad():
+        with torch.cuda.stream(self._stream), torch.no_grad():
             for bound in bucket.bound:
                 shards: list[torch.Tensor] = []
                 for holder, shard in zip(bound.holders, bound.shards, strict=True):
@@ -262,14 +249,6 @@ class StageExport:
 
 class _LostHolder(SyncError):
     """A rank of the stage that does not answer: there is nothing to wait for."""
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _bytes(shard: torch.Tensor) -> torch.Tensor:

@@ -119,7 +119,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print(family, plans, parallel)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from . import regions
@@ -224,9 +225,7 @@ def check_complete(plans: Sequence[StagePlan]) -> None:
                     f"{tensor.name} comes from stage {owner[tensor.name]} and from {plan.stage}"
                 )
             owner[tensor.name] = plan.stage
-            size = 1
-            for extent in tensor.shape:
-                size *= extent
+            size = prod(tensor.shape)
             filled = sum(region.count for region in tensor.regions)
             if filled != size:
                 raise MapError(f"{tensor.name}: {filled} of {size} elements have a place")

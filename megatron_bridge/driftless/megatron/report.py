@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import driftless
 
 from .export import Times
 
 
 @dataclass(frozen=True)
 class VersionReport:
-    """One version, and where the milliseconds went that it added to the step of this rank."""
+    """One version as it was published, and where the milliseconds went that it added to the step of
+    this rank."""
 
-    version: int
-    encoding: str
-    digest: str
-    changed: int
-    total: int
-    wire_bytes: int
-    full_bytes: int
+    published: driftless.PublishReport
     sync_ms: float  # forcing the parameter gather, with overlap
     gather_ms: float  # waiting for other ranks' shards
     convert_ms: float  # putting tensors together
@@ -28,19 +25,14 @@ class VersionReport:
     encode_ms: float  # encoding and writing, as far as they took longer than what they run behind
     send_ms: float  # agreeing, and making the version visible
     total_ms: float
-    notes: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(report: Any, times: Times, sync_s: float, total_s: float) -> VersionReport:
+    def of(
+        report: driftless.PublishReport, times: Times, sync_s: float, total_s: float
+    ) -> VersionReport:
         spent = (times.gather + times.convert + times.use) * 1e3
         return VersionReport(
-            version=report.version,
-            encoding=report.encoding,
-            digest=report.digest,
-            changed=report.changed_units,
-            total=report.total_units,
-            wire_bytes=report.wire_bytes,
-            full_bytes=report.full_bytes,
+            published=report,
             sync_ms=sync_s * 1e3,
             gather_ms=times.gather * 1e3,
             convert_ms=times.convert * 1e3,
@@ -48,7 +40,6 @@ class VersionReport:
             encode_ms=max(0.0, report.process_ms - spent),
             send_ms=report.manifest_publish_ms,
             total_ms=total_s * 1e3,
-            notes=list(report.notes),
         )
 
 
@@ -59,15 +50,16 @@ class Reporter:
         self.engines_failed = False
 
     def version(self, step: VersionReport) -> None:
-        share = 100.0 * step.changed / step.total if step.total else 0.0
+        made = step.published
+        share = 100.0 * made.changed_units / made.total_units if made.total_units else 0.0
         print(
-            f"driftless: version {step.version}: {share:.2f} % changed, {step.wire_bytes} of "
-            f"{step.full_bytes} bytes, {step.encoding}, {step.total_ms:.1f} ms (gather "
+            f"driftless: version {made.version}: {share:.2f} % changed, {made.wire_bytes} of "
+            f"{made.full_bytes} bytes, {made.encoding}, {step.total_ms:.1f} ms (gather "
             f"{step.sync_ms + step.gather_ms:.1f}, convert {step.convert_ms:.1f}, diff "
             f"{step.diff_ms:.1f}, encode {step.encode_ms:.1f}, send {step.send_ms:.1f})",
             flush=True,
         )
-        for note in step.notes:
+        for note in made.notes:
             self.note(note)
 
     def note(self, text: str) -> None:

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 import driftless
-from driftless.units import bytes_of, seconds_of
 
 from . import base as base_checkpoint
 from . import binding, topology
@@ -83,10 +82,9 @@ class Session:
             "finding the source ranks", lambda: topology.stages_of(everyone, sizes)
         )
         self.stage, self._stages = stages[facts.pp], stages
-        deadlines = (self.settings["deadlines.publish"], self.settings["deadlines.connect"])
-        timeout_s = 2 * max(map(seconds_of, deadlines))
+        timeout_s = 2 * max(self.config.publish_s, self.config.connect_s)
         # As much of the shards is gathered at a time as fills one of the publisher's buckets.
-        self._bucket_bytes = bytes_of(self.settings["buffer_size"])
+        self._bucket_bytes = self.config.buffer_bytes
         self.groups = topology.Groups(stages, timeout_s)
         self.leads = self.rank == stages[0].source
         self.publishes = self.rank == self.stage.source
@@ -95,9 +93,7 @@ class Session:
         self._export = None
         if self.holds:
             device = next(binding.unwrap(self.model[0]).parameters()).device
-            self._export = StageExport(
-                bound, self.stage, self.groups, self._bucket_bytes, device, driftless.TensorSpec
-            )
+            self._export = StageExport(bound, self.stage, self.groups, self._bucket_bytes, device)
 
     def _bind(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> Any:
         directory = self.options.hf_checkpoint
@@ -132,7 +128,7 @@ class Session:
         def open_publisher() -> Any:
             source: Any = self._export
             if directory is not None:
-                source = base_checkpoint.CheckpointBase(directory, source.specs, self._bucket_bytes)
+                source = base_checkpoint.CheckpointBase(directory, source.specs)
             return driftless.Publisher(self._job, source, group=group)
 
         self._publisher = self._all_ranks(
@@ -258,7 +254,7 @@ class Session:
 
     def _wait_for_rollouts(self) -> None:
         """[leader] Until those of this job have the last version, or do not get on any more."""
-        patience = seconds_of(self.settings["deadlines.connect"])
+        patience = self.config.connect_s
         best: list[int] = []
         now: list[tuple[str, int]] = []
         until = time.monotonic() + patience

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -125,13 +126,6 @@ class Groups:
                 self.publishers = group
         self.everyone = dist.new_group(timeout=timeout, backend="gloo")
 
-    def close(self) -> None:
-        """[each rank]"""
-        for group in (self.data, self.control, self.publishers, self.everyone):
-            if group is not None and dist.is_initialized():
-                dist.destroy_process_group(group)
-        self.data = self.control = self.publishers = None
-
 
 class PublisherGroup:
     """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of
@@ -180,8 +174,4 @@ class PublisherGroup:
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.zeros(0, dtype=torch.uint8)
-    )
+    return torch.from_numpy(numpy.frombuffer(data, numpy.uint8).copy())

@@ -21,7 +21,11 @@ warnings.simplefilter("ignore")
 PACKAGE = os.environ["DRIFTLESS_PYTHON_PACKAGE"]
 package = types.ModuleType("driftless")
 package.__path__ = [f"{PACKAGE}/driftless"]
+package.TensorSpec = lambda name, *_: name
 sys.modules["driftless"] = package
+native = types.ModuleType("driftless._native")
+native.TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+sys.modules["driftless._native"] = native
 
 import cpu_shim  # noqa: E402  before megatron
 import tiny_config  # noqa: E402
@@ -170,7 +174,7 @@ def ours(model, config):
     bound = binding.bind(plan, model, stage, facts.rank)
     if facts.rank not in stage.members:
         return None
-    export = StageExport(bound, stage, groups, 1 << 16, torch.device("cpu"), lambda name, *_: name)
+    export = StageExport(bound, stage, groups, 1 << 16, torch.device("cpu"))
     if facts.rank != stage.source:
         export.serve()
         return None

@@ -142,18 +142,18 @@ class Run:
     def left(self, number, label, session):
         """A line per version: which step it was, and what the publisher said of it."""
         if session.leads:
-            step = session.last
+            step, made = session.last, session.last.published
             line = {
                 "label": label,
                 "session": number,
-                "version": step.version,
-                "digest": step.digest,
-                "encoding": step.encoding,
-                "changed": step.changed,
+                "version": made.version,
+                "digest": made.digest,
+                "encoding": made.encoding,
+                "changed": made.changed_units,
                 "ms": step.total_ms,
-                "total": step.total,
-                "wire_bytes": step.wire_bytes,
-                "full_bytes": step.full_bytes,
+                "total": made.total_units,
+                "wire_bytes": made.wire_bytes,
+                "full_bytes": made.full_bytes,
                 "split": {
                     "gather": step.sync_ms + step.gather_ms,
                     "convert": step.convert_ms,
@@ -167,11 +167,11 @@ class Run:
 
     def wait_for_rollouts(self, number, session):
         for name in self.job["sessions"][number].get("rollouts", []):
-            path = self.work / "acks" / f"{name}_{session.last.version:06d}"
+            path = self.work / "acks" / f"{name}_{session.last.published.version:06d}"
             until = time.monotonic() + self.job.get("patience_s", 60)
             while not path.exists():
                 if time.monotonic() > until:
-                    raise TimeoutError(f"{name} did not get to version {session.last.version}")
+                    raise TimeoutError(f"{name} did not get to version {session.last.published.version}")
                 time.sleep(0.005)
 
     @contextlib.contextmanager
@@ -197,7 +197,7 @@ class Run:
     def steps(self):
         job = self.job
         for step in range(1, job["steps"] + 1):
-            before = [s.last.version if s and s.publishes and s.last else 0 for s in self.sessions]
+            before = [s.last.published.version if s and s.publishes and s.last else 0 for s in self.sessions]
             begin = time.perf_counter()
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
@@ -208,7 +208,7 @@ class Run:
             for number, session in enumerate(self.sessions):
                 if session is None or not session.publishes or session.last is None:
                     continue
-                if session.last.version != before[number]:
+                if session.last.published.version != before[number]:
                     self.left(number, f"step{step}", session)
                     if session.leads:
                         self.wait_for_rollouts(number, session)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of models as tables: how Megatron's parameters become Hugging Face's tensors.
 
-A family is a file `<family>.toml`: the model types it is for, the sizes its rows count in (from the
-keys of config.json), and the parts it is made of (`parts/*.toml`), which hold the rows. See
+A family is a file `<family>.toml`: the model types it is for, and the parts it is made of
+(`parts/*.toml`), which hold the rows and the sizes that they count in (from the keys of config.json). See
 docs/develop/adding_a_model.md. Needs neither torch nor Megatron.
 """
 
@@ -24,7 +24,8 @@ SCOPES = ("model", "layer", "dense_layer", "moe_layer", "expert", "mtp")
 SPECS = ("te", "local")
 
 _ROW_KEYS = {"megatron", "hf", "split", "shape", "scope", "when", "unless", "drop", "dtype"}
-_FAMILY_KEYS = {"model_types", "parts", "optional", "sizes", "moe"}
+_FAMILY_KEYS = {"model_types", "parts", "optional", "moe"}
+_PART_KEYS = {"sizes", "row"}
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,17 @@ def family_of(config: Mapping[str, Any]) -> Family:
     name = known[model_type]
     table = _checked(_read(f"{name}.toml"), _FAMILY_KEYS, f"{name}.toml")
     numbers = {k: int(v) for k, v in config.items() if isinstance(v, int)}
-    sizes: dict[str, int] = {}
-    for key, expressions in table["sizes"].items():
-        sizes[key] = _first(key, expressions, numbers, name)
     parts = list(table["parts"])
     parts += [part for key, part in table.get("optional", {}).items() if config.get(key)]
+    sizes: dict[str, int] = {}
     rows = []
     for part in parts:
-        for number, row in enumerate(_read(f"parts/{part}.toml")["row"]):
-            where = f"parts/{part}.toml, row {number + 1}"
+        file = f"parts/{part}.toml"
+        held = _checked(_read(file), _PART_KEYS, file)
+        for key, expressions in held.get("sizes", {}).items():
+            sizes[key] = _first(key, expressions, numbers, name)
+        for number, row in enumerate(held["row"]):
+            where = f"{file}, row {number + 1}"
             if _holds(_checked(row, _ROW_KEYS, where), config):
                 rows.append(_row(row, where))
     return Family(name, tuple(rows), sizes, _moe_layers(table.get("moe"), sizes, config))

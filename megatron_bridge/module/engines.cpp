@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// What driftless.engines needs: strided maps, a target of a module's parameters, the new values of
+// the tensors that Python writes itself, and masked overwrites on the host and on a GPU.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/parallel.h"
+#include "module/bindings.h"
+#include "module/device_kernels.h"
+#include "module/target.h"
+#include "plugin/job/devices.h"
+#include "plugin/targets/mapped_target.h"
+#include "plugin/targets/masked_device.h"
+#include "plugin/targets/masked_write.h"
+#include "plugin/targets/tensor_changes.h"
+
+namespace driftless::python {
+namespace {
+
+// `where`: "the layout has", for the message.
+std::uint32_t index_of(const WeightLayout& layout, const std::string& name,
+                       std::string_view where = "the layout has") {
+  const std::optional<std::uint32_t> found = layout.find(name);
+  if (found) return *found;
+  fail(StatusCode::kNotFound, where, " no tensor '", name, "'");
+}
+
+// A map into memory at an address, as units of a type that values of `from` are converted to.
+WeightMap masked_target(const StridedMap& map, std::uint64_t address, DType from,
+                        const std::string& dtype) {
+  const DType to = take(parse_dtype(dtype));
+  const std::optional<ValueCast> cast = value_cast(from, to);
+  if (!cast) {
+    fail(StatusCode::kUnsupported, "there is no conversion from ", info(from).name, " to ", dtype,
+         " here");
+  }
+  return {0, memory_at(address), unit_bytes(to), map, *cast, {}};
+}
+
+// TensorChanges by names, and into tensors of Python.
+class HeldChanges {
+ public:
+  HeldChanges(std::shared_ptr<const TensorChanges> changes,
+              std::shared_ptr<const WeightLayout> layout)
+      : changes_(std::move(changes)), layout_(std::move(layout)) {}
+
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const std::uint32_t tensor : changes_->tensors()) names.push_back((*layout_)[tensor].name);
+    return names;
+  }
+  [[nodiscard]] bool whole() const { return changes_->whole(); }
+  [[nodiscard]] std::uint64_t changed(const std::string& name) const {
+    return changes_->changed_units(index(name));
+  }
+  [[nodiscard]] std::optional<std::uint64_t> absent(const std::string& name) const {
+    const std::uint32_t tensor = index(name);
+    return without_gil([&] { return changes_->absent_bits(tensor); });
+  }
+  void write(const std::string& name, const py::object& into,
+             std::optional<std::uint64_t> only) const {
+    const std::uint32_t tensor = index(name);
+    const TensorRef ref = tensor_ref(into, name);
+    check(check_on_host(ref, name));
+    check(check_writable(ref, name));
+    if (ref.size_bytes != spec(name).size_bytes) {
+      fail(StatusCode::kInvalidArgument, "tensor '", name, "' has ", ref.size_bytes,
+           " bytes, expected ", spec(name).size_bytes);
+    }
+    without_gil([&] { changes_->write(tensor, ref.data, only); });
+  }
+  // The changes of the tensor that the map has, into memory.
+  [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
+                                      std::uint64_t target, const std::string& dtype,
+                                      unsigned threads) const {
+    const WeightMap into = masked_target(map, target, spec(name).dtype, dtype);
+    const std::span<const DeltaPiece> changed = pieces(name);
+    return take(
+        without_gil([&] { return MaskedWrite::make(into, changed, threads_or_default(threads)); }));
+  }
+
+  [[nodiscard]] const TensorSpec& spec(const std::string& name) const {
+    return (*layout_)[index(name)];
+  }
+  [[nodiscard]] std::span<const DeltaPiece> pieces(const std::string& name) const {
+    return changes_->pieces(index(name));
+  }
+
+ private:
+  [[nodiscard]] std::uint32_t index(const std::string& name) const {
+    return index_of(*layout_, name, "there is");
+  }
+  std::shared_ptr<const TensorChanges> changes_;
+  std::shared_ptr<const WeightLayout> layout_;
+};
+
+using View = std::tuple<std::uint64_t, std::vector<std::uint64_t>, std::vector<std::uint64_t>>;
+
+StridedView view_of(const View& view) {
+  return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
+}
+
+// A Python object with check, stage, commit, undo and drop. What it raises becomes a status that
+// says so; an exception of ours keeps its code.
+class PythonWriter final : public ExternalWriter {
+ public:
+  PythonWriter(py::object writer, std::shared_ptr<const WeightLayout> layout)
+      : writer_(std::move(writer)), layout_(std::move(layout)) {}
+  ~PythonWriter() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
+    const py::gil_scoped_acquire acquired;
+    writer_ = py::object();
+  }
+  PythonWriter(const PythonWriter&) = delete;
+  PythonWriter& operator=(const PythonWriter&) = delete;
+
+  Status check() override { return call("check"); }
+  Status stage(std::shared_ptr<const TensorChanges> changes) override {
+    return call("stage", std::make_shared<HeldChanges>(std::move(changes), layout_));
+  }
+  Status commit() override { return call("commit"); }
+  Status undo() override { return call("undo"); }
+  void drop() override { static_cast<void>(call("drop")); }
+
+ private:
+  template <typename... Arguments>
+  Status call(const char* method, Arguments&&... arguments) const {
+    const py::gil_scoped_acquire acquired;
+    try {
+      writer_.attr(method)(std::forward<Arguments>(arguments)...);
+      return {};
+    } catch (py::error_already_set& raised) {
+      return status_of(raised);
+    } catch (const StatusError& raised) {
+      return raised.status;
+    } catch (const std::exception& raised) {
+      return error(StatusCode::kInternal, raised.what());
+    }
+  }
+  static Status status_of(py::error_already_set& raised) {
+    const std::string type = py::str(raised.type().attr("__name__"));
+    const std::string text = py::str(raised.value());
+    StatusCode code = StatusCode::kInternal;
+    if (py::hasattr(raised.value(), "code")) {
+      const py::object named = raised.value().attr("code");
+      if (py::isinstance<py::str>(named)) code = code_of(named.cast<std::string>());
+    }
+    return code == StatusCode::kInternal ? error(code, type, ": ", text) : error(code, text);
+  }
+  static StatusCode code_of(const std::string& name) {
+    for (auto code = StatusCode::kInvalidArgument; code <= StatusCode::kInternal;
+         code = static_cast<StatusCode>(static_cast<unsigned>(code) + 1)) {
+      if (to_string(code) == name) return code;
+    }
+    return StatusCode::kInternal;
+  }
+
+  py::object writer_;
+  std::shared_ptr<const WeightLayout> layout_;
+};
+
+class MappedHolder : public HeldTarget {
+ public:
+  MappedHolder(std::shared_ptr<MappedTarget> target, py::object owners)
+      : HeldTarget(target), module_(std::move(target)), owners_(std::move(owners)) {}
+  [[nodiscard]] bool proven() const { return module_->proven(); }
+
+ private:
+  std::shared_ptr<MappedTarget> module_;
+  py::object owners_;  // of the memory that the maps lead to
+};
+
+// (tensor, address of unit 0, dtype there, map, the parameter's name)
+using MapTuple = std::tuple<std::string, std::uint64_t, std::string, StridedMap, std::string>;
+
+WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
+  const auto& [name, address, dtype_name, map, parameter] = given;
+  WeightMap made;
+  made.tensor = index_of(layout, name);
+  made.data = memory_at(address);
+  const DType dtype = take(parse_dtype(dtype_name));
+  made.unit_bytes = unit_bytes(dtype);
+  const std::optional<ValueCast> cast = value_cast(layout[made.tensor].dtype, dtype);
+  if (!cast) {
+    fail(StatusCode::kUnsupported, "tensor '", name, "' is ", info(layout[made.tensor].dtype).name,
+         ", parameter '", parameter, "' is ", dtype_name, ": there is no such conversion here");
+  }
+  made.cast = *cast;
+  made.map = map;
+  made.parameter = parameter;
+  return made;
+}
+
+std::shared_ptr<MappedHolder> make_mapped(
+    const WeightLayout& layout, const std::vector<MapTuple>& maps,
+    const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
+    const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
+    std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
+    unsigned threads, std::optional<int> device) {
+  MappedParts parts;
+  parts.layout = layout;
+  for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
+  for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
+  for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
+  if (!writer.is_none()) {
+    parts.writer =
+        std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
+  }
+  if (device) parts.memory = take(open_device_memory(*device));
+  MappedOptions options;
+  if (version) {
+    options.initial.emplace();
+    options.initial->version = *version;
+    if (run) options.initial->run = take(hash128_from_hex(*run));
+  }
+  if (digest) options.initial_digest = take(digest_from_hex(*digest));
+  options.threads = threads;
+  std::unique_ptr<MappedTarget> made =
+      take(without_gil([&] { return make_mapped_target(std::move(parts), options); }));
+  return std::make_shared<MappedHolder>(std::move(made), owners);
+}
+
+void bind_map(py::module_& module) {
+  py::class_<StridedMap> map(
+      module, "StridedMap",
+      "Which units of a tensor lie where in other memory. Views are (offset, shape, strides).");
+  def_fields(map, "units", &StridedMap::units, "dims", &StridedMap::dims);
+  map.def(py::init([](const View& source, std::uint64_t source_units, const View& target,
+                      std::uint64_t target_units) {
+            return take(
+                StridedMap::make(view_of(source), source_units, view_of(target), target_units));
+          }),
+          py::arg("source"), py::arg("source_units"), py::arg("target"), py::arg("target_units"))
+      .def("meets", &targets_meet, "Whether both may write the same unit.");
+  module.def("can_cast", [](const std::string& from, const std::string& to) {
+    return value_cast(take(parse_dtype(from)), take(parse_dtype(to))).has_value();
+  });
+}
+
+// A copy from `source`, in which units are new values or the sentinel, into `address`.
+MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
+                         std::uint64_t sentinel, std::uint64_t target,
+                         const std::string& target_dtype, unsigned threads) {
+  const WeightMap into = masked_target(map, target, take(parse_dtype(dtype)), target_dtype);
+  const MaskedSource from{memory_at(source), sentinel};
+  return take(
+      without_gil([&] { return MaskedWrite::make(into, from, threads_or_default(threads)); }));
+}
+
+// MaskedDevice for Python: keeps what it was given, and numbers tensors as they were staged.
+class HeldMasked {
+ public:
+  using Dense = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
+
+  explicit HeldMasked(int device) : device_(device), masked_(take(open_masked_device(device))) {}
+
+  void stage(std::shared_ptr<HeldChanges> changes, const std::vector<std::string>& names,
+             std::uint64_t dense_bytes, const std::vector<Dense>& first) {
+    std::vector<MaskedDevice::Tensor> tensors;
+    specs_.clear();
+    for (const std::string& name : names) {
+      const TensorSpec& spec = changes->spec(name);
+      specs_.push_back(spec);
+      tensors.push_back({spec.units(), unit_bytes(spec.dtype), changes->pieces(name)});
+    }
+    changes_ = std::move(changes);
+    const std::vector<MaskedDevice::Dense> filled = checked(first);
+    check(without_gil([&] { return masked_->stage(tensors, dense_bytes, filled); }));
+  }
+  // The full-shape tensor at this offset; its content is what fill() put there last.
+  [[nodiscard]] TensorRef tensor(std::size_t number, std::uint64_t offset) const {
+    const TensorSpec& spec = at(number);
+    const std::shared_ptr<std::byte> memory = masked_->dense();
+    TensorRef ref = TensorRef::of(spec, memory.get() + offset, memory);
+    ref.set_cuda(device_);
+    return ref;
+  }
+  void fill(const std::vector<Dense>& dense, std::uint64_t stream) {
+    const std::vector<MaskedDevice::Dense> filled = checked(dense);
+    check(without_gil([&] { return masked_->fill(filled, stream_of(stream)); }));
+  }
+  // Takes some microseconds: not worth letting go of the interpreter.
+  std::size_t overwrite(std::size_t number, const StridedMap& map, std::uint64_t target,
+                        const std::string& dtype, std::uint64_t stream) {
+    const WeightMap into = masked_target(map, target, at(number).dtype, dtype);
+    return take(masked_->overwrite(number, into, stream_of(stream)));
+  }
+  void undo(std::size_t write, std::uint64_t stream) {
+    check(masked_->take_back(write, stream_of(stream)));
+  }
+
+ private:
+  [[nodiscard]] const TensorSpec& at(std::size_t number) const {
+    if (number < specs_.size()) return specs_[number];
+    fail(StatusCode::kInvalidArgument, "tensor ", number, " of ", specs_.size(),
+         " that are staged");
+  }
+  [[nodiscard]] std::vector<MaskedDevice::Dense> checked(const std::vector<Dense>& given) const {
+    std::vector<MaskedDevice::Dense> dense;
+    for (const auto& [number, offset, sentinel] : given) {
+      static_cast<void>(at(number));
+      dense.push_back({number, offset, sentinel});
+    }
+    return dense;
+  }
+
+  int device_;
+  std::unique_ptr<MaskedDevice> masked_;
+  std::shared_ptr<HeldChanges> changes_;  // what is staged points into it
+  std::vector<TensorSpec> specs_;
+};
+
+}  // namespace
+
+void bind_engines(py::module_& module) {
+  bind_map(module);
+  py::class_<MappedHolder, HeldTarget, std::shared_ptr<MappedHolder>>(
+      module, "MappedTarget",
+      "Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor, "
+      "address of the memory's first unit, its dtype, map, the parameter's name); all lead to host "
+      "memory, or to that of one GPU, `device`. `writer` writes the tensors that have no maps: "
+      "check(), stage(changes), commit(), undo(), drop(); each may raise, commit() then leaves no "
+      "trace. driftless.engines makes them from a module.")
+      .def(py::init(&make_mapped), py::arg("layout"), py::arg("maps"),
+           py::arg("external") = std::vector<std::string>(),
+           py::arg("refused") = std::map<std::string, std::string>(),
+           py::arg("writer") = py::none(), py::arg("owners") = py::none(),
+           py::arg("run") = py::none(), py::arg("version") = py::none(),
+           py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none())
+      .def_property_readonly("proven", &MappedHolder::proven,
+                             "Whether the digest is proven from the parameters' own bits.");
+  py::class_<MaskedWrite>(
+      module, "MaskedWrite",
+      "A copy by addresses through a map, of the source's units that are not the sentinel. Done "
+      "when it is made.")
+      .def(py::init(&masked_write), py::arg("map"), py::arg("source"), py::arg("dtype"),
+           py::arg("sentinel"), py::arg("target"), py::arg("target_dtype"), py::arg("threads") = 0)
+      .def("undo", &MaskedWrite::undo, py::call_guard<py::gil_scoped_release>());
+  py::class_<HeldChanges, std::shared_ptr<HeldChanges>> changes(
+      module, "TensorChanges", "New values of the tensors that Python writes.");
+  def_fields(changes, "names", &HeldChanges::names, "whole", &HeldChanges::whole);
+  changes.def("changed", &HeldChanges::changed, py::arg("name"))
+      .def("absent", &HeldChanges::absent, py::arg("name"),
+           "Bits that no new value of the tensor has.")
+      .def("write", &HeldChanges::write, py::arg("name"), py::arg("tensor"),
+           py::arg("only") = py::none(),
+           "Into a tensor of the same size on the host; with `only`, the values of these bits.")
+      .def("overwrite", &HeldChanges::overwrite, py::arg("name"), py::arg("map"), py::arg("target"),
+           py::arg("dtype"), py::arg("threads") = 0,
+           "The changes that the map has into memory, by its address.");
+  py::class_<HeldMasked>(
+      module, "MaskedDevice",
+      "Masked overwrites in the memory of a GPU. Tensors have the numbers that their names have in "
+      "stage(); dense ones are (number, offset in bytes, sentinel). Streams are of torch's "
+      "cuda_stream; what takes one queues its work there.")
+      .def(py::init<int>(), py::arg("device"))
+      .def("stage", &HeldMasked::stage, py::arg("changes"), py::arg("names"),
+           py::arg("dense_bytes"), py::arg("first"),
+           "The changes of these tensors, and full-shape ones of the first chunk; waits.")
+      .def("tensor", &HeldMasked::tensor, py::arg("number"), py::arg("offset"),
+           "The full-shape tensor there; it holds what was filled in last.")
+      .def("fill", &HeldMasked::fill, py::arg("dense"), py::arg("stream"))
+      .def("overwrite", &HeldMasked::overwrite, py::arg("number"), py::arg("map"),
+           py::arg("target"), py::arg("dtype"), py::arg("stream"),
+           "The changes that the map has into memory, by its address. A number for undo().")
+      .def("undo", &HeldMasked::undo, py::arg("write"), py::arg("stream"));
+}
+
+}  // namespace driftless::python
