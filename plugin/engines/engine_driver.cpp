@@ -46,7 +46,8 @@ EngineCall EngineDriver::start(Request request) {
   request_ = request;
   result_ = {};
   problem_ = finish_problem_ = {};
-  reopened_ = brought_ = paused_running_ = wrote_ = reached_ = told_label_ = false;
+  reopened_ = brought_ = tidying_ = paused_running_ = wrote_ = reached_ = false;
+  told_label_ = read_label_ = false;
   before_.reset();
   stage_attempts_ = 0;
   staging_ms_ = 0;
@@ -127,6 +128,13 @@ void EngineDriver::remember(const Status& problem) {
 // Nothing was written in this request. An engine that is known to be whole is resumed.
 EngineCall EngineDriver::leave(Status problem) {
   remember(problem);
+  if (told_label_ && pause_ == PauseState::kPaused) {
+    return stay_paused(concat(problem_.message(), "; its label is not that of what it holds"));
+  }
+  if (told_label_) {
+    return end(error(problem_.code(), problem_.message(),
+                     "; its label is not that of what it holds, and it is left as it is"));
+  }
   if (!result_.known && !paused_running_ && pause_ == PauseState::kPaused) {
     return stay_paused(problem_.ok() ? holdings_of_ranks(result_.replies)
                                      : std::string(problem_.message()));
@@ -139,7 +147,7 @@ EngineCall EngineDriver::leave(Status problem) {
     return end(error(problem_.code(), problem_.message(),
                      "; nobody can say what the engine holds, so it is left as it is"));
   }
-  return first_ || dirty_ ? clear() : resume();
+  return settle();
 }
 
 EngineCall EngineDriver::stay_paused(std::string why) {
@@ -214,6 +222,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kStaged: return on_staged(answer);
     case Step::kPausing: return on_paused(answer);
     case Step::kBeginning:
+      if (failed && told_label_ && tries_ < kTries) return again();
       if (failed) return leave(answer.status.with_context("its update did not begin"));
       return told_label_ ? make(Step::kProof, EngineCall::of(EngineOp::kAsk)) : write();
     case Step::kWriting:
@@ -224,20 +233,26 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kFinishing:
       if (failed && tries_ < kTries) return again();
       finish_problem_ = answer.status;
-      return clear();
+      if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
+      return settle();
     case Step::kClearing:
       if (failed && tries_ < kTries) return again();
       dirty_ = failed;
       return resume();
     case Step::kResuming: return failed && tries_ < kTries ? again() : on_resumed(answer);
-    case Step::kReadLabel: return on_label(answer);
+    case Step::kReadLabel:
+      if (failed && pause_ != PauseState::kRunning && tries_ < kTries &&
+          answer.status.code() != StatusCode::kUnsupported) {
+        return again();
+      }
+      return on_label(answer);
     case Step::kSetLabel:
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
       }
       return make(Step::kLabelProof, EngineCall::of(EngineOp::kAsk));
     case Step::kLabelProof: return on_label_proof(answer);
-    case Step::kTakeLabelBack: return end(problem_);
+    case Step::kTakeLabelBack: return leave(problem_);
     case Step::kEnded: break;
   }
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
@@ -252,7 +267,7 @@ EngineDriver::Held EngineDriver::held_by(const std::vector<RankReply>& replies) 
   held.kind = Held::kOne;
   for (const RankReply& reply : replies) {
     const EngineIdentity& holds = reply.holds;
-    if (holds.version < 0 || reply.unproven) {
+    if (holds.version < 0) {
       held.kind = Held::kTorn;
       return held;
     }
@@ -294,6 +309,7 @@ EngineCall EngineDriver::on_first_ask(const EngineAnswer& answer) {
                      "; the engine does not say what it holds, so it is left ",
                      paused ? "paused" : "as it is"));
   }
+  if (!same_processes(answer.ranks)) labelled_.reset();
   processes_.clear();
   for (const RankReply& reply : answer.ranks) processes_.push_back(reply.process);
   return on_opened(answer);
@@ -382,19 +398,20 @@ EngineCall EngineDriver::tidy() {
   const bool ours = pause_ == PauseState::kPaused || dirty_;
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
-    return make(Step::kFirstClear, EngineCall::of(EngineOp::kClearCache));
+    tidying_ = true;
+    return settle();
   }
   return ready();
 }
 
 EngineCall EngineDriver::ready() {
-  first_ = false;
+  first_ = tidying_ = false;
   if (request_ == Request::kClose || request_ == Request::kOpen) return end({});
   if (result_.known) before_ = result_.identity;
   result_.from_version = result_.known ? result_.identity.version : 0;
   if (result_.known && is_goal(result_.identity)) {
     reached_ = true;
-    return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+    return read_label();
   }
   if (result_.known && is_ahead(result_.identity)) {
     static_cast<void>(make(Step::kAhead, EngineCall::of(EngineOp::kAsk)));

@@ -159,10 +159,28 @@ EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::finish() {
-  if (!options_.session) return clear();
+  if (!options_.session) return settle();
   EngineCall finish = EngineCall::of(EngineOp::kFinish);
-  if (reached_) finish.label = std::to_string(result_.identity.version);
+  if (reached_ || told_label_) {
+    finish.label = std::to_string(result_.identity.version);
+    labelled_.reset();
+    read_label_ = false;
+  }
   return make(Step::kFinishing, std::move(finish));
+}
+
+// The ranks hold one version: before the engine serves it, its label tells so.
+EngineCall EngineDriver::settle() {
+  const bool base = result_.identity.run.empty();  // has the label that the server began with
+  if (!result_.known || base || labelled_ == result_.identity) return go_on();
+  read_label_ = false;
+  return read_label();
+}
+
+EngineCall EngineDriver::go_on() {
+  told_label_ = false;
+  if (tidying_) return make(Step::kFirstClear, EngineCall::of(EngineOp::kClearCache));
+  return first_ || dirty_ ? clear() : resume();
 }
 
 EngineCall EngineDriver::clear() {
@@ -190,35 +208,48 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
     remember(finish_problem_.with_context("its update was not finished"));
     return end(problem_);
   }
-  return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+  return read_label();
 }
 
 // --- the label ---------------------------------------------------------------------------------
 
+// Once is enough: of an engine that serves, to end with; of any other, before it is resumed.
+EngineCall EngineDriver::read_label() {
+  if (read_label_) return end(problem_);
+  return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+}
+
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
+  const bool serves = pause_ == PauseState::kRunning;
   const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
   if (!answer.status.ok() && !none) {
+    if (serves) remember(finish_problem_);
     remember(answer.status);
-    remember(finish_problem_);
-    return end(problem_);
+    told_label_ = !serves;  // nobody knows it, so that nothing is resumed
+    return serves ? end(problem_) : leave(problem_);
   }
   const std::string wanted = std::to_string(result_.identity.version);
   if (none) remember(finish_problem_.with_context("its update was not finished"));
-  if (none || answer.label == wanted) return end(problem_);
+  if (none || answer.label == wanted) {
+    labelled_ = result_.identity;
+    read_label_ = true;
+    return serves ? end(problem_) : go_on();
+  }
   if (told_label_) {
-    remember(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
-                   ", expected ", wanted));
-    return end(problem_);
+    return leave(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
+                       ", expected ", wanted));
   }
   told_label_ = true;
   // In a session, if the engine has them: a server that was started anew has none, and refuses.
-  if (options_.session) {
-    paused_running_ = true;
-    return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
+  if (!options_.session) {
+    EngineCall set = EngineCall::of(EngineOp::kSetLabel);
+    set.label = wanted;
+    return make(Step::kSetLabel, std::move(set));
   }
-  EngineCall set = EngineCall::of(EngineOp::kSetLabel);
-  set.label = wanted;
-  return make(Step::kSetLabel, std::move(set));
+  if (pause_ == PauseState::kPaused) {
+    return make(Step::kBeginning, EngineCall::of(EngineOp::kBegin));
+  }
+  return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
 }
 
 // A server that was started anew in between has got a label that is not its own.
@@ -226,7 +257,7 @@ EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
   const Held held = held_by(answer.ranks);
   const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
                     held.one == result_.identity;
-  if (good) return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+  if (good) return read_label();
   result_.known = result_.updated = false;
   remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
                  answer.status.message(), "): its label is not proven"));
@@ -240,13 +271,16 @@ std::string EngineDriver::fingerprint() const {
       concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
              "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
              tries_, "/", stage_attempts_, "/", staged_, "/", stagings_);
-  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_,
-                          wrote_, reached_, told_label_, result_.known, result_.updated,
-                          problem_.ok(), finish_problem_.ok(), options_.session}) {
+  for (const bool flag :
+       {first_, dirty_, reopened_, brought_, tidying_, paused_running_, staged_already_, wrote_,
+        reached_, told_label_, read_label_, result_.known, result_.updated, problem_.ok(),
+        finish_problem_.ok(), options_.session}) {
     text += flag ? '1' : '0';
   }
   for (const std::string& process : processes_) text += concat("/", process);
-  if (before_) text += concat("/", to_string(*before_));
+  for (const auto& known : {before_, labelled_}) {
+    text += concat("/", known ? to_string(*known) : "");
+  }
   text += concat("/", to_string(result_.identity), "/", goal_.run, "/", goal_.version);
   return text;
 }

@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "formats/strict_json.h"
+#include "plugin/engines/engine_http.h"
 
 namespace driftless {
 
@@ -28,7 +29,7 @@ class EngineLink {
  public:
   // `stop` ends the calls that may be ended; null: none. It outlives the link.
   EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
-             const std::atomic<bool>* stop);
+             const std::atomic<bool>* stop, HttpFunction http = http_call);
 
   // `must`: also while everything ends.
   [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const;
@@ -45,6 +46,7 @@ class EngineLink {
   std::string url_, token_;
   std::chrono::milliseconds timeout_;
   const std::atomic<bool>* stop_;
+  HttpFunction http_;
 };
 
 // kInvalidArgument, naming the url, if it cannot be called, or if the token fits no header.
