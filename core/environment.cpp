@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/environment.h"
 
-#include <memory>
 #include <random>
 #include <thread>
-#include <utility>
 
 namespace driftless {
 namespace {
@@ -14,10 +12,6 @@ class SystemEnvironment final : public Environment {
   TimePoint now() override { return std::chrono::steady_clock::now(); }
   void sleep_until(TimePoint when) override { std::this_thread::sleep_until(when); }
   [[nodiscard]] bool has_threads() const override { return true; }
-  std::function<void()> start(std::function<void()> body) override {
-    const auto thread = std::make_shared<std::thread>(std::move(body));
-    return [thread] { thread->join(); };
-  }
   Hash128 random() override {
     std::random_device device;
     const auto word = [&] { return (std::uint64_t{device()} << 32) | device(); };

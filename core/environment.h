@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 
 #include "core/hash128.h"
@@ -24,12 +23,9 @@ class Environment {
   // Monotonic.
   [[nodiscard]] virtual TimePoint now() = 0;
   virtual void sleep_until(TimePoint when) = 0;
-  // False: work on elements is done by the caller alone, and nobody can notify a condition variable
-  // while the caller waits for it.
+  // False: whatever would run on threads of its own is done by the caller, and nobody can notify a
+  // condition variable while the caller waits for it.
   [[nodiscard]] virtual bool has_threads() const = 0;
-  // Runs `body` beside the caller: on a thread, or as this environment has it. What is returned
-  // waits for its end, and is to be called once. Throws std::system_error if there is no thread.
-  [[nodiscard]] virtual std::function<void()> start(std::function<void()> body) = 0;
   // 128 random bits.
   [[nodiscard]] virtual Hash128 random() = 0;
 };
@@ -65,14 +61,6 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
     lock.lock();
   }
   return true;
-}
-
-// condition_variable::wait() likewise.
-template <typename Ready>
-void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
-          const Ready& ready) {
-  while (!wait_until(changed, lock, environment().now() + std::chrono::hours(1), ready)) {
-  }
 }
 
 }  // namespace driftless

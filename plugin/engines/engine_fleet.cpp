@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "core/environment.h"
+#include "core/executor.h"
 
 namespace driftless {
 namespace {
@@ -29,7 +30,7 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
     Engine& engine = *engines_[i];
     engine.session = std::move(sessions[i]);
     try {
-      engine.join = environment().start([this, &engine] { run(engine); });
+      engine.join = executor().start([this, &engine] { run(engine); });
     } catch (const std::system_error& failed) {
       const std::scoped_lock lock(mutex_);
       engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());
@@ -86,7 +87,8 @@ void EngineFleet::run(Engine& engine) {
     std::uint64_t goal = 0;
     {
       std::unique_lock lock(mutex_);
-      wait(changed_, lock, [&] { return stop_ || goal_ > engine.state.version; });
+      const auto news = [&] { return stop_ || goal_ > engine.state.version; };
+      while (!wait_until(changed_, lock, environment().now() + kLongestWait, news)) continue;
       if (stop_) break;
       goal = goal_;
     }

@@ -67,7 +67,8 @@ Simulation::Thread* Simulation::next() {
 }
 
 void Simulation::run(const std::function<void(const Process&)>& check) {
-  const EnvironmentScope scope(*this);
+  const EnvironmentScope time(*this);
+  const ExecutorScope threads(*this);
   while (Thread* const thread = next()) {
     running_ = thread;
     const std::shared_ptr<Process> process = thread->process;

@@ -20,7 +20,6 @@ class StillEnvironment final : public Environment {
   TimePoint now() override { return now_; }
   void sleep_until(TimePoint when) override { now_ = std::max(now_, when); }
   [[nodiscard]] bool has_threads() const override { return false; }
-  std::function<void()> start(std::function<void()> body) override { return body; }
   Hash128 random() override { return {1, ++randoms_}; }
 
  private:
