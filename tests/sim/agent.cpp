@@ -19,9 +19,8 @@ constexpr milliseconds kLook{300};
 constexpr milliseconds kStageTimeout{4'000};
 // Of one step of the relay: an anchor or a version is fetched; what receivers say, lists.
 constexpr milliseconds kRelayLimit = kLook + 2 * kFetchDeadline + 4 * kReportDeadline;
-// Of one try of an update: the ranks stage up to five times, with the driver's grace; thirty calls
-// that get no answer.
-constexpr milliseconds kUpdateLimit = 5 * kStageTimeout + milliseconds(30'000) + 40 * kCallTimeout;
+// Of one try of an update: staging, with the driver's grace, and calls that get no answer.
+constexpr milliseconds kUpdateLimit = 5 * kStageTimeout + milliseconds(30'000) + 80 * kCallTimeout;
 
 // What the product's agent tries again.
 bool may_pass(StatusCode code) {
@@ -122,13 +121,16 @@ Status Agent::run(Process& process) {
 }
 
 Status Agent::follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road, VersionDigests& digests) {
+  Deadline alive = Deadline::after(milliseconds(0));
   while (!world_.ending) {
     DRIFTLESS_RETURN_IF_ERROR(world_.simulation.step());
     const Result<bool> delivered = deliver(relay, digests);
     DRIFTLESS_RETURN_IF_ERROR(delivered.status());
     if (*delivered) fleet.set_goal(relay.version());
-    static_cast<void>(fleet.take_updates());
+    const bool taken = !fleet.take_updates().empty();
+    if (!*delivered && !taken && !alive.expired()) continue;
     report(relay, fleet, road);
+    alive = Deadline::after(milliseconds(1'000));
   }
   return road.leave(Deadline::after(kReportDeadline));
 }

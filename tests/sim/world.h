@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,16 @@ inline constexpr std::chrono::milliseconds kTellDeadline{8'000};
 
 inline constexpr const char* kRoad = "/road";
 
+// Empty; always the same one, so that what is said of it is the same for the same seed.
+inline const std::string& new_shm_dir() {
+  static const TempDir dir(TempDir::Where::kMemory);
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    std::filesystem::remove_all(entry.path(), ignored);
+  }
+  return dir.path();
+}
+
 struct World {
   World(Simulation& simulation_, bool loopback, unsigned ranks_)
       : simulation(simulation_),
@@ -34,7 +45,7 @@ struct World {
         hub(loopback ? std::make_unique<LoopbackHub>(LoopbackOptions{.ring_versions = 1000}, ranks_)
                      : nullptr) {
     shared_fs.dir = kRoad;
-    host_shm.dir = shm_dir.path();
+    host_shm.dir = new_shm_dir();
     host_shm.versions = 4;
   }
 
@@ -45,7 +56,6 @@ struct World {
   SimDisk disk;
   SharedFsOptions shared_fs;
   DirectoryLayout layout = DirectoryLayout::kFrames;  // of the road
-  TempDir shm_dir{TempDir::Where::kMemory};
   HostShmOptions host_shm;  // the agent's road to its engines, in memory of this host
   Truth truth;
   double receive_fault_rate = 0;  // of calls of a receiver to its road
