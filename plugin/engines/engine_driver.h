@@ -55,11 +55,9 @@ struct EngineCall {
   std::uint64_t version = 0;
   std::int64_t wait_ms = 0;
   double timeout_s = 0;
-  std::string source, ticket, label;
+  std::string source{}, ticket{}, label{};
   bool must = false;  // to be made also while everything ends
   PauseState pause = PauseState::kUnknown;
-
-  [[nodiscard]] static EngineCall of(EngineOp op);
 };
 
 struct EngineAnswer {
@@ -156,6 +154,7 @@ class EngineDriver {
 
   [[nodiscard]] EngineCall start(Request request);
   [[nodiscard]] EngineCall make(Step step, EngineCall call);
+  [[nodiscard]] EngineCall make(Step step, EngineOp op) { return make(step, EngineCall{.op = op}); }
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
   [[nodiscard]] EngineCall leave(Status problem);
@@ -212,7 +211,7 @@ class EngineDriver {
   bool paused_running_ = false;  // it ran when this request paused it
   bool wrote_ = false, reached_ = false;
   bool told_label_ = false;  // it is being corrected: nothing is resumed before it is right
-  bool read_label_ = false;  // and was right
+  int corrections_ = 0;      // of the label, in this request
   std::optional<EngineIdentity> before_;    // of all ranks, before the write
   std::optional<EngineIdentity> labelled_;  // that the label is known to tell, in processes_
   std::uint64_t staged_ = 0;
