@@ -36,10 +36,7 @@ Result<std::string> Engine::carry_out(Server& server, const std::string& operati
   };
   if (operation == "pause") server.paused = true;
   if (operation == "resume") server.paused = false;
-  if (operation == "begin") {
-    if (server.session) return refused("an update is active");
-    server.session = true;
-  }
+  if (operation == "begin") server.session = true;  // one that nobody ended is ended first
   if (operation == "write") {
     if (!server.session) return refused("no update is active");
     for (const auto& worker : server.workers)

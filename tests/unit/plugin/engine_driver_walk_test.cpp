@@ -280,6 +280,8 @@ class Walk {
       --next.restarts;
       next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
+      // What was in the dead server's queue is gone; of the workers' calls this need not be so.
+      if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
       next.way += " ENGINE-RESTART";
       push(std::move(next));
     }
