@@ -2,6 +2,7 @@
 #include "plugin/engines/engine_driver.h"
 
 #include <algorithm>
+#include <array>
 
 namespace driftless {
 namespace {
@@ -13,31 +14,10 @@ constexpr std::int64_t kFirstLookMs = 2, kLongestLookMs = 50;
 }  // namespace
 
 std::string_view to_string(EngineOp op) {
-  switch (op) {
-    case EngineOp::kEnd: return "end";
-    case EngineOp::kWait: return "wait";
-    case EngineOp::kAsk: return "status";
-    case EngineOp::kLook: return "look";
-    case EngineOp::kOpen: return "open";
-    case EngineOp::kClose: return "close";
-    case EngineOp::kStage: return "stage";
-    case EngineOp::kRollback: return "rollback";
-    case EngineOp::kPause: return "pause";
-    case EngineOp::kBegin: return "begin";
-    case EngineOp::kWrite: return "write";
-    case EngineOp::kFinish: return "finish";
-    case EngineOp::kReadLabel: return "read_label";
-    case EngineOp::kSetLabel: return "set_label";
-    case EngineOp::kClearCache: return "clear_cache";
-    case EngineOp::kResume: return "resume";
-  }
-  return "";
-}
-
-EngineCall EngineCall::of(EngineOp op) {
-  EngineCall call;
-  call.op = op;
-  return call;
+  static constexpr std::array<std::string_view, 16> kNames{
+      "end",   "wait",  "status", "look",   "open",       "close",     "stage",       "rollback",
+      "pause", "begin", "write",  "finish", "read_label", "set_label", "clear_cache", "resume"};
+  return kNames.at(static_cast<std::size_t>(op));
 }
 
 // --- requests ----------------------------------------------------------------------------------
@@ -46,11 +26,13 @@ EngineCall EngineDriver::start(Request request) {
   request_ = request;
   result_ = {};
   problem_ = finish_problem_ = {};
-  reopened_ = brought_ = paused_running_ = wrote_ = reached_ = told_label_ = false;
+  reopened_ = brought_ = tidying_ = paused_running_ = wrote_ = reached_ = false;
+  told_label_ = false;
+  corrections_ = 0;
   before_.reset();
   stage_attempts_ = 0;
   staging_ms_ = 0;
-  return make(Step::kFirstAsk, EngineCall::of(EngineOp::kAsk));
+  return make(Step::kFirstAsk, EngineOp::kAsk);
 }
 
 EngineCall EngineDriver::begin_open() {
@@ -71,7 +53,7 @@ EngineCall EngineDriver::begin_wait_staged(std::int64_t stage_ms) {
   options_.stage_ms = stage_ms;
   goal_ = {};
   static_cast<void>(start(Request::kWaitStaged));
-  return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
+  return make(Step::kStaged, EngineOp::kLook);
 }
 
 EngineCall EngineDriver::begin_update(EngineGoal goal, bool staged) {
@@ -105,7 +87,7 @@ EngineCall EngineDriver::again() {
   const bool look = call_.op == EngineOp::kLook;
   const std::int64_t first = look ? kFirstLookMs : kFirstWaitMs;
   pending_ = call_;
-  call_ = EngineCall::of(EngineOp::kWait);
+  call_ = EngineCall{.op = EngineOp::kWait};
   call_.wait_ms = std::min(look ? kLongestLookMs : kLongestWaitMs, first << std::min(tries_, 10));
   call_.must = pending_.must;
   call_.pause = pause_;
@@ -116,7 +98,7 @@ EngineCall EngineDriver::again() {
 EngineCall EngineDriver::end(Status status) {
   step_ = Step::kEnded;
   result_.status = std::move(status);
-  call_ = EngineCall::of(EngineOp::kEnd);
+  call_ = EngineCall{.op = EngineOp::kEnd};
   return call_;
 }
 
@@ -127,6 +109,13 @@ void EngineDriver::remember(const Status& problem) {
 // Nothing was written in this request. An engine that is known to be whole is resumed.
 EngineCall EngineDriver::leave(Status problem) {
   remember(problem);
+  if (told_label_ && pause_ == PauseState::kPaused) {
+    return stay_paused(concat(problem_.message(), "; its label is not that of what it holds"));
+  }
+  if (told_label_) {
+    return end(error(problem_.code(), problem_.message(),
+                     "; its label is not that of what it holds, and it is left as it is"));
+  }
   if (!result_.known && !paused_running_ && pause_ == PauseState::kPaused) {
     return stay_paused(problem_.ok() ? holdings_of_ranks(result_.replies)
                                      : std::string(problem_.message()));
@@ -139,7 +128,7 @@ EngineCall EngineDriver::leave(Status problem) {
     return end(error(problem_.code(), problem_.message(),
                      "; nobody can say what the engine holds, so it is left as it is"));
   }
-  return first_ || dirty_ ? clear() : resume();
+  return settle();
 }
 
 EngineCall EngineDriver::stay_paused(std::string why) {
@@ -182,7 +171,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kReopen:
       if (failed) return leave(answer.status);
       {
-        EngineCall open = EngineCall::of(EngineOp::kOpen);
+        EngineCall open{.op = EngineOp::kOpen};
         open.source = options_.source;
         return make(Step::kOpened, std::move(open));
       }
@@ -202,7 +191,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
       if (failed && !first_ && tries_ < kTries) return again();
       dirty_ = failed && !first_;
-      return make(Step::kFirstResume, EngineCall::of(EngineOp::kResume));
+      return make(Step::kFirstResume, EngineOp::kResume);
     case Step::kFirstResume:
       if (failed && tries_ < kTries) return again();
       if (failed) return on_resumed(answer);
@@ -214,30 +203,35 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Step::kStaged: return on_staged(answer);
     case Step::kPausing: return on_paused(answer);
     case Step::kBeginning:
+      if (failed && told_label_ && tries_ < kTries) return again();
       if (failed) return leave(answer.status.with_context("its update did not begin"));
-      return told_label_ ? make(Step::kProof, EngineCall::of(EngineOp::kAsk)) : write();
-    case Step::kWriting:
-      remember(answer.status);
-      return make(Step::kProof, EngineCall::of(EngineOp::kAsk));
+      return told_label_ ? make(Step::kProof, EngineOp::kAsk) : write();
+    case Step::kWriting: remember(answer.status); return make(Step::kProof, EngineOp::kAsk);
     case Step::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
     case Step::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
     case Step::kFinishing:
       if (failed && tries_ < kTries) return again();
       finish_problem_ = answer.status;
-      return clear();
+      if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
+      return settle();
     case Step::kClearing:
       if (failed && tries_ < kTries) return again();
       dirty_ = failed;
       return resume();
     case Step::kResuming: return failed && tries_ < kTries ? again() : on_resumed(answer);
-    case Step::kReadLabel: return on_label(answer);
+    case Step::kReadLabel:
+      if (failed && pause_ != PauseState::kRunning && tries_ < kTries &&
+          answer.status.code() != StatusCode::kUnsupported) {
+        return again();
+      }
+      return on_label(answer);
     case Step::kSetLabel:
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
       }
-      return make(Step::kLabelProof, EngineCall::of(EngineOp::kAsk));
+      return make(Step::kLabelProof, EngineOp::kAsk);
     case Step::kLabelProof: return on_label_proof(answer);
-    case Step::kTakeLabelBack: return end(problem_);
+    case Step::kTakeLabelBack: return leave(problem_);
     case Step::kEnded: break;
   }
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
@@ -252,7 +246,7 @@ EngineDriver::Held EngineDriver::held_by(const std::vector<RankReply>& replies) 
   held.kind = Held::kOne;
   for (const RankReply& reply : replies) {
     const EngineIdentity& holds = reply.holds;
-    if (holds.version < 0 || reply.unproven) {
+    if (holds.version < 0) {
       held.kind = Held::kTorn;
       return held;
     }
@@ -294,6 +288,7 @@ EngineCall EngineDriver::on_first_ask(const EngineAnswer& answer) {
                      "; the engine does not say what it holds, so it is left ",
                      paused ? "paused" : "as it is"));
   }
+  if (!same_processes(answer.ranks)) labelled_.reset();
   processes_.clear();
   for (const RankReply& reply : answer.ranks) processes_.push_back(reply.process);
   return on_opened(answer);
@@ -322,7 +317,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   if (other_run && !reopened_) {
     reopened_ = true;
     staged_already_ = false;
-    return make(Step::kReopen, EngineCall::of(EngineOp::kClose));
+    return make(Step::kReopen, EngineOp::kClose);
   }
   if (other_run) {
     return leave(error(StatusCode::kWrongRun, "the engine's workers follow run ",
@@ -331,7 +326,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   }
   if ((closed || request_ == Request::kOpen) && !asked) {
     staged_already_ = staged_already_ && !closed;
-    EngineCall open = EngineCall::of(EngineOp::kOpen);
+    EngineCall open{.op = EngineOp::kOpen};
     open.source = options_.source;
     return make(Step::kOpened, std::move(open));
   }
@@ -351,7 +346,7 @@ EngineCall EngineDriver::judge() {
   const bool apart = held.kind == Held::kDiffer || held.kind == Held::kTorn;
   if (apart && !brought_) {
     if (pause_ == PauseState::kPaused) return bring_together();
-    return make(Step::kPauseToUndo, EngineCall::of(EngineOp::kPause));
+    return make(Step::kPauseToUndo, EngineOp::kPause);
   }
   if (request_ == Request::kUpdate) return ready();  // a whole version helps
   problem_ = error(StatusCode::kMismatch, "the ranks hold different weights (",
@@ -371,7 +366,7 @@ EngineCall EngineDriver::bring_together() {
     if (version >= 0 && (oldest < 0 || version < oldest)) oldest = version;
   }
   if (oldest < 0) return judge();
-  EngineCall rollback = EngineCall::of(EngineOp::kRollback);
+  EngineCall rollback{.op = EngineOp::kRollback};
   rollback.version = static_cast<std::uint64_t>(oldest);
   dirty_ = dirty_ || !result_.known;
   return make(Step::kBroughtTogether, std::move(rollback));
@@ -382,25 +377,26 @@ EngineCall EngineDriver::tidy() {
   const bool ours = pause_ == PauseState::kPaused || dirty_;
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
-    return make(Step::kFirstClear, EngineCall::of(EngineOp::kClearCache));
+    tidying_ = true;
+    return settle();
   }
   return ready();
 }
 
 EngineCall EngineDriver::ready() {
-  first_ = false;
+  first_ = tidying_ = false;
   if (request_ == Request::kClose || request_ == Request::kOpen) return end({});
   if (result_.known) before_ = result_.identity;
   result_.from_version = result_.known ? result_.identity.version : 0;
   if (result_.known && is_goal(result_.identity)) {
     reached_ = true;
-    return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+    return read_label();
   }
   if (result_.known && is_ahead(result_.identity)) {
-    static_cast<void>(make(Step::kAhead, EngineCall::of(EngineOp::kAsk)));
+    static_cast<void>(make(Step::kAhead, EngineOp::kAsk));
     return again();
   }
-  if (staged_already_) return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
+  if (staged_already_) return make(Step::kStaged, EngineOp::kLook);
   return stage();
 }
 

@@ -2,7 +2,7 @@
 // EngineDriver: brings one engine from a version to the next, on all its ranks or on none.
 //
 //   ask -> open -> [ranks differ: pause, rollback] -> stage on all ranks -> all staged the same?
-//       -> pause -> begin -> write -> ask -> finish -> clear cache -> resume -> label
+//       -> pause -> begin -> write -> ask -> finish with the label -> clear cache -> resume
 //                                      \-> not all there: rollback, then the same
 //
 // A pure state machine: begin_*() and next() return the call to make, next() takes what came of it.
@@ -13,7 +13,8 @@
 // and manifest digest, none of them is torn (version -1) and no rank that can prove its weights has
 // failed to. Else the engine stays paused, and the error says so. A failure between the pause and
 // the first write resumes the engine. A label (the engine's weight_version) is given only to ranks
-// that report the version, in the server process that they belong to.
+// that report the version, in the server process that they belong to; an engine whose label is not
+// known to be that of what it holds gets it before it is resumed, or stays paused.
 #pragma once
 
 #include <cstdint>
@@ -54,11 +55,9 @@ struct EngineCall {
   std::uint64_t version = 0;
   std::int64_t wait_ms = 0;
   double timeout_s = 0;
-  std::string source, ticket, label;
+  std::string source{}, ticket{}, label{};
   bool must = false;  // to be made also while everything ends
   PauseState pause = PauseState::kUnknown;
-
-  [[nodiscard]] static EngineCall of(EngineOp op);
 };
 
 struct EngineAnswer {
@@ -155,6 +154,7 @@ class EngineDriver {
 
   [[nodiscard]] EngineCall start(Request request);
   [[nodiscard]] EngineCall make(Step step, EngineCall call);
+  [[nodiscard]] EngineCall make(Step step, EngineOp op) { return make(step, EngineCall{.op = op}); }
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
   [[nodiscard]] EngineCall leave(Status problem);
@@ -176,9 +176,12 @@ class EngineDriver {
   [[nodiscard]] EngineCall on_proof(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_undone(const EngineAnswer& answer);
   [[nodiscard]] EngineCall finish();
+  [[nodiscard]] EngineCall settle();
+  [[nodiscard]] EngineCall go_on();
   [[nodiscard]] EngineCall clear();
   [[nodiscard]] EngineCall resume();
   [[nodiscard]] EngineCall on_resumed(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall read_label();
   [[nodiscard]] EngineCall on_label(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_label_proof(const EngineAnswer& answer);
 
@@ -204,9 +207,13 @@ class EngineDriver {
   bool first_ = true;   // nobody knows what a driver before this one left
   bool dirty_ = false;  // the caches hold what older weights made
   bool reopened_ = false, brought_ = false, staged_already_ = false;
+  bool tidying_ = false;         // what a driver before this one left; the request goes on after it
   bool paused_running_ = false;  // it ran when this request paused it
-  bool wrote_ = false, reached_ = false, told_label_ = false;
-  std::optional<EngineIdentity> before_;  // of all ranks, before the write
+  bool wrote_ = false, reached_ = false;
+  bool told_label_ = false;  // it is being corrected: nothing is resumed before it is right
+  int corrections_ = 0;      // of the label, in this request
+  std::optional<EngineIdentity> before_;    // of all ranks, before the write
+  std::optional<EngineIdentity> labelled_;  // that the label is known to tell, in processes_
   std::uint64_t staged_ = 0;
   std::uint64_t stagings_ = 0;  // numbers the tickets
   int tries_ = 0, stage_attempts_ = 0;

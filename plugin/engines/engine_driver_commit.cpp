@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver's second half: staging, the commit, the label.
 #include <algorithm>
+#include <utility>
 
 #include "plugin/engines/engine_driver.h"
 
 namespace driftless {
 namespace {
 
-constexpr int kStageAttempts = 5;
+constexpr int kStageAttempts = 5, kCorrections = 2;
 constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline comes first
 constexpr std::string_view kUnprovenLabel = "unproven";
 
@@ -25,7 +26,7 @@ std::string staged_of_ranks(const std::vector<RankReply>& replies) {
 // --- staging -----------------------------------------------------------------------------------
 
 EngineCall EngineDriver::stage() {
-  EngineCall stage = EngineCall::of(EngineOp::kStage);
+  EngineCall stage{.op = EngineOp::kStage};
   stage.timeout_s = static_cast<double>(options_.stage_ms) / 1e3;
   stage.ticket = concat(options_.ticket, "-", ++stagings_);
   ++stage_attempts_;
@@ -42,7 +43,7 @@ EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
         error(StatusCode::kIncomplete, "staging did not begin: ", words_of_ranks(answer.ranks)));
   }
   if (request_ == Request::kStaging) return end({});
-  return make(Step::kStaged, EngineCall::of(EngineOp::kLook));
+  return make(Step::kStaged, EngineOp::kLook);
 }
 
 EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
@@ -75,7 +76,7 @@ EngineCall EngineDriver::judge_staged() {
   if (good) {
     staged_ = *first;
     paused_running_ = pause_ == PauseState::kRunning;
-    return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
+    return make(Step::kPausing, EngineOp::kPause);
   }
   // The publisher may have been faster than some of them: they look again.
   if (stage_attempts_ < kStageAttempts) return stage();
@@ -92,13 +93,13 @@ EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
     return leave(answer.status.with_context("the engine was not paused"));
   }
   pause_ = PauseState::kPaused;
-  if (options_.session) return make(Step::kBeginning, EngineCall::of(EngineOp::kBegin));
+  if (options_.session) return make(Step::kBeginning, EngineOp::kBegin);
   return write();
 }
 
 EngineCall EngineDriver::write() {
   wrote_ = dirty_ = true;
-  EngineCall write = EngineCall::of(EngineOp::kWrite);
+  EngineCall write{.op = EngineOp::kWrite};
   write.version = staged_;
   write.ticket = concat(options_.ticket, "-", stagings_);
   return make(Step::kWriting, std::move(write));
@@ -135,7 +136,7 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
       StatusCode::kIncomplete, "version ", staged_, " was refused: ",
       answer.status.ok() ? words_of_ranks(answer.ranks) : std::string(answer.status.message()),
       said);
-  EngineCall rollback = EngineCall::of(EngineOp::kRollback);
+  EngineCall rollback{.op = EngineOp::kRollback};
   rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
   return make(Step::kUndone, std::move(rollback));
 }
@@ -159,19 +160,31 @@ EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::finish() {
-  if (!options_.session) return clear();
-  EngineCall finish = EngineCall::of(EngineOp::kFinish);
-  if (reached_) finish.label = std::to_string(result_.identity.version);
+  if (!options_.session) return settle();
+  EngineCall finish{.op = EngineOp::kFinish};
+  if (reached_ || told_label_) {
+    finish.label = std::to_string(result_.identity.version);
+    labelled_.reset();
+  }
   return make(Step::kFinishing, std::move(finish));
 }
 
-EngineCall EngineDriver::clear() {
-  return make(Step::kClearing, EngineCall::of(EngineOp::kClearCache));
+// The ranks hold one version: before the engine serves it, its label tells so.
+EngineCall EngineDriver::settle() {
+  const bool base = result_.identity.run.empty();  // has the label that the server began with
+  if (!result_.known || base || labelled_ == result_.identity) return go_on();
+  return read_label();
 }
 
-EngineCall EngineDriver::resume() {
-  return make(Step::kResuming, EngineCall::of(EngineOp::kResume));
+EngineCall EngineDriver::go_on() {
+  told_label_ = false;
+  if (tidying_) return make(Step::kFirstClear, EngineOp::kClearCache);
+  return first_ || dirty_ ? clear() : resume();
 }
+
+EngineCall EngineDriver::clear() { return make(Step::kClearing, EngineOp::kClearCache); }
+
+EngineCall EngineDriver::resume() { return make(Step::kResuming, EngineOp::kResume); }
 
 EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
   first_ = false;
@@ -190,35 +203,43 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
     remember(finish_problem_.with_context("its update was not finished"));
     return end(problem_);
   }
-  return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+  return read_label();
 }
 
 // --- the label ---------------------------------------------------------------------------------
 
+// Of an engine that serves, to end with; of any other, before it is resumed.
+EngineCall EngineDriver::read_label() { return make(Step::kReadLabel, EngineOp::kReadLabel); }
+
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
+  const bool serves = pause_ == PauseState::kRunning;
   const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
   if (!answer.status.ok() && !none) {
+    if (serves) remember(finish_problem_);
     remember(answer.status);
-    remember(finish_problem_);
-    return end(problem_);
+    told_label_ = !serves;  // nobody knows it, so that nothing is resumed
+    return serves ? end(problem_) : leave(problem_);
   }
   const std::string wanted = std::to_string(result_.identity.version);
   if (none) remember(finish_problem_.with_context("its update was not finished"));
-  if (none || answer.label == wanted) return end(problem_);
-  if (told_label_) {
-    remember(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
-                   ", expected ", wanted));
-    return end(problem_);
+  if (none || answer.label == wanted) {
+    labelled_ = result_.identity;
+    return serves ? end(problem_) : go_on();
   }
-  told_label_ = true;
+  if (std::exchange(told_label_, true) || corrections_++ == kCorrections) {
+    return leave(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
+                       ", expected ", wanted));
+  }
   // In a session, if the engine has them: a server that was started anew has none, and refuses.
-  if (options_.session) {
-    paused_running_ = true;
-    return make(Step::kPausing, EngineCall::of(EngineOp::kPause));
+  if (!options_.session) {
+    EngineCall set{.op = EngineOp::kSetLabel};
+    set.label = wanted;
+    return make(Step::kSetLabel, std::move(set));
   }
-  EngineCall set = EngineCall::of(EngineOp::kSetLabel);
-  set.label = wanted;
-  return make(Step::kSetLabel, std::move(set));
+  if (pause_ == PauseState::kPaused) {
+    return make(Step::kBeginning, EngineOp::kBegin);
+  }
+  return make(Step::kPausing, EngineOp::kPause);
 }
 
 // A server that was started anew in between has got a label that is not its own.
@@ -226,11 +247,11 @@ EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
   const Held held = held_by(answer.ranks);
   const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
                     held.one == result_.identity;
-  if (good) return make(Step::kReadLabel, EngineCall::of(EngineOp::kReadLabel));
+  if (good) return read_label();
   result_.known = result_.updated = false;
   remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
                  answer.status.message(), "): its label is not proven"));
-  EngineCall set = EngineCall::of(EngineOp::kSetLabel);
+  EngineCall set{.op = EngineOp::kSetLabel};
   set.label = kUnprovenLabel;
   return make(Step::kTakeLabelBack, std::move(set));
 }
@@ -239,14 +260,16 @@ std::string EngineDriver::fingerprint() const {
   std::string text =
       concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
              "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
-             tries_, "/", stage_attempts_, "/", staged_, "/", stagings_);
-  for (const bool flag : {first_, dirty_, reopened_, brought_, paused_running_, staged_already_,
-                          wrote_, reached_, told_label_, result_.known, result_.updated,
-                          problem_.ok(), finish_problem_.ok(), options_.session}) {
+             tries_, "/", stage_attempts_, "/", corrections_, "/", staged_, "/", stagings_);
+  for (const bool flag : {first_, dirty_, reopened_, brought_, tidying_, paused_running_,
+                          staged_already_, wrote_, reached_, told_label_, result_.known,
+                          result_.updated, problem_.ok(), finish_problem_.ok(), options_.session}) {
     text += flag ? '1' : '0';
   }
   for (const std::string& process : processes_) text += concat("/", process);
-  if (before_) text += concat("/", to_string(*before_));
+  for (const auto& known : {before_, labelled_}) {
+    text += concat("/", known ? to_string(*known) : "");
+  }
   text += concat("/", to_string(result_.identity), "/", goal_.run, "/", goal_.version);
   return text;
 }

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <system_error>
 
+#include "core/environment.h"
+#include "core/executor.h"
+
 namespace driftless {
 namespace {
 
@@ -27,7 +30,7 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
     Engine& engine = *engines_[i];
     engine.session = std::move(sessions[i]);
     try {
-      engine.thread = std::thread([this, &engine] { run(engine); });
+      engine.join = executor().start([this, &engine] { run(engine); });
     } catch (const std::system_error& failed) {
       const std::scoped_lock lock(mutex_);
       engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());
@@ -67,13 +70,14 @@ void EngineFleet::stop() {
     changed_.notify_all();
   }
   for (const auto& engine : engines_) {
-    if (engine->thread.joinable()) engine->thread.join();
+    if (engine->join) std::exchange(engine->join, {})();
   }
 }
 
 bool EngineFleet::sleep(std::chrono::milliseconds wait, std::uint64_t goal) {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, wait, [&] { return stop_ || goal_ != goal; });
+  return !wait_until(changed_, lock, environment().now() + wait,
+                     [&] { return stop_ || goal_ != goal; });
 }
 
 void EngineFleet::run(Engine& engine) {
@@ -83,7 +87,8 @@ void EngineFleet::run(Engine& engine) {
     std::uint64_t goal = 0;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || goal_ > engine.state.version; });
+      const auto news = [&] { return stop_ || goal_ > engine.state.version; };
+      while (!wait_until(changed_, lock, environment().now() + kLongestWait, news)) continue;
       if (stop_) break;
       goal = goal_;
     }

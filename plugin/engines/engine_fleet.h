@@ -10,10 +10,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/deadline.h"
@@ -69,7 +69,7 @@ class EngineFleet {
   struct Engine {
     EngineState state;
     std::unique_ptr<EngineSession> session;
-    std::thread thread;
+    std::function<void()> join;  // empty: it does not run
   };
   void run(Engine& engine);
   [[nodiscard]] EngineUpdate update(Engine& engine, std::uint64_t goal);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "core/status.h"
@@ -36,5 +37,8 @@ struct HttpAnswer {
 // Ends early, as a failure, once `*stop` is true; null: never.
 [[nodiscard]] HttpAnswer http_call(const HttpCall& call, std::chrono::milliseconds timeout,
                                    const std::atomic<bool>* stop = nullptr);
+// http_call, or a test's.
+using HttpFunction = std::function<HttpAnswer(const HttpCall& call, std::chrono::milliseconds,
+                                              const std::atomic<bool>* stop)>;
 
 }  // namespace driftless

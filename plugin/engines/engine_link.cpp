@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "plugin/engines/engine_http.h"
-
 namespace driftless {
 namespace {
 
@@ -47,8 +45,12 @@ Status judge_status(const std::string& url, const EngineReply& reply, bool objec
 }  // namespace
 
 EngineLink::EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
-                       const std::atomic<bool>* stop)
-    : url_(std::move(url)), token_(std::move(token)), timeout_(timeout), stop_(stop) {
+                       const std::atomic<bool>* stop, HttpFunction http)
+    : url_(std::move(url)),
+      token_(std::move(token)),
+      timeout_(timeout),
+      stop_(stop),
+      http_(std::move(http)) {
   while (url_.ends_with('/')) url_.pop_back();
 }
 
@@ -65,7 +67,7 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
       return reply;
     }
   }
-  HttpAnswer answer = http_call(call, timeout, must ? nullptr : stop_);
+  HttpAnswer answer = http_(call, timeout, must ? nullptr : stop_);
   reply.http_status = answer.number;
   reply.body = std::move(answer.body);
   if (!answer.status.ok()) {
@@ -86,14 +88,8 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
   return reply;
 }
 
-Result<Json> EngineLink::post(std::string_view path, const Json& body, bool must) const {
-  const EngineReply reply = call(path, &body, timeout_, must);
-  DRIFTLESS_RETURN_IF_ERROR(reply.status);
-  return parse_json(reply.body, path);
-}
-
-Result<Json> EngineLink::get(std::string_view path, bool must) const {
-  const EngineReply reply = call(path, nullptr, timeout_, must);
+Result<Json> EngineLink::ask(std::string_view path, const Json* body, bool must) const {
+  const EngineReply reply = call(path, body, timeout_, must);
   DRIFTLESS_RETURN_IF_ERROR(reply.status);
   return parse_json(reply.body, path);
 }

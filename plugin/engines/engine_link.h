@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "formats/strict_json.h"
+#include "plugin/engines/engine_http.h"
 
 namespace driftless {
 
@@ -28,11 +29,15 @@ class EngineLink {
  public:
   // `stop` ends the calls that may be ended; null: none. It outlives the link.
   EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
-             const std::atomic<bool>* stop);
+             const std::atomic<bool>* stop, HttpFunction http = http_call);
 
   // `must`: also while everything ends.
-  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const;
-  [[nodiscard]] Result<Json> get(std::string_view path, bool must) const;
+  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const {
+    return ask(path, &body, must);
+  }
+  [[nodiscard]] Result<Json> get(std::string_view path, bool must) const {
+    return ask(path, nullptr, must);
+  }
   // With a timeout of its own, and all that is known of the answer.
   [[nodiscard]] EngineReply call(std::string_view path, const Json* body,
                                  std::chrono::milliseconds timeout, bool must) const;
@@ -42,9 +47,12 @@ class EngineLink {
   [[nodiscard]] bool stopping() const { return stop_ != nullptr && *stop_; }
 
  private:
+  [[nodiscard]] Result<Json> ask(std::string_view path, const Json* body, bool must) const;
+
   std::string url_, token_;
   std::chrono::milliseconds timeout_;
   const std::atomic<bool>* stop_;
+  HttpFunction http_;
 };
 
 // kInvalidArgument, naming the url, if it cannot be called, or if the token fits no header.

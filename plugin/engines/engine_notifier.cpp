@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "core/executor.h"
+#include "core/stopwatch.h"
 #include "formats/version_dir.h"
-#include "plugin/engines/engine_http.h"
 #include "plugin/engines/engine_link.h"
 
 namespace driftless {
@@ -25,18 +25,17 @@ constexpr std::string_view kFreshLabel = "default";  // of a server that nobody 
 // One engine, on the thread that notifies it.
 class Notified {
  public:
-  Notified(EngineEndpoint engine, const NotifyOptions& options)
+  Notified(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http)
       : engine_(std::move(engine)),
         options_(options),
-        link_(engine_.url, engine_.token, options.timeout, nullptr) {}
+        link_(engine_.url, engine_.token, options.timeout, nullptr, http) {}
 
   void notify(const std::map<std::uint64_t, PublishedVersion>& versions, std::uint64_t newest,
               const Deadline& deadline, EngineResult& result) {
-    const auto begin = std::chrono::steady_clock::now();
+    Stopwatch watch;
     result.url = engine_.url;
     result.status = tell(versions, newest, deadline, result);
-    result.ms =
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    result.ms = watch.lap_ms();
   }
 
  private:
@@ -64,7 +63,7 @@ class Notified {
   [[nodiscard]] Status tell_flush(const std::map<std::uint64_t, PublishedVersion>& versions,
                                   std::uint64_t newest, const Deadline& deadline,
                                   EngineResult& result) {
-    DRIFTLESS_RETURN_IF_ERROR(ask_what_it_holds(versions));
+    DRIFTLESS_RETURN_IF_ERROR(ask_what_it_holds(versions, deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> missed, way(versions, newest));
     for (const std::uint64_t number : missed) {
       const PublishedVersion& version = versions.at(number);
@@ -81,7 +80,7 @@ class Notified {
         DRIFTLESS_RETURN_IF_ERROR(post("/update_weights_from_disk", load, deadline, result)
                                       .with_context(concat("version ", number)));
       }
-      DRIFTLESS_RETURN_IF_ERROR(confirm(label));
+      DRIFTLESS_RETURN_IF_ERROR(confirm(label, deadline));
       holds_ = number;
       label_ = label;
     }
@@ -90,17 +89,14 @@ class Notified {
 
   // The label that it gave itself, or that this notifier gave it. Of another number, as a run of
   // before leaves it, nobody knows the weights.
-  [[nodiscard]] Status ask_what_it_holds(
-      const std::map<std::uint64_t, PublishedVersion>& versions) {
-    const EngineReply info = link_.call("/model_info", nullptr, options_.timeout, true);
-    const Status known = known_call(info.status);
-    if (known.code() == StatusCode::kUnsupported) {  // it cannot say: what it was told counts
+  [[nodiscard]] Status ask_what_it_holds(const std::map<std::uint64_t, PublishedVersion>& versions,
+                                         const Deadline& deadline) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> said, ask_label(deadline));
+    if (!said) {  // it cannot say: what it was told counts
       if (!posted_) holds_ = 0;
       return {};
     }
-    DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
-    const std::string label = json_text(said, "weight_version");
+    const std::string& label = *said;
     if (holds_ && label == label_) return {};
     if (posted_ && label == std::to_string(*posted_) && versions.contains(*posted_)) {
       holds_ = posted_;  // the post went well, its answer was lost
@@ -133,16 +129,23 @@ class Notified {
     return missed;
   }
 
-  [[nodiscard]] Status confirm(const std::string& label) {
-    const EngineReply info = link_.call("/model_info", nullptr, options_.timeout, true);
+  // Its weight_version; nothing if it has no such call.
+  [[nodiscard]] Result<std::optional<std::string>> ask_label(const Deadline& deadline) const {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(engine_.url, "/model_info")));
+    const EngineReply info =
+        link_.call("/model_info", nullptr, std::min(options_.timeout, deadline.remaining()), true);
     const Status known = known_call(info.status);
-    if (known.code() == StatusCode::kUnsupported) return {};
+    if (known.code() == StatusCode::kUnsupported) return std::optional<std::string>();
     DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
     DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
-    const std::string found = json_text(said, "weight_version");
-    if (found == label || found.empty()) return {};
-    return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ", shown(found),
-                 ", expected ", label);
+    return std::optional<std::string>(json_text(said, "weight_version"));
+  }
+
+  [[nodiscard]] Status confirm(const std::string& label, const Deadline& deadline) const {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> found, ask_label(deadline));
+    if (!found || *found == label || found->empty()) return {};
+    return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
+                 shown(*found), ", expected ", label);
   }
 
   // A version that changes nothing has no files to post.
@@ -193,9 +196,9 @@ class Notified {
 
 class HttpNotifier final : public EngineNotifier {
  public:
-  explicit HttpNotifier(NotifyOptions options) : options_(std::move(options)) {
+  HttpNotifier(NotifyOptions options, const HttpFunction& http) : options_(std::move(options)) {
     for (const EngineEndpoint& engine : options_.engines) {
-      engines_.push_back(std::make_unique<Notified>(engine, options_));
+      engines_.push_back(std::make_unique<Notified>(engine, options_, http));
     }
   }
 
@@ -203,18 +206,18 @@ class HttpNotifier final : public EngineNotifier {
                                                  const Deadline& deadline) override {
     versions_.insert_or_assign(version.version, version);
     std::vector<EngineResult> results(engines_.size());
-    std::vector<std::thread> threads;
+    std::vector<std::function<void()>> joins;
     for (std::size_t i = 0; i < results.size(); ++i) {
       const auto work = [&, i] {
         engines_[i]->notify(versions_, version.version, deadline, results[i]);
       };
       try {
-        threads.emplace_back(work);
+        joins.push_back(executor().start(work));
       } catch (const std::system_error&) {
         work();  // no thread to be had: here, then
       }
     }
-    for (std::thread& thread : threads) thread.join();
+    for (const std::function<void()>& join : joins) join();
     // What all have is not posted again, unless one of them is started anew.
     if (version.full && all_acknowledged(results)) {
       versions_.erase(versions_.begin(), versions_.find(version.version));
@@ -240,7 +243,8 @@ bool is_version_name(std::string_view name) {
 
 }  // namespace
 
-Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options) {
+Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options,
+                                                               HttpFunction http) {
   for (const EngineEndpoint& engine : options.engines) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine_url(engine.url, engine.token));
     if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty())
@@ -252,8 +256,11 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
     return error(StatusCode::kInvalidArgument, "engines: timeout ", options.timeout.count(),
                  " ms, retry_wait ", options.retry_wait.count(), " ms");
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_http());
-  return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options)));
+  if (!http) {
+    DRIFTLESS_RETURN_IF_ERROR(check_http());
+    http = http_call;
+  }
+  return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options), http));
 }
 
 Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,

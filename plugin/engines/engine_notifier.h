@@ -17,6 +17,7 @@
 #include "core/deadline.h"
 #include "core/file_system.h"
 #include "core/status.h"
+#include "plugin/engines/engine_http.h"
 
 namespace driftless {
 
@@ -71,8 +72,10 @@ struct EngineResult {
 // the same files and overwriting with the same values all leave what was.
 class EngineNotifier {
  public:
-  // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl.
-  [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(NotifyOptions options);
+  // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl. `http`:
+  // how calls are made; empty: with libcurl.
+  [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(NotifyOptions options,
+                                                                      HttpFunction http = {});
   virtual ~EngineNotifier() = default;
   // Calls all engines at once, a thread each; they end before it returns. One result per engine, in
   // their order. One thread at a time.

@@ -76,8 +76,6 @@ Result<RankReply> parse_rank_reply(const Json& reply, std::string_view what) {
   if (const auto session = reply.find("session"); session != reply.end() && session->is_boolean()) {
     parsed.session = session->get<bool>();
   }
-  const auto proven = reply.find("proven");
-  parsed.unproven = proven != reply.end() && proven->is_boolean() && !proven->get<bool>();
   parsed.text = dumped(reply);
   return parsed;
 }

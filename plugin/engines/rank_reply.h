@@ -20,7 +20,8 @@
 
 namespace driftless {
 
-inline constexpr std::int64_t kTornVersion = -1;  // parts of two versions
+// Parts of two versions, or weights that the rank can prove, and failed to.
+inline constexpr std::int64_t kTornVersion = -1;
 
 // Which weights a rank holds. Two are the same only if all three are.
 struct EngineIdentity {
@@ -44,7 +45,6 @@ struct RankReply {
   std::optional<std::string> follows;  // the run that its receiver follows; none: it has none
   std::optional<std::uint64_t> staged_version;
   std::optional<bool> session;  // whether commits go through the engine's own session
-  bool unproven = false;        // it can prove its weights, and failed to
   std::string text;             // the whole reply, JSON
 };
 

@@ -20,6 +20,7 @@ class Fleet {
     world_.receive_fault_rate = random_.chance(0.5) ? 0.03 : 0;
     world_.call_fault_rate = random_.chance(0.6) ? 0.05 : 0;
     if (random_.chance(0.3)) world_.disk.error_rate = 0.002;
+    choose_layout();
     add_rollouts(options);
   }
 
@@ -38,6 +39,17 @@ class Fleet {
   }
 
  private:
+  // Engines that are told to read directories read `flush`, of a trainer with one rank.
+  void choose_layout() {
+    if (world_.hub != nullptr) return;
+    if (world_.ranks == 1 && random_.chance(0.4)) told_ = std::make_unique<ToldEngine>(world_);
+    if (told_ || random_.chance(0.2)) {
+      world_.layout = DirectoryLayout::kFlush;
+    } else if (random_.chance(0.2)) {
+      world_.layout = DirectoryLayout::kHfDelta;
+    }
+  }
+
   void add_rollouts(const SeedOptions& options) {
     const auto add = [this](const std::string& name, Holds holds, unsigned part) {
       rollouts_.push_back(std::make_unique<Rollout>(world_, name, holds, part));
@@ -49,11 +61,15 @@ class Fleet {
     if (random_.chance(0.6)) add("checkpoint", Holds::kCheckpoint, 0);
     engines_.push_back(std::make_unique<Engine>(world_, "engine0"));
     if (random_.chance(0.3)) engines_.push_back(std::make_unique<Engine>(world_, "engine1"));
+    std::vector<Engine*> driven;
+    for (const auto& engine : engines_) driven.push_back(engine.get());
+    agent_ = std::make_unique<Agent>(world_, std::move(driven));
     if (options.liar) world_.liar = "slice";
   }
 
   std::unique_ptr<Trainer> new_trainer(Weights base) {
-    return std::make_unique<Trainer>(world_, concat("trainer", trainers_.size()), std::move(base));
+    return std::make_unique<Trainer>(world_, concat("trainer", trainers_.size()), std::move(base),
+                                     told_.get());
   }
   [[nodiscard]] Trainer& trainer() { return *trainers_.back(); }
 
@@ -67,10 +83,14 @@ class Fleet {
       if (&ran != engine->server() && ran.name != "operator") continue;
       if (std::string wrong = engine->check(); !wrong.empty()) simulation_.fail(wrong);
     }
+    if (told_ && (&ran == told_->server() || ran.name == "operator")) {
+      if (std::string wrong = told_->check(); !wrong.empty()) simulation_.fail(wrong);
+    }
   }
 
   // The operator, whose own process never dies.
   void operate();
+  void start_engines();
   void disturb();
   void kill(Process* process);
   void start_rollout(Rollout& rollout);
@@ -88,6 +108,8 @@ class Fleet {
   World world_;
   std::vector<std::unique_ptr<Rollout>> rollouts_;
   std::vector<std::unique_ptr<Engine>> engines_;
+  std::unique_ptr<Agent> agent_;
+  std::unique_ptr<ToldEngine> told_;  // null: there is none
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
 
@@ -96,10 +118,7 @@ void Fleet::operate() {
   for (const auto& rollout : rollouts_) {
     if (random_.chance(0.7)) start_rollout(*rollout);  // the others join late
   }
-  for (const auto& engine : engines_) {
-    engine->start_server(trainer().base());
-    engine->start_agent();
-  }
+  start_engines();
   const std::uint64_t events = 5 + random_.below(25);
   for (std::uint64_t i = 0; i < events && simulation_.failure().empty(); ++i) {
     simulation_.sleep(random_.between(milliseconds(1), milliseconds(4'000)));
@@ -109,10 +128,16 @@ void Fleet::operate() {
   world_.ending = true;
 }
 
+void Fleet::start_engines() {
+  for (const auto& engine : engines_) engine->start_server(trainer().base());
+  if (told_) told_->start_server(trainer().base());
+  agent_->start();
+}
+
 void Fleet::disturb() {
   Rollout& rollout = any_rollout();
   Engine& engine = *engines_[random_.below(engines_.size())];
-  switch (random_.below(18)) {
+  switch (random_.below(20)) {
     case 0: return kill(trainer().process());
     case 1: return kill(rollout.process());
     case 2:
@@ -142,9 +167,12 @@ void Fleet::disturb() {
     case 12: return damage_road();
     case 13: return engine.start_server(trainer().base());  // which ends the one before
     case 14: return kill(engine.server());
-    case 15: return kill(engine.agent());
+    case 15: return kill(agent_->process());
+    case 16:
+      if (told_) told_->start_server(trainer().base());
+      return;
     default:
-      if (!engine.agent_running()) engine.start_agent();
+      if (!agent_->running()) agent_->start();
       return;
   }
 }
@@ -170,18 +198,21 @@ void Fleet::start_rollout(Rollout& rollout) {
 void Fleet::new_run() {
   if (world_.hub != nullptr) return;
   simulation_.trace("a new run in the same directory");
+  // An engine is told by one trainer at a time.
+  if (told_ && trainer().process() != nullptr) simulation_.kill(*trainer().process());
   if (random_.chance(0.7)) kill(trainer().process());
   world_.disk.remove(kRoad);
   ++world_.wipes;
   world_.road_is_damaged = false;
   const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
+  if (told_ && !same(base, trainer().base())) told_->start_server(base);
   trainers_.push_back(new_trainer(base));
   trainer().start(100);
 }
 
 // One more publisher of the same run; the lock file is gone.
 void Fleet::second_trainer() {
-  if (world_.hub != nullptr) return;
+  if (world_.hub != nullptr || told_) return;
   simulation_.trace("a second trainer on the same directory");
   if (random_.chance(0.8)) world_.disk.remove(concat(kRoad, "/.driftless-publisher.lock"));
   trainers_.push_back(new_trainer(trainer().base()));
@@ -213,10 +244,12 @@ void Fleet::stop_all() {
   }
   for (const auto& engine : engines_) {
     if (engine->server() != nullptr) simulation_.kill(*engine->server());
-    if (engine->agent() != nullptr) simulation_.kill(*engine->agent());
   }
+  if (agent_->process() != nullptr) simulation_.kill(*agent_->process());
+  if (told_ && told_->server() != nullptr) simulation_.kill(*told_->server());
   const auto running = [this] {
-    return std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
+    return agent_->running() || (told_ && told_->running()) ||
+           std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
            std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); }) ||
            std::ranges::any_of(engines_, [](const auto& one) { return one->running(); });
   };
@@ -225,7 +258,9 @@ void Fleet::stop_all() {
 
 bool Fleet::all_are_at(const VersionId& id) const {
   return std::ranges::all_of(rollouts_,
-                             [&](const auto& rollout) { return rollout->claim() == id; });
+                             [&](const auto& rollout) { return rollout->claim() == id; }) &&
+         std::ranges::all_of(engines_, [&](const auto& engine) { return engine->serves(id); }) &&
+         (!told_ || told_->serves(id));
 }
 
 // Nothing fails any more: what could not be had before must come now.
@@ -238,20 +273,19 @@ void Fleet::make_whole() {
   world_.disk.error_rate = 0;
   world_.receive_fault_rate = 0;
   for (const auto& rollout : rollouts_) rollout->disk().full = false;
-  if (world_.road_is_damaged) {
+  if (world_.road_is_damaged || told_) {  // deltas of before are told to nobody who starts now
     world_.disk.remove(kRoad);
     trainers_.push_back(new_trainer(trainer().base()));
   }
+  if (told_) told_->start_server(trainer().base());
   trainer().start(3);
   while (trainer().running()) simulation_.sleep(milliseconds(100));
   if (!trainer().published().has_value()) {
     return simulation_.fail(concat("no version was published although nothing fails any more"));
   }
   for (const auto& rollout : rollouts_) rollout->start(trainer().base(), StartsFrom::kBase);
-  for (const auto& engine : engines_) {
-    engine->start_server(trainer().base());
-    engine->start_agent();
-  }
+  for (const auto& engine : engines_) engine->start_server(trainer().base());
+  agent_->start();
   const VersionId newest = *trainer().published();
   for (int i = 0; i < 600 && !all_are_at(newest); ++i) simulation_.sleep(milliseconds(100));
   if (all_are_at(newest) || !simulation_.failure().empty()) return;
@@ -265,6 +299,8 @@ void Fleet::make_whole() {
     return simulation_.fail(concat(engine->name(), " does not serve version ", newest.version,
                                    " although nothing fails any more"));
   }
+  simulation_.fail(
+      concat("told does not serve version ", newest.version, " although nothing fails any more"));
 }
 
 }  // namespace

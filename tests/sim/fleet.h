@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "sim/agent.h"
 #include "sim/engine.h"
 #include "sim/rollout.h"
+#include "sim/told_engine.h"
 #include "sim/trainer.h"
 #include "sim/world.h"
 

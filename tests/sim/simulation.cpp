@@ -43,6 +43,17 @@ void Simulation::start_fiber(const std::shared_ptr<Process>& process, std::funct
   if (!failure_.empty()) kill(*process);  // nothing begins any more
 }
 
+std::function<void()> Simulation::start(std::function<void()> body) {
+  const auto ended = std::make_shared<bool>(false);
+  start_fiber(running_->process, [body = std::move(body), ended] {
+    body();
+    *ended = true;
+  });
+  return [this, ended] {
+    for (milliseconds poll(1); !*ended; poll = std::min(2 * poll, milliseconds(100))) sleep(poll);
+  };
+}
+
 Simulation::Thread* Simulation::next() {
   if (threads_.empty()) return nullptr;
   const auto first = std::ranges::min_element(
@@ -56,7 +67,8 @@ Simulation::Thread* Simulation::next() {
 }
 
 void Simulation::run(const std::function<void(const Process&)>& check) {
-  const EnvironmentScope scope(*this);
+  const EnvironmentScope time(*this);
+  const ExecutorScope threads(*this);
   while (Thread* const thread = next()) {
     running_ = thread;
     const std::shared_ptr<Process> process = thread->process;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/environment.h"
+#include "core/executor.h"
 #include "core/status.h"
 #include "sim/fiber.h"
 
@@ -54,10 +55,10 @@ struct Process {
 struct SimulationOptions {
   double switch_rate = 0.3;    // of steps after which another fiber may go on
   double stall_rate = 0.0005;  // of steps after which a process gets no processor for a while
-  std::uint64_t max_steps = 400'000;
+  std::uint64_t max_steps = 1'000'000;
 };
 
-class Simulation final : public Environment {
+class Simulation final : public Environment, public Executor {
  public:
   explicit Simulation(std::uint64_t seed, const SimulationOptions& options = {});
   ~Simulation() override;
@@ -96,6 +97,8 @@ class Simulation final : public Environment {
   TimePoint now() override;
   void sleep_until(TimePoint when) override;
   [[nodiscard]] bool has_threads() const override { return false; }
+  // A fiber of the running process.
+  std::function<void()> start(std::function<void()> body) override;
   Hash128 random() override { return {random_.word(), random_.word()}; }
 
  private:

@@ -50,7 +50,6 @@ Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layo
 }
 
 struct SliceWorker::Following {
-  std::unique_ptr<SimFileSystem> fs;
   std::unique_ptr<ReceiveRoad> road;
   std::unique_ptr<Receiver> receiver;
 };
@@ -126,13 +125,8 @@ Status SliceWorker::open() {
         target_, make_slice_target(layout_of(base_), memory_, rank_, digest_of(base_)));
   }
   auto following = std::make_shared<Following>();
-  following->fs = std::make_unique<SimFileSystem>(world_.simulation, world_.disk, *process_);
-  std::unique_ptr<ReceiveRoad> road;
-  if (world_.hub != nullptr) {
-    road = world_.hub->receiver();
-  } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(road, make_shared_fs_receiver(*following->fs, world_.shared_fs));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road,
+                             make_host_shm_receiver(world_.host_shm));
   following->road = std::make_unique<StepReceiveRoad>(world_.simulation, std::move(road),
                                                       world_.receive_fault_rate);
   ReceiverOptions options;

@@ -27,8 +27,8 @@ struct Trainer::Ranks {
   Weights weights;  // that training goes on from
 };
 
-Trainer::Trainer(World& world, std::string name, Weights base)
-    : world_(world), name_(std::move(name)), base_(std::move(base)), weights_(base_) {
+Trainer::Trainer(World& world, std::string name, Weights base, ToldEngine* told)
+    : world_(world), name_(std::move(name)), base_(std::move(base)), told_(told), weights_(base_) {
   world_.truth.add_base(base_);
 }
 
@@ -48,6 +48,10 @@ void Trainer::start(std::uint64_t steps) {
   ranks->options.keep_versions = random.below(4);
   const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd};
   ranks->options.encoding = encodings[random.below(encodings.size())];
+  ranks->options.layout = world_.layout;
+  if (world_.layout == DirectoryLayout::kHfDelta) {
+    ranks->options.encoding = random.chance(0.5) ? Encoding::kXor : Encoding::kOverwrite;
+  }
   process_ = world_.simulation.start(
       name_, [this, ranks, steps](Process& process) { run_rank(process, ranks, 0, steps); });
   for (unsigned rank = 1; rank < world_.ranks; ++rank) {
@@ -105,6 +109,7 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
     simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
                             publisher->version().version));
   }
+  const std::unique_ptr<EngineNotifier> notifier = told_ != nullptr ? told_->notifier() : nullptr;
   Weights weights = ranks.weights;
   Random pace(ranks.seed + rank);
   for (std::uint64_t step = 0; step < steps && !world_.ending; ++step) {
@@ -132,10 +137,26 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
       if (report.ok() && wipes == world_.wipes && !simulation.self().dead) {
         check_published(*report, run);
       }
+      if (report.ok() && notifier != nullptr) tell(*notifier, *mine.fs, *published_);
     }
     simulation.sleep(pace.between(std::chrono::milliseconds(1), std::chrono::milliseconds(3'000)));
   }
   return {};
+}
+
+// An engine that says that it took the version has it.
+void Trainer::tell(EngineNotifier& notifier, FileSystem& fs, const VersionId& id) {
+  const auto version = read_published_version(fs, kRoad, id.version);
+  if (!version.ok()) return;
+  std::vector<EngineResult> results;
+  world_.simulation.within(kTellDeadline, "telling an engine", [&] {
+    results = notifier.notify(*version, Deadline::after(kTellDeadline));
+  });
+  const Status told = results.at(0).status;
+  world_.simulation.trace(concat(name_, " tells version ", id.version, ": ", told.to_string()));
+  if (!told.ok() || world_.simulation.self().dead || told_->serves(id)) return;
+  if (told_->started_anew()) return;
+  world_.simulation.fail(concat("the engine said that it took version ", id.version));
 }
 
 // A publisher that says ok has published: what receivers find is its own version.

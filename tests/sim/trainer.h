@@ -8,6 +8,7 @@
 
 #include "core/version.h"
 #include "plugin/publish/publisher.h"
+#include "sim/told_engine.h"
 #include "sim/world.h"
 
 namespace driftless::testing {
@@ -15,7 +16,8 @@ namespace driftless::testing {
 // One trainer's career: it goes on after a crash with the weights that it had, or older ones.
 class Trainer {
  public:
-  Trainer(World& world, std::string name, Weights base);
+  // `told`: the engine that it tells of every version; null: none.
+  Trainer(World& world, std::string name, Weights base, ToldEngine* told);
 
   // A process that opens the run on the road, or begins one, and publishes until it is told to end,
   // `steps` versions at most.
@@ -33,10 +35,12 @@ class Trainer {
   Status open_roads(Ranks& ranks, unsigned rank, Process& process);
   Status publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps);
   void check_published(const PublishReport& report, const Hash128& run);
+  void tell(EngineNotifier& notifier, FileSystem& fs, const VersionId& id);
 
   World& world_;
   const std::string name_;
   const Weights base_;
+  ToldEngine* const told_;
   Weights weights_;
   std::shared_ptr<Process> process_;
   std::optional<VersionId> published_;

@@ -3,14 +3,18 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 
+#include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
+#include "formats/manifest.h"
 #include "sim/sim_disk.h"
 #include "sim/simulation.h"
 #include "sim/truth.h"
+#include "support/temp_dir.h"
 
 namespace driftless::testing {
 
@@ -19,8 +23,19 @@ inline constexpr std::chrono::milliseconds kConnectDeadline{5'000};
 inline constexpr std::chrono::milliseconds kStageWait{2'000};
 inline constexpr std::chrono::milliseconds kFetchDeadline{5'000};
 inline constexpr std::chrono::milliseconds kReportDeadline{1'000};
+inline constexpr std::chrono::milliseconds kTellDeadline{8'000};
 
 inline constexpr const char* kRoad = "/road";
+
+// Empty; always the same one, so that what is said of it is the same for the same seed.
+inline const std::string& new_shm_dir() {
+  static const TempDir dir(TempDir::Where::kMemory);
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+    std::filesystem::remove_all(entry.path(), ignored);
+  }
+  return dir.path();
+}
 
 struct World {
   World(Simulation& simulation_, bool loopback, unsigned ranks_)
@@ -30,6 +45,8 @@ struct World {
         hub(loopback ? std::make_unique<LoopbackHub>(LoopbackOptions{.ring_versions = 1000}, ranks_)
                      : nullptr) {
     shared_fs.dir = kRoad;
+    host_shm.dir = new_shm_dir();
+    host_shm.versions = 4;
   }
 
   Simulation& simulation;
@@ -38,6 +55,8 @@ struct World {
   std::unique_ptr<LoopbackHub> hub;  // null: the road is a directory of `disk`
   SimDisk disk;
   SharedFsOptions shared_fs;
+  DirectoryLayout layout = DirectoryLayout::kFrames;  // of the road
+  HostShmOptions host_shm;  // the agent's road to its engines, in memory of this host
   Truth truth;
   double receive_fault_rate = 0;  // of calls of a receiver to its road
   double call_fault_rate = 0;     // of an agent's calls, each way

@@ -149,6 +149,26 @@ TEST_F(AgentEnginesTest, ARestartedServerGetsNoLabelOfTheDeadOne) {
   }
 }
 
+// The agent died when all ranks had written, and before the engine had its label.
+TEST_F(AgentEnginesTest, ARestartedAgentGivesTheLabelBeforeItResumes) {
+  VllmStandIn engine(2);
+  ASSERT_TRUE(vllm(engine)->update(1, times_).ok());
+  for (std::size_t i = 0; i < 2; ++i) {
+    engine.set_rank(i, [](VllmStandIn::Rank& rank) { rank.version = 2; });
+  }
+  engine.published = 2;
+  engine.set_paused(true);
+  std::string label;
+  engine.on = [&](const std::string& call) -> std::optional<HttpResponse> {
+    if (call == "/finish_weight_update") label = "given";
+    if (call == "/resume") EXPECT_EQ(label, "given");
+    return std::nullopt;
+  };
+  ASSERT_TRUE(vllm(engine)->update(2, times_).ok());
+  EXPECT_EQ(engine.weight_version(), "2");
+  EXPECT_FALSE(engine.paused());
+}
+
 // Defect 11: what a driver that was killed left behind.
 TEST_F(AgentEnginesTest, ARestartedAgentWhoseFirstQuestionFailsResumesNothing) {
   VllmStandIn engine(2);
@@ -243,6 +263,7 @@ TEST_F(AgentEnginesTest, ASlippedReplyQueueIsNotBelieved) {
   EXPECT_FALSE(engine.paused());
 }
 
+// Except where it could not be told what it holds.
 TEST_F(AgentEnginesTest, WhereverItFailsTheEngineIsResumed) {
   for (const std::string broken :
        {"/pause", "/start_weight_update", "/update_weights", "/finish_weight_update",
@@ -256,8 +277,10 @@ TEST_F(AgentEnginesTest, WhereverItFailsTheEngineIsResumed) {
       return HttpResponse{500, R"({"error":"boom"})", {}, ""};
     };
     const auto reached = session->update(2, times_);
-    EXPECT_FALSE(engine.paused()) << broken;
+    const bool unlabelled = broken == "/finish_weight_update";
+    EXPECT_EQ(engine.paused(), unlabelled) << broken;
     EXPECT_FALSE(reached.ok()) << broken;
+    EXPECT_EQ(reached.status().message().find("left paused") != std::string::npos, unlabelled);
     engine.on = nullptr;
     const auto again = session->update(2, times_);
     EXPECT_TRUE(again.ok()) << broken << ": " << again.status().to_string();
@@ -307,9 +330,11 @@ TEST_F(AgentEnginesTest, VllmReloadsACheckpoint) {
   const auto session =
       make_engine_session(make_vllm_disk_transport(link(engine.url()), versions), options_of(kRun));
   EXPECT_EQ(*session->update(7, times_), 7U);
-  EXPECT_EQ(engine.calls(), (std::vector<std::string>{
-                                "/pause", "rpc:reload_weights", "/reset_prefix_cache", "/resume",
-                                "/weight_info", "/update_weight_version", "/weight_info"}));
+  EXPECT_EQ(engine.calls(),
+            (std::vector<std::string>{"/pause", "rpc:reload_weights", "/weight_info",
+                                      "/update_weight_version", "/weight_info",
+                                      "/reset_prefix_cache", "/resume", "/weight_info"}))
+      << "it has its label before it serves";
   EXPECT_EQ(engine.weight_version(), "7");
   EXPECT_FALSE(engine.paused());
   engine.on = [&](const std::string& call) -> std::optional<HttpResponse> {

@@ -53,11 +53,14 @@ struct WalkedEngine {
   int process = 1;
   bool paused = false, session = false;
   std::string label = "default";
-  bool label_true = true;
   std::array<WalkedRank, kRanks> ranks;
 
   [[nodiscard]] bool whole() const {
     return ranks[0].holds() == ranks[1].holds() && ranks[0].version >= 0;
+  }
+  // The base has the label that the server began with.
+  [[nodiscard]] bool label_fits() const {
+    return label == (ranks[0].version > 0 ? std::to_string(ranks[0].version) : "default");
   }
   void restart() {
     const int next = process + 1;
@@ -71,14 +74,18 @@ struct World {
   std::string run = "a";        // that the road carries
   std::uint64_t published = 1;  // on it
   std::optional<EngineCall> late;
-  std::vector<RankReply> dead;  // what the engine said before it was started anew
+  // What the process before the engine's last start says, of itself: it may linger, or its answers
+  // may.
+  std::vector<RankReply> other;
 
   [[nodiscard]] std::string key() const {
     std::string text = concat(engine.process, engine.paused ? "P" : "R", engine.session ? "s" : "-",
-                              engine.label, engine.label_true ? "t" : "f", run, published, "|");
+                              engine.label, run, published, "|");
     for (const WalkedRank& rank : engine.ranks) text += rank.key();
-    if (late) text += concat(to_string(late->op), late->version, late->ticket);
-    for (const RankReply& reply : dead) text += concat(reply.process, reply.state);
+    if (late) text += concat(to_string(late->op), late->version, late->ticket, late->label);
+    for (const RankReply& reply : other) {
+      text += concat(reply.process, reply.state, to_string(reply.holds));
+    }
     return text;
   }
 
@@ -165,14 +172,15 @@ struct World {
     if (call.op == EngineOp::kFinish && !engine.session) return false;
     if (call.op == EngineOp::kFinish) engine.session = false;
     const bool labels = call.op == EngineOp::kFinish || call.op == EngineOp::kSetLabel;
-    if (labels && !call.label.empty()) {
-      engine.label = call.label;
-      const std::string held = std::to_string(engine.ranks[0].version);
-      engine.label_true = call.label == "unproven" || (engine.whole() && held == call.label);
-    }
+    if (labels && !call.label.empty()) engine.label = call.label;
     return true;
   }
 };
+
+// What may still come when its caller has given it up, or is dead.
+bool may_come_late(EngineOp op) {
+  return op == EngineOp::kWrite || op == EngineOp::kStage || op == EngineOp::kFinish;
+}
 
 bool is_rank_call(EngineOp op) {
   return op == EngineOp::kAsk || op == EngineOp::kLook || op == EngineOp::kOpen ||
@@ -187,12 +195,13 @@ struct Node {
   int requests = 0;                  // still to come
   int faults = 0;                    // still to come
   int restarts = 0;                  // of the engine
+  bool asked = false;                // the request's first question was answered
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
   std::string way;                   // how it came here
 
   [[nodiscard]] std::string key() const {
     return concat(world.key(), "#", driver.fingerprint(), "#", agent, requests, faults, restarts,
-                  to_string(broken), call.ticket);
+                  asked, to_string(broken), call.ticket);
   }
 };
 
@@ -237,6 +246,7 @@ class Walk {
       return std::optional<std::string>(digest_of(run, static_cast<std::int64_t>(version)));
     };
     node.broken = EngineOp::kEnd;
+    node.asked = false;
     node.call = node.driver.begin_update(std::move(goal));
   }
 
@@ -252,7 +262,7 @@ class Walk {
   void check(const Node& node) {
     const WalkedEngine& engine = node.world.engine;
     if (!engine.paused && !engine.whole()) fail(node, "serves what is not one version");
-    if (!engine.label_true) fail(node, "got a label that was not true");
+    if (!engine.paused && !engine.label_fits()) fail(node, "serves under a label that is not true");
   }
 
   void expand(const Node& node) {
@@ -268,15 +278,16 @@ class Walk {
     if (node.restarts > 0) {
       Node next = node;
       --next.restarts;
-      next.world.dead = next.world.replies({true, true});
+      next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
+      // What was in the dead server's queue is gone; of the workers' calls this need not be so.
+      if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
       next.way += " ENGINE-RESTART";
       push(std::move(next));
     }
     if (node.requests == 0) return;
     for (const bool made : {false, true}) {  // the call was not made, or is on its way
-      const bool may_come = node.call.op == EngineOp::kWrite || node.call.op == EngineOp::kStage;
-      if (made && (!may_come || node.world.late)) continue;
+      if (made && (!may_come_late(node.call.op) || node.world.late)) continue;
       Node next = node;
       --next.requests;
       if (made) next.world.late = node.call;
@@ -288,7 +299,9 @@ class Walk {
 
   void run_late(const Node& node) {
     Node next = node;
+    EngineAnswer unheard;
     static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
+    static_cast<void>(next.world.serve(*node.world.late, unheard));
     next.way += concat(" late:", to_string(node.world.late->op));
     next.world.late.reset();
     push(std::move(next));
@@ -297,6 +310,7 @@ class Walk {
   void answer(const Node& node, const EngineAnswer& said, const std::string& how, int faults = 0) {
     Node next = node;
     next.faults -= faults;
+    next.asked = true;
     next.way += concat(" ", to_string(node.call.op), how);
     next.call = next.driver.next(said);
     push(std::move(next));
@@ -321,8 +335,7 @@ class Walk {
     Node broken = node;
     broken.broken = op;
     answer(broken, lost, ":broken-from-now", 1);
-    const bool may_come = op == EngineOp::kWrite || op == EngineOp::kStage;
-    if (may_come && !node.world.late) {
+    if (may_come_late(op) && !node.world.late) {
       Node late = node;
       late.world.late = node.call;
       answer(late, lost, ":late", 1);
@@ -331,10 +344,11 @@ class Walk {
 
   void rank_outcomes(const Node& node, const EngineAnswer& lost) {
     const EngineOp op = node.call.op;
-    if (op == EngineOp::kLook && !node.world.dead.empty() && node.faults > 0) {
-      EngineAnswer stale;  // as files of a process that is gone
-      stale.ranks = node.world.dead;
-      answer(node, stale, ":of-the-dead-process", 1);
+    // Who answers a request's first question is the engine; any later one another may answer.
+    if (is_rank_call(op) && node.asked && !node.world.other.empty() && node.faults > 0) {
+      EngineAnswer strange;
+      strange.ranks = node.world.other;
+      answer(node, strange, ":of-another-process", 1);
     }
     const bool writes = op == EngineOp::kWrite || op == EngineOp::kRollback;
     const int kinds = writes ? 3 : op == EngineOp::kStage ? 2 : 1;

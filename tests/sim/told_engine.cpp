@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/told_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/flush_file.h"
+#include "formats/safetensors.h"
+#include "formats/version_dir.h"
+
+namespace driftless::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::string_view kUrl = "http://told";
+
+// The values of a flush file, over those that are there.
+Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& layout,
+                 std::uint64_t version, Weights& weights) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const FlushFile file, FlushFile::open(fs, path, layout, version, "/"));
+  const BucketView bucket = file.bucket();
+  for (const BucketEntry& entry : bucket.entries) {
+    std::vector<std::byte>& bytes = weights.at(layout[entry.tensor].name).bytes;
+    EntryCursor cursor(layout, bucket, entry);
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView piece, cursor.next());
+      if (piece.count() == 0) break;
+      const std::size_t unit = piece.unit_bytes;
+      for (std::size_t i = 0; i < piece.count(); ++i) {
+        const std::uint64_t place = (piece.origin + piece.offsets[i]) * unit;
+        std::ranges::copy(piece.value_bytes().subspan(i * unit, unit),
+                          bytes.begin() + static_cast<std::ptrdiff_t>(place));
+      }
+    }
+  }
+  return {};
+}
+
+// Every tensor, whole.
+Status replace_all(FileSystem& fs, const std::string& path, Weights& weights) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(fs, path));
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    const std::span<const std::byte> bytes = file.bytes(entry);
+    weights.at(entry.spec.name).bytes.assign(bytes.begin(), bytes.end());
+  }
+  return {};
+}
+
+}  // namespace
+
+void ToldEngine::start_server(const Weights& base) {
+  if (server_ != nullptr) world_.simulation.kill(*server_);
+  life_ = std::make_shared<Server>(Server{base, base, "default", {}});
+  queue_ = std::make_shared<CallQueue>();
+  server_ = world_.simulation.start("told-server", [this](Process& process) {
+    while (!process.dead && !world_.ending) world_.simulation.sleep(milliseconds(500));
+    world_.simulation.kill(process);
+  });
+}
+
+std::unique_ptr<EngineNotifier> ToldEngine::notifier() {
+  NotifyOptions options;
+  EngineEndpoint& engine = options.engines.emplace_back();
+  engine.url = kUrl;
+  engine.action = EngineAction::kUpdateFlush;
+  options.timeout = milliseconds(2'000);
+  options.retries = 1;
+  options.retry_wait = milliseconds(200);
+  auto made = EngineNotifier::create(
+      options, [this](const HttpCall& call, milliseconds timeout, const std::atomic<bool>*) {
+        return http(call, timeout);
+      });
+  return std::move(*made);
+}
+
+HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout) {
+  const std::string path = call.url.substr(kUrl.size());
+  const std::shared_ptr<Server> life = life_;
+  const std::shared_ptr<Process> server = server_;
+  const Result<std::string> text = call_server(
+      world_, server, queue_, call.url, timeout,
+      [this, life, server, path, body = call.body] { return answer(*life, *server, path, body); });
+  if (!text.ok()) return {text.status(), 0, "", true};
+  return {{}, 200, *text};
+}
+
+Result<std::string> ToldEngine::answer(Server& life, Process& process, const std::string& path,
+                                       const std::string& body) {
+  if (path == "/model_info") return nlohmann::json{{"weight_version", life.label}}.dump();
+  const auto told = nlohmann::json::parse(body);
+  Status done;
+  if (path == "/update_weight_version") {
+    life.label = told.at("new_version");
+  } else {
+    SimFileSystem fs(world_.simulation, world_.disk, process);
+    done = load(life, fs, told);
+  }
+  world_.simulation.trace(concat("told-server ", path, " ", body, ": ", done.to_string()));
+  return nlohmann::json{{"success", done.ok()}, {"message", done.to_string()}}.dump();
+}
+
+// All of it or, if a file cannot be read, nothing. What a stranger damaged it does not take.
+Status ToldEngine::load(Server& life, FileSystem& fs, const nlohmann::json& told) {
+  const std::string dir = told.at("model_path");
+  const std::string label = told.at("weight_version");
+  const std::uint64_t version = std::stoull(label);
+  DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory found, open_version(fs, kRoad, version));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(fs, found, 1));
+  Weights weights = life.memory;
+  const WeightLayout layout = layout_of(weights);
+  const bool delta = told.contains("load_format");
+  if (delta) {
+    for (const std::string name : told.at("files")) {
+      DRIFTLESS_RETURN_IF_ERROR(overwrite(fs, concat(dir, "/", name), layout, version, weights));
+    }
+  } else {
+    for (const std::string& name : found.payload_files) {
+      DRIFTLESS_RETURN_IF_ERROR(replace_all(fs, concat(dir, "/", name), weights));
+    }
+  }
+  DRIFTLESS_RETURN_IF_ERROR(world_.simulation.step());
+  life.memory = std::move(weights);
+  life.label = label;
+  if (found.manifest) life.run = found.manifest->id.run;
+  return {};
+}
+
+std::string ToldEngine::check() const {
+  if (!alive()) return {};
+  if (life_->label == "default") {
+    return same(life_->memory, life_->base) ? "" : "told serves what is not the base it began with";
+  }
+  const std::vector<KnownWeights>& known = world_.truth.of(life_->run, std::stoull(life_->label));
+  if (std::ranges::any_of(known, [&](const KnownWeights& version) {
+        return same(version.weights, life_->memory);
+      })) {
+    return {};
+  }
+  return concat("told is labelled version ", life_->label, " and holds other weights");
+}
+
+bool ToldEngine::serves(const VersionId& id) const {
+  return alive() && life_->label == std::to_string(id.version) && life_->run == id.run &&
+         check().empty();
+}
+
+}  // namespace driftless::testing

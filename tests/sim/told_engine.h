@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A simulated engine that the trainer tells to load `flush` directories (EngineNotifier): it takes
+// whatever files it is told to on top of whatever it holds, and the label that comes with them.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "plugin/engines/engine_notifier.h"
+#include "sim/call_queue.h"
+#include "sim/world.h"
+
+namespace driftless::testing {
+
+class ToldEngine {
+ public:
+  explicit ToldEngine(World& world) : world_(world) {}
+
+  // A new server, serving the weights of `base`; it ends the one before.
+  void start_server(const Weights& base);
+  [[nodiscard]] Process* server() { return server_.get(); }
+  [[nodiscard]] bool running() const { return server_ != nullptr && server_->fibers > 0; }
+
+  // One that tells it, in the trainer's process.
+  [[nodiscard]] std::unique_ptr<EngineNotifier> notifier();
+
+  // Whether what is served is what the label says, of the run whose files were loaded last.
+  [[nodiscard]] std::string check() const;
+  [[nodiscard]] bool serves(const VersionId& id) const;
+  // Nobody has told this server anything: it is not the one that said what was heard last.
+  [[nodiscard]] bool started_anew() const { return !alive() || life_->label == "default"; }
+
+ private:
+  // One life of the server.
+  struct Server {
+    Weights base, memory;
+    std::string label = "default";
+    Hash128 run;
+  };
+
+  [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout);
+  [[nodiscard]] Result<std::string> answer(Server& life, Process& process, const std::string& path,
+                                           const std::string& body);
+  [[nodiscard]] Status load(Server& life, FileSystem& fs, const nlohmann::json& told);
+  [[nodiscard]] bool alive() const { return server_ != nullptr && !server_->dead && life_; }
+
+  World& world_;
+  std::shared_ptr<Process> server_;
+  std::shared_ptr<Server> life_;
+  std::shared_ptr<CallQueue> queue_;
+};
+
+}  // namespace driftless::testing
