@@ -1,18 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "collectives/host_shm/medium.h"
 #include "collectives/host_shm/record.h"
-#include "collectives/host_shm/report_slot.h"
 
 namespace driftless {
 namespace host_shm {
 namespace {
+
+// receivers/<id>: what this receiver says, in a file that it locks as long as it lives. One thread
+// at a time. Dropped without leave() it is as if the process died.
+class ReportSlot {
+ public:
+  // kBusy, at the deadline, where another receiver that lives has this id.
+  [[nodiscard]] Status say(const HostShmOptions& options, const ReceiverReport& report,
+                           const Deadline& deadline);
+  [[nodiscard]] Status leave();
+
+ private:
+  [[nodiscard]] Status take(const HostShmOptions& options, const std::string& id,
+                            const Deadline& deadline);
+
+  std::optional<Directory> directory_;  // of the file
+  std::string id_;                      // empty: none is open
+  Descriptor file_;                     // locked
+  std::uint64_t heartbeat_ = 0;
+};
+
+Status ReportSlot::take(const HostShmOptions& options, const std::string& id,
+                        const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Directory road, Directory::open(options));
+  DRIFTLESS_ASSIGN_OR_RETURN(Directory receivers, road.below(kReceiversName));
+  if (id_ == id && file_.valid() && receivers.is(id, file_)) return {};
+  Backoff backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(20));
+  do {
+    DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, receivers.open_or_create(id));
+    const std::string what = join_path(receivers.path(), id);
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool locked, lock_file(file, what));
+    // The sender may have taken it for a dead one's, and removed it, before it was locked.
+    if (!locked || !receivers.is(id, file)) continue;
+    file_ = std::move(file);
+    id_ = id;
+    directory_ = std::move(receivers);
+    if (heartbeat_ == 0)
+      heartbeat_ = random_hash128().low | 1U;  // another one than before a restart
+    return {};
+  } while (backoff.sleep(deadline));
+  return error(StatusCode::kBusy, "host_shm: a receiver named '", id,
+               "' lives already; give this one another receiver.id");
+}
+
+Status ReportSlot::say(const HostShmOptions& options, const ReceiverReport& report,
+                       const Deadline& deadline) {
+  if (!id_.empty() && id_ != report.id) DRIFTLESS_RETURN_IF_ERROR(leave());
+  DRIFTLESS_RETURN_IF_ERROR(take(options, report.id, deadline));
+  const std::string bytes = report_to_bytes({report, ++heartbeat_});
+  const std::string what = join_path(directory_->path(), id_);
+  DRIFTLESS_RETURN_IF_ERROR(write_all(file_, 0, std::as_bytes(std::span(bytes)), what));
+  if (::ftruncate(file_.get(), static_cast<off_t>(bytes.size())) == 0) return {};
+  return errno_status(errno, what);
+}
+
+Status ReportSlot::leave() {
+  if (id_.empty()) return {};
+  if (directory_->is(id_, file_)) DRIFTLESS_RETURN_IF_ERROR(directory_->remove(id_));
+  file_.reset();
+  id_.clear();
+  return {};
+}
 
 class Receiver final : public ReceiveRoad {
  public:
@@ -34,11 +94,6 @@ class Receiver final : public ReceiveRoad {
   const HostShmOptions options_;
   ReportSlot slot_;
 };
-
-Status gone(const PublicationId& id) {
-  return error(StatusCode::kNotFound, "host_shm: ", to_string(id),
-               " is not there (any more); take the newest anchor");
-}
 
 Result<std::string> Receiver::run_info(const Deadline& deadline) {
   Backoff wait = backoff();
@@ -69,10 +124,7 @@ Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
   Backoff wait = backoff();
   do {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
-    const bool there = std::ranges::any_of(ids, [&](const PublicationId& id) {
-      return id.kind == PublicationKind::kStep && id.version > version;
-    });
-    if (there) return {};
+    if (has_step_past(ids, version)) return {};
   } while (wait.sleep(deadline));
   return deadline.check(concat("host_shm: waiting for a step past version ", version));
 }
@@ -82,7 +134,7 @@ Result<Record> Receiver::read_record(const PublicationId& id) const {
   const std::string name = record_name(id);
   const Result<std::string> bytes =
       directory.ok() ? directory->read(name, kMaxRecordBytes) : directory.status();
-  if (bytes.status().code() == StatusCode::kNotFound) return gone(id);
+  if (bytes.status().code() == StatusCode::kNotFound) return not_there("host_shm", id);
   DRIFTLESS_RETURN_IF_ERROR(bytes.status());
   return record_from_bytes(*bytes, join_path(directory->path(), name));
 }
@@ -120,11 +172,11 @@ Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartRecei
                  " has ", size, " bytes, ", part.size_bytes, " were expected");
   }
   const Result<Directory> directory = Directory::find(options_);
-  if (directory.status().code() == StatusCode::kNotFound) return gone(id);
+  if (directory.status().code() == StatusCode::kNotFound) return not_there("host_shm", id);
   DRIFTLESS_RETURN_IF_ERROR(directory.status());
   const Result<Descriptor> file =
       directory->open_file(segment_name(id, record.token, part.locator), false);
-  if (file.status().code() == StatusCode::kNotFound) return gone(id);
+  if (file.status().code() == StatusCode::kNotFound) return not_there("host_shm", id);
   DRIFTLESS_RETURN_IF_ERROR(file.status());
   return map_segment(*file, part.name, size);
 }

@@ -30,7 +30,7 @@ struct Record {
 
 struct Report {
   ReceiverReport report;
-  std::uint64_t beat = 0;  // another one in every report: a sign of life
+  std::uint64_t heartbeat = 0;  // another one in every report: a sign of life
 };
 // At most kMaxReportBytes, for a report that check_report() lets pass.
 [[nodiscard]] std::string report_to_bytes(const Report& report);

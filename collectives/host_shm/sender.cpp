@@ -1,17 +1,293 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
-#include <optional>
-#include <utility>
+#include <cerrno>
+#include <map>
 
 #include "collectives/host_shm/medium.h"
-#include "collectives/host_shm/part_segment.h"
 #include "collectives/host_shm/record.h"
-#include "collectives/host_shm/report_slot.h"
-#include "collectives/host_shm/shelf.h"
+#include "collectives/open_part.h"
 
 namespace driftless {
 namespace host_shm {
 namespace {
+
+constexpr std::uint64_t kReadBytes = std::uint64_t{1} << 20;
+
+// A part in a segment of its own.
+class SegmentPart final : public OpenPart {
+ public:
+  SegmentPart(const std::string& name, std::string file_name, Descriptor file, TakeRoom room,
+              std::uint64_t index)
+      : OpenPart("host_shm", name, std::move(room)),
+        file_name_(std::move(file_name)),
+        file_(std::move(file)),
+        index_(index) {}
+  [[nodiscard]] const std::string& file_name() const { return file_name_; }
+
+ protected:
+  Status write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    DRIFTLESS_RETURN_IF_ERROR(write_all(file_, offset, bytes, name()));
+    hash_.wrote(offset, bytes);
+    return {};
+  }
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return read_all(file_, offset, bytes, name());
+  }
+  // No byte of it is left without memory: a reader of the mapping can then not be hit by a lack.
+  Status complete(PartReceipt& receipt) override {
+    receipt.locator = index_;
+    if (const std::optional<Hash128> hash = hash_.hash(); hash.has_value()) {
+      receipt.hash = *hash;
+      return {};
+    }
+    if (size_bytes() > 0) DRIFTLESS_RETURN_IF_ERROR(fill());
+    DRIFTLESS_ASSIGN_OR_RETURN(receipt.hash, read_hash());
+    return {};
+  }
+
+ private:
+  [[nodiscard]] Status fill();
+  [[nodiscard]] Result<Hash128> read_hash();
+
+  const std::string file_name_;
+  const Descriptor file_;
+  const std::uint64_t index_;
+  PartHash hash_;
+};
+
+Status SegmentPart::fill() {
+  int failure = EINTR;
+  while (failure == EINTR) {
+    failure = ::posix_fallocate(file_.get(), 0, static_cast<off_t>(size_bytes()));
+  }
+  if (failure == 0) return {};
+  return errno_status(failure, concat("host_shm: memory for part '", name(),
+                                      "'; enlarge the file system or lower road.host_shm.size"));
+}
+
+Result<Hash128> SegmentPart::read_hash() {
+  const std::uint64_t size = size_bytes();
+  PartHash hash;
+  std::vector<std::byte> piece(std::min(size, kReadBytes));
+  for (std::uint64_t at = 0; at < size; at += piece.size()) {
+    piece.resize(std::min(size - at, kReadBytes));
+    DRIFTLESS_RETURN_IF_ERROR(read_all(file_, at, piece, name()));
+    hash.wrote(at, piece);
+  }
+  return *hash.hash();
+}
+
+// The publications that the sender holds, and the room that they take. Any thread.
+class HeldSegments {
+ public:
+  HeldSegments(const HostShmOptions& options, std::shared_ptr<const Directory> directory,
+               std::shared_ptr<const SenderLock> lock)
+      : size_bytes_(options.size_bytes),
+        versions_(options.versions),
+        directory_(std::move(directory)),
+        lock_(std::move(lock)) {}
+
+  // kAlreadyExists, or kInvalidArgument where a newer one of its kind is there.
+  [[nodiscard]] Status check_new(const PublicationId& id) const;
+  // The hash of its manifest, if it is held.
+  [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const;
+
+  // `id` is being written from now on; what was begun before and not put is given up.
+  void begin(const PublicationId& id);
+  // Room for so many more of its bytes, made by removing the oldest steps and, for an anchor, the
+  // one before. kNoSpace, saying what to raise.
+  [[nodiscard]] Status take_room(std::uint64_t bytes);
+  // Its record is there: it is held, and what has to go for it goes.
+  void put(const Hash128& manifest, std::vector<std::string> segments);
+  void give_up();
+  // All of it.
+  void clear();
+
+ private:
+  struct Held {
+    Hash128 manifest;
+    std::vector<std::string> segments;
+    std::uint64_t bytes = 0;
+  };
+  using Publications = std::map<PublicationId, Held>;
+  // With the mutex held.
+  [[nodiscard]] bool drop_one();
+  void drop(Publications::iterator at);
+  [[nodiscard]] Publications::iterator oldest(PublicationKind kind);
+  [[nodiscard]] std::size_t count(PublicationKind kind) const;
+
+  const std::uint64_t size_bytes_;
+  const unsigned versions_;
+  std::shared_ptr<const Directory> directory_;
+  std::shared_ptr<const SenderLock> lock_;  // who does not hold it removes nothing by name
+  mutable std::mutex mutex_;
+  Publications publications_;
+  std::uint64_t used_bytes_ = 0;     // of all of them
+  PublicationId pending_;            // being written
+  std::uint64_t pending_bytes_ = 0;  // of it
+};
+
+Status HeldSegments::check_new(const PublicationId& id) const {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [other, held] : publications_) {
+    if (other.kind != id.kind || other.version < id.version) continue;
+    if (other == id) {
+      return error(StatusCode::kAlreadyExists, "host_shm: ", to_string(id),
+                   " is there already, and publications are never replaced");
+    }
+    return error(StatusCode::kInvalidArgument, "host_shm: ", to_string(id), " after ",
+                 to_string(other), ": versions ascend");
+  }
+  return {};
+}
+
+std::optional<Hash128> HeldSegments::manifest(const PublicationId& id) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = publications_.find(id);
+  return found == publications_.end() ? std::nullopt : std::optional(found->second.manifest);
+}
+
+void HeldSegments::begin(const PublicationId& id) {
+  const std::scoped_lock lock(mutex_);
+  pending_ = id;
+  pending_bytes_ = 0;
+}
+
+void HeldSegments::give_up() { begin({}); }
+
+Status HeldSegments::take_room(std::uint64_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  const auto fits = [&] {
+    const std::uint64_t taken = used_bytes_ + pending_bytes_;
+    return taken <= size_bytes_ && bytes <= size_bytes_ - taken;
+  };
+  // What can never fit makes nobody else go.
+  const bool hopeless = pending_bytes_ > size_bytes_ || bytes > size_bytes_ - pending_bytes_;
+  while (!hopeless && !fits() && drop_one()) {
+  }
+  if (!hopeless && fits()) {
+    pending_bytes_ += bytes;
+    return {};
+  }
+  return error(StatusCode::kNoSpace, to_string(pending_), " needs ", pending_bytes_ + bytes,
+               " bytes and more, ", used_bytes_,
+               " are taken by what must stay, of road.host_shm.size: ", size_bytes_, "; raise it");
+}
+
+void HeldSegments::put(const Hash128& manifest, std::vector<std::string> segments) {
+  const std::scoped_lock lock(mutex_);
+  publications_[pending_] = {manifest, std::move(segments), pending_bytes_};
+  used_bytes_ += pending_bytes_;
+  pending_bytes_ = 0;
+  while (count(PublicationKind::kAnchor) > 1) drop(oldest(PublicationKind::kAnchor));
+  while (count(PublicationKind::kStep) > versions_) drop(oldest(PublicationKind::kStep));
+}
+
+void HeldSegments::clear() {
+  const std::scoped_lock lock(mutex_);
+  while (!publications_.empty()) drop(publications_.begin());
+}
+
+// For a step the oldest step; for an anchor all steps but the newest, then the anchor before it.
+bool HeldSegments::drop_one() {
+  const bool anchor = pending_.kind == PublicationKind::kAnchor;
+  if (count(PublicationKind::kStep) > (anchor ? 1U : 0U)) {
+    drop(oldest(PublicationKind::kStep));
+    return true;
+  }
+  if (!anchor || count(PublicationKind::kAnchor) == 0) return false;
+  drop(oldest(PublicationKind::kAnchor));
+  return true;
+}
+
+// The record first: what has none is not there. The record of that name is another sender's once
+// the lock is lost; segments have names of their own.
+void HeldSegments::drop(Publications::iterator at) {
+  // What cannot be removed now is removed by the next sender's start.
+  if (lock_->check(*directory_).ok()) {
+    const Status ignored = directory_->remove(record_name(at->first));
+  }
+  for (const std::string& segment : at->second.segments) {
+    const Status also_ignored = directory_->remove(segment);
+  }
+  used_bytes_ -= at->second.bytes;
+  publications_.erase(at);
+}
+
+HeldSegments::Publications::iterator HeldSegments::oldest(PublicationKind kind) {
+  return std::ranges::find_if(publications_,
+                              [&](const auto& entry) { return entry.first.kind == kind; });
+}
+
+std::size_t HeldSegments::count(PublicationKind kind) const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      publications_, [&](const auto& entry) { return entry.first.kind == kind; }));
+}
+
+// The sender's view. Alive is who holds its lock and spoke within `patience` of our own clock.
+class ReportWatch {
+ public:
+  explicit ReportWatch(std::chrono::milliseconds patience) : patience_(patience) {}
+  // Removes the files of the dead.
+  [[nodiscard]] Result<std::vector<ReceiverReport>> look(const Directory& directory);
+
+ private:
+  struct Seen {
+    Report last;
+    Deadline::Clock::time_point at;
+  };
+  std::chrono::milliseconds patience_;
+  std::map<std::string, Seen> seen_;  // by file name
+};
+
+constexpr int kLooks = 5;  // at a report that is being written
+
+// The content, as it is now; it may be half old, half new.
+Result<std::string> content_of(const Descriptor& file, std::string_view what) {
+  struct stat found{};
+  if (::fstat(file.get(), &found) != 0) return errno_status(errno, what);
+  const auto size = static_cast<std::uint64_t>(found.st_size);
+  if (size > kMaxReportBytes) return error(StatusCode::kCorrupt, what, ": is too long");
+  std::string text(size, '\0');
+  DRIFTLESS_RETURN_IF_ERROR(read_all(file, 0, std::as_writable_bytes(std::span(text)), what));
+  return text;
+}
+
+Result<std::vector<ReceiverReport>> ReportWatch::look(const Directory& directory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
+  const auto now = Deadline::Clock::now();
+  std::map<std::string, Seen> seen;
+  std::vector<ReceiverReport> alive;
+  for (const std::string& name : names) {
+    const std::string what = join_path(directory.path(), name);
+    const Result<Descriptor> file = directory.open_file(name, true);
+    if (!file.ok()) continue;  // has left meanwhile, or is none of ours
+    const Result<bool> dead = lock_file(*file, what);
+    if (dead.ok() && *dead) {
+      // Locked by us: a receiver of this name that starts now makes a new file.
+      if (directory.is(name, *file)) const Status ignored = directory.remove(name);
+      continue;
+    }
+    Result<Report> report = error(StatusCode::kCorrupt, what);
+    for (int i = 0; i < kLooks && !report.ok(); ++i) {
+      const Result<std::string> text = content_of(*file, what);
+      if (text.ok()) report = report_from_bytes(*text, what);
+    }
+    const auto before = seen_.find(name);
+    if (!report.ok() && before == seen_.end()) continue;  // has said nothing yet
+    Seen entry = before == seen_.end() ? Seen{*report, now} : before->second;
+    if (report.ok() && report->report.id == name && report->heartbeat != entry.last.heartbeat) {
+      entry = {*report, now};
+    }
+    if (now - entry.at <= patience_) alive.push_back(entry.last.report);
+    seen.emplace(name, std::move(entry));
+  }
+  seen_ = std::move(seen);
+  return alive;
+}
 
 class Sender final : public SendRoad {
  public:
@@ -19,14 +295,14 @@ class Sender final : public SendRoad {
       : lock_(std::make_shared<const SenderLock>(std::move(lock))),
         directory_(std::make_shared<const Directory>(std::move(directory))),
         receivers_(std::move(receivers)),
-        shelf_(std::make_shared<Shelf>(options, directory_, lock_)),
+        held_(std::make_shared<HeldSegments>(options, directory_, lock_)),
         watch_(options.patience) {}
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
   // Nothing stays but the lock's file, the last word and what receivers that live said.
   ~Sender() override {
     drop();
-    shelf_->clear();
+    held_->clear();
     if (check_held().ok()) const Status ignored = directory_->remove(kRunName);
   }
 
@@ -41,20 +317,15 @@ class Sender final : public SendRoad {
   }
   Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_held());
-    return shelf_->manifest(id);
+    return held_->manifest(id);
   }
   Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
-  Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>();  // the shelf makes room by itself
-  }
-  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
-  void progress() override {}
 
  private:
   struct Pending {
     PublicationId id;
     std::string token;
-    std::vector<std::shared_ptr<PartSegment>> parts;
+    std::vector<std::shared_ptr<SegmentPart>> parts;
     std::optional<std::vector<PartReceipt>> receipts;  // once flushed
   };
   [[nodiscard]] Status check_begun(std::string_view what) const {
@@ -68,7 +339,7 @@ class Sender final : public SendRoad {
   std::shared_ptr<const SenderLock> lock_;
   std::shared_ptr<const Directory> directory_;
   Directory receivers_;
-  std::shared_ptr<Shelf> shelf_;
+  std::shared_ptr<HeldSegments> held_;
   ReportWatch watch_;
   std::optional<Pending> pending_;
 };
@@ -94,26 +365,25 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   drop();
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("host_shm: beginning ", to_string(id))));
   DRIFTLESS_RETURN_IF_ERROR(check_held());
-  DRIFTLESS_RETURN_IF_ERROR(shelf_->check_new(id));
-  shelf_->begin(id);
+  DRIFTLESS_RETURN_IF_ERROR(held_->check_new(id));
+  held_->begin(id);
   pending_.emplace(Pending{id, to_hex(random_hash128()), {}, {}});
   return {};
 }
 
 Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
-  std::vector<std::shared_ptr<PartSegment>>& parts = pending_->parts;
-  if (pending_->receipts.has_value() ||
-      std::ranges::any_of(parts, [&](const auto& part) { return part->name() == name; })) {
-    return error(StatusCode::kAlreadyExists, "host_shm: there is a part '", name,
-                 "' already, or the publication was flushed");
+  std::vector<std::shared_ptr<SegmentPart>>& parts = pending_->parts;
+  DRIFTLESS_RETURN_IF_ERROR(check_part_name(parts, name, "host_shm"));
+  if (pending_->receipts.has_value()) {
+    return error(StatusCode::kAlreadyExists, "host_shm: part '", name, "' comes after the flush()");
   }
   const std::string file_name = segment_name(pending_->id, pending_->token, parts.size());
   DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, directory_->create(file_name));
-  const auto take_room = [shelf = shelf_](std::uint64_t bytes) { return shelf->take_room(bytes); };
-  parts.push_back(std::make_shared<PartSegment>(name, file_name, std::move(file), take_room));
-  return make_segment_file(parts.back());
+  const auto take_room = [held = held_](std::uint64_t bytes) { return held->take_room(bytes); };
+  parts.push_back(
+      std::make_shared<SegmentPart>(name, file_name, std::move(file), take_room, parts.size()));
+  return make_part_file(parts.back());
 }
 
 Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
@@ -121,8 +391,7 @@ Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: flushing"));
   std::vector<PartReceipt> receipts;
   for (const auto& part : pending_->parts) {
-    DRIFTLESS_ASSIGN_OR_RETURN(PartReceipt receipt, part->finish(receipts.size()));
-    receipts.push_back(std::move(receipt));
+    DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(0));
   }
   for (const auto& part : pending_->parts) part->close();
   pending_->receipts = receipts;
@@ -148,7 +417,7 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
                  bytes.size(), " bytes, at most ", kMaxRecordBytes, " are allowed");
   }
   DRIFTLESS_RETURN_IF_ERROR(put_record(bytes));
-  shelf_->put(xxh3_128(manifest), std::move(segments));
+  held_->put(xxh3_128(manifest), std::move(segments));
   pending_.reset();
   return {};
 }
@@ -173,7 +442,7 @@ void Sender::drop() {
     part->close();
     const Status ignored = directory_->remove(part->file_name());  // by the next start, then
   }
-  shelf_->give_up();
+  held_->give_up();
   pending_.reset();
 }
 

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/loopback/medium.h"
 
-#include <algorithm>
-
 namespace driftless {
-namespace {
-
-bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
-
-}  // namespace
 
 LoopbackHub::LoopbackHub(const LoopbackOptions& options, unsigned ranks)
     : medium_(std::make_shared<LoopbackMedium>(options, ranks)), mail_(make_loopback_mail(ranks)) {}
@@ -26,7 +19,9 @@ std::unique_ptr<Group> LoopbackHub::group(unsigned rank) {
 }
 
 LoopbackMedium::LoopbackMedium(const LoopbackOptions& options, unsigned ranks)
-    : options_(options), ranks_(ranks) {}
+    : options_(options),
+      ranks_(ranks),
+      ring_("loopback", options.ring_bytes, options.ring_versions) {}
 
 Status LoopbackMedium::announce(std::string_view run_info) {
   const std::scoped_lock lock(mutex_);
@@ -41,37 +36,33 @@ Status LoopbackMedium::announce(std::string_view run_info) {
 
 Result<std::uint64_t> LoopbackMedium::begin(const PublicationId& id, unsigned rank) {
   const std::scoped_lock lock(mutex_);
-  if (publications_.contains(id)) {
+  if (ring_.manifest(id)) {
     return error(StatusCode::kAlreadyExists, "loopback: ", to_string(id),
                  " is there already, and publications are never replaced");
   }
   if (rank == 0) {
-    const auto newer = std::ranges::find_if(publications_, [&](const auto& entry) {
-      return entry.first.kind == id.kind && entry.first.version > id.version;
-    });
-    if (newer != publications_.end()) {
-      return error(StatusCode::kInvalidArgument, "loopback: ", to_string(id), " after ",
-                   to_string(newer->first), ": versions ascend");
-    }
+    const Status order = ring_.check_new(id);
+    if (!order.ok()) return error(StatusCode::kInvalidArgument, order.message());
     pending_.emplace(Pending{id, ++attempts_, {}});
-    pending_->publication.parts.resize(ranks_);
+    held_.forget_staged();
   }
   if (!pending_.has_value() || pending_->id != id) {
     return error(StatusCode::kInvalidArgument, "loopback: rank ", rank, " begins ", to_string(id),
                  " which rank 0 has not begun");
   }
-  pending_->publication.parts[rank].reset();
+  pending_->bytes.erase(rank);
   return pending_->attempt;
 }
 
-Status LoopbackMedium::flush(std::uint64_t attempt, unsigned rank,
-                             std::vector<LoopbackPart> parts) {
+Status LoopbackMedium::flush(std::uint64_t attempt, unsigned rank, std::vector<HeldPart> parts) {
   const std::scoped_lock lock(mutex_);
   if (!is_pending(attempt)) {
     return error(StatusCode::kInvalidArgument, "loopback: rank ", rank,
                  " flushes a publication that rank 0 has aborted");
   }
-  pending_->publication.parts[rank] = std::move(parts);
+  std::uint64_t& bytes = pending_->bytes[rank] = 0;
+  for (const HeldPart& part : parts) bytes += part.bytes.size();
+  held_.stage(attempt, rank, std::move(parts));
   return {};
 }
 
@@ -81,15 +72,14 @@ Status LoopbackMedium::seal(std::uint64_t attempt, std::string_view manifest) {
     return error(StatusCode::kInvalidArgument, "loopback: nothing was begun that could be sealed");
   }
   for (unsigned rank = 0; rank < ranks_; ++rank) {
-    if (!pending_->publication.parts[rank].has_value()) {
+    if (!pending_->bytes.contains(rank)) {
       return error(StatusCode::kInvalidArgument, "loopback: ", to_string(pending_->id),
                    " cannot be sealed: rank ", rank, " has not flushed");
     }
   }
-  pending_->publication.manifest = manifest;
-  publications_.emplace(pending_->id, std::move(pending_->publication));
+  ring_.add(pending_->id, xxh3_128(manifest), std::move(pending_->bytes));
+  (void)held_.commit(attempt, pending_->id, std::string(manifest), ring_.ids());
   pending_.reset();
-  make_room();
   changed_.notify_all();
   return {};
 }
@@ -97,49 +87,13 @@ Status LoopbackMedium::seal(std::uint64_t attempt, std::string_view manifest) {
 void LoopbackMedium::abort(std::uint64_t attempt, unsigned rank) {
   const std::scoped_lock lock(mutex_);
   if (!is_pending(attempt)) return;
-  if (rank == 0) {
-    pending_.reset();
-  } else {
-    pending_->publication.parts[rank].reset();
-  }
+  pending_->bytes.erase(rank);
+  if (rank == 0) pending_.reset();
 }
 
 std::optional<Hash128> LoopbackMedium::published(const PublicationId& id) const {
   const std::scoped_lock lock(mutex_);
-  const auto found = publications_.find(id);
-  if (found == publications_.end()) return std::nullopt;
-  return xxh3_128(found->second.manifest);
-}
-
-bool LoopbackMedium::ring_is_exceeded() const {
-  std::size_t steps = 0;
-  std::vector<std::uint64_t> bytes(ranks_);
-  for (const auto& [id, publication] : publications_) {
-    if (!is_step(id)) continue;
-    ++steps;
-    for (unsigned rank = 0; rank < ranks_; ++rank) {
-      for (const LoopbackPart& part : *publication.parts[rank]) {
-        bytes[rank] += part.receipt.size_bytes;
-      }
-    }
-  }
-  if (steps <= 1) return false;  // the newest is never dropped; its writer saw to its size
-  return steps > options_.ring_versions ||
-         std::ranges::any_of(bytes, [&](std::uint64_t used) { return used > options_.ring_bytes; });
-}
-
-void LoopbackMedium::make_room() {
-  while (ring_is_exceeded()) {
-    publications_.erase(std::ranges::find_if(
-        publications_, [](const auto& entry) { return is_step(entry.first); }));
-  }
-  std::uint64_t newest_anchor = 0;
-  for (const auto& [id, publication] : publications_) {
-    if (!is_step(id)) newest_anchor = id.version;
-  }
-  std::erase_if(publications_, [&](const auto& entry) {
-    return !is_step(entry.first) && entry.first.version < newest_anchor;
-  });
+  return ring_.manifest(id);
 }
 
 std::vector<ReceiverReport> LoopbackMedium::receivers() {
@@ -161,45 +115,25 @@ Result<std::string> LoopbackMedium::run_info(const Deadline& deadline) const {
 
 std::vector<PublicationId> LoopbackMedium::list() const {
   const std::scoped_lock lock(mutex_);
-  std::vector<PublicationId> ids;
-  for (const auto& [id, publication] : publications_) ids.push_back(id);
-  return ids;
+  return held_.list();
 }
 
 Status LoopbackMedium::wait_beyond(std::uint64_t version, const Deadline& deadline) const {
   std::unique_lock lock(mutex_);
-  const bool there = wait_until(changed_, lock, deadline.at(), [&] {
-    return std::ranges::any_of(publications_, [&](const auto& entry) {
-      return is_step(entry.first) && entry.first.version > version;
-    });
-  });
+  const bool there =
+      wait_until(changed_, lock, deadline.at(), [&] { return held_.has_step_past(version); });
   return there ? Status()
                : deadline.check(concat("loopback: waiting for a step past version ", version));
 }
 
-Result<const LoopbackMedium::Publication*> LoopbackMedium::find(const PublicationId& id) const {
-  const auto found = publications_.find(id);
-  if (found != publications_.end()) return &found->second;
-  return error(StatusCode::kNotFound, "loopback: ", to_string(id),
-               " is not there (any more); take the newest anchor");
-}
-
 Result<std::string> LoopbackMedium::manifest(const PublicationId& id) const {
   const std::scoped_lock lock(mutex_);
-  DRIFTLESS_ASSIGN_OR_RETURN(const Publication* publication, find(id));
-  return publication->manifest;
+  return held_.manifest(id);
 }
 
-Result<LoopbackPart> LoopbackMedium::part(const PublicationId& id, const PartReceipt& part) const {
+Result<HeldPart> LoopbackMedium::part(const PublicationId& id, const PartReceipt& part) const {
   const std::scoped_lock lock(mutex_);
-  DRIFTLESS_ASSIGN_OR_RETURN(const Publication* publication, find(id));
-  if (part.rank < ranks_) {
-    for (const LoopbackPart& held : *publication->parts[part.rank]) {
-      if (held.receipt.name == part.name) return held;
-    }
-  }
-  return error(StatusCode::kCorrupt, "loopback: ", to_string(id), " has no part '", part.name,
-               "' of rank ", part.rank);
+  return held_.part(id, part);
 }
 
 void LoopbackMedium::report(const ReceiverReport& report) {

@@ -3,28 +3,13 @@
 // receivers said. Every call may come from any thread.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "collectives/held_publications.h"
 #include "collectives/loopback/loopback_road.h"
-#include "collectives/loopback/part_buffer.h"
-#include "collectives/road.h"
 
 namespace driftless {
-
-// A part once it is finished. The bytes do not change any more.
-struct LoopbackPart {
-  PartReceipt receipt;
-  std::shared_ptr<const PartBuffer> buffer;
-};
 
 class LoopbackMedium {
  public:
@@ -35,7 +20,7 @@ class LoopbackMedium {
   [[nodiscard]] Status announce(std::string_view run_info);
   // The number of the attempt, by which the calls below tell a late word about an earlier one.
   [[nodiscard]] Result<std::uint64_t> begin(const PublicationId& id, unsigned rank);
-  [[nodiscard]] Status flush(std::uint64_t attempt, unsigned rank, std::vector<LoopbackPart> parts);
+  [[nodiscard]] Status flush(std::uint64_t attempt, unsigned rank, std::vector<HeldPart> parts);
   [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest);
   void abort(std::uint64_t attempt, unsigned rank);
   [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const;
@@ -46,19 +31,15 @@ class LoopbackMedium {
   [[nodiscard]] std::vector<PublicationId> list() const;
   [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) const;
   [[nodiscard]] Result<std::string> manifest(const PublicationId& id) const;
-  [[nodiscard]] Result<LoopbackPart> part(const PublicationId& id, const PartReceipt& part) const;
+  [[nodiscard]] Result<HeldPart> part(const PublicationId& id, const PartReceipt& part) const;
   void report(const ReceiverReport& report);
   void leave(const std::string& receiver);
 
  private:
-  struct Publication {
-    std::string manifest;
-    std::vector<std::optional<std::vector<LoopbackPart>>> parts;  // by rank, once flushed
-  };
   struct Pending {
     PublicationId id;
     std::uint64_t attempt = 0;
-    Publication publication;
+    std::map<unsigned, std::uint64_t> bytes;  // of the ranks that have flushed
   };
   struct Heard {
     ReceiverReport report;
@@ -69,16 +50,14 @@ class LoopbackMedium {
   [[nodiscard]] bool is_pending(std::uint64_t attempt) const {
     return pending_.has_value() && pending_->attempt == attempt;
   }
-  [[nodiscard]] Result<const Publication*> find(const PublicationId& id) const;
-  [[nodiscard]] bool ring_is_exceeded() const;
-  void make_room();
 
   const LoopbackOptions options_;
   const unsigned ranks_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;  // announced, or sealed
   std::optional<std::string> run_info_;
-  std::map<PublicationId, Publication> publications_;
+  RetentionRing ring_;
+  HeldPublications held_{"loopback"};
   std::optional<Pending> pending_;  // begun by the leader
   std::uint64_t attempts_ = 0;
   std::map<std::string, Heard> heard_;

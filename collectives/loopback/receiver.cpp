@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <span>
-#include <utility>
-
 #include "collectives/loopback/medium.h"
 
 namespace driftless {
@@ -24,13 +21,8 @@ class LoopbackReceiver final : public ReceiveRoad {
 
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline&) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(const LoopbackPart held, medium_->part(id, part));
-    const std::span<const std::byte> bytes = held.buffer->bytes();
-    if (bytes.size() != part.size_bytes) {
-      return error(StatusCode::kCorrupt, "loopback: part '", part.name, "' of ", to_string(id),
-                   " has ", bytes.size(), " bytes, ", part.size_bytes, " were expected");
-    }
-    return MappedFile(part.name, held.buffer, bytes);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, medium_->part(id, part));
+    return MappedFile(part.name, held.owner, held.bytes);
   }
 
   Status report(const ReceiverReport& report, const Deadline&) override {

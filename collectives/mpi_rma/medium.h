@@ -62,7 +62,7 @@ class Medium {
   // Of this rank; empty on receivers.
   [[nodiscard]] std::span<std::byte> window() { return {base_, window_bytes_}; }
   [[nodiscard]] MPI_Win handle() const { return win_; }  // for measurements
-  // On which nobody sends, for a Pulse.
+  // On which nobody sends, for a ProgressPoll.
   [[nodiscard]] MPI_Comm quiet() const { return quiet_comm_; }
 
   // All pieces; `owner` keeps their memory alive. The stretches must lie within the windows: MPI

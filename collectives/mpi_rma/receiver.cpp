@@ -21,8 +21,8 @@ class RmaReceiver final : public ReceiveRoad {
  public:
   explicit RmaReceiver(Medium& medium)
       : medium_(medium), leader_(medium.map(0)), buffers_(kIdleBytes) {
-    // Of another receiver that this process had before the leader has seen other beats.
-    slot_.beat = slot_.hold_beat = random_hash128().low;
+    // Of another receiver that this process had before the leader has seen other heartbeats.
+    slot_.heartbeat = slot_.hold_heartbeat = random_hash128().low;
   }
 
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override;
@@ -36,7 +36,7 @@ class RmaReceiver final : public ReceiveRoad {
   [[nodiscard]] Status leave(const Deadline& deadline) override;
 
  private:
-  [[nodiscard]] Result<Board> board(const Deadline& deadline);
+  [[nodiscard]] Result<LeaderRecords> records(const Deadline& deadline);
   [[nodiscard]] Result<std::vector<Control>> controls(const Deadline& deadline);
   [[nodiscard]] Result<std::string> text(const Record& record, const Deadline& deadline,
                                          std::string_view what);
@@ -67,13 +67,13 @@ Status check_control(const Control& control, const WindowMap& map, unsigned rank
                " does not begin as ours do");
 }
 
-Result<Board> RmaReceiver::board(const Deadline& deadline) {
+Result<LeaderRecords> RmaReceiver::records(const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::vector<std::byte> bytes,
       medium_.get(0, 0, leader_.slots, deadline, "mpi_rma: the leader's records"));
-  Board board = Board::read(leader_, bytes);
-  DRIFTLESS_RETURN_IF_ERROR(check_control(board.control, leader_, 0));
-  return board;
+  LeaderRecords records = LeaderRecords::read(leader_, bytes);
+  DRIFTLESS_RETURN_IF_ERROR(check_control(records.control, leader_, 0));
+  return records;
 }
 
 // Of all publishers, at the same time.
@@ -104,7 +104,7 @@ Result<std::string> RmaReceiver::text(const Record& record, const Deadline& dead
 Result<std::string> RmaReceiver::run_info(const Deadline& deadline) {
   Backoff wait = backoff();
   do {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
     if (now.announcement.hash.is_zero()) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(std::string info,
                                text(now.announcement, deadline, "mpi_rma: the announcement"));
@@ -115,7 +115,7 @@ Result<std::string> RmaReceiver::run_info(const Deadline& deadline) {
 }
 
 Result<std::vector<PublicationId>> RmaReceiver::list(const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Control> ranks, controls(deadline));
   std::uint64_t from = 0;
   for (const Control& control : ranks) from = std::max(from, control.steps_from);
@@ -159,7 +159,7 @@ Status RmaReceiver::check_still_there(unsigned rank, const PublicationId& id,
   const std::array<Piece, 2> pieces{Piece{0, 0, all.first(leader_.slots)},
                                     Piece{rank, 0, all.subspan(leader_.slots)}};
   DRIFTLESS_RETURN_IF_ERROR(medium_.get(pieces, bytes, deadline, "mpi_rma: the publishers' state"));
-  const Board now = Board::read(leader_, all.first(leader_.slots));
+  const LeaderRecords now = LeaderRecords::read(leader_, all.first(leader_.slots));
   Control control;
   std::memcpy(&control, all.data() + leader_.slots, sizeof(control));
   DRIFTLESS_RETURN_IF_ERROR(check_control(now.control, leader_, 0));
@@ -173,7 +173,7 @@ Result<std::string> RmaReceiver::fetch_manifest(const PublicationId& id, const D
   const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
   // Before the record is looked at: an anchor that is there after this stays.
   if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
   const std::optional<Record> record = now.find(id);
   if (!record) {
     if (mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(0, deadline));
@@ -214,13 +214,13 @@ Result<MappedFile> RmaReceiver::fetch_part(const PublicationId& id, const PartRe
 
 Status RmaReceiver::hold(std::uint64_t mark, const Deadline& deadline) {
   slot_.held_mark = mark;
-  ++slot_.hold_beat;
+  ++slot_.hold_heartbeat;
   if (slot_.state == SlotState::kEmpty) slot_.state = SlotState::kNameless;
   return put_slot(deadline);
 }
 
 Status RmaReceiver::put_slot(const Deadline& deadline) {
-  ++slot_.beat;
+  ++slot_.heartbeat;
   slot_.hash = hash_of(slot_);
   const std::uint64_t index = medium_.rank() - medium_.publishers();
   return medium_.put(0, leader_.slots + index * sizeof(slot_), std::as_bytes(std::span(&slot_, 1)),

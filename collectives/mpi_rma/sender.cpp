@@ -8,7 +8,7 @@
 
 #include "collectives/mpi_rma/medium.h"
 #include "collectives/mpi_rma/part_ring.h"
-#include "collectives/mpi_rma/pulse.h"
+#include "collectives/mpi_rma/progress_thread.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -39,12 +39,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
                                                          const Deadline& deadline) override;
   [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override;
-  // The ring makes room by itself.
-  [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>{};
-  }
-  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
-  void progress() override { pulse_.beat(); }
+  void progress() override { progress_.poll(); }
 
  private:
   [[nodiscard]] bool leads() const { return medium_.rank() == 0; }
@@ -54,11 +49,11 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status check_leader(std::string_view call) const;
   [[nodiscard]] Status check_new(const PublicationId& id) const;
   [[nodiscard]] Status check_anchor_is_free();
-  void settle_last();
+  void end_last();
   void raise_steps(std::uint64_t version);
   void forget_anchor();
   // Records change under records_mutex_: a thread that writes a part may have to take some off.
-  [[nodiscard]] Board board() const;
+  [[nodiscard]] LeaderRecords records() const;
   void write_record(std::uint64_t offset, const Record& record);
   void erase_record(std::uint64_t offset);
   [[nodiscard]] Result<std::uint64_t> free_step_record() const;
@@ -72,7 +67,7 @@ class Sender final : public SendRoad {
   bool flushed_ = false;
   std::vector<Peer> peers_;  // by receiver; leader
   mutable std::mutex records_mutex_;
-  Pulse pulse_;
+  ProgressPoll progress_;
 };
 
 Sender::Sender(Medium& medium)
@@ -86,7 +81,7 @@ Sender::Sender(Medium& medium)
                                           "road.anchor_size",
                                           [this](std::uint64_t) { forget_anchor(); })),
       peers_(leads() ? medium.receivers() : 0),
-      pulse_(medium.quiet()) {}
+      progress_(medium.quiet()) {}
 
 Status Sender::check_leader(std::string_view call) const {
   if (leads()) return {};
@@ -102,7 +97,7 @@ Status Sender::announce(std::string_view run_info, const Deadline&) {
         map_.announcement_bytes,
         ": the layout has too many tensors for this road (MpiRmaOptions::announcement_bytes)");
   }
-  const Record there = board().announcement;
+  const Record there = records().announcement;
   const Hash128 hash = xxh3_128(run_info);
   if (!there.hash.is_zero()) {
     if (there.content_hash == hash && there.size_bytes == run_info.size()) return {};
@@ -123,7 +118,7 @@ Status already_published(const PublicationId& id) {
 }
 
 Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
-  settle_last();
+  end_last();
   if (id.kind == PublicationKind::kAnchor && map_.anchor_bytes == 0) {
     return error(StatusCode::kUnsupported, to_string(id),
                  ": this road has no room for anchors: set road.anchor_size");
@@ -143,7 +138,7 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
 
 // On the leader what was not sealed is dropped. The other ranks are not told of the seal: what they
 // flushed and did not abort was sealed.
-void Sender::settle_last() {
+void Sender::end_last() {
   if (!id_) return;
   if (flushed_ && !leads()) {
     ring().finish();
@@ -154,7 +149,7 @@ void Sender::settle_last() {
 }
 
 Status Sender::check_new(const PublicationId& id) const {
-  const Board now = board();
+  const LeaderRecords now = records();
   if (now.find(id)) return already_published(id);
   const std::uint64_t least = id.kind == PublicationKind::kAnchor
                                   ? (now.anchor.hash.is_zero() ? 0 : now.anchor.version + 1)
@@ -244,15 +239,15 @@ Status Sender::abort() {
 
 Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
                                                  const Deadline& deadline) {
-  const auto hash_in = [&id](const Board& records) {
+  const auto hash_in = [&id](const LeaderRecords& records) {
     const auto record = records.find(id);
     return record ? std::optional(record->content_hash) : std::nullopt;
   };
-  if (leads()) return hash_in(board());
+  if (leads()) return hash_in(records());
   const WindowMap& leader = medium_.map(0);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
                              medium_.get(0, 0, leader.slots, deadline, "the leader's records"));
-  return hash_in(Board::read(leader, bytes));
+  return hash_in(LeaderRecords::read(leader, bytes));
 }
 
 // Called before bytes of steps below `version` are overwritten, by whatever thread writes a part.
@@ -275,9 +270,9 @@ void Sender::forget_anchor() {
   store_word(control().anchor_mark, 0);
 }
 
-Board Sender::board() const {
+LeaderRecords Sender::records() const {
   const std::lock_guard lock(records_mutex_);
-  return Board::read(map_, window_.first(map_.slots));
+  return LeaderRecords::read(map_, window_.first(map_.slots));
 }
 
 // No reader takes it for whole before its last byte is there.
@@ -314,9 +309,9 @@ void Sender::look_at_receivers() {
     std::memcpy(&slot, window_.data() + map_.slots + i * sizeof(slot), sizeof(slot));
     Peer& peer = peers_[i];
     // Half of a put, or nothing yet: the last whole one counts.
-    if (!is_whole(slot) || slot.beat == peer.slot.beat) continue;
+    if (!is_whole(slot) || slot.heartbeat == peer.slot.heartbeat) continue;
     if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size()) continue;
-    if (slot.hold_beat != peer.slot.hold_beat) peer.held = now;
+    if (slot.hold_heartbeat != peer.slot.hold_heartbeat) peer.held = now;
     peer.slot = slot;
     peer.seen = now;
   }

@@ -76,23 +76,23 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
   return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
 }
 
-Board Board::read(const WindowMap& map, std::span<const std::byte> bytes) {
-  Board board;
-  board.control = load<Control>(bytes, 0);
-  board.announcement = load<Record>(bytes, map.announcement_record);
-  board.anchor = load<Record>(bytes, map.anchor_record);
-  if (!is_whole(board.announcement)) board.announcement = {};
-  if (!is_whole(board.anchor)) board.anchor = {};
+LeaderRecords LeaderRecords::read(const WindowMap& map, std::span<const std::byte> bytes) {
+  LeaderRecords records;
+  records.control = load<Control>(bytes, 0);
+  records.announcement = load<Record>(bytes, map.announcement_record);
+  records.anchor = load<Record>(bytes, map.anchor_record);
+  if (!is_whole(records.announcement)) records.announcement = {};
+  if (!is_whole(records.anchor)) records.anchor = {};
   for (std::uint64_t i = 0; i < map.records; ++i) {
     const auto record = load<Record>(bytes, map.step_records + i * sizeof(Record));
-    if (is_whole(record)) board.steps.push_back(record);
+    if (is_whole(record)) records.steps.push_back(record);
   }
-  std::sort(board.steps.begin(), board.steps.end(),
+  std::sort(records.steps.begin(), records.steps.end(),
             [](const Record& a, const Record& b) { return a.version < b.version; });
-  return board;
+  return records;
 }
 
-std::optional<Record> Board::find(const PublicationId& id) const {
+std::optional<Record> LeaderRecords::find(const PublicationId& id) const {
   if (id.kind == PublicationKind::kAnchor) {
     if (anchor.hash.is_zero() || anchor.version != id.version) return std::nullopt;
     return anchor;

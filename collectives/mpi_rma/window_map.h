@@ -52,8 +52,8 @@ enum class SlotState : std::uint32_t { kEmpty = 0, kNameless = 1, kRegistered = 
 
 // What a receiver says of itself, put into the leader's window.
 struct ReceiverSlot {
-  std::uint64_t beat = 0;       // changes with every put
-  std::uint64_t hold_beat = 0;  // changes while it reads the anchor it holds
+  std::uint64_t heartbeat = 0;       // changes with every put
+  std::uint64_t hold_heartbeat = 0;  // changes while it reads the anchor it holds
   std::uint64_t version = 0;
   std::uint64_t held_mark = 0;  // version + 1 of the anchor that it reads; 0: none
   SlotState state = SlotState::kEmpty;
@@ -97,14 +97,14 @@ struct WindowMap {
                                    unsigned ranks);
 
 // A copy of what receivers look at first: Control and all Records of the leader.
-struct Board {
+struct LeaderRecords {
   Control control;
   Record announcement;
   Record anchor;
   std::vector<Record> steps;  // whole ones, ascending by version
 
   // `bytes`: the first WindowMap::slots bytes of the leader's window.
-  [[nodiscard]] static Board read(const WindowMap& map, std::span<const std::byte> bytes);
+  [[nodiscard]] static LeaderRecords read(const WindowMap& map, std::span<const std::byte> bytes);
   [[nodiscard]] std::optional<Record> find(const PublicationId& id) const;
 };
 

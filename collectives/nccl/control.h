@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control: what the sending side of a publisher rank asks of the leader. On the leader it is the
-// Board itself; on other ranks calls travel over a Link.
+// Control: what the sending side of a publisher rank asks of the leader. On the leader it is
+// LeaderControl; on other ranks calls travel over a Link.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
-
+#include "collectives/nccl/message.h"
 #include "collectives/nccl/rendezvous.h"
-#include "collectives/road.h"
 
 namespace driftless::nccl {
 
@@ -21,23 +15,16 @@ struct Attempt {
   unsigned receivers = 0;        // in that group
 };
 
-// What one rank has to send. The meeting is empty where the communicator of this generation is
-// there already.
-struct Offer {
-  std::uint64_t attempt = 0;
-  std::uint64_t generation = 0;
-  std::string meeting;
-  std::vector<PartReceipt> parts;
-};
-
 class Control {
  public:
   virtual ~Control() = default;
   [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;  // leader, like seal()
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;
-  // Ok: every receiver of the group has been told to receive it.
-  [[nodiscard]] virtual Status offer(const Offer& offer, const Deadline& deadline) = 0;
+  // What this rank has to send: attempt, generation, parts, and the meeting unless the communicator
+  // of this generation is there already. Ok: every receiver of the group has been told to receive
+  // it.
+  [[nodiscard]] virtual Status offer(Message offer, const Deadline& deadline) = 0;
   // Not ok once the attempt cannot be committed any more. Does not wait.
   [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;
   // This rank could not send.

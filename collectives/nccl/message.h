@@ -67,7 +67,8 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 // kCorrupt where anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Message> parse_message(std::string_view bytes);
 
-// The status in a reply.
+// The status in a message, and a message with it.
 [[nodiscard]] Status status_of(const Message& message);
+[[nodiscard]] Message with_status(Message message, const Status& status);
 
 }  // namespace driftless::nccl

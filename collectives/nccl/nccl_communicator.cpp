@@ -40,7 +40,7 @@ NcclCommunicator::~NcclCommunicator() {
       const Deadline farewell = Deadline::after(kFarewell);
       Backoff backoff(std::chrono::microseconds(100), milliseconds(5));
       while (true) {
-        const Result<bool> gone = settled();
+        const Result<bool> gone = async_done();
         if (!gone.ok() || *gone || !backoff.sleep(farewell)) break;
       }
     }
@@ -50,7 +50,7 @@ NcclCommunicator::~NcclCommunicator() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-Result<bool> NcclCommunicator::settled() {
+Result<bool> NcclCommunicator::async_done() {
   ncclResult_t now = ncclSuccess;
   const Status asked =
       nccl_status(ncclCommGetAsyncError(communicator_, &now), "asking how far it is");
@@ -64,7 +64,7 @@ Result<bool> NcclCommunicator::settled() {
 
 Result<bool> NcclCommunicator::poll() {
   const DeviceGuard guard(device_);
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool ready, settled());
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool ready, async_done());
   if (!ready) return false;
   if (state_ == State::kConnecting) state_ = State::kIdle;
   if (state_ == State::kLaunching) {

@@ -30,7 +30,7 @@ class NcclCommunicator final : public Communicator {
   enum class State : unsigned char { kConnecting, kIdle, kLaunching, kRunning };
   explicit NcclCommunicator(int device) : device_(device) {}
   [[nodiscard]] Status start(const ncclUniqueId& id, unsigned rank, unsigned size);
-  [[nodiscard]] Result<bool> settled();
+  [[nodiscard]] Result<bool> async_done();
 
   const int device_;
   ncclComm_t communicator_ = nullptr;

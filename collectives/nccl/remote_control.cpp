@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <map>
 #include <utility>
 
 #include "collectives/nccl/control.h"
-#include "collectives/nccl/message.h"
 
 namespace driftless::nccl {
 namespace {
@@ -31,16 +29,10 @@ class RemoteControl final : public Control {
     return Attempt{told.attempt, told.generation, told.count};
   }
 
-  [[nodiscard]] Status offer(const Offer& offer, const Deadline& deadline) override {
-    Message message;
-    message.kind = MessageKind::kOffer;
-    message.rank = rank_;
-    message.attempt = offer.attempt;
-    message.generation = offer.generation;
-    message.meeting = offer.meeting;
-    message.parts = offer.parts;
-    message.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
-    return ask(std::move(message), deadline).status();
+  [[nodiscard]] Status offer(Message offer, const Deadline& deadline) override {
+    offer.rank = rank_;
+    offer.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
+    return ask(std::move(offer), deadline).status();
   }
 
   [[nodiscard]] Status check(std::uint64_t attempt) override {
@@ -54,11 +46,8 @@ class RemoteControl final : public Control {
 
   void failed(std::uint64_t attempt, const Status& why) override {
     if (link_ == nullptr) return;
-    const Message message{.kind = MessageKind::kFailed,
-                          .code = why.code(),
-                          .rank = rank_,
-                          .attempt = attempt,
-                          .text = std::string(why.message())};
+    const Message message =
+        with_status({.kind = MessageKind::kFailed, .rank = rank_, .attempt = attempt}, why);
     // Where it does not get there, the leader's own deadline ends the attempt.
     const Status sent = link_->send(to_bytes(message), Deadline::after(milliseconds(1'000)));
     if (!sent.ok()) link_.reset();

@@ -1,17 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sending side: parts in the fabric's memory, sent to all receivers of the group by flush().
+#include <algorithm>
 #include <limits>
-#include <optional>
-#include <utility>
 
-#include "collectives/nccl/board.h"
+#include "collectives/nccl/leader_control.h"
 #include "collectives/nccl/medium.h"
-#include "collectives/nccl/part_store.h"
+#include "collectives/open_part.h"
 
 namespace driftless::nccl {
 namespace {
 
 using std::chrono::microseconds;
+
+constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
+
+// A part in the fabric's memory.
+class FabricPart final : public OpenPart {
+ public:
+  FabricPart(std::string name, TakeRoom room, std::shared_ptr<Fabric> fabric)
+      : OpenPart("nccl", std::move(name), std::move(room)), fabric_(std::move(fabric)) {}
+  // Once it is finished.
+  [[nodiscard]] Block block() const { return {block_.owner, block_.data, written_}; }
+
+ protected:
+  Status write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    DRIFTLESS_RETURN_IF_ERROR(grow(size_bytes()));
+    if (offset > written_) {
+      DRIFTLESS_RETURN_IF_ERROR(fabric_->zero(block_.data + written_, offset - written_));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(block_.data + offset, bytes.data(), bytes.size()));
+    written_ = std::max(written_, offset + bytes.size());
+    return {};
+  }
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return fabric_->copy(bytes.data(), block_.data + offset, bytes.size());
+  }
+  // The hashes of all parts come in one call.
+  Status complete(PartReceipt&) override { return {}; }
+
+ private:
+  // So that it holds `size` bytes; what is there moves along.
+  [[nodiscard]] Status grow(std::uint64_t size) {
+    if (size <= block_.size) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(const Block larger,
+                               fabric_->allocate(std::max({size, 2 * block_.size, kFirstBytes})));
+    if (written_ > 0) {
+      DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(larger.data, block_.data, written_));
+    }
+    block_ = larger;
+    return {};
+  }
+
+  const std::shared_ptr<Fabric> fabric_;
+  Block block_;                // its size is the capacity
+  std::uint64_t written_ = 0;  // bytes
+};
 
 class Sender final : public SendRoad {
  public:
@@ -41,23 +84,21 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {
     return control_->receivers();
   }
-  // The ring makes room by itself.
-  [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>();
-  }
   [[nodiscard]] MemoryKind part_memory() const override { return fabric_->memory(); }
-  void progress() override {}
 
  private:
   // What was begun.
   struct Begun {
     Attempt attempt;
-    std::optional<PartStore> store;  // until it was sent
-    std::vector<PartReceipt> receipts;
+    TakeRoom room;
+    std::vector<std::shared_ptr<FabricPart>> parts;    // until they were sent
+    std::optional<std::vector<PartReceipt>> receipts;  // once they were
   };
 
   [[nodiscard]] Status check_begun(std::string_view what) const;
-  [[nodiscard]] Status send(const PartStore::Finished& parts, const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<PartReceipt>> finish_parts(std::vector<Block>& blocks);
+  [[nodiscard]] Status send(const std::vector<PartReceipt>& receipts,
+                            const std::vector<Block>& blocks, const Deadline& deadline);
   [[nodiscard]] Status wait_for_communicator(const Deadline& deadline, std::string_view what);
   void drop();
 
@@ -85,39 +126,58 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   drop();
   DRIFTLESS_ASSIGN_OR_RETURN(const Attempt attempt, control_->begin(id, deadline));
   // Anchors are beside the ring.
-  const std::uint64_t most = id.kind == PublicationKind::kStep
-                                 ? options_.ring_bytes
-                                 : std::numeric_limits<std::uint64_t>::max();
-  begun_.emplace(Begun{attempt, PartStore(fabric_, rank_, most), {}});
+  const std::uint64_t most =
+      is_step(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
+  begun_.emplace(Begun{attempt, make_byte_budget(most, "ring_size"), {}, {}});
   return {};
 }
 
 Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
-  if (!begun_->store) {
+  if (begun_->receipts) {
     return error(StatusCode::kInvalidArgument, "nccl: part '", name, "' comes after the flush()");
   }
-  return begun_->store->create(name);
+  DRIFTLESS_RETURN_IF_ERROR(check_part_name(begun_->parts, name, "nccl"));
+  begun_->parts.push_back(std::make_shared<FabricPart>(name, begun_->room, fabric_));
+  return make_part_file(begun_->parts.back());
+}
+
+Result<std::vector<PartReceipt>> Sender::finish_parts(std::vector<Block>& blocks) {
+  std::vector<PartReceipt> receipts;
+  std::vector<std::span<const std::byte>> stretches;
+  for (const auto& part : begun_->parts) {
+    DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(rank_));
+    const Block& block = blocks.emplace_back(part->block());
+    stretches.emplace_back(block.data, block.size);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, fabric_->hash(stretches));
+  for (std::size_t i = 0; i < hashes.size(); ++i) receipts[i].hash = hashes[i];
+  return receipts;
 }
 
 Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  if (!begun_->store) return begun_->receipts;
-  DRIFTLESS_ASSIGN_OR_RETURN(PartStore::Finished finished, begun_->store->finish());
-  const Status sent = send(finished, deadline);
+  if (begun_->receipts) return *begun_->receipts;
+  std::vector<Block> blocks;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> receipts, finish_parts(blocks));
+  const Status sent = send(receipts, blocks, deadline);
   if (!sent.ok()) {
     communicator_.reset();
     control_->failed(begun_->attempt.number, sent);
     return sent;
   }
-  begun_->receipts = std::move(finished.receipts);
-  begun_->store.reset();  // the receivers have them
-  return begun_->receipts;
+  begun_->parts.clear();  // the receivers have them
+  begun_->receipts = receipts;
+  return receipts;
 }
 
-Status Sender::send(const PartStore::Finished& parts, const Deadline& deadline) {
+Status Sender::send(const std::vector<PartReceipt>& receipts, const std::vector<Block>& blocks,
+                    const Deadline& deadline) {
   const Attempt& attempt = begun_->attempt;
-  Offer offer{attempt.number, attempt.generation, {}, parts.receipts};
+  Message offer{.kind = MessageKind::kOffer,
+                .attempt = attempt.number,
+                .generation = attempt.generation,
+                .parts = receipts};
   if (generation_ != attempt.generation) communicator_.reset();
   generation_ = attempt.generation;
   const bool connects = communicator_ == nullptr && attempt.receivers > 0;
@@ -131,7 +191,7 @@ Status Sender::send(const PartStore::Finished& parts, const Deadline& deadline) 
                                fabric_->connect(offer.meeting, 0, attempt.receivers + 1));
   }
   DRIFTLESS_RETURN_IF_ERROR(wait_for_communicator(deadline, "connecting to the receivers"));
-  DRIFTLESS_RETURN_IF_ERROR(communicator_->broadcast(parts.blocks));
+  DRIFTLESS_RETURN_IF_ERROR(communicator_->broadcast(blocks));
   return wait_for_communicator(deadline, "sending to the receivers");
 }
 
@@ -149,7 +209,7 @@ Status Sender::wait_for_communicator(const Deadline& deadline, std::string_view 
 
 Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
-  if (begun_->store) {
+  if (!begun_->receipts) {
     return error(StatusCode::kInvalidArgument, "nccl: sealing without a flush()");
   }
   DRIFTLESS_RETURN_IF_ERROR(control_->seal(begun_->attempt.number, manifest, deadline));
@@ -162,10 +222,10 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
 Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options, unsigned ranks,
                                                       std::shared_ptr<Fabric> fabric,
                                                       std::unique_ptr<Hub> hub) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<Board> board,
-                             Board::start(options, ranks, std::move(hub)));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<LeaderControl> control,
+                             LeaderControl::start(options, ranks, std::move(hub)));
   return std::unique_ptr<SendRoad>(
-      std::make_unique<Sender>(options, 0, std::move(fabric), std::move(board)));
+      std::make_unique<Sender>(options, 0, std::move(fabric), std::move(control)));
 }
 
 std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,

@@ -30,7 +30,7 @@ namespace driftless {
 // kIncomplete where it is not there (yet).
 [[nodiscard]] Result<Hash128> read_hdf5_attempt_id(const std::string& directory);
 
-// step() is called by one thread at a time; the others by any.
+// advance() is called by one thread at a time; the others by any.
 class Hdf5Rounds {
  public:
   Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
@@ -44,33 +44,33 @@ class Hdf5Rounds {
   // The attempt that is to follow; one that waits already is over, failed.
   void set_next(std::shared_ptr<Hdf5Attempt> next);
 
-  enum class Step : unsigned char {
+  enum class Progress : unsigned char {
     kNothing,  // nothing to say until an attempt changes
     kWaiting,  // for the other ranks
     kMoved,
   };
   // Does what can be done without waiting for another rank's word. Not short: it writes.
-  [[nodiscard]] Step step();
-  // Whether step() would not return kNothing. The caller holds the monitor's lock.
+  [[nodiscard]] Progress advance();
+  // Whether advance() would not return kNothing. The caller holds the monitor's lock.
   [[nodiscard]] bool has_work_locked() const;
   // Whether an attempt is being written or waits. The caller holds the monitor's lock.
   [[nodiscard]] bool idle_locked() const { return active_ == nullptr && next_ == nullptr; }
-  // Whether step() is within HDF5. The caller holds the monitor's lock.
+  // Whether advance() is within HDF5. The caller holds the monitor's lock.
   [[nodiscard]] bool writing_locked() const { return writing_; }
 
  private:
   enum class Phase : unsigned char { kSilent, kAnnounced, kConfirming, kFlushed, kClosed };
 
-  [[nodiscard]] Step announce();
-  [[nodiscard]] Step on_announced();
-  [[nodiscard]] Step on_misaligned();
-  [[nodiscard]] Step on_confirmed();
-  [[nodiscard]] Step on_flushed();
-  [[nodiscard]] Step on_closed();
-  [[nodiscard]] Step say(const Status& mine, Phase next);
-  [[nodiscard]] Step post(const Hdf5Message& mine, Phase next);
-  [[nodiscard]] Step finish_failed(const Status& why);
-  [[nodiscard]] Step give_up(const Status& why);
+  [[nodiscard]] Progress announce();
+  [[nodiscard]] Progress on_announced();
+  [[nodiscard]] Progress on_misaligned();
+  [[nodiscard]] Progress on_confirmed();
+  [[nodiscard]] Progress on_flushed();
+  [[nodiscard]] Progress on_closed();
+  [[nodiscard]] Progress say(const Status& mine, Phase next);
+  [[nodiscard]] Progress post(const Hdf5Message& mine, Phase next);
+  [[nodiscard]] Progress finish_failed(const Status& why);
+  [[nodiscard]] Progress give_up(const Status& why);
   [[nodiscard]] Hdf5Message blank() const;
   [[nodiscard]] Status first_failure() const;
   [[nodiscard]] bool everybody_has_file() const;
@@ -84,7 +84,7 @@ class Hdf5Rounds {
   Phase phase_ = Phase::kSilent;                  // of the exchange that is under way
   std::vector<Hdf5Message> announced_;            // by rank, from the last announcement
   std::shared_ptr<const Hdf5FinishedPart> part_;  // mine among them
-  // Guarded by the monitor; active_ is changed by step() only.
+  // Guarded by the monitor; active_ is changed by advance() only.
   std::shared_ptr<Hdf5Attempt> active_, next_;
   bool writing_ = false;
   Status broken_;  // MPI failed: no round can be held any more

@@ -35,7 +35,7 @@ class Hdf5Sink final : public PartSink {
   void run();
   // Without a thread: steps until `attempt` is over, or until there is nothing to do at once.
   void drive(const Hdf5Attempt& attempt, const Deadline& deadline);
-  void settle();
+  void run_ready_rounds();
   void leave(std::string_view why);
   // What the leader's begin() wrote.
   [[nodiscard]] Result<Hash128> wait_for_id(const std::string& directory,
@@ -56,22 +56,22 @@ class Hdf5Sink final : public PartSink {
 void Hdf5Sink::run() {
   Backoff backoff(kPollFirst, kPollLongest);
   for (;;) {
-    const Hdf5Rounds::Step step = rounds_.step();
+    const Hdf5Rounds::Progress progress = rounds_.advance();
     std::unique_lock<std::mutex> lock(monitor_->mutex);
     if (quit_) return;
-    if (step == Hdf5Rounds::Step::kMoved) backoff.reset();
-    if (step == Hdf5Rounds::Step::kNothing) {
+    if (progress == Hdf5Rounds::Progress::kMoved) backoff.reset();
+    if (progress == Hdf5Rounds::Progress::kNothing) {
       monitor_->changed.wait(lock, [this] { return quit_ || rounds_.has_work_locked(); });
     }
     lock.unlock();
-    if (step == Hdf5Rounds::Step::kWaiting) (void)backoff.sleep(Deadline::after(milliseconds(60)));
+    if (progress == Hdf5Rounds::Progress::kWaiting) (void)backoff.sleep(Deadline::after(milliseconds(60)));
   }
 }
 
 void Hdf5Sink::drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
   Backoff backoff(kPollFirst, kPollLongest);
   while (!attempt.over()) {
-    if (rounds_.step() == Hdf5Rounds::Step::kMoved) {
+    if (rounds_.advance() == Hdf5Rounds::Progress::kMoved) {
       backoff.reset();
     } else if (!backoff.sleep(deadline)) {
       return;
@@ -79,8 +79,8 @@ void Hdf5Sink::drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
   }
 }
 
-void Hdf5Sink::settle() {
-  while (!threaded_ && rounds_.step() == Hdf5Rounds::Step::kMoved) {
+void Hdf5Sink::run_ready_rounds() {
+  while (!threaded_ && rounds_.advance() == Hdf5Rounds::Progress::kMoved) {
   }
 }
 
@@ -132,7 +132,7 @@ Status Hdf5Sink::wait_until_written(const std::string& directory, const Deadline
 
 Status Hdf5Sink::begin(const std::string& directory, const Deadline& deadline) {
   leave("another publication was begun");
-  settle();
+  run_ready_rounds();
   DRIFTLESS_RETURN_IF_ERROR(wait_until_written(directory, deadline));
   const bool leads = rounds_.rank() == 0;
   Hash128 id = random_hash128();
@@ -169,7 +169,7 @@ Result<std::vector<PartReceipt>> Hdf5Sink::flush(const Deadline& deadline) {
     current_->fail(error(StatusCode::kDeadlineExceeded, current_->directory(), ": publisher rank ",
                          rounds_.rank(), " waited in vain for the other publisher ranks to write ",
                          kHdf5FileName));
-    settle();
+    run_ready_rounds();
   }
   DRIFTLESS_RETURN_IF_ERROR(current_->status());
   return current_->receipts();
@@ -177,7 +177,7 @@ Result<std::vector<PartReceipt>> Hdf5Sink::flush(const Deadline& deadline) {
 
 Status Hdf5Sink::abort() {
   leave("this rank aborted the publication");
-  settle();
+  run_ready_rounds();
   return {};
 }
 

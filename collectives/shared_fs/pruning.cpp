@@ -7,8 +7,6 @@
 namespace driftless::shared_fs {
 namespace {
 
-bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
-
 // `oldest_anchor`: of those there.
 bool needs(const ReceiverWatch::Receiver& receiver, const PublicationId& id,
            const std::optional<PublicationId>& oldest_anchor) {

@@ -19,7 +19,7 @@ class Receiver final : public ReceiveRoad {
       : fs_(&fs),
         options_(std::move(options)),
         reader_(std::move(reader)),
-        beat_(random_hash128().low >> 1) {}  // room to grow
+        heartbeat_(random_hash128().low >> 1) {}  // room to grow
 
   Result<std::string> run_info(const Deadline& deadline) override;
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override;
@@ -50,7 +50,7 @@ class Receiver final : public ReceiveRoad {
   std::optional<Deadline::Clock::time_point> hook_ended_;
   std::set<PublicationId> whole_;  // seen with DONE; need no second look
   std::string id_;                 // as last reported
-  std::uint64_t beat_;
+  std::uint64_t heartbeat_;
 };
 
 Status Receiver::prepare_look() {
@@ -103,10 +103,7 @@ Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
-    const bool there = std::ranges::any_of(ids, [&](const PublicationId& id) {
-      return id.kind == PublicationKind::kStep && id.version > version;
-    });
-    if (there) return {};
+    if (has_step_past(ids, version)) return {};
   } while (backoff.sleep(deadline));
   return deadline.check(concat(options_.dir, ": waiting for a step past version ", version));
 }
@@ -143,7 +140,7 @@ Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) 
   const std::string file = file_of(report.id);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
   DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, join_path(options_.dir, kReceiversName)));
-  DRIFTLESS_RETURN_IF_ERROR(replace_text(*fs_, file, receiver_to_json(report, ++beat_)));
+  DRIFTLESS_RETURN_IF_ERROR(replace_text(*fs_, file, receiver_to_json(report, ++heartbeat_)));
   id_ = report.id;
   return {};
 }

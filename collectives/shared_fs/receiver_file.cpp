@@ -43,11 +43,11 @@ Result<std::string> bytes_of(std::string_view text) {
 
 std::string receiver_file_name(std::string_view id) { return concat(id, kSuffix); }
 
-std::string receiver_to_json(const ReceiverReport& report, std::uint64_t beat) {
+std::string receiver_to_json(const ReceiverReport& report, std::uint64_t heartbeat) {
   const nlohmann::json json{{"id", text_of(report.id)},
                             {"version", report.version},
                             {"proof", text_of(report.proof)},
-                            {"beat", beat}};
+                            {"beat", heartbeat}};
   return json.dump() + "\n";
 }
 

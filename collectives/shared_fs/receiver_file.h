@@ -21,7 +21,7 @@ namespace driftless::shared_fs {
 inline constexpr std::uint64_t kMaxReceiverFileBytes = 65536;
 
 [[nodiscard]] std::string receiver_file_name(std::string_view id);
-[[nodiscard]] std::string receiver_to_json(const ReceiverReport& report, std::uint64_t beat);
+[[nodiscard]] std::string receiver_to_json(const ReceiverReport& report, std::uint64_t heartbeat);
 // kCorrupt where it is not one, or not that of receiver `id`.
 [[nodiscard]] Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_view id);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Board: what the leading publisher rank knows, and the thread that answers everybody else.
+// LeaderControl: what the leading publisher rank knows, and the thread that answers everybody else.
 //
 // A receiver is in the group from its hello until it leaves, falls silent or loses its link. The
 // group of a publication is the one that is there when the leader begins it. Groups are numbered
@@ -28,28 +28,26 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/held_publications.h"
 #include "collectives/nccl/control.h"
-#include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_options.h"
-#include "collectives/nccl/rendezvous.h"
-#include "collectives/nccl/shelf.h"
 
 namespace driftless::nccl {
 
-class Board final : public Control {
+class LeaderControl final : public Control {
  public:
   // kIo where no thread can be had.
-  [[nodiscard]] static Result<std::unique_ptr<Board>> start(const NcclOptions& options,
-                                                            unsigned ranks,
-                                                            std::unique_ptr<Hub> hub);
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
-  ~Board() override;  // says goodbye; the thread ends first
+  [[nodiscard]] static Result<std::unique_ptr<LeaderControl>> start(const NcclOptions& options,
+                                                                    unsigned ranks,
+                                                                    std::unique_ptr<Hub> hub);
+  LeaderControl(const LeaderControl&) = delete;
+  LeaderControl& operator=(const LeaderControl&) = delete;
+  ~LeaderControl() override;  // says goodbye; the thread ends first
 
   // Of the leader's own rank.
   [[nodiscard]] Status announce(std::string_view run_info) override;
   [[nodiscard]] Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override;
-  [[nodiscard]] Status offer(const Offer& offer, const Deadline& deadline) override;
+  [[nodiscard]] Status offer(Message offer, const Deadline& deadline) override;
   [[nodiscard]] Status check(std::uint64_t attempt) override;
   void failed(std::uint64_t attempt, const Status& why) override;
   [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest,
@@ -81,7 +79,7 @@ class Board final : public Control {
     Status failure;
   };
 
-  Board(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
+  LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
   void run();
   void handle(const HubEvent& event);
   void say_goodbye();
@@ -97,7 +95,7 @@ class Board final : public Control {
   void send(std::uint64_t peer, const Message& message);
   void reply(std::uint64_t peer, std::uint64_t request, const Status& status, Message more = {});
   [[nodiscard]] Result<Attempt> join_attempt(const PublicationId& id) const;
-  [[nodiscard]] Status take_offer(unsigned rank, const Offer& offer, std::uint64_t wait_ms);
+  [[nodiscard]] Status take_offer(Message offer);
   [[nodiscard]] Status check_pending(std::uint64_t attempt) const;
   [[nodiscard]] bool all_acknowledged() const;
   [[nodiscard]] Status give_up_waiting(const Deadline& deadline);
@@ -119,7 +117,7 @@ class Board final : public Control {
   std::map<std::uint64_t, Peer> peers_;
   std::optional<std::string> run_info_;
   std::optional<Pending> pending_;
-  Shelf shelf_;  // of what is published
+  RetentionRing ring_;  // of what is published
   bool began_ = false;
   std::uint64_t attempts_ = 0;
   std::uint64_t generation_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/loopback/part_buffer.h"
+#include "collectives/part_buffer.h"
 
 #include <algorithm>
 #include <cstring>
