@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/held_publications.h"
 
-#include <algorithm>
-
 namespace driftless {
 
 Status RetentionRing::check_new(const PublicationId& id) const {

@@ -3,14 +3,7 @@
 // parts (HeldPublications). Not safe by themselves: their owner has a lock.
 #pragma once
 
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "collectives/road.h"
 

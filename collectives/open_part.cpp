@@ -6,6 +6,11 @@
 #include <limits>
 
 namespace driftless {
+namespace {
+
+constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;  // between two looks at the deadline
+
+}  // namespace
 
 class OpenPartFile final : public File {
  public:
@@ -29,7 +34,7 @@ class OpenPartFile final : public File {
       return error(StatusCode::kInvalidArgument, what(), ": offset ", offset, " is too large");
     }
     const std::uint64_t end = offset + bytes.size();
-    if (end > part_->size_bytes_) {
+    if (end > part_->size_bytes_ && part_->room_) {
       DRIFTLESS_RETURN_IF_ERROR(part_->room_(end - part_->size_bytes_).with_context(what()));
     }
     part_->synced_ = false;
@@ -55,9 +60,10 @@ class OpenPartFile final : public File {
 
   Status sync() override {
     const std::scoped_lock lock(part_->mutex_);
-    DRIFTLESS_RETURN_IF_ERROR(part_->sync());
-    part_->synced_ = true;
-    return {};
+    Status synced = part_->sync();
+    part_->synced_ = synced.ok();
+    part_->failed_ = part_->failed_ || !synced.ok();
+    return synced;
   }
 
   [[nodiscard]] const std::string& path() const override { return part_->name_; }
@@ -85,7 +91,7 @@ void OpenPart::close() {
   closed_ = true;
 }
 
-Result<PartReceipt> OpenPart::finish(unsigned rank) {
+Result<PartReceipt> OpenPart::finish(unsigned rank, const Deadline& deadline) {
   const std::scoped_lock lock(mutex_);
   if (open_ || failed_ || !synced_) {
     return error(failed_ ? StatusCode::kIo : StatusCode::kInvalidArgument, road_, ": part '", name_,
@@ -95,7 +101,7 @@ Result<PartReceipt> OpenPart::finish(unsigned rank) {
                            : " was not synced after its last write");
   }
   PartReceipt receipt{.name = name_, .rank = rank, .size_bytes = size_bytes_, .hash = {}};
-  DRIFTLESS_RETURN_IF_ERROR(complete(receipt));
+  DRIFTLESS_RETURN_IF_ERROR(complete(receipt, deadline));
   return receipt;
 }
 
@@ -103,27 +109,36 @@ std::unique_ptr<File> make_part_file(std::shared_ptr<OpenPart> part) {
   return std::make_unique<OpenPartFile>(std::move(part));
 }
 
-Status BufferPart::write(std::uint64_t offset, std::span<const std::byte> bytes) {
-  if (!buffer_.write(offset, bytes)) {
-    return error(StatusCode::kNoSpace, "no memory for ", size_bytes(), " bytes");
-  }
+Status HashedPart::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  DRIFTLESS_RETURN_IF_ERROR(store(offset, bytes));
   hash_.wrote(offset, bytes);
   return {};
 }
 
-Status BufferPart::read(std::uint64_t offset, std::span<std::byte> bytes) {
-  std::memcpy(bytes.data(), buffer_.bytes().data() + offset, bytes.size());
+Status HashedPart::complete(PartReceipt& receipt, const Deadline& deadline) {
+  std::optional<Hash128> known = hash_.hash();
+  if (!known.has_value()) {
+    std::vector<std::byte> piece(std::min(size_bytes(), kPieceBytes));
+    PartHash again;
+    for (std::uint64_t done = 0; done < size_bytes(); done += piece.size()) {
+      DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading part '", name(), "' back")));
+      piece.resize(std::min<std::uint64_t>(piece.size(), size_bytes() - done));
+      DRIFTLESS_RETURN_IF_ERROR(read(done, piece));
+      again.wrote(done, piece);
+    }
+    known = again.hash();
+  }
+  receipt.hash = *known;
   return {};
 }
 
-// Read back only if it was not written front to back.
-Hash128 BufferPart::hash() const {
-  const std::optional<Hash128> known = hash_.hash();
-  return known ? *known : xxh3_128(buffer_.bytes());
+Status BufferPart::store(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (buffer_.write(offset, bytes)) return {};
+  return error(StatusCode::kNoSpace, "no memory for ", size_bytes(), " bytes");
 }
 
-Status BufferPart::complete(PartReceipt& receipt) {
-  receipt.hash = hash();
+Status BufferPart::read(std::uint64_t offset, std::span<std::byte> bytes) {
+  std::memcpy(bytes.data(), buffer_.bytes().data() + offset, bytes.size());
   return {};
 }
 

@@ -22,18 +22,16 @@ using TakeRoom = std::function<Status(std::uint64_t bytes)>;
 
 class OpenPart {
  public:
-  // `road` is named in messages.
+  // `road` is named in messages. No `room`: the storage's own is the limit.
   OpenPart(std::string road, std::string name, TakeRoom room)
       : road_(std::move(road)), name_(std::move(name)), room_(std::move(room)) {}
-  OpenPart(const OpenPart&) = delete;
-  OpenPart& operator=(const OpenPart&) = delete;
   virtual ~OpenPart() = default;
 
   [[nodiscard]] const std::string& name() const { return name_; }
   // Nothing may be written any more: the publication was aborted or flushed.
   void close();
   // Its receipt. kInvalidArgument unless the file is closed, and synced after the last write.
-  [[nodiscard]] Result<PartReceipt> finish(unsigned rank);
+  [[nodiscard]] Result<PartReceipt> finish(unsigned rank, const Deadline& deadline);
 
  protected:
   // With the mutex held. `offset` + size is at most size_bytes(), which was raised before.
@@ -41,7 +39,7 @@ class OpenPart {
   [[nodiscard]] virtual Status read(std::uint64_t offset, std::span<std::byte> bytes) = 0;
   [[nodiscard]] virtual Status sync() { return {}; }
   // The rest of the receipt, which has name, rank and size.
-  [[nodiscard]] virtual Status complete(PartReceipt& receipt) = 0;
+  [[nodiscard]] virtual Status complete(PartReceipt& receipt, const Deadline& deadline) = 0;
   // The file is closed; `whole`: synced after its last write.
   virtual void file_closed(bool /*whole*/) {}
 
@@ -55,28 +53,42 @@ class OpenPart {
   std::mutex mutex_;
   std::uint64_t size_bytes_ = 0;
   bool synced_ = false;  // since the last write
-  bool failed_ = false;  // a write did
+  bool failed_ = false;  // a write or sync did
   bool open_ = true;     // the file lives
   bool closed_ = false;
 };
 
+// One whose bytes the processor can read: hashed while it is written front to back, else by reading
+// it back.
+class HashedPart : public OpenPart {
+ public:
+  using OpenPart::OpenPart;
+
+ protected:
+  [[nodiscard]] virtual Status store(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  Status write(std::uint64_t offset, std::span<const std::byte> bytes) final;
+  Status complete(PartReceipt& receipt, const Deadline& deadline) override;
+  // Nothing if it was not written front to back.
+  [[nodiscard]] std::optional<Hash128> known_hash() const { return hash_.hash(); }
+
+ private:
+  PartHash hash_;
+};
+
 // One whose bytes are in memory of the process.
-class BufferPart : public OpenPart {
+class BufferPart : public HashedPart {
  public:
   BufferPart(std::string road, std::string name, TakeRoom room, PartBuffer buffer)
-      : OpenPart(std::move(road), std::move(name), std::move(room)), buffer_(std::move(buffer)) {}
+      : HashedPart(std::move(road), std::move(name), std::move(room)), buffer_(std::move(buffer)) {}
   // Once it is finished.
   [[nodiscard]] PartBuffer take() { return std::move(buffer_); }
 
  protected:
-  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes) override;
-  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> bytes) override;
-  [[nodiscard]] Status complete(PartReceipt& receipt) override;
-  [[nodiscard]] Hash128 hash() const;
+  Status store(std::uint64_t offset, std::span<const std::byte> bytes) override;
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override;
 
  private:
   PartBuffer buffer_;
-  PartHash hash_;
 };
 
 [[nodiscard]] std::unique_ptr<File> make_part_file(std::shared_ptr<OpenPart> part);

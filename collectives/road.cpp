@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/road.h"
 
-#include <algorithm>
-
 namespace driftless {
 
 std::string to_string(const PublicationId& id) {

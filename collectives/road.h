@@ -12,15 +12,21 @@
 // whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace; and, of
 // a SendRoad, kWrongRun: fenced. Another publisher has taken the road over, so nothing that this
 // one publishes can count any more, and it must stop. A road is fenced for good.
+//
+// This header brings the vocabulary of all roads: files that include it do not repeat its includes.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/deadline.h"

@@ -3,11 +3,6 @@
 // receiver says. Both end with their xxh3-128, so that half of one is not taken for a whole.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "collectives/road.h"
 
 namespace driftless::host_shm {

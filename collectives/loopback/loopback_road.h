@@ -7,10 +7,6 @@
 // steps go.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-
 #include "collectives/group.h"
 #include "collectives/road.h"
 

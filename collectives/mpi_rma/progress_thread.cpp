@@ -35,7 +35,7 @@ ProgressPoll::~ProgressPoll() {
   MPI_Wait(&never_, MPI_STATUS_IGNORE);  // of a receive that was cancelled: at once
 }
 
-void ProgressPoll::heartpoll() {
+void ProgressPoll::poll() {
   int done = 0;
   MPI_Test(&never_, &done, MPI_STATUS_IGNORE);
 }

@@ -33,8 +33,6 @@ class ProgressThread {
   // after a while. Nobody sends on `quiet`.
   explicit ProgressThread(MPI_Comm quiet);
   ~ProgressThread();
-  ProgressThread(const ProgressThread&) = delete;
-  ProgressThread& operator=(const ProgressThread&) = delete;
 
  private:
   void run();

@@ -12,16 +12,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
 #include <type_traits>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
-#include "collectives/road.h"
-#include "core/hash128.h"
 
 namespace driftless::mpi_rma {
 
@@ -77,6 +71,14 @@ template <typename T>
   return value.hash == hash_of(value);
 }
 
+// A copy of what lies at `offset`.
+template <typename T>
+[[nodiscard]] T load(std::span<const std::byte> bytes, std::uint64_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(T));
+  return value;
+}
+
 struct WindowMap {
   std::uint64_t records = 0;                                                   // of steps
   std::uint64_t announcement_record = 0, anchor_record = 0, step_records = 0;  // leader only
@@ -86,6 +88,9 @@ struct WindowMap {
   std::uint64_t anchor = 0, anchor_bytes = 0;
   std::uint64_t window_bytes = 0;
 
+  [[nodiscard]] std::uint64_t step_record(std::uint64_t index) const {
+    return step_records + index * sizeof(Record);
+  }
   // Of options that check_options() accepts.
   [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
   // [offset, offset + size) and the label before it lie within the ring or within the anchor.

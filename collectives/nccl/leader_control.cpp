@@ -1,39 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/leader_control.h"
 
-#include <algorithm>
-#include <system_error>
-#include <utility>
-
 namespace driftless::nccl {
 
 using std::chrono::milliseconds;
-
-Result<std::unique_ptr<LeaderControl>> LeaderControl::start(const NcclOptions& options,
-                                                            unsigned ranks,
-                                                            std::unique_ptr<Hub> hub) {
-  std::unique_ptr<LeaderControl> control(new LeaderControl(options, ranks, std::move(hub)));
-  try {
-    control->thread_ = std::thread([made = control.get()] { made->run(); });
-  } catch (const std::system_error& failure) {
-    return error(StatusCode::kIo, "nccl: no thread for the leader: ", failure.what());
-  }
-  return control;
-}
 
 LeaderControl::LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub)
     : options_(options),
       ranks_(ranks),
       session_(random_hash128().low),
       hub_(std::move(hub)),
-      ring_("nccl", options.ring_bytes, options.ring_versions) {}
+      ring_("nccl", options.ring_bytes, options.ring_versions),
+      thread_([this] { run(); }) {}
 
 LeaderControl::~LeaderControl() {
   {
     const std::scoped_lock lock(mutex_);
     stop_ = true;
   }
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 void LeaderControl::run() {

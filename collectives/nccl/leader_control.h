@@ -18,15 +18,10 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "collectives/held_publications.h"
 #include "collectives/nccl/control.h"
@@ -36,26 +31,21 @@ namespace driftless::nccl {
 
 class LeaderControl final : public Control {
  public:
-  // kIo where no thread can be had.
-  [[nodiscard]] static Result<std::unique_ptr<LeaderControl>> start(const NcclOptions& options,
-                                                                    unsigned ranks,
-                                                                    std::unique_ptr<Hub> hub);
-  LeaderControl(const LeaderControl&) = delete;
-  LeaderControl& operator=(const LeaderControl&) = delete;
+  // Throws std::system_error if no thread can be had.
+  LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
   ~LeaderControl() override;  // says goodbye; the thread ends first
 
   // Of the leader's own rank.
-  [[nodiscard]] Status announce(std::string_view run_info) override;
-  [[nodiscard]] Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override;
-  [[nodiscard]] Status offer(Message offer, const Deadline& deadline) override;
-  [[nodiscard]] Status check(std::uint64_t attempt) override;
+  Status announce(std::string_view run_info) override;
+  Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override;
+  Status offer(Message offer, const Deadline& deadline) override;
+  Status check(std::uint64_t attempt) override;
   void failed(std::uint64_t attempt, const Status& why) override;
-  [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest,
-                            const Deadline& deadline) override;
+  Status seal(std::uint64_t attempt, std::string_view manifest, const Deadline& deadline) override;
   void abort(std::uint64_t attempt) override;
-  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
-                                                         const Deadline& deadline) override;
-  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override;
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override;
+  Result<std::vector<ReceiverReport>> receivers() override;
 
  private:
   using Clock = Deadline::Clock;
@@ -79,7 +69,6 @@ class LeaderControl final : public Control {
     Status failure;
   };
 
-  LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
   void run();
   void handle(const HubEvent& event);
   void say_goodbye();

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
-#include <algorithm>
-#include <utility>
 
 #include "collectives/nccl/leader_control.h"
 

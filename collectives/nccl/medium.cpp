@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/medium.h"
 
-#include <cstdint>
 #include <cstring>
 
 namespace driftless::nccl {

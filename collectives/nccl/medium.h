@@ -3,11 +3,6 @@
 // tests make them for other fabrics.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <string_view>
-
-#include "collectives/nccl/control.h"
 #include "collectives/nccl/fabric.h"
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/nccl/rendezvous.h"

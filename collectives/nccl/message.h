@@ -5,14 +5,7 @@
 // outside is checked whole before it is used.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "collectives/road.h"
-#include "core/status.h"
 
 namespace driftless::nccl {
 

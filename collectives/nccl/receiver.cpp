@@ -10,7 +10,6 @@
 //
 // The thread never waits for the fabric or a peer: it looks at what is under way again and again.
 // Whatever lasts longer than the deadline that came with it is cut off.
-#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <list>
@@ -39,28 +38,77 @@ class Receiver final : public ReceiveRoad {
         fabric_(std::move(fabric)),
         connector_(std::move(connector)),
         thread_([this] { run(); }) {}
-  Receiver(const Receiver&) = delete;
-  Receiver& operator=(const Receiver&) = delete;
   ~Receiver() override {
     stop_ = true;
     thread_.join();
   }
 
   // From any thread.
-  Result<std::string> run_info(const Deadline& deadline) override;
+  Result<std::string> run_info(const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline.at(), [&] { return run_info_.has_value(); });
+    if (run_info_.has_value()) return *run_info_;
+    return deadline.check(link_ == nullptr ? "nccl: looking for the leading trainer"
+                                           : "nccl: waiting for the announcement of the run");
+  }
+
   Result<std::vector<PublicationId>> list(const Deadline&) override {
     const std::scoped_lock lock(mutex_);
     return held_.list();
   }
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override;
+
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    const bool there =
+        changed_.wait_until(lock, deadline.at(), [&] { return held_.has_step_past(version); });
+    return there ? Status()
+                 : deadline.check(concat("nccl: waiting for a step past version ", version));
+  }
+
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {
     const std::scoped_lock lock(mutex_);
     return held_.manifest(id);
   }
+
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override;
-  Status report(const ReceiverReport& report, const Deadline& deadline) override;
-  Status leave(const Deadline& deadline) override;
+                                const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("nccl: fetching a part of ", to_string(id))));
+    std::unique_lock lock(mutex_);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
+    lock.unlock();
+    if (fabric_->memory() == options_.landing || held.bytes.empty()) {
+      return MappedFile(part.name, held.owner, held.bytes, options_.landing);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(held.bytes.size()));
+    DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));
+    return MappedFile(part.name, host.owner, {host.data, held.bytes.size()});
+  }
+
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+    const std::string what = concat("nccl: receiver ", report.id, " reporting");
+    const std::optional<Status> heard = ask({.kind = MessageKind::kReport,
+                                             .id = {.version = report.version},
+                                             .name = report.id,
+                                             .text = report.proof},
+                                            what, deadline);
+    if (!heard) {
+      return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",
+                   "hears it; report again once another one is there");
+    }
+    reported_ = reported_ || heard->ok();
+    return *heard;
+  }
+
+  Status leave(const Deadline& deadline) override {
+    if (!reported_) return {};
+    const std::optional<Status> left =
+        ask({.kind = MessageKind::kLeave}, "nccl: leaving", deadline);
+    // A leader that has closed keeps nothing for us, and will not send to us.
+    if (left) DRIFTLESS_RETURN_IF_ERROR(*left);
+    reported_ = false;
+    return {};
+  }
 
  private:
   using Clock = Deadline::Clock;
@@ -82,26 +130,270 @@ class Receiver final : public ReceiveRoad {
   // the leader has said goodbye and no other one is there: nobody will answer. kDeadlineExceeded if
   // it does not answer and has said nothing: slow, out of reach or dead.
   [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
-                                          const Deadline& deadline);
+                                          const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    while (!closed_ && !deadline.expired()) {
+      changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr || closed_; });
+      if (link_ == nullptr || closed_) continue;
+      const std::shared_ptr<Link> link = link_;
+      const std::uint64_t request = ++requests_;
+      message.request = request;
+      replies_[request] = std::nullopt;
+      lock.unlock();
+      const Status sent = link->send(to_bytes(message), deadline);
+      lock.lock();
+      // Where it could not be sent the thread finds the link lost, too, and hears its last words.
+      changed_.wait_until(lock, deadline.at(), [&] {
+        return replies_[request].has_value() || link_ != link || closed_;
+      });
+      const std::optional<Message> reply = std::move(replies_[request]);
+      replies_.erase(request);
+      if (reply.has_value()) return status_of(*reply);
+    }
+    if (closed_) return std::nullopt;
+    return deadline.check(concat(what, link_ == nullptr ? ": the link to the leader is lost"
+                                                        : ": the leader does not answer"));
+  }
 
   // All below on the thread.
-  void run();
-  void look_for_the_leader();
-  void hear();
-  void hear_last_words();
-  void lose_link();
-  void sign_of_life();
-  void handle(Message message);
-  void welcome(const Message& message);
-  void receive(const Message& message);
-  [[nodiscard]] Status prepare(const Message& message, Transfer& transfer);
-  void advance_all();
+  void run() {
+    while (!stop_) {
+      if (link_ == nullptr) {
+        look_for_the_leader();
+        continue;
+      }
+      hear();
+      advance_all();
+      sign_of_life();
+      if (!lost_) continue;
+      hear_last_words();
+      lose_link();
+    }
+    communicators_.clear();
+    transfers_.clear();
+  }
+
+  void look_for_the_leader() {
+    const Deadline slice = Deadline::after(kConnectSlice);
+    Result<std::unique_ptr<Link>> made = connector_->connect(slice);
+    if (made.ok()) {
+      const Message hello{.kind = MessageKind::kHello};
+      if ((*made)->send(to_bytes(hello), slice).ok()) {
+        heard_ = pinged_ = Clock::now();
+        const std::scoped_lock lock(mutex_);
+        link_ = std::move(*made);
+        changed_.notify_all();
+        return;
+      }
+    }
+    // Refused at once: not again at once.
+    Backoff backoff(milliseconds(20), milliseconds(20));
+    backoff.sleep(slice);
+  }
+
+  void hear() {
+    const Deadline slice = Deadline::after(transfers_.empty() ? kIdleSlice : kBusySlice);
+    Result<std::optional<std::string>> bytes = link_->receive(slice);
+    while (bytes.ok() && bytes->has_value()) {
+      heard_ = Clock::now();
+      Result<Message> message = parse_message(**bytes);
+      if (!message.ok()) {
+        lost_ = true;
+        return;
+      }
+      handle(std::move(*message));
+      bytes = link_->receive(Deadline::after(milliseconds(0)));
+    }
+    if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
+  }
+
+  // A link is often found to be lost by sending. What the leader said before is there all the same:
+  // answers, a commit, that it closes.
+  void hear_last_words() {
+    for (;;) {
+      const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
+      if (!bytes.ok() || !bytes->has_value()) return;
+      Result<Message> message = parse_message(**bytes);
+      if (!message.ok()) return;
+      if (message->kind != MessageKind::kReceive) handle(std::move(*message));
+    }
+  }
+
+  void lose_link() {
+    lost_ = false;
+    communicators_.clear();
+    transfers_.clear();
+    const std::scoped_lock lock(mutex_);
+    held_.forget_staged();
+    link_.reset();
+    changed_.notify_all();
+  }
+
+  void sign_of_life() {
+    const Clock::time_point now = Clock::now();
+    if (now - pinged_ < options_.silence / 5) return;
+    pinged_ = now;
+    tell({.kind = MessageKind::kPing});
+  }
+
+  void handle(Message message) {
+    switch (message.kind) {
+      case MessageKind::kWelcome: welcome(message); return;
+      case MessageKind::kReceive: receive(message); return;
+      case MessageKind::kDrop: cut_off(message.attempt); return;
+      case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
+      case MessageKind::kAnnounce: {
+        const std::scoped_lock lock(mutex_);
+        run_info_ = std::move(message.text);
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kGoodbye: {
+        lost_ = true;  // another leader may come
+        const std::scoped_lock lock(mutex_);
+        closed_ = true;
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kReply: {
+        const std::scoped_lock lock(mutex_);
+        const auto waiting = replies_.find(message.request);
+        if (waiting != replies_.end()) waiting->second = std::move(message);
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kCommit: {
+        std::unique_lock lock(mutex_);
+        const bool done =
+            held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
+        changed_.notify_all();
+        lock.unlock();
+        if (done) tell({.kind = MessageKind::kCommitted, .attempt = message.attempt});
+        return;
+      }
+      default: return;
+    }
+  }
+
+  void welcome(const Message& message) {
+    const std::scoped_lock lock(mutex_);
+    if (message.session !=
+        session_) {  // another leader: what the last one sent is of another chain
+      held_.clear();
+      run_info_.reset();
+    }
+    session_ = message.session;
+    closed_ = false;
+    if (message.count != 0) run_info_ = message.text;
+    changed_.notify_all();
+  }
+
+  void receive(const Message& message) {
+    Transfer transfer{.attempt = message.attempt,
+                      .rank = message.rank,
+                      .parts = message.parts,
+                      .blocks = {},
+                      .deadline = Deadline::after(milliseconds(
+                          std::min<std::uint64_t>(message.wait_ms, std::uint64_t{1} << 40))),
+                      .started = false};
+    const Status ready = prepare(message, transfer);
+    if (!ready.ok()) {
+      refuse(message.attempt, message.rank, ready);
+      return;
+    }
+    transfers_.push_back(std::move(transfer));
+  }
+
+  [[nodiscard]] Status prepare(const Message& message, Transfer& transfer) {
+    for (const PartReceipt& part : message.parts) {
+      DRIFTLESS_ASSIGN_OR_RETURN(Block block, fabric_->allocate(part.size_bytes));
+      transfer.blocks.push_back(std::move(block));
+    }
+    Member& held = communicators_[message.rank];
+    if (!message.meeting.empty()) {
+      if (message.index == 0 || message.index >= message.count) {
+        return error(StatusCode::kCorrupt, "nccl: place ", message.index, " of ", message.count);
+      }
+      held.communicator.reset();  // the old one first: it holds memory
+      DRIFTLESS_ASSIGN_OR_RETURN(held.communicator,
+                                 fabric_->connect(message.meeting, message.index, message.count));
+      held.generation = message.generation;
+    }
+    if (held.communicator == nullptr || held.generation != message.generation) {
+      return error(StatusCode::kInternal, "nccl: no communicator of group ", message.generation,
+                   " with rank ", message.rank);
+    }
+    return {};
+  }
+
+  void advance_all() {
+    std::erase_if(transfers_, [&](Transfer& transfer) {
+      const Result<bool> over = advance(transfer);
+      if (over.ok()) return *over;
+      communicators_.erase(transfer.rank);
+      refuse(transfer.attempt, transfer.rank, over.status());
+      return true;
+    });
+  }
+
   // True once it is over.
-  [[nodiscard]] Result<bool> advance(Transfer& transfer);
-  [[nodiscard]] Status finish(Transfer& transfer);
-  void cut_off(std::uint64_t attempt);
-  void refuse(std::uint64_t attempt, unsigned rank, const Status& why);
-  void tell(const Message& message);
+  [[nodiscard]] Result<bool> advance(Transfer& transfer) {
+    Communicator& communicator = *communicators_[transfer.rank].communicator;
+    DRIFTLESS_ASSIGN_OR_RETURN(bool done, communicator.poll());
+    if (done && !transfer.started) {
+      DRIFTLESS_RETURN_IF_ERROR(communicator.broadcast(transfer.blocks));
+      transfer.started = true;
+      DRIFTLESS_ASSIGN_OR_RETURN(done, communicator.poll());
+    }
+    if (done) {
+      DRIFTLESS_RETURN_IF_ERROR(finish(transfer));
+      return true;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        transfer.deadline.check(concat("nccl: receiving from publisher rank ", transfer.rank)));
+    return false;
+  }
+
+  [[nodiscard]] Status finish(Transfer& transfer) {
+    std::vector<HeldPart> parts;
+    std::vector<std::span<const std::byte>> stretches;
+    for (std::size_t i = 0; i < transfer.parts.size(); ++i) {
+      const Block& block = transfer.blocks[i];
+      stretches.emplace_back(block.data, transfer.parts[i].size_bytes);
+      parts.push_back({transfer.parts[i], block.owner, stretches.back()});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, fabric_->hash(stretches));
+    Message ack{.kind = MessageKind::kAck,
+                .rank = transfer.rank,
+                .attempt = transfer.attempt,
+                .parts = transfer.parts};
+    for (std::size_t i = 0; i < hashes.size(); ++i) ack.parts[i].hash = hashes[i];
+    {
+      const std::scoped_lock lock(mutex_);
+      held_.stage(transfer.attempt, transfer.rank, std::move(parts));
+    }
+    tell(ack);
+    return {};
+  }
+
+  void cut_off(std::uint64_t attempt) {
+    for (const Transfer& transfer : transfers_) {
+      if (transfer.attempt == attempt) communicators_.erase(transfer.rank);
+    }
+    std::erase_if(transfers_, [&](const Transfer& each) { return each.attempt == attempt; });
+    const std::scoped_lock lock(mutex_);
+    held_.drop(attempt);
+  }
+
+  void refuse(std::uint64_t attempt, unsigned rank, const Status& why) {
+    tell(with_status({.kind = MessageKind::kAck, .rank = rank, .attempt = attempt}, why));
+  }
+
+  void tell(const Message& message) {
+    if (lost_) return;
+    const Status sent = link_->send(to_bytes(message), Deadline::after(options_.silence));
+    if (!sent.ok()) lost_ = true;
+  }
 
   const NcclOptions options_;
   const std::shared_ptr<Fabric> fabric_;
@@ -126,323 +418,6 @@ class Receiver final : public ReceiveRoad {
   std::map<std::uint64_t, std::optional<Message>> replies_;  // to requests that somebody waits for
   std::thread thread_;                                       // started last
 };
-
-Result<std::string> Receiver::run_info(const Deadline& deadline) {
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline.at(), [&] { return run_info_.has_value(); });
-  if (run_info_.has_value()) return *run_info_;
-  return deadline.check(link_ == nullptr ? "nccl: looking for the leading trainer"
-                                         : "nccl: waiting for the announcement of the run");
-}
-
-Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
-  std::unique_lock lock(mutex_);
-  const bool there =
-      changed_.wait_until(lock, deadline.at(), [&] { return held_.has_step_past(version); });
-  return there ? Status()
-               : deadline.check(concat("nccl: waiting for a step past version ", version));
-}
-
-Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartReceipt& part,
-                                        const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("nccl: fetching a part of ", to_string(id))));
-  std::unique_lock lock(mutex_);
-  DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
-  lock.unlock();
-  if (fabric_->memory() == options_.landing || held.bytes.empty()) {
-    return MappedFile(part.name, held.owner, held.bytes, options_.landing);
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(held.bytes.size()));
-  DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));
-  return MappedFile(part.name, host.owner, {host.data, held.bytes.size()});
-}
-
-Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-  const std::string what = concat("nccl: receiver ", report.id, " reporting");
-  const std::optional<Status> heard = ask({.kind = MessageKind::kReport,
-                                           .id = {.version = report.version},
-                                           .name = report.id,
-                                           .text = report.proof},
-                                          what, deadline);
-  if (!heard) {
-    return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",
-                 "hears it; report again once another one is there");
-  }
-  reported_ = reported_ || heard->ok();
-  return *heard;
-}
-
-Status Receiver::leave(const Deadline& deadline) {
-  if (!reported_) return {};
-  const std::optional<Status> left = ask({.kind = MessageKind::kLeave}, "nccl: leaving", deadline);
-  // A leader that has closed keeps nothing for us, and will not send to us.
-  if (left) DRIFTLESS_RETURN_IF_ERROR(*left);
-  reported_ = false;
-  return {};
-}
-
-std::optional<Status> Receiver::ask(Message message, std::string_view what,
-                                    const Deadline& deadline) {
-  std::unique_lock lock(mutex_);
-  while (!closed_ && !deadline.expired()) {
-    changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr || closed_; });
-    if (link_ == nullptr || closed_) continue;
-    const std::shared_ptr<Link> link = link_;
-    const std::uint64_t request = ++requests_;
-    message.request = request;
-    replies_[request] = std::nullopt;
-    lock.unlock();
-    const Status sent = link->send(to_bytes(message), deadline);
-    lock.lock();
-    // Where it could not be sent the thread finds the link lost, too, and hears its last words.
-    changed_.wait_until(lock, deadline.at(),
-                        [&] { return replies_[request].has_value() || link_ != link || closed_; });
-    const std::optional<Message> reply = std::move(replies_[request]);
-    replies_.erase(request);
-    if (reply.has_value()) return status_of(*reply);
-  }
-  if (closed_) return std::nullopt;
-  return deadline.check(concat(what, link_ == nullptr ? ": the link to the leader is lost"
-                                                      : ": the leader does not answer"));
-}
-
-void Receiver::run() {
-  while (!stop_) {
-    if (link_ == nullptr) {
-      look_for_the_leader();
-      continue;
-    }
-    hear();
-    advance_all();
-    sign_of_life();
-    if (!lost_) continue;
-    hear_last_words();
-    lose_link();
-  }
-  communicators_.clear();
-  transfers_.clear();
-}
-
-void Receiver::look_for_the_leader() {
-  const Deadline slice = Deadline::after(kConnectSlice);
-  Result<std::unique_ptr<Link>> made = connector_->connect(slice);
-  if (made.ok()) {
-    const Message hello{.kind = MessageKind::kHello};
-    if ((*made)->send(to_bytes(hello), slice).ok()) {
-      heard_ = pinged_ = Clock::now();
-      const std::scoped_lock lock(mutex_);
-      link_ = std::move(*made);
-      changed_.notify_all();
-      return;
-    }
-  }
-  // Refused at once: not again at once.
-  Backoff backoff(milliseconds(20), milliseconds(20));
-  backoff.sleep(slice);
-}
-
-void Receiver::hear() {
-  const Deadline slice = Deadline::after(transfers_.empty() ? kIdleSlice : kBusySlice);
-  Result<std::optional<std::string>> bytes = link_->receive(slice);
-  while (bytes.ok() && bytes->has_value()) {
-    heard_ = Clock::now();
-    Result<Message> message = parse_message(**bytes);
-    if (!message.ok()) {
-      lost_ = true;
-      return;
-    }
-    handle(std::move(*message));
-    bytes = link_->receive(Deadline::after(milliseconds(0)));
-  }
-  if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
-}
-
-// A link is often found to be lost by sending. What the leader said before is there all the same:
-// answers, a commit, that it closes.
-void Receiver::hear_last_words() {
-  for (;;) {
-    const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
-    if (!bytes.ok() || !bytes->has_value()) return;
-    Result<Message> message = parse_message(**bytes);
-    if (!message.ok()) return;
-    if (message->kind != MessageKind::kReceive) handle(std::move(*message));
-  }
-}
-
-void Receiver::lose_link() {
-  lost_ = false;
-  communicators_.clear();
-  transfers_.clear();
-  const std::scoped_lock lock(mutex_);
-  held_.forget_staged();
-  link_.reset();
-  changed_.notify_all();
-}
-
-void Receiver::sign_of_life() {
-  const Clock::time_point now = Clock::now();
-  if (now - pinged_ < options_.silence / 5) return;
-  pinged_ = now;
-  tell({.kind = MessageKind::kPing});
-}
-
-void Receiver::tell(const Message& message) {
-  if (lost_) return;
-  const Status sent = link_->send(to_bytes(message), Deadline::after(options_.silence));
-  if (!sent.ok()) lost_ = true;
-}
-
-void Receiver::handle(Message message) {
-  switch (message.kind) {
-    case MessageKind::kWelcome: welcome(message); return;
-    case MessageKind::kReceive: receive(message); return;
-    case MessageKind::kDrop: cut_off(message.attempt); return;
-    case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
-    case MessageKind::kAnnounce: {
-      const std::scoped_lock lock(mutex_);
-      run_info_ = std::move(message.text);
-      changed_.notify_all();
-      return;
-    }
-    case MessageKind::kGoodbye: {
-      lost_ = true;  // another leader may come
-      const std::scoped_lock lock(mutex_);
-      closed_ = true;
-      changed_.notify_all();
-      return;
-    }
-    case MessageKind::kReply: {
-      const std::scoped_lock lock(mutex_);
-      const auto waiting = replies_.find(message.request);
-      if (waiting != replies_.end()) waiting->second = std::move(message);
-      changed_.notify_all();
-      return;
-    }
-    case MessageKind::kCommit: {
-      std::unique_lock lock(mutex_);
-      const bool done =
-          held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
-      changed_.notify_all();
-      lock.unlock();
-      if (done) tell({.kind = MessageKind::kCommitted, .attempt = message.attempt});
-      return;
-    }
-    default: return;
-  }
-}
-
-void Receiver::welcome(const Message& message) {
-  const std::scoped_lock lock(mutex_);
-  if (message.session != session_) {  // another leader: what the last one sent is of another chain
-    held_.clear();
-    run_info_.reset();
-  }
-  session_ = message.session;
-  closed_ = false;
-  if (message.count != 0) run_info_ = message.text;
-  changed_.notify_all();
-}
-
-void Receiver::receive(const Message& message) {
-  Transfer transfer{.attempt = message.attempt,
-                    .rank = message.rank,
-                    .parts = message.parts,
-                    .blocks = {},
-                    .deadline = Deadline::after(milliseconds(
-                        std::min<std::uint64_t>(message.wait_ms, std::uint64_t{1} << 40))),
-                    .started = false};
-  const Status ready = prepare(message, transfer);
-  if (!ready.ok()) {
-    refuse(message.attempt, message.rank, ready);
-    return;
-  }
-  transfers_.push_back(std::move(transfer));
-}
-
-Status Receiver::prepare(const Message& message, Transfer& transfer) {
-  for (const PartReceipt& part : message.parts) {
-    DRIFTLESS_ASSIGN_OR_RETURN(Block block, fabric_->allocate(part.size_bytes));
-    transfer.blocks.push_back(std::move(block));
-  }
-  Member& held = communicators_[message.rank];
-  if (!message.meeting.empty()) {
-    if (message.index == 0 || message.index >= message.count) {
-      return error(StatusCode::kCorrupt, "nccl: place ", message.index, " of ", message.count);
-    }
-    held.communicator.reset();  // the old one first: it holds memory
-    DRIFTLESS_ASSIGN_OR_RETURN(held.communicator,
-                               fabric_->connect(message.meeting, message.index, message.count));
-    held.generation = message.generation;
-  }
-  if (held.communicator == nullptr || held.generation != message.generation) {
-    return error(StatusCode::kInternal, "nccl: no communicator of group ", message.generation,
-                 " with rank ", message.rank);
-  }
-  return {};
-}
-
-void Receiver::advance_all() {
-  std::erase_if(transfers_, [&](Transfer& transfer) {
-    const Result<bool> over = advance(transfer);
-    if (over.ok()) return *over;
-    communicators_.erase(transfer.rank);
-    refuse(transfer.attempt, transfer.rank, over.status());
-    return true;
-  });
-}
-
-Result<bool> Receiver::advance(Transfer& transfer) {
-  Communicator& communicator = *communicators_[transfer.rank].communicator;
-  DRIFTLESS_ASSIGN_OR_RETURN(bool done, communicator.poll());
-  if (done && !transfer.started) {
-    DRIFTLESS_RETURN_IF_ERROR(communicator.broadcast(transfer.blocks));
-    transfer.started = true;
-    DRIFTLESS_ASSIGN_OR_RETURN(done, communicator.poll());
-  }
-  if (done) {
-    DRIFTLESS_RETURN_IF_ERROR(finish(transfer));
-    return true;
-  }
-  DRIFTLESS_RETURN_IF_ERROR(
-      transfer.deadline.check(concat("nccl: receiving from publisher rank ", transfer.rank)));
-  return false;
-}
-
-Status Receiver::finish(Transfer& transfer) {
-  std::vector<HeldPart> parts;
-  std::vector<std::span<const std::byte>> stretches;
-  for (std::size_t i = 0; i < transfer.parts.size(); ++i) {
-    const Block& block = transfer.blocks[i];
-    stretches.emplace_back(block.data, transfer.parts[i].size_bytes);
-    parts.push_back({transfer.parts[i], block.owner, stretches.back()});
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, fabric_->hash(stretches));
-  Message ack{.kind = MessageKind::kAck,
-              .rank = transfer.rank,
-              .attempt = transfer.attempt,
-              .parts = transfer.parts};
-  for (std::size_t i = 0; i < hashes.size(); ++i) ack.parts[i].hash = hashes[i];
-  {
-    const std::scoped_lock lock(mutex_);
-    held_.stage(transfer.attempt, transfer.rank, std::move(parts));
-  }
-  tell(ack);
-  return {};
-}
-
-void Receiver::cut_off(std::uint64_t attempt) {
-  for (const Transfer& transfer : transfers_) {
-    if (transfer.attempt == attempt) communicators_.erase(transfer.rank);
-  }
-  std::erase_if(transfers_, [&](const Transfer& each) { return each.attempt == attempt; });
-  const std::scoped_lock lock(mutex_);
-  held_.drop(attempt);
-}
-
-void Receiver::refuse(std::uint64_t attempt, unsigned rank, const Status& why) {
-  tell(with_status({.kind = MessageKind::kAck, .rank = rank, .attempt = attempt}, why));
-}
 
 }  // namespace
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
 
 #include "collectives/nccl/control.h"
 
@@ -13,29 +12,27 @@ class RemoteControl final : public Control {
   RemoteControl(std::unique_ptr<Connector> connector, unsigned rank, unsigned ranks)
       : connector_(std::move(connector)), rank_(rank), ranks_(ranks) {}
 
-  [[nodiscard]] Status announce(std::string_view) override { return leaders("announce()"); }
-  [[nodiscard]] Status seal(std::uint64_t, std::string_view, const Deadline&) override {
+  Status announce(std::string_view) override { return leaders("announce()"); }
+  Status seal(std::uint64_t, std::string_view, const Deadline&) override {
     return leaders("seal()");
   }
-  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {
-    return leaders("receivers()");
-  }
+  Result<std::vector<ReceiverReport>> receivers() override { return leaders("receivers()"); }
   // The leader's abort drops the publication of all ranks.
   void abort(std::uint64_t) override {}
 
-  [[nodiscard]] Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
+  Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
                                ask({.kind = MessageKind::kBegin, .id = id}, deadline));
     return Attempt{told.attempt, told.generation, told.count};
   }
 
-  [[nodiscard]] Status offer(Message offer, const Deadline& deadline) override {
+  Status offer(Message offer, const Deadline& deadline) override {
     offer.rank = rank_;
     offer.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
     return ask(std::move(offer), deadline).status();
   }
 
-  [[nodiscard]] Status check(std::uint64_t attempt) override {
+  Status check(std::uint64_t attempt) override {
     for (bool more = true; more;) {
       const Result<bool> took = take_one(Deadline::after(milliseconds(0)));
       if (!took.ok()) return took.status();
@@ -53,8 +50,8 @@ class RemoteControl final : public Control {
     if (!sent.ok()) link_.reset();
   }
 
-  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
-                                                         const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
                                ask({.kind = MessageKind::kPublished, .id = id}, deadline));
     if (told.name.empty()) return std::optional<Hash128>();

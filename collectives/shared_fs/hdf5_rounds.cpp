@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/hdf5_rounds.h"
 
-#include <algorithm>
-#include <span>
-#include <utility>
-
-#include "core/file_system.h"
+#include <type_traits>
 
 namespace driftless {
+
+static_assert(std::is_trivially_copyable_v<Hdf5Message>);
 
 Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id) {
   FileSystem& fs = posix_file_system();
@@ -28,6 +26,41 @@ Result<Hash128> read_hdf5_attempt_id(const std::string& directory) {
     return error(StatusCode::kIncomplete, path, ": the leader has not begun it (yet)");
   }
   return hash128_from_hex(text);
+}
+
+Result<std::unique_ptr<Hdf5Exchange>> Hdf5Exchange::create(MPI_Comm ranks) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const mpi_rma::OwnComm own,
+      mpi_rma::duplicate_comm(ranks, "the communicator of the publisher ranks"));
+  std::unique_ptr<Hdf5Exchange> exchange(new Hdf5Exchange(own));
+  exchange->buffers_ = std::make_unique<Buffers>();
+  exchange->buffers_->heard.resize(own.size);
+  return exchange;
+}
+
+Hdf5Exchange::~Hdf5Exchange() {
+  if (!mpi_rma::mpi_runs()) return;
+  if (request_ != MPI_REQUEST_NULL) {
+    [[maybe_unused]] const Buffers* left = buffers_.release();  // MPI may still write there
+    return;
+  }
+  (void)MPI_Comm_free(&own_.comm);
+}
+
+Status Hdf5Exchange::post(const Hdf5Message& mine) {
+  buffers_->mine = mine;
+  constexpr int kBytes = sizeof(Hdf5Message);
+  return mpi_rma::mpi_status(
+      MPI_Iallgather(&buffers_->mine, kBytes, MPI_BYTE, buffers_->heard.data(), kBytes, MPI_BYTE,
+                     own_.comm, &request_),
+      "a meeting of the publisher ranks");
+}
+
+Result<bool> Hdf5Exchange::test() {
+  int done = 0;
+  DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Test(&request_, &done, MPI_STATUS_IGNORE),
+                                                "a meeting of the publisher ranks"));
+  return done != 0;
 }
 
 Hdf5Rounds::Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,

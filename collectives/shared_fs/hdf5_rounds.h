@@ -13,15 +13,9 @@
 // the leader's any more drop it, and all say their word again.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "collectives/mpi_rma/mpi_status.h"
 #include "collectives/shared_fs/hdf5_attempt.h"
-#include "collectives/shared_fs/hdf5_exchange.h"
 #include "collectives/shared_fs/hdf5_file.h"
-#include "core/hash128.h"
-#include "core/status.h"
 
 namespace driftless {
 
@@ -30,14 +24,43 @@ namespace driftless {
 // kIncomplete where it is not there (yet).
 [[nodiscard]] Result<Hash128> read_hdf5_attempt_id(const std::string& directory);
 
+// Every rank says a word, and hears everybody's.
+// One exchange at a time, without a wait: post(), then test() until it says true. One thread at a
+// time. A request that is still under way when it is destroyed is left to MPI, with its buffers:
+// MPI cannot take it back.
+class Hdf5Exchange {
+ public:
+  // Duplicates `ranks`; errors of MPI become statuses from here on. Collective.
+  [[nodiscard]] static Result<std::unique_ptr<Hdf5Exchange>> create(MPI_Comm ranks);
+  ~Hdf5Exchange();
+
+  [[nodiscard]] MPI_Comm comm() const { return own_.comm; }
+  [[nodiscard]] unsigned rank() const { return own_.rank; }
+  [[nodiscard]] unsigned size() const { return own_.size; }
+
+  [[nodiscard]] Status post(const Hdf5Message& mine);
+  [[nodiscard]] Result<bool> test();
+  // By rank; valid from test() to the next post().
+  [[nodiscard]] const std::vector<Hdf5Message>& heard() const { return buffers_->heard; }
+
+ private:
+  struct Buffers {
+    Hdf5Message mine;
+    std::vector<Hdf5Message> heard;
+  };
+  explicit Hdf5Exchange(const mpi_rma::OwnComm& own) : own_(own) {}
+
+  mpi_rma::OwnComm own_;
+  std::unique_ptr<Buffers> buffers_;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+};
+
 // advance() is called by one thread at a time; the others by any.
 class Hdf5Rounds {
  public:
   Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
              const Hdf5Options& options);
   ~Hdf5Rounds();
-  Hdf5Rounds(const Hdf5Rounds&) = delete;
-  Hdf5Rounds& operator=(const Hdf5Rounds&) = delete;
 
   [[nodiscard]] unsigned rank() const { return exchange_->rank(); }
 

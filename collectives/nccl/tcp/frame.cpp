@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "collectives/nccl/message.h"
-#include "collectives/nccl/tcp/token.h"
+#include "collectives/nccl/tcp/handshake.h"
 
 namespace driftless::nccl {
 namespace {

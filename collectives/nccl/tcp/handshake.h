@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first words on a TCP connection of the rendezvous, all of fixed size:
+// The secret of a run, what is proved with it, and the first words on a TCP connection of the
+// rendezvous, all of fixed size:
 //   server: greeting, nonce    client: nonce, proof    server: proof
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include "collectives/nccl/tcp/token.h"
+#include "core/status.h"
 
 namespace driftless::nccl {
+
+inline constexpr std::size_t kProofBytes = 32;
+inline constexpr std::size_t kNonceBytes = 32;
+
+// The secret in a token file (core/secret_file.h). kInvalidArgument if others could get at the
+// file, or the secret is shorter than 16 bytes.
+[[nodiscard]] Result<std::string> read_token(const std::string& path);
+
+// HMAC-SHA256. kInternal where the library refuses.
+[[nodiscard]] Result<std::string> prove(std::string_view key, std::string_view text);
+// In a time that does not depend on where they differ.
+[[nodiscard]] bool same_proof(std::string_view one, std::string_view other);
+[[nodiscard]] Result<std::string> new_nonce();
 
 inline constexpr std::string_view kGreeting = "DRFTNCC1";
 inline constexpr std::size_t kServerHelloBytes = kGreeting.size() + kNonceBytes;
