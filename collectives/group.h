@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/deadline.h"
-#include "core/status.h"
 
 namespace driftless {
 

@@ -296,22 +296,19 @@ Status check_host_shm(const HostShmOptions& options) {
 
 Status tell_host_shm_end(const HostShmOptions& options, std::string_view text) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(const host_shm::Directory directory,
-                             host_shm::Directory::open(options, true));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto directory, host_shm::Directory::open(options, true));
   return directory.replace(host_shm::kEndName, text);
 }
 
 Result<std::optional<std::string>> hear_host_shm_end(const HostShmOptions& options) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
-  const Result<host_shm::Directory> directory = host_shm::Directory::open(options, false);
-  if (!directory.ok() && directory.status().code() == StatusCode::kNotFound) {
-    return std::optional<std::string>();
-  }
-  DRIFTLESS_RETURN_IF_ERROR(directory.status());
-  Result<std::string> text = directory->read(host_shm::kEndName, host_shm::kMaxEndBytes);
-  if (text.ok()) return std::optional<std::string>(std::move(*text));
+  const auto directory = host_shm::Directory::open(options, false);
+  Result<std::string> text = directory.ok()
+                                 ? directory->read(host_shm::kEndName, host_shm::kMaxEndBytes)
+                                 : directory.status();
   if (text.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
-  return text.status();
+  DRIFTLESS_RETURN_IF_ERROR(text.status());
+  return std::optional<std::string>(std::move(*text));
 }
 
 }  // namespace driftless

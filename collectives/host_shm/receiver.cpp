@@ -137,10 +137,9 @@ class Receiver final : public ReceiveRoad {
                    " has ", size, " bytes, ", part.size_bytes, " were expected");
     }
     const Result<Directory> directory = Directory::open(options_, false);
-    if (directory.status().code() == StatusCode::kNotFound) return not_there("host_shm", id);
-    DRIFTLESS_RETURN_IF_ERROR(directory.status());
     const Result<Descriptor> file =
-        directory->open_file(segment_name(id, record.token, part.locator), false);
+        directory.ok() ? directory->open_file(segment_name(id, record.token, part.locator), false)
+                       : directory.status();
     if (file.status().code() == StatusCode::kNotFound) return not_there("host_shm", id);
     DRIFTLESS_RETURN_IF_ERROR(file.status());
     return map_segment(*file, part.name, size);

@@ -403,8 +403,6 @@ LoopbackHub::LoopbackHub(const LoopbackOptions& options, unsigned ranks)
     : medium_(std::make_shared<LoopbackMedium>(options, ranks)),
       mail_(std::make_shared<LoopbackMail>(ranks)) {}
 
-LoopbackHub::~LoopbackHub() = default;
-
 std::unique_ptr<SendRoad> LoopbackHub::sender(unsigned rank) {
   return std::make_unique<LoopbackSender>(medium_, rank);
 }

@@ -25,7 +25,6 @@ class LoopbackMail;
 class LoopbackHub {
  public:
   LoopbackHub(const LoopbackOptions& options, unsigned ranks);
-  ~LoopbackHub();
   // One for each rank at a time.
   [[nodiscard]] std::unique_ptr<SendRoad> sender(unsigned rank);
   [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/leader_control.h"
+#include "collectives/nccl/control.h"
 
 namespace driftless::nccl {
 

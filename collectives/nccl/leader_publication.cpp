@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
 
-#include "collectives/nccl/leader_control.h"
+#include "collectives/nccl/control.h"
 
 namespace driftless::nccl {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_road.h"
 #include "core/thread_gpu.h"
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <system_error>
 
-#include "collectives/nccl/leader_control.h"
+#include "collectives/nccl/control.h"
 #include "collectives/nccl/medium.h"
 #include "collectives/open_part.h"
 

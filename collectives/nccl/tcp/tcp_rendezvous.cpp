@@ -10,8 +10,7 @@
 
 #include "collectives/nccl/message.h"
 #include "collectives/nccl/rendezvous.h"
-#include "collectives/nccl/tcp/frame.h"
-#include "collectives/nccl/tcp/handshake.h"
+#include "collectives/nccl/tcp/authentication.h"
 #include "collectives/nccl/tcp/socket.h"
 
 namespace driftless::nccl {

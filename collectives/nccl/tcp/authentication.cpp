@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/tcp/handshake.h"
+#include "collectives/nccl/tcp/authentication.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -7,7 +7,9 @@
 #include <sys/random.h>
 
 #include <cerrno>
+#include <cstring>
 
+#include "collectives/nccl/message.h"
 #include "core/secret_file.h"
 
 namespace driftless::nccl {
@@ -20,6 +22,19 @@ constexpr std::size_t kLeastBytes = 16;
 Result<std::string> derive(std::string_view what, std::string_view token, std::string_view server,
                            std::string_view client) {
   return prove(token, concat("driftless ", what, server, client));
+}
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr std::size_t kHeaderBytes = kLengthBytes + kProofBytes;
+
+Result<std::string> proof_of(std::string_view key, Direction direction, std::uint64_t number,
+                             std::string_view content) {
+  std::string text;
+  text.reserve(content.size() + 9);
+  text.push_back(static_cast<char>(direction));
+  text.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  text.append(content);
+  return prove(key, text);
 }
 
 }  // namespace
@@ -84,6 +99,47 @@ Result<Admission> answer_hello(std::string_view token, std::string_view hello,
   admission.answer = concat(mine, proof);
   DRIFTLESS_ASSIGN_OR_RETURN(admission.key, derive("session", token, theirs, mine));
   return admission;
+}
+
+Result<std::string> FrameWriter::frame(std::string_view content) {
+  if (content.size() > kMaxMessageBytes) {
+    return error(StatusCode::kInvalidArgument, "nccl: a message of ", content.size(),
+                 " bytes, at most ", kMaxMessageBytes);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof, proof_of(key_, direction_, number_, content));
+  ++number_;
+  const std::uint64_t size = content.size();
+  std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
+  bytes.append(proof);
+  bytes.append(content);
+  return bytes;
+}
+
+Result<std::optional<std::string>> FrameReader::next() {
+  const std::string_view left = std::string_view(bytes_).substr(taken_);
+  if (left.size() < kHeaderBytes) return std::optional<std::string>();
+  std::uint64_t size = 0;
+  std::memcpy(&size, left.data(), sizeof(size));
+  if (size > kMaxMessageBytes) {
+    return error(StatusCode::kCorrupt, "nccl: a message announces ", size, " bytes, at most ",
+                 kMaxMessageBytes);
+  }
+  if (left.size() - kHeaderBytes < size) return std::optional<std::string>();
+  const std::string_view proof = left.substr(kLengthBytes, kProofBytes);
+  const std::string_view content = left.substr(kHeaderBytes, size);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string expected,
+                             proof_of(key_, direction_, number_, content));
+  if (!same_proof(proof, expected)) {
+    return error(StatusCode::kCorrupt, "nccl: message ", number_, " has a false proof");
+  }
+  ++number_;
+  std::optional<std::string> message(content);
+  taken_ += kHeaderBytes + size;
+  if (taken_ == bytes_.size() || taken_ > (std::size_t{1} << 20)) {
+    bytes_.erase(0, taken_);
+    taken_ = 0;
+  }
+  return message;
 }
 
 }  // namespace driftless::nccl
