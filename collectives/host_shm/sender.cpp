@@ -22,6 +22,7 @@ class SegmentPart final : public HashedPart {
         file_name_(std::move(file_name)),
         file_(std::move(file)),
         index_(index) {}
+
   [[nodiscard]] const std::string& file_name() const { return file_name_; }
 
  protected:
@@ -264,6 +265,7 @@ class Sender final : public SendRoad {
         receivers_(std::move(receivers)),
         held_(std::make_shared<HeldSegments>(options, directory_, lock_)),
         watch_(options.patience) {}
+
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
   // Nothing stays but the lock's file, the last word and what receivers that live said.

@@ -87,6 +87,7 @@ class LoopbackMedium {
       : options_(options),
         ranks_(ranks),
         ring_("loopback", options.ring_bytes, options.ring_versions) {}
+
   [[nodiscard]] const LoopbackOptions& options() const { return options_; }
 
   // The sending side.

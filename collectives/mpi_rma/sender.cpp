@@ -41,6 +41,7 @@ class Sender final : public SendRoad {
                                             [this](std::uint64_t) { forget_anchor(); })),
         peers_(leads() ? medium.receivers() : 0),
         progress_(medium.quiet()) {}
+
   Status announce(std::string_view run_info, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_leader("announce"));
     if (run_info.size() > map_.announcement_bytes) {
