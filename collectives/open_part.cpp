@@ -31,7 +31,7 @@ class OpenPartFile final : public File {
                    " belongs to a publication that was aborted or flushed");
     }
     if (offset > std::numeric_limits<std::int64_t>::max() - bytes.size()) {
-      return error(StatusCode::kInvalidArgument, what(), ": offset ", offset, " is too large");
+      return error(StatusCode::kNoSpace, what(), ": offset ", offset, " is too large");
     }
     const std::uint64_t end = offset + bytes.size();
     if (end > part_->size_bytes_ && part_->room_) {
@@ -95,7 +95,7 @@ Result<PartReceipt> OpenPart::finish(unsigned rank, const Deadline& deadline) {
   const std::scoped_lock lock(mutex_);
   if (open_ || failed_ || !synced_) {
     return error(failed_ ? StatusCode::kIo : StatusCode::kInvalidArgument, road_, ": part '", name_,
-                 "' of rank ", rank,
+                 "'",
                  open_     ? " is still open"
                  : failed_ ? " could not be written; abort the publication"
                            : " was not synced after its last write");

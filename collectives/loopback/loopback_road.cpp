@@ -281,7 +281,8 @@ class LoopbackSender final : public SendRoad {
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
     DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
     DRIFTLESS_RETURN_IF_ERROR(check_part_name(parts_, name, "loopback"));
-    parts_.push_back(std::make_shared<BufferPart>("loopback", name, room_, pool_->take()));
+    parts_.push_back(
+        std::make_shared<BufferPart>(concat("loopback: rank ", rank_), name, room_, pool_->take()));
     return make_part_file(parts_.back());
   }
 

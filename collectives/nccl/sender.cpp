@@ -17,8 +17,9 @@ constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
 // A part in the fabric's memory.
 class FabricPart final : public OpenPart {
  public:
-  FabricPart(std::string name, TakeRoom room, std::shared_ptr<Fabric> fabric)
-      : OpenPart("nccl", std::move(name), std::move(room)), fabric_(std::move(fabric)) {}
+  FabricPart(unsigned rank, std::string name, TakeRoom room, std::shared_ptr<Fabric> fabric)
+      : OpenPart(concat("nccl: rank ", rank), std::move(name), std::move(room)),
+        fabric_(std::move(fabric)) {}
   // Once it is finished.
   [[nodiscard]] Block block() const { return {block_.owner, block_.data, written_}; }
 
@@ -86,7 +87,7 @@ class Sender final : public SendRoad {
       return error(StatusCode::kInvalidArgument, "nccl: part '", name, "' comes after the flush()");
     }
     DRIFTLESS_RETURN_IF_ERROR(check_part_name(begun_->parts, name, "nccl"));
-    begun_->parts.push_back(std::make_shared<FabricPart>(name, begun_->room, fabric_));
+    begun_->parts.push_back(std::make_shared<FabricPart>(rank_, name, begun_->room, fabric_));
     return make_part_file(begun_->parts.back());
   }
 
