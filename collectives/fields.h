@@ -21,7 +21,7 @@
 
 namespace driftless {
 
-class FieldWriter {
+class WireWriter {
  public:
   template <typename T>
   void number(const T& value) {
@@ -48,9 +48,9 @@ class FieldWriter {
   std::string bytes_;
 };
 
-class FieldReader {
+class WireReader {
  public:
-  explicit FieldReader(std::string_view bytes) : left_(bytes) {}
+  explicit WireReader(std::string_view bytes) : left_(bytes) {}
   // All fields were there, and nothing follows them.
   [[nodiscard]] bool whole() const { return good_ && left_.empty(); }
 

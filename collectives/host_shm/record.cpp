@@ -29,7 +29,7 @@ void walk_report(Fields& fields, Value& report) {
   fields.text(report.report.proof, kMaxReportBytes);
 }
 
-std::string sealed(std::string_view magic, FieldWriter& fields) {
+std::string sealed(std::string_view magic, WireWriter& fields) {
   const std::string bytes = concat(magic, fields.take());
   return bytes + to_hex(xxh3_128(bytes));
 }
@@ -54,14 +54,14 @@ Result<std::string_view> unsealed(std::string_view bytes, std::string_view magic
 }  // namespace
 
 std::string record_to_bytes(const Record& record) {
-  FieldWriter fields;
+  WireWriter fields;
   walk_record(fields, record);
   return sealed(kRecordMagic, fields);
 }
 
 Result<Record> record_from_bytes(std::string_view bytes, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view content, unsealed(bytes, kRecordMagic, what));
-  FieldReader fields(content);
+  WireReader fields(content);
   Record record;
   walk_record(fields, record);
   if (!fields.whole()) return damaged(what, "its lengths do not add up");
@@ -70,14 +70,14 @@ Result<Record> record_from_bytes(std::string_view bytes, std::string_view what) 
 }
 
 std::string report_to_bytes(const Report& report) {
-  FieldWriter fields;
+  WireWriter fields;
   walk_report(fields, report);
   return sealed(kReportMagic, fields);
 }
 
 Result<Report> report_from_bytes(std::string_view bytes, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view content, unsealed(bytes, kReportMagic, what));
-  FieldReader fields(content);
+  WireReader fields(content);
   Report report;
   walk_report(fields, report);
   if (!fields.whole()) return damaged(what, "its lengths do not add up");

@@ -48,13 +48,13 @@ void walk(Fields& fields, Value& message) {
 }  // namespace
 
 std::string to_bytes(const Message& message) {
-  FieldWriter out;
+  WireWriter out;
   walk(out, message);
   return out.take();
 }
 
 Result<Message> parse_message(std::string_view bytes) {
-  FieldReader in(bytes);
+  WireReader in(bytes);
   Message message;
   walk(in, message);
   if (!in.whole()) {

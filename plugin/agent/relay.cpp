@@ -15,8 +15,6 @@ namespace {
 using std::chrono_literals::operator""ms;
 constexpr std::size_t kMaxDigests = 65'536;
 
-bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
-
 // What may be otherwise at the next look.
 bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
