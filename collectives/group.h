@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/deadline.h"
-#include "core/status.h"
 
 namespace driftless {
 
@@ -46,11 +45,10 @@ class SoloGroup final : public Group {
   [[nodiscard]] unsigned rank() const override { return 0; }
   [[nodiscard]] unsigned size() const override { return 1; }
   void begin_epoch(std::uint64_t) override {}
-  [[nodiscard]] Result<std::vector<std::string>> gather(std::string_view message,
-                                                        const Deadline&) override {
+  Result<std::vector<std::string>> gather(std::string_view message, const Deadline&) override {
     return std::vector<std::string>{std::string(message)};
   }
-  [[nodiscard]] Result<std::string> broadcast(std::string_view message, const Deadline&) override {
+  Result<std::string> broadcast(std::string_view message, const Deadline&) override {
     return std::string(message);
   }
 };

@@ -8,6 +8,16 @@ std::string to_string(const PublicationId& id) {
                 id.version);
 }
 
+bool has_step_past(const std::vector<PublicationId>& ids, std::uint64_t version) {
+  return std::ranges::any_of(
+      ids, [&](const PublicationId& id) { return is_step(id) && id.version > version; });
+}
+
+Status not_there(std::string_view road, const PublicationId& id) {
+  return error(StatusCode::kNotFound, road, ": ", to_string(id),
+               " is not there (any more); take the newest anchor");
+}
+
 Status check_report(const ReceiverReport& report) {
   const Status name = check_file_name(report.id);
   if (!name.ok() || report.id.size() > kMaxReceiverIdBytes) {

@@ -12,15 +12,21 @@
 // whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace; and, of
 // a SendRoad, kWrongRun: fenced. Another publisher has taken the road over, so nothing that this
 // one publishes can count any more, and it must stop. A road is fenced for good.
+//
+// This header brings the vocabulary of all roads: files that include it do not repeat its includes.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/deadline.h"
@@ -42,6 +48,12 @@ struct PublicationId {
   friend auto operator<=>(const PublicationId&, const PublicationId&) = default;
 };
 [[nodiscard]] std::string to_string(const PublicationId& id);  // "version 7", "anchor of version 7"
+[[nodiscard]] inline bool is_step(const PublicationId& id) {
+  return id.kind == PublicationKind::kStep;
+}
+[[nodiscard]] bool has_step_past(const std::vector<PublicationId>& ids, std::uint64_t version);
+// kNotFound: "<road>: version 7 is not there (any more); take the newest anchor".
+[[nodiscard]] Status not_there(std::string_view road, const PublicationId& id);
 
 // What a receiver must know to fetch a part. Travels in the manifest.
 struct PartReceipt {
@@ -107,12 +119,14 @@ class SendRoad {
   // that a listed receiver still needs to get on: steps past its version, and, for one that has
   // nothing yet, the oldest anchor there and the steps past that. Returns what was removed; a road
   // that makes room by itself returns nothing.
-  [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t version) = 0;
+  [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t /*version*/) {
+    return std::vector<PublicationId>();
+  }
   // [all] Where parts are kept. On kDevice pwrite() takes host or device bytes, and a writer that
   // has them on the device need not bring them down.
-  [[nodiscard]] virtual MemoryKind part_memory() const = 0;
+  [[nodiscard]] virtual MemoryKind part_memory() const { return MemoryKind::kHost; }
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
-  virtual void progress() = 0;
+  virtual void progress() {}
 };
 
 // The receiving side of one receiver. One thread at a time, except the bytes that it returned.

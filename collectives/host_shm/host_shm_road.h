@@ -20,13 +20,6 @@
 // is full, the oldest steps go. Segments that a receiver still has mapped come on top.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-
 #include "collectives/road.h"
 
 namespace driftless {

@@ -7,9 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "core/version.h"
 
@@ -49,10 +47,6 @@ Status check_private(int fd, mode_t kind, const std::string& path) {
   return {};
 }
 
-std::string base_name(const HostShmOptions& options) {
-  return concat("driftless-", ::geteuid(), "-", options.name);
-}
-
 Status space_status(int errno_value, std::string_view what) {
   Status status = errno_status(errno_value, what);
   if (status.code() != StatusCode::kNoSpace) return status;
@@ -62,18 +56,6 @@ Status space_status(int errno_value, std::string_view what) {
 }
 
 }  // namespace
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  fd_ = std::exchange(other.fd_, -1);
-  return *this;
-}
-
-void Descriptor::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
 
 std::string record_name(const PublicationId& id) {
   return concat(id.kind == PublicationKind::kAnchor ? "a" : "s", version_string(id.version));
@@ -103,14 +85,10 @@ Result<Directory> Directory::adopt(std::string path, int parent, const char* nam
   return Directory(std::move(path), std::move(fd));
 }
 
-Result<Directory> Directory::open(const HostShmOptions& options) {
-  const std::string path = join_path(options.dir, base_name(options));
-  return adopt(path, AT_FDCWD, path.c_str(), true);
-}
-
-Result<Directory> Directory::find(const HostShmOptions& options) {
-  const std::string path = join_path(options.dir, base_name(options));
-  return adopt(path, AT_FDCWD, path.c_str(), false);
+Result<Directory> Directory::open(const HostShmOptions& options, bool make) {
+  const std::string path =
+      join_path(options.dir, concat("driftless-", ::geteuid(), "-", options.name));
+  return adopt(path, AT_FDCWD, path.c_str(), make);
 }
 
 Result<Directory> Directory::below(const char* name) const {
@@ -144,27 +122,15 @@ Result<Descriptor> Directory::open_or_create(const std::string& name) const {
 
 Result<std::string> Directory::read(const std::string& name, std::uint64_t max_bytes) const {
   DRIFTLESS_ASSIGN_OR_RETURN(const Descriptor file, open_file(name, false));
-  const std::string what = join_path(path_, name);
-  struct stat found{};
-  if (::fstat(file.get(), &found) != 0) return errno_status(errno, what);
-  const auto size = static_cast<std::uint64_t>(found.st_size);
-  if (size > max_bytes) {
-    return error(StatusCode::kCorrupt, what, ": ", size, " bytes, at most ", max_bytes,
-                 " are expected");
-  }
-  std::string text(size, '\0');
-  DRIFTLESS_RETURN_IF_ERROR(read_all(file, 0, std::as_writable_bytes(std::span(text)), what));
-  return text;
+  return read_whole(file, max_bytes, join_path(path_, name));
 }
 
 Status Directory::replace(const std::string& name, std::string_view content) const {
   const std::string temporary = concat(name, kTemporarySuffix);
   DRIFTLESS_RETURN_IF_ERROR(remove(temporary));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Descriptor file, create(temporary));
-  const std::string what = join_path(path_, name);
-  Status done = write_all(file, 0, std::as_bytes(std::span(content)), what);
+  Status done = write_new(temporary, content);
   if (done.ok() && ::renameat(fd_.get(), temporary.c_str(), fd_.get(), name.c_str()) != 0) {
-    done = errno_status(errno, concat("renaming to ", what));
+    done = errno_status(errno, concat("renaming to ", join_path(path_, name)));
   }
   if (!done.ok()) const Status ignored = remove(temporary);
   return done;
@@ -284,6 +250,20 @@ Status read_all(const Descriptor& file, std::uint64_t offset, std::span<std::byt
   return {};
 }
 
+Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
+                               std::string_view what) {
+  struct stat found{};
+  if (::fstat(file.get(), &found) != 0) return errno_status(errno, what);
+  const auto size = static_cast<std::uint64_t>(found.st_size);
+  if (size > max_bytes) {
+    return error(StatusCode::kCorrupt, what, ": ", size, " bytes, at most ", max_bytes,
+                 " are expected");
+  }
+  std::string text(size, '\0');
+  DRIFTLESS_RETURN_IF_ERROR(read_all(file, 0, std::as_writable_bytes(std::span(text)), what));
+  return text;
+}
+
 Result<bool> lock_file(const Descriptor& file, std::string_view what) {
   while (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
@@ -316,22 +296,19 @@ Status check_host_shm(const HostShmOptions& options) {
 
 Status tell_host_shm_end(const HostShmOptions& options, std::string_view text) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(const host_shm::Directory directory,
-                             host_shm::Directory::open(options));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto directory, host_shm::Directory::open(options, true));
   return directory.replace(host_shm::kEndName, text);
 }
 
 Result<std::optional<std::string>> hear_host_shm_end(const HostShmOptions& options) {
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
-  const Result<host_shm::Directory> directory = host_shm::Directory::find(options);
-  if (!directory.ok() && directory.status().code() == StatusCode::kNotFound) {
-    return std::optional<std::string>();
-  }
-  DRIFTLESS_RETURN_IF_ERROR(directory.status());
-  Result<std::string> text = directory->read(host_shm::kEndName, host_shm::kMaxEndBytes);
-  if (text.ok()) return std::optional<std::string>(std::move(*text));
+  const auto directory = host_shm::Directory::open(options, false);
+  Result<std::string> text = directory.ok()
+                                 ? directory->read(host_shm::kEndName, host_shm::kMaxEndBytes)
+                                 : directory.status();
   if (text.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
-  return text.status();
+  DRIFTLESS_RETURN_IF_ERROR(text.status());
+  return std::optional<std::string>(std::move(*text));
 }
 
 }  // namespace driftless

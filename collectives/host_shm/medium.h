@@ -4,12 +4,7 @@
 // link, and only if it is ours and closed to others.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
+#include "collectives/descriptor.h"
 #include "collectives/host_shm/host_shm_road.h"
 
 namespace driftless::host_shm {
@@ -21,23 +16,6 @@ inline constexpr const char* kReceiversName = "receivers";
 inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint64_t kMaxEndBytes = std::uint64_t{64} << 10;
 
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() { reset(); }
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool valid() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int fd_ = -1;
-};
-
 // "s000007", "a000007", and back.
 [[nodiscard]] std::string record_name(const PublicationId& id);
 [[nodiscard]] std::optional<PublicationId> parse_record_name(std::string_view name);
@@ -48,10 +26,9 @@ class Descriptor {
 // An open directory. Names given to its calls are plain.
 class Directory {
  public:
-  // The road's own; made where it is missing. kIo, saying whose it is, where it is not private.
-  [[nodiscard]] static Result<Directory> open(const HostShmOptions& options);
-  // The same; kNotFound where it is missing.
-  [[nodiscard]] static Result<Directory> find(const HostShmOptions& options);
+  // The road's own; if it is missing, it is made, or that is kNotFound. kCorrupt, saying whose it
+  // is, if it is not private.
+  [[nodiscard]] static Result<Directory> open(const HostShmOptions& options, bool make);
   // One below it, made where it is missing.
   [[nodiscard]] Result<Directory> below(const char* name) const;
 
@@ -105,6 +82,9 @@ class SenderLock {
                                std::span<const std::byte> bytes, std::string_view what);
 [[nodiscard]] Status read_all(const Descriptor& file, std::uint64_t offset,
                               std::span<std::byte> bytes, std::string_view what);
+// All that is in it now; kCorrupt if that is longer.
+[[nodiscard]] Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
+                                             std::string_view what);
 // The exclusive lock of a file, without waiting; false where somebody lives who holds it.
 [[nodiscard]] Result<bool> lock_file(const Descriptor& file, std::string_view what);
 

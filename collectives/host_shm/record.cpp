@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/host_shm/record.h"
 
-#include <cstring>
-
-#include "core/hash128.h"
+#include "collectives/fields.h"
 #include "core/version.h"
 
 namespace driftless::host_shm {
@@ -13,40 +11,27 @@ constexpr std::string_view kRecordMagic = "DRIFTLSP";
 constexpr std::string_view kReportMagic = "DRIFTLSW";
 constexpr std::size_t kHashBytes = 32;  // as text
 
-// Both ends are processes of one host: numbers are as the machine has them.
-void put(std::string& out, std::uint64_t number) {
-  out.append(reinterpret_cast<const char*>(&number), sizeof(number));
+template <typename Fields, typename Value>
+void walk_record(Fields& fields, Value& record) {
+  fields.text(record.token, kMaxRecordBytes);
+  fields.text(record.manifest, kMaxRecordBytes);
+  fields.list(record.parts, kMaxRecordBytes, 2 * sizeof(std::uint64_t), [](auto& each, auto& part) {
+    each.text(part.name, kMaxRecordBytes);
+    each.number(part.size_bytes);
+  });
 }
-void put(std::string& out, std::string_view text) {
-  put(out, std::uint64_t{text.size()});
-  out.append(text);
+
+template <typename Fields, typename Value>
+void walk_report(Fields& fields, Value& report) {
+  fields.number(report.heartbeat);
+  fields.text(report.report.id, kMaxReportBytes);
+  fields.number(report.report.version);
+  fields.text(report.report.proof, kMaxReportBytes);
 }
 
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : left_(bytes) {}
-  [[nodiscard]] bool number(std::uint64_t& out) {
-    if (left_.size() < sizeof(out)) return false;
-    std::memcpy(&out, left_.data(), sizeof(out));
-    left_.remove_prefix(sizeof(out));
-    return true;
-  }
-  [[nodiscard]] bool text(std::string& out) {
-    std::uint64_t size = 0;
-    if (!number(size) || size > left_.size()) return false;
-    out = left_.substr(0, size);
-    left_.remove_prefix(size);
-    return true;
-  }
-  [[nodiscard]] std::uint64_t left() const { return left_.size(); }
-
- private:
-  std::string_view left_;
-};
-
-std::string sealed(std::string bytes) {
-  bytes += to_hex(xxh3_128(bytes));
-  return bytes;
+std::string sealed(std::string_view magic, WireWriter& fields) {
+  const std::string bytes = concat(magic, fields.take());
+  return bytes + to_hex(xxh3_128(bytes));
 }
 
 Status damaged(std::string_view what, std::string_view why) {
@@ -69,49 +54,33 @@ Result<std::string_view> unsealed(std::string_view bytes, std::string_view magic
 }  // namespace
 
 std::string record_to_bytes(const Record& record) {
-  std::string out(kRecordMagic);
-  put(out, record.token);
-  put(out, record.manifest);
-  put(out, std::uint64_t{record.parts.size()});
-  for (const RecordPart& part : record.parts) {
-    put(out, part.name);
-    put(out, part.size_bytes);
-  }
-  return sealed(std::move(out));
+  WireWriter fields;
+  walk_record(fields, record);
+  return sealed(kRecordMagic, fields);
 }
 
 Result<Record> record_from_bytes(std::string_view bytes, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view content, unsealed(bytes, kRecordMagic, what));
-  Reader in(content);
+  WireReader fields(content);
   Record record;
-  std::uint64_t parts = 0;
-  bool whole = in.text(record.token) && in.text(record.manifest) && in.number(parts);
-  whole = whole && parts <= in.left() / (2 * sizeof(std::uint64_t));
-  for (std::uint64_t i = 0; whole && i < parts; ++i) {
-    RecordPart& part = record.parts.emplace_back();
-    whole = in.text(part.name) && in.number(part.size_bytes);
-  }
-  if (!whole || in.left() != 0) return damaged(what, "its lengths do not add up");
+  walk_record(fields, record);
+  if (!fields.whole()) return damaged(what, "its lengths do not add up");
   DRIFTLESS_RETURN_IF_ERROR(hash128_from_hex(record.token).status().with_context(what));
   return record;
 }
 
 std::string report_to_bytes(const Report& report) {
-  std::string out(kReportMagic);
-  put(out, report.beat);
-  put(out, report.report.id);
-  put(out, report.report.version);
-  put(out, report.report.proof);
-  return sealed(std::move(out));
+  WireWriter fields;
+  walk_report(fields, report);
+  return sealed(kReportMagic, fields);
 }
 
 Result<Report> report_from_bytes(std::string_view bytes, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view content, unsealed(bytes, kReportMagic, what));
-  Reader in(content);
+  WireReader fields(content);
   Report report;
-  const bool whole = in.number(report.beat) && in.text(report.report.id) &&
-                     in.number(report.report.version) && in.text(report.report.proof);
-  if (!whole || in.left() != 0) return damaged(what, "its lengths do not add up");
+  walk_report(fields, report);
+  if (!fields.whole()) return damaged(what, "its lengths do not add up");
   if (report.report.version > kMaxVersion) return damaged(what, "its version is too large");
   DRIFTLESS_RETURN_IF_ERROR(check_report(report.report).with_context(what));
   return report;

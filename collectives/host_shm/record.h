@@ -3,11 +3,6 @@
 // receiver says. Both end with their xxh3-128, so that half of one is not taken for a whole.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "collectives/road.h"
 
 namespace driftless::host_shm {
@@ -30,7 +25,7 @@ struct Record {
 
 struct Report {
   ReceiverReport report;
-  std::uint64_t beat = 0;  // another one in every report: a sign of life
+  std::uint64_t heartbeat = 0;  // another one in every report: a sign of life
 };
 // At most kMaxReportBytes, for a report that check_report() lets pass.
 [[nodiscard]] std::string report_to_bytes(const Report& report);

@@ -1,181 +1,244 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <optional>
-#include <utility>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <map>
 
 #include "collectives/host_shm/medium.h"
-#include "collectives/host_shm/part_segment.h"
 #include "collectives/host_shm/record.h"
-#include "collectives/host_shm/report_slot.h"
-#include "collectives/host_shm/shelf.h"
+#include "collectives/open_part.h"
 
 namespace driftless {
 namespace host_shm {
 namespace {
 
-class Sender final : public SendRoad {
+// A part in a segment of its own.
+class SegmentPart final : public HashedPart {
  public:
-  Sender(const HostShmOptions& options, Directory directory, Directory receivers, SenderLock lock)
-      : lock_(std::make_shared<const SenderLock>(std::move(lock))),
-        directory_(std::make_shared<const Directory>(std::move(directory))),
-        receivers_(std::move(receivers)),
-        shelf_(std::make_shared<Shelf>(options, directory_, lock_)),
-        watch_(options.patience) {}
-  Sender(const Sender&) = delete;
-  Sender& operator=(const Sender&) = delete;
-  // Nothing stays but the lock's file, the last word and what receivers that live said.
-  ~Sender() override {
-    drop();
-    shelf_->clear();
-    if (check_held().ok()) const Status ignored = directory_->remove(kRunName);
+  SegmentPart(const std::string& name, std::string file_name, Descriptor file, TakeRoom room,
+              std::uint64_t index)
+      : HashedPart("host_shm", name, std::move(room)),
+        file_name_(std::move(file_name)),
+        file_(std::move(file)),
+        index_(index) {}
+
+  [[nodiscard]] const std::string& file_name() const { return file_name_; }
+
+ protected:
+  Status store(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    return write_all(file_, offset, bytes, name());
   }
 
-  Status announce(std::string_view run_info, const Deadline& deadline) override;
-  Status begin(const PublicationId& id, const Deadline& deadline) override;
-  Result<std::unique_ptr<File>> create_part(const std::string& name) override;
-  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
-  Status seal(std::string_view manifest, const Deadline& deadline) override;
-  Status abort() override {
-    drop();
-    return {};
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return read_all(file_, offset, bytes, name());
   }
-  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
-    DRIFTLESS_RETURN_IF_ERROR(check_held());
-    return shelf_->manifest(id);
+
+  // No byte of it is left without memory: a reader of the mapping can then not be hit by a lack.
+  Status complete(PartReceipt& receipt, const Deadline& deadline) override {
+    receipt.locator = index_;
+    const bool may_have_holes = size_bytes() > 0 && !known_hash().has_value();
+    if (may_have_holes) DRIFTLESS_RETURN_IF_ERROR(fill());
+    return HashedPart::complete(receipt, deadline);
   }
-  Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
-  Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>();  // the shelf makes room by itself
-  }
-  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
-  void progress() override {}
 
  private:
-  struct Pending {
-    PublicationId id;
-    std::string token;
-    std::vector<std::shared_ptr<PartSegment>> parts;
-    std::optional<std::vector<PartReceipt>> receipts;  // once flushed
-  };
-  [[nodiscard]] Status check_begun(std::string_view what) const {
-    if (pending_.has_value()) return {};
-    return error(StatusCode::kInvalidArgument, "host_shm: ", what, " without a begin()");
+  [[nodiscard]] Status fill() {
+    int failure = EINTR;
+    while (failure == EINTR) {
+      failure = ::posix_fallocate(file_.get(), 0, static_cast<off_t>(size_bytes()));
+    }
+    if (failure == 0) return {};
+    return errno_status(failure, concat("host_shm: memory for part '", name(),
+                                        "'; enlarge the file system or lower road.host_shm.size"));
   }
-  [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
-  [[nodiscard]] Status put_record(std::string_view bytes);
-  void drop();
 
-  std::shared_ptr<const SenderLock> lock_;
-  std::shared_ptr<const Directory> directory_;
-  Directory receivers_;
-  std::shared_ptr<Shelf> shelf_;
-  ReportWatch watch_;
-  std::optional<Pending> pending_;
+  const std::string file_name_;
+  const Descriptor file_;
+  const std::uint64_t index_;
 };
 
-Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: announcing the run"));
-  if (run_info.size() > kMaxRunInfoBytes) {
-    return error(StatusCode::kUnsupported, "host_shm: an announcement of ", run_info.size(),
-                 " bytes, at most ", kMaxRunInfoBytes, " are allowed");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_held());
-  const Result<std::string> before = directory_->read(kRunName, kMaxRunInfoBytes);
-  if (before.ok() && *before == run_info) return {};
-  if (before.ok()) {
-    return error(StatusCode::kAlreadyExists, directory_->path(),
-                 ": carries another run; use another road.host_shm.name for this one");
-  }
-  if (before.status().code() != StatusCode::kNotFound) return before.status();
-  return directory_->replace(kRunName, run_info);
-}
+// The publications that the sender holds, and the room that they take. Any thread.
+class HeldSegments {
+ public:
+  HeldSegments(const HostShmOptions& options, std::shared_ptr<const Directory> directory,
+               std::shared_ptr<const SenderLock> lock)
+      : size_bytes_(options.size_bytes),
+        versions_(options.versions),
+        directory_(std::move(directory)),
+        lock_(std::move(lock)) {}
 
-Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
-  drop();
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("host_shm: beginning ", to_string(id))));
-  DRIFTLESS_RETURN_IF_ERROR(check_held());
-  DRIFTLESS_RETURN_IF_ERROR(shelf_->check_new(id));
-  shelf_->begin(id);
-  pending_.emplace(Pending{id, to_hex(random_hash128()), {}, {}});
-  return {};
-}
+  // kAlreadyExists, or kInvalidArgument where a newer one of its kind is there.
+  [[nodiscard]] Status check_new(const PublicationId& id) const {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [other, held] : publications_) {
+      if (other.kind != id.kind || other.version < id.version) continue;
+      if (other == id) {
+        return error(StatusCode::kAlreadyExists, "host_shm: ", to_string(id),
+                     " is there already, and publications are never replaced");
+      }
+      return error(StatusCode::kInvalidArgument, "host_shm: ", to_string(id), " after ",
+                   to_string(other), ": versions ascend");
+    }
+    return {};
+  }
 
-Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
-  std::vector<std::shared_ptr<PartSegment>>& parts = pending_->parts;
-  if (pending_->receipts.has_value() ||
-      std::ranges::any_of(parts, [&](const auto& part) { return part->name() == name; })) {
-    return error(StatusCode::kAlreadyExists, "host_shm: there is a part '", name,
-                 "' already, or the publication was flushed");
+  // The hash of its manifest, if it is held.
+  [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const {
+    const std::scoped_lock lock(mutex_);
+    const auto found = publications_.find(id);
+    return found == publications_.end() ? std::nullopt : std::optional(found->second.manifest);
   }
-  const std::string file_name = segment_name(pending_->id, pending_->token, parts.size());
-  DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, directory_->create(file_name));
-  const auto take_room = [shelf = shelf_](std::uint64_t bytes) { return shelf->take_room(bytes); };
-  parts.push_back(std::make_shared<PartSegment>(name, file_name, std::move(file), take_room));
-  return make_segment_file(parts.back());
-}
 
-Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: flushing"));
-  std::vector<PartReceipt> receipts;
-  for (const auto& part : pending_->parts) {
-    DRIFTLESS_ASSIGN_OR_RETURN(PartReceipt receipt, part->finish(receipts.size()));
-    receipts.push_back(std::move(receipt));
+  // `id` is being written from now on; what was begun before and not put is given up.
+  void begin(const PublicationId& id) {
+    const std::scoped_lock lock(mutex_);
+    pending_ = id;
+    pending_bytes_ = 0;
   }
-  for (const auto& part : pending_->parts) part->close();
-  pending_->receipts = receipts;
-  return receipts;
-}
 
-Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: sealing"));
-  if (!pending_->receipts.has_value()) {
-    return error(StatusCode::kInvalidArgument, "host_shm: ", to_string(pending_->id),
-                 " cannot be sealed: it was not flushed");
+  // Room for so many more of its bytes, made by removing the oldest steps and, for an anchor, the
+  // one before. kNoSpace, saying what to raise.
+  [[nodiscard]] Status take_room(std::uint64_t bytes) {
+    const std::scoped_lock lock(mutex_);
+    const auto fits = [&] {
+      const std::uint64_t taken = used_bytes_ + pending_bytes_;
+      return taken <= size_bytes_ && bytes <= size_bytes_ - taken;
+    };
+    // What can never fit makes nobody else go.
+    const bool hopeless = pending_bytes_ > size_bytes_ || bytes > size_bytes_ - pending_bytes_;
+    while (!hopeless && !fits() && drop_one()) {
+    }
+    if (!hopeless && fits()) {
+      pending_bytes_ += bytes;
+      return {};
+    }
+    return error(StatusCode::kNoSpace, to_string(pending_), " needs ", pending_bytes_ + bytes,
+                 " bytes and more, ", used_bytes_,
+                 " are taken by what must stay, of road.host_shm.size: ", size_bytes_,
+                 "; raise it");
   }
-  Record record{pending_->token, std::string(manifest), {}};
-  std::vector<std::string> segments;
-  for (const PartReceipt& receipt : *pending_->receipts) {
-    record.parts.push_back({receipt.name, receipt.size_bytes});
-    segments.push_back(pending_->parts[receipt.locator]->file_name());
-  }
-  const std::string bytes = record_to_bytes(record);
-  if (bytes.size() > kMaxRecordBytes) {
-    return error(StatusCode::kUnsupported, "host_shm: ", to_string(pending_->id), ": a record of ",
-                 bytes.size(), " bytes, at most ", kMaxRecordBytes, " are allowed");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(put_record(bytes));
-  shelf_->put(xxh3_128(manifest), std::move(segments));
-  pending_.reset();
-  return {};
-}
 
-// A sender that takes over first has the lock, and then removes every file that it finds. So if the
-// lock is still ours once the record is written, and another takes over after that, the record is
-// gone before it can get its name.
-Status Sender::put_record(std::string_view bytes) {
-  const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
-  Status done = directory_->write_new(temporary, bytes);
-  if (done.ok()) done = check_held();
-  if (done.ok()) done = directory_->put_new(temporary, record_name(pending_->id));
-  if (done.ok()) return {};
-  const Status ignored = directory_->remove(temporary);
-  const Status held = check_held();
-  return held.ok() ? done : held;
-}
-
-void Sender::drop() {
-  if (!pending_.has_value()) return;
-  for (const auto& part : pending_->parts) {
-    part->close();
-    const Status ignored = directory_->remove(part->file_name());  // by the next start, then
+  // Its record is there: it is held, and what has to go for it goes.
+  void put(const Hash128& manifest, std::vector<std::string> segments) {
+    const std::scoped_lock lock(mutex_);
+    publications_[pending_] = {manifest, std::move(segments), pending_bytes_};
+    used_bytes_ += pending_bytes_;
+    pending_bytes_ = 0;
+    while (count(PublicationKind::kAnchor) > 1) drop(oldest(PublicationKind::kAnchor));
+    while (count(PublicationKind::kStep) > versions_) drop(oldest(PublicationKind::kStep));
   }
-  shelf_->give_up();
-  pending_.reset();
-}
+
+  void give_up() { begin({}); }
+  // All of it.
+  void clear() {
+    const std::scoped_lock lock(mutex_);
+    while (!publications_.empty()) drop(publications_.begin());
+  }
+
+ private:
+  struct Held {
+    Hash128 manifest;
+    std::vector<std::string> segments;
+    std::uint64_t bytes = 0;
+  };
+  using Publications = std::map<PublicationId, Held>;
+  // With the mutex held.
+  // For a step the oldest step; for an anchor all steps but the newest, then the anchor before it.
+  [[nodiscard]] bool drop_one() {
+    const bool anchor = pending_.kind == PublicationKind::kAnchor;
+    if (count(PublicationKind::kStep) > (anchor ? 1U : 0U)) {
+      drop(oldest(PublicationKind::kStep));
+      return true;
+    }
+    if (!anchor || count(PublicationKind::kAnchor) == 0) return false;
+    drop(oldest(PublicationKind::kAnchor));
+    return true;
+  }
+
+  // The record first: what has none is not there. The record of that name is another sender's once
+  // the lock is lost; segments have names of their own.
+  void drop(Publications::iterator at) {
+    // What cannot be removed now is removed by the next sender's start.
+    if (lock_->check(*directory_).ok()) {
+      const Status ignored = directory_->remove(record_name(at->first));
+    }
+    for (const std::string& segment : at->second.segments) {
+      const Status also_ignored = directory_->remove(segment);
+    }
+    used_bytes_ -= at->second.bytes;
+    publications_.erase(at);
+  }
+
+  [[nodiscard]] Publications::iterator oldest(PublicationKind kind) {
+    return std::ranges::find_if(publications_,
+                                [&](const auto& entry) { return entry.first.kind == kind; });
+  }
+
+  [[nodiscard]] std::size_t count(PublicationKind kind) const {
+    return static_cast<std::size_t>(std::ranges::count_if(
+        publications_, [&](const auto& entry) { return entry.first.kind == kind; }));
+  }
+
+  const std::uint64_t size_bytes_;
+  const unsigned versions_;
+  std::shared_ptr<const Directory> directory_;
+  std::shared_ptr<const SenderLock> lock_;  // who does not hold it removes nothing by name
+  mutable std::mutex mutex_;
+  Publications publications_;
+  std::uint64_t used_bytes_ = 0;     // of all of them
+  PublicationId pending_;            // being written
+  std::uint64_t pending_bytes_ = 0;  // of it
+};
+
+constexpr int kLooks = 5;  // at a report that is being written
+
+// The sender's view. Alive is who holds its lock and spoke within `patience` of our own clock.
+class ReportWatch {
+ public:
+  explicit ReportWatch(std::chrono::milliseconds patience) : patience_(patience) {}
+  // Removes the files of the dead.
+  [[nodiscard]] Result<std::vector<ReceiverReport>> look(const Directory& directory) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
+    const auto now = Deadline::Clock::now();
+    std::map<std::string, Seen> seen;
+    std::vector<ReceiverReport> alive;
+    for (const std::string& name : names) {
+      const std::string what = join_path(directory.path(), name);
+      const Result<Descriptor> file = directory.open_file(name, true);
+      if (!file.ok()) continue;  // has left meanwhile, or is none of ours
+      const Result<bool> dead = lock_file(*file, what);
+      if (dead.ok() && *dead) {
+        // Locked by us: a receiver of this name that starts now makes a new file.
+        if (directory.is(name, *file)) const Status ignored = directory.remove(name);
+        continue;
+      }
+      Result<Report> report = error(StatusCode::kCorrupt, what);
+      for (int i = 0; i < kLooks && !report.ok(); ++i) {
+        const Result<std::string> text = read_whole(*file, kMaxReportBytes, what);
+        if (text.ok()) report = report_from_bytes(*text, what);
+      }
+      const auto before = seen_.find(name);
+      if (!report.ok() && before == seen_.end()) continue;  // has said nothing yet
+      Seen entry = before == seen_.end() ? Seen{*report, now} : before->second;
+      if (report.ok() && report->report.id == name && report->heartbeat != entry.last.heartbeat) {
+        entry = {*report, now};
+      }
+      if (now - entry.at <= patience_) alive.push_back(entry.last.report);
+      seen.emplace(name, std::move(entry));
+    }
+    seen_ = std::move(seen);
+    return alive;
+  }
+
+ private:
+  struct Seen {
+    Report last;
+    Deadline::Clock::time_point at;
+  };
+  std::chrono::milliseconds patience_;
+  std::map<std::string, Seen> seen_;  // by file name
+};
 
 // What a dead sender left; the lock is held. What receivers said stays: they may live. Twice: one
 // that is not dead, but has lost its lock, may have named its record while the first round removed.
@@ -190,8 +253,164 @@ Status clear_leftovers(const Directory& directory) {
     for (const std::string& name : records) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
     for (const std::string& name : others) DRIFTLESS_RETURN_IF_ERROR(directory.remove(name));
   }
+
   return {};
 }
+
+class Sender final : public SendRoad {
+ public:
+  Sender(const HostShmOptions& options, Directory directory, Directory receivers, SenderLock lock)
+      : lock_(std::make_shared<const SenderLock>(std::move(lock))),
+        directory_(std::make_shared<const Directory>(std::move(directory))),
+        receivers_(std::move(receivers)),
+        held_(std::make_shared<HeldSegments>(options, directory_, lock_)),
+        watch_(options.patience) {}
+
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  // Nothing stays but the lock's file, the last word and what receivers that live said.
+  ~Sender() override {
+    drop();
+    held_->clear();
+    if (check_held().ok()) const Status ignored = directory_->remove(kRunName);
+  }
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: announcing the run"));
+    if (run_info.size() > kMaxRunInfoBytes) {
+      return error(StatusCode::kUnsupported, "host_shm: an announcement of ", run_info.size(),
+                   " bytes, at most ", kMaxRunInfoBytes, " are allowed");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_held());
+    const Result<std::string> before = directory_->read(kRunName, kMaxRunInfoBytes);
+    if (before.ok() && *before == run_info) return {};
+    if (before.ok()) {
+      return error(StatusCode::kAlreadyExists, directory_->path(),
+                   ": carries another run; use another road.host_shm.name for this one");
+    }
+    if (before.status().code() != StatusCode::kNotFound) return before.status();
+    return directory_->replace(kRunName, run_info);
+  }
+
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    drop();
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("host_shm: beginning ", to_string(id))));
+    DRIFTLESS_RETURN_IF_ERROR(check_held());
+    DRIFTLESS_RETURN_IF_ERROR(held_->check_new(id));
+    held_->begin(id);
+    pending_.emplace(Pending{id, to_hex(random_hash128()), {}, {}});
+    return {};
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+    std::vector<std::shared_ptr<SegmentPart>>& parts = pending_->parts;
+    DRIFTLESS_RETURN_IF_ERROR(check_part_name(parts, name, "host_shm"));
+    if (pending_->receipts.has_value()) {
+      return error(StatusCode::kAlreadyExists, "host_shm: part '", name,
+                   "' comes after the flush()");
+    }
+    const std::string file_name = segment_name(pending_->id, pending_->token, parts.size());
+    DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, directory_->create(file_name));
+    const auto take_room = [held = held_](std::uint64_t bytes) { return held->take_room(bytes); };
+    parts.push_back(
+        std::make_shared<SegmentPart>(name, file_name, std::move(file), take_room, parts.size()));
+    return make_part_file(parts.back());
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: flushing"));
+    std::vector<PartReceipt> receipts;
+    for (const auto& part : pending_->parts) {
+      DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(0, deadline));
+    }
+    for (const auto& part : pending_->parts) part->close();
+    pending_->receipts = receipts;
+    return receipts;
+  }
+
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("host_shm: sealing"));
+    if (!pending_->receipts.has_value()) {
+      return error(StatusCode::kInvalidArgument, "host_shm: ", to_string(pending_->id),
+                   " cannot be sealed: it was not flushed");
+    }
+    Record record{pending_->token, std::string(manifest), {}};
+    std::vector<std::string> segments;
+    for (const PartReceipt& receipt : *pending_->receipts) {
+      record.parts.push_back({receipt.name, receipt.size_bytes});
+      segments.push_back(pending_->parts[receipt.locator]->file_name());
+    }
+    const std::string bytes = record_to_bytes(record);
+    if (bytes.size() > kMaxRecordBytes) {
+      return error(StatusCode::kUnsupported, "host_shm: ", to_string(pending_->id),
+                   ": a record of ", bytes.size(), " bytes, at most ", kMaxRecordBytes,
+                   " are allowed");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(put_record(bytes));
+    held_->put(xxh3_128(manifest), std::move(segments));
+    pending_.reset();
+    return {};
+  }
+
+  Status abort() override {
+    drop();
+    return {};
+  }
+
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_held());
+    return held_->manifest(id);
+  }
+
+  Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
+
+ private:
+  struct Pending {
+    PublicationId id;
+    std::string token;
+    std::vector<std::shared_ptr<SegmentPart>> parts;
+    std::optional<std::vector<PartReceipt>> receipts;  // once flushed
+  };
+  [[nodiscard]] Status check_begun(std::string_view what) const {
+    if (pending_.has_value()) return {};
+    return error(StatusCode::kInvalidArgument, "host_shm: ", what, " without a begin()");
+  }
+
+  [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
+  // A sender that takes over first has the lock, and then removes every file that it finds. So if
+  // the lock is still ours once the record is written, and another takes over after that, the
+  // record is gone before it can get its name.
+  [[nodiscard]] Status put_record(std::string_view bytes) {
+    const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
+    Status done = directory_->write_new(temporary, bytes);
+    if (done.ok()) done = check_held();
+    if (done.ok()) done = directory_->put_new(temporary, record_name(pending_->id));
+    if (done.ok()) return {};
+    const Status ignored = directory_->remove(temporary);
+    const Status held = check_held();
+    return held.ok() ? done : held;
+  }
+
+  void drop() {
+    if (!pending_.has_value()) return;
+    for (const auto& part : pending_->parts) {
+      part->close();
+      const Status ignored = directory_->remove(part->file_name());  // by the next start, then
+    }
+    held_->give_up();
+    pending_.reset();
+  }
+
+  std::shared_ptr<const SenderLock> lock_;
+  std::shared_ptr<const Directory> directory_;
+  Directory receivers_;
+  std::shared_ptr<HeldSegments> held_;
+  ReportWatch watch_;
+  std::optional<Pending> pending_;
+};
 
 }  // namespace
 }  // namespace host_shm
@@ -199,7 +418,7 @@ Status clear_leftovers(const Directory& directory) {
 Result<std::unique_ptr<SendRoad>> make_host_shm_sender(const HostShmOptions& options) {
   using namespace host_shm;
   DRIFTLESS_RETURN_IF_ERROR(check_host_shm(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(Directory directory, Directory::open(options));
+  DRIFTLESS_ASSIGN_OR_RETURN(Directory directory, Directory::open(options, true));
   DRIFTLESS_ASSIGN_OR_RETURN(SenderLock lock, SenderLock::take(directory));
   DRIFTLESS_RETURN_IF_ERROR(clear_leftovers(directory));
   DRIFTLESS_ASSIGN_OR_RETURN(Directory receivers, directory.below(kReceiversName));

@@ -7,10 +7,6 @@
 // steps go.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-
 #include "collectives/group.h"
 #include "collectives/road.h"
 
@@ -29,7 +25,6 @@ class LoopbackMail;
 class LoopbackHub {
  public:
   LoopbackHub(const LoopbackOptions& options, unsigned ranks);
-  ~LoopbackHub();
   // One for each rank at a time.
   [[nodiscard]] std::unique_ptr<SendRoad> sender(unsigned rank);
   [[nodiscard]] std::unique_ptr<ReceiveRoad> receiver();

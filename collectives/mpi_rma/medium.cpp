@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/medium.h"
 
-#include <algorithm>
+#include <sys/statvfs.h>
+
 #include <array>
 #include <cstring>
 #include <new>
 #include <thread>
 
 #include "collectives/mpi_rma/mpi_status.h"
-#include "collectives/mpi_rma/shared_memory.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -29,6 +29,46 @@ constexpr microseconds kSpin{2'000};
 constexpr std::string_view kFlags =
     "between hosts without RDMA run mpirun with `--mca pml ucx --mca osc ucx --mca pml_ucx_tls any "
     "--mca pml_ucx_devices any` (or, without MPI_THREAD_MULTIPLE, `--mca osc pt2pt`)";
+
+constexpr const char* kDefaultDirectory = "/dev/shm";
+constexpr const char* kVariable = "osc_sm_backing_directory";  // Open MPI's
+constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;       // for MPI's own
+
+std::string read_variable(int index) {
+  MPI_T_cvar_handle handle = nullptr;
+  int count = 0;
+  if (MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) != MPI_SUCCESS) return {};
+  std::vector<char> text(static_cast<std::size_t>(count) + 1, '\0');
+  const int code = MPI_T_cvar_read(handle, text.data());
+  MPI_T_cvar_handle_free(&handle);
+  return code == MPI_SUCCESS ? std::string(text.data()) : std::string();
+}
+
+std::string window_directory() {
+  int level = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return kDefaultDirectory;
+  int index = 0;
+  std::string directory;
+  if (MPI_T_cvar_get_index(kVariable, &index) == MPI_SUCCESS) directory = read_variable(index);
+  MPI_T_finalize();
+  return directory.empty() ? kDefaultDirectory : directory;
+}
+
+// Room for windows in this host's shared memory: kNoSpace if the directory in which MPI keeps
+// shared windows has not `needed_bytes` free, ok if that cannot be learnt. Asked before MPI is:
+// Open MPI's processes do not all return when one of them cannot make a shared window.
+Status check_shared_memory(std::uint64_t needed_bytes) {
+  const std::string directory = window_directory();
+  struct statvfs info{};
+  if (::statvfs(directory.c_str(), &info) != 0) return {};
+  const std::uint64_t room = std::uint64_t{info.f_bavail} * info.f_frsize;
+  if (needed_bytes + kSlack <= room) return {};
+  return error(
+      StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ", directory,
+      " has ", room,
+      " free: enlarge it, or lower road.ring_size and road.anchor_size, or give mpirun --mca ",
+      kVariable, " DIR, on a file system with room");
+}
 
 }  // namespace
 
@@ -53,26 +93,14 @@ Result<std::unique_ptr<Medium>> Medium::create(MPI_Comm world, unsigned publishe
 }
 
 Status Medium::connect(MPI_Comm world) {
-  // The caller's handler may end the job.
-  MPI_Errhandler theirs = MPI_ERRHANDLER_NULL;
-  DRIFTLESS_RETURN_IF_ERROR(
-      mpi_status(MPI_Comm_get_errhandler(world, &theirs), "MPI_Comm_get_errhandler"));
-  MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
-  int made = MPI_Comm_dup(world, &comm_);
-  if (made == MPI_SUCCESS) made = MPI_Comm_dup(world, &quiet_comm_);
-  MPI_Comm_set_errhandler(world, theirs);
-  MPI_Errhandler_free(&theirs);
-  DRIFTLESS_RETURN_IF_ERROR(mpi_status(made, "MPI_Comm_dup of the road's communicator"));
-  MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-  MPI_Comm_set_errhandler(quiet_comm_, MPI_ERRORS_RETURN);
-  int rank = 0;
-  int ranks = 0;
+  DRIFTLESS_ASSIGN_OR_RETURN(const OwnComm own, duplicate_comm(world, "the road's communicator"));
+  comm_ = own.comm;
+  rank_ = own.rank;
+  ranks_ = own.size;
+  DRIFTLESS_ASSIGN_OR_RETURN(const OwnComm quiet, duplicate_comm(world, "the road's communicator"));
+  quiet_comm_ = quiet.comm;
   int level = MPI_THREAD_SINGLE;
-  MPI_Comm_rank(comm_, &rank);
-  MPI_Comm_size(comm_, &ranks);
   MPI_Query_thread(&level);
-  rank_ = static_cast<unsigned>(rank);
-  ranks_ = static_cast<unsigned>(ranks);
   threads_ = level == MPI_THREAD_MULTIPLE;
   return {};
 }
@@ -196,7 +224,7 @@ Status Medium::close() {
   sweep();
   if (!all_are_done()) {
     // Somebody may still reach into the windows: they stay, and so does memory that MPI may write.
-    for (Abandoned& left : abandoned_) new std::shared_ptr<void>(std::move(left.owner));
+    for (Abandoned& left : abandoned_) new std::shared_ptr<const void>(std::move(left.owner));
     abandoned_.clear();
     return error(StatusCode::kDeadlineExceeded, "mpi_rma: rank ", rank_,
                  " waited in vain for others to close the road: a process or host is gone, and "
@@ -244,7 +272,7 @@ void Medium::sweep() {
 
 // Over networks without RDMA each look moves some kilobytes, so it spins while they come in. After
 // a while without any it sleeps between looks.
-Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
+Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<const void> owner,
                     const Deadline& deadline, std::string_view what) {
   Backoff backoff(microseconds(10), microseconds(100));
   std::vector<int> ended(requests.size());
@@ -278,7 +306,7 @@ Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> ow
   return {};
 }
 
-Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
+Status Medium::get(std::span<const Piece> pieces, std::shared_ptr<const void> owner,
                    const Deadline& deadline, std::string_view what) {
   sweep();
   std::vector<MPI_Request> requests;

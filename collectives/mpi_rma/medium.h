@@ -14,17 +14,9 @@
 #include <mpi.h>
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <vector>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/mpi_rma/window_map.h"
-#include "core/deadline.h"
-#include "core/status.h"
 
 namespace driftless::mpi_rma {
 
@@ -62,12 +54,12 @@ class Medium {
   // Of this rank; empty on receivers.
   [[nodiscard]] std::span<std::byte> window() { return {base_, window_bytes_}; }
   [[nodiscard]] MPI_Win handle() const { return win_; }  // for measurements
-  // On which nobody sends, for a Pulse.
+  // On which nobody sends, for a ProgressPoll.
   [[nodiscard]] MPI_Comm quiet() const { return quiet_comm_; }
 
   // All pieces; `owner` keeps their memory alive. The stretches must lie within the windows: MPI
   // itself does not check.
-  [[nodiscard]] Status get(std::span<const Piece> pieces, std::shared_ptr<void> owner,
+  [[nodiscard]] Status get(std::span<const Piece> pieces, std::shared_ptr<const void> owner,
                            const Deadline& deadline, std::string_view what);
   // A small stretch of publisher `rank`'s window.
   [[nodiscard]] Result<std::vector<std::byte>> get(unsigned rank, std::uint64_t offset,
@@ -83,7 +75,7 @@ class Medium {
  private:
   struct Abandoned {
     std::vector<MPI_Request> requests;
-    std::shared_ptr<void> owner;
+    std::shared_ptr<const void> owner;
   };
 
   Medium(const MpiRmaOptions& options, unsigned publishers)
@@ -96,7 +88,7 @@ class Medium {
   [[nodiscard]] Status start_access();
   // Collective: what any rank's failure means for this one.
   [[nodiscard]] Status agree(const Status& mine, std::string_view what);
-  [[nodiscard]] Status wait(std::vector<MPI_Request>& requests, std::shared_ptr<void> owner,
+  [[nodiscard]] Status wait(std::vector<MPI_Request>& requests, std::shared_ptr<const void> owner,
                             const Deadline& deadline, std::string_view what);
   void sweep();  // forgets what was given up and has ended since
   [[nodiscard]] bool all_are_done();

@@ -20,13 +20,15 @@
 
 #include <mpi.h>
 
-#include <memory>
-
 #include "collectives/group.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/road.h"
 
 namespace driftless {
+namespace mpi_rma {
+class Medium;
+class ProgressThread;
+}  // namespace mpi_rma
 
 // Collective over `world`, whose first `publishers` ranks publish; all others receive. Every rank
 // calls it once with the same numbers; MPI is initialized, and `world` (duplicated inside) outlives
@@ -37,19 +39,28 @@ class MpiRmaWorld {
   [[nodiscard]] static Result<std::unique_ptr<MpiRmaWorld>> create(MPI_Comm world,
                                                                    unsigned publishers,
                                                                    const MpiRmaOptions& options);
-  virtual ~MpiRmaWorld() = default;
-  [[nodiscard]] virtual bool publishes() const = 0;
-  [[nodiscard]] virtual unsigned rank() const = 0;  // among the publishers, or the receivers
+  ~MpiRmaWorld();
+  [[nodiscard]] bool publishes() const;
+  [[nodiscard]] unsigned rank() const;  // among the publishers, or the receivers
   // Whether MPI_THREAD_MULTIPLE was granted. Where not, all roads of a process are used by the
   // thread that initialized MPI, and SendRoad::progress() must be called while it waits.
-  [[nodiscard]] virtual bool threads() const = 0;
+  [[nodiscard]] bool threads() const;
   // Only on publishers, once / on receivers, one at a time. The world outlives them.
-  [[nodiscard]] virtual Result<std::unique_ptr<SendRoad>> sender() = 0;
-  [[nodiscard]] virtual Result<std::unique_ptr<ReceiveRoad>> receiver() = 0;
+  [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender();
+  [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver();
   // Collective, once its roads are gone; the destructor does it otherwise. Waits at most 20 seconds
   // for the others. kDeadlineExceeded where one did not come: windows and communicators are then
   // left to the end of the process, which should end without MPI_Finalize, as that may hang.
-  [[nodiscard]] virtual Status close() = 0;
+  [[nodiscard]] Status close();
+
+ private:
+  explicit MpiRmaWorld(std::unique_ptr<mpi_rma::Medium> medium);
+  [[nodiscard]] Status check_side(bool right, std::string_view side) const;
+
+  std::unique_ptr<mpi_rma::Medium> medium_;
+  std::unique_ptr<mpi_rma::ProgressThread>
+      progress_;  // ends first; the medium's farewell lets MPI work
+  bool sender_made_ = false;
 };
 
 // The publisher ranks' group over their communicator (duplicated inside; collective).

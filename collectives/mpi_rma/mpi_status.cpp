@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/mpi_status.h"
 
-#include <mpi.h>
-
 #include <array>
 
 namespace driftless::mpi_rma {
@@ -26,6 +24,26 @@ bool mpi_runs() {
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
   return initialized != 0 && finalized == 0;
+}
+
+Result<OwnComm> duplicate_comm(MPI_Comm theirs, std::string_view what) {
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  DRIFTLESS_RETURN_IF_ERROR(
+      mpi_status(MPI_Comm_get_errhandler(theirs, &handler), "MPI_Comm_get_errhandler"));
+  MPI_Comm_set_errhandler(theirs, MPI_ERRORS_RETURN);
+  OwnComm own;
+  const int made = MPI_Comm_dup(theirs, &own.comm);
+  MPI_Comm_set_errhandler(theirs, handler);
+  MPI_Errhandler_free(&handler);
+  DRIFTLESS_RETURN_IF_ERROR(mpi_status(made, concat("MPI_Comm_dup of ", what)));
+  MPI_Comm_set_errhandler(own.comm, MPI_ERRORS_RETURN);
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(own.comm, &rank);
+  MPI_Comm_size(own.comm, &size);
+  own.rank = static_cast<unsigned>(rank);
+  own.size = static_cast<unsigned>(size);
+  return own;
 }
 
 }  // namespace driftless::mpi_rma

@@ -3,6 +3,8 @@
 // that a failed call comes back here and does not end the job.
 #pragma once
 
+#include <mpi.h>
+
 #include <string_view>
 
 #include "core/status.h"
@@ -15,5 +17,13 @@ namespace driftless::mpi_rma {
 
 // MPI is initialized and not finalized.
 [[nodiscard]] bool mpi_runs();
+
+struct OwnComm {
+  MPI_Comm comm = MPI_COMM_NULL;
+  unsigned rank = 0, size = 0;
+};
+// A duplicate that returns its errors. Collective. The caller's handler, which may end the job, is
+// its own again afterwards.
+[[nodiscard]] Result<OwnComm> duplicate_comm(MPI_Comm theirs, std::string_view what);
 
 }  // namespace driftless::mpi_rma

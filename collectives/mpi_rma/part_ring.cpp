@@ -1,20 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/part_ring.h"
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
-#include <new>
-#include <utility>
 
 namespace driftless::mpi_rma {
-namespace {
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 // A part as the publisher sees it.
 class RingFile final : public File {
@@ -25,13 +15,13 @@ class RingFile final : public File {
   RingFile(const RingFile&) = delete;
   RingFile& operator=(const RingFile&) = delete;
 
-  [[nodiscard]] Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     return ring_->write(turn_, index_, offset, bytes).with_context(name_);
   }
-  [[nodiscard]] Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
     return ring_->read(turn_, index_, offset, bytes).with_context(name_);
   }
-  [[nodiscard]] Status sync() override { return ring_->sync(turn_, index_).with_context(name_); }
+  Status sync() override { return ring_->sync(turn_, index_).with_context(name_); }
   [[nodiscard]] const std::string& path() const override { return name_; }
 
  private:
@@ -167,7 +157,7 @@ Status PartRing::read(std::uint64_t turn, std::size_t index, std::uint64_t offse
   if (bytes.empty()) return {};
   const std::shared_lock lock(mutex_);
   DRIFTLESS_RETURN_IF_ERROR(check(turn, index));
-  const Part& part = parts_[index];
+  Part& part = parts_[index];
   if (offset > part.size || bytes.size() > part.size - offset) {
     return error(StatusCode::kCorrupt, "ends at ", part.size, ", read of ", bytes.size(),
                  " bytes at ", offset);
@@ -216,11 +206,7 @@ Status PartRing::grow(Part& part, std::uint64_t size) {
   if (size <= part.size) return {};
   if (size > memory_.size()) return too_small(size);
   if (part.placed) return grow_in_ring(part, size);
-  try {
-    if (size > part.buffer.size()) {
-      part.buffer.resize(std::max<std::uint64_t>(size, part.buffer.size() * 3 / 2));
-    }
-  } catch (const std::bad_alloc&) {
+  if (!part.buffer.resize(size)) {
     return error(StatusCode::kNoSpace, "no memory for a part of ", size,
                  " bytes that is written while another one is open");
   }
@@ -263,10 +249,8 @@ Status PartRing::compact(Part& last, std::uint64_t size) {
     needed += round_up(sizeof(PartLabel) + part.size, kPartAlignment);
   }
   if (needed > capacity) return too_small(needed);
-  std::vector<std::byte> aside;
-  try {
-    aside.assign(bytes(last), bytes(last) + last.size);
-  } catch (const std::bad_alloc&) {
+  PartBuffer aside;
+  if (!aside.write(0, {bytes(last), last.size})) {
     return error(StatusCode::kNoSpace, "no memory to move a part of ", last.size, " bytes");
   }
   while (!live_.empty()) evict_oldest();
@@ -284,7 +268,9 @@ Status PartRing::compact(Part& last, std::uint64_t size) {
   current_->begin = begin;
   last.at = position;
   last.size = size;
-  if (!aside.empty()) std::memcpy(bytes(last), aside.data(), aside.size());
+  if (!aside.bytes().empty()) {
+    std::memcpy(bytes(last), aside.bytes().data(), aside.bytes().size());
+  }
   head_ = round_up(position + sizeof(PartLabel) + size, kPartAlignment);
   return {};
 }
@@ -299,7 +285,7 @@ Status PartRing::place(Part& part) {
     part.size = size;
     return status;
   }
-  if (size > 0) std::memcpy(bytes(part), part.buffer.data(), size);
+  if (size > 0) std::memcpy(bytes(part), part.buffer.bytes().data(), size);
   part.buffer = {};
   return {};
 }
@@ -316,9 +302,8 @@ void PartRing::evict_oldest() {
 
 std::byte* PartRing::block(const Part& part) { return memory_.data() + part.at % memory_.size(); }
 
-std::byte* PartRing::bytes(const Part& part) {
-  if (part.placed) return block(part) + sizeof(PartLabel);
-  return const_cast<std::byte*>(part.buffer.data());
+std::byte* PartRing::bytes(Part& part) {
+  return part.placed ? block(part) + sizeof(PartLabel) : part.buffer.writable().data();
 }
 
 Status PartRing::too_small(std::uint64_t needed) const {

@@ -17,27 +17,22 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
+#include "collectives/part_buffer.h"
 #include "collectives/part_hash.h"
 #include "collectives/road.h"
-#include "core/file_system.h"
-#include "core/status.h"
 
 namespace driftless::mpi_rma {
 
 inline constexpr std::uint64_t kPartAlignment = 64;
+
+[[nodiscard]] constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 // Lies right before the bytes of each part: a receiver sees that it got what it asked for.
 struct PartLabel {
@@ -78,8 +73,8 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
     std::uint64_t at = 0;    // position of its label, see head_
     std::uint64_t size = 0;  // without the label
     bool open = false;
-    bool placed = false;            // in the ring; else in `buffer`
-    std::vector<std::byte> buffer;  // its size is at least `size`
+    bool placed = false;  // in the ring; else in `buffer`
+    PartBuffer buffer;
     std::unique_ptr<PartHash> hashing = std::make_unique<PartHash>();
     std::optional<Hash128> hash;  // since the last sync()
   };
@@ -105,7 +100,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   void evict_before(std::uint64_t end_position);
   void evict_oldest();
   [[nodiscard]] std::byte* block(const Part& part);  // its label, or nothing where not placed
-  [[nodiscard]] std::byte* bytes(const Part& part);
+  [[nodiscard]] std::byte* bytes(Part& part);
   [[nodiscard]] Status too_small(std::uint64_t needed) const;
   void drop_locked();
 

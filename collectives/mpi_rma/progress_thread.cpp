@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "collectives/mpi_rma/mpi_status.h"
 #include "core/deadline.h"
 
 namespace driftless::mpi_rma {
@@ -20,7 +21,26 @@ constexpr microseconds kLongest{1'000};
 
 }  // namespace
 
-ProgressThread::ProgressThread(MPI_Comm quiet) : pulse_(quiet), thread_([this] { run(); }) {}
+ProgressPoll::ProgressPoll(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  if (MPI_Irecv(&unused_, 1, MPI_BYTE, rank, 0, comm, &never_) != MPI_SUCCESS) {
+    never_ = MPI_REQUEST_NULL;
+  }
+}
+
+ProgressPoll::~ProgressPoll() {
+  if (never_ == MPI_REQUEST_NULL || !mpi_runs()) return;
+  MPI_Cancel(&never_);
+  MPI_Wait(&never_, MPI_STATUS_IGNORE);  // of a receive that was cancelled: at once
+}
+
+void ProgressPoll::poll() {
+  int done = 0;
+  MPI_Test(&never_, &done, MPI_STATUS_IGNORE);
+}
+
+ProgressThread::ProgressThread(MPI_Comm quiet) : progress_(quiet), thread_([this] { run(); }) {}
 
 ProgressThread::~ProgressThread() {
   stop_ = true;
@@ -32,7 +52,7 @@ void ProgressThread::run() {
   auto worked = Deadline::Clock::now();
   while (!stop_) {
     const auto begin = Deadline::Clock::now();
-    pulse_.beat();
+    progress_.poll();
     const auto end = Deadline::Clock::now();
     if (end - begin > kThreadWorked) {
       worked = end;

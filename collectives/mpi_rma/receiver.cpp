@@ -1,60 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The receiving side: everything is read from the publishers' windows; a slot in the leader's says
 // who reads.
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
-#include <optional>
 
 #include "collectives/mpi_rma/medium.h"
-#include "collectives/mpi_rma/part_buffers.h"
 #include "collectives/mpi_rma/part_ring.h"
+#include "collectives/part_buffer.h"
 
 namespace driftless::mpi_rma {
 namespace {
 
 constexpr std::uint64_t kIdleBytes = std::uint64_t{256} << 20;
 constexpr std::chrono::milliseconds kOneLook{20};
-
-class RmaReceiver final : public ReceiveRoad {
- public:
-  explicit RmaReceiver(Medium& medium)
-      : medium_(medium), leader_(medium.map(0)), buffers_(kIdleBytes) {
-    // Of another receiver that this process had before the leader has seen other beats.
-    slot_.beat = slot_.hold_beat = random_hash128().low;
-  }
-
-  [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override;
-  [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override;
-  [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) override;
-  [[nodiscard]] Result<std::string> fetch_manifest(const PublicationId& id,
-                                                   const Deadline& deadline) override;
-  [[nodiscard]] Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                              const Deadline& deadline) override;
-  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override;
-  [[nodiscard]] Status leave(const Deadline& deadline) override;
-
- private:
-  [[nodiscard]] Result<Board> board(const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<Control>> controls(const Deadline& deadline);
-  [[nodiscard]] Result<std::string> text(const Record& record, const Deadline& deadline,
-                                         std::string_view what);
-  [[nodiscard]] Status check_still_there(unsigned rank, const PublicationId& id,
-                                         const Deadline& deadline);
-  [[nodiscard]] Backoff backoff() const {
-    return {medium_.options().poll_first, medium_.options().poll_longest};
-  }
-  // Says to the leader that anchor `mark` - 1 is being read; 0: none.
-  [[nodiscard]] Status hold(std::uint64_t mark, const Deadline& deadline);
-  [[nodiscard]] Status put_slot(const Deadline& deadline);
-
-  Medium& medium_;
-  const WindowMap& leader_;
-  PartBuffers buffers_;
-  ReceiverSlot slot_;
-  std::uint64_t newest_mark_ = 0;  // as last seen; it never falls
-};
 
 Status gone(const PublicationId& id) {
   return error(StatusCode::kNotFound, "mpi_rma: ", to_string(id),
@@ -67,185 +25,211 @@ Status check_control(const Control& control, const WindowMap& map, unsigned rank
                " does not begin as ours do");
 }
 
-Result<Board> RmaReceiver::board(const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<std::byte> bytes,
-      medium_.get(0, 0, leader_.slots, deadline, "mpi_rma: the leader's records"));
-  Board board = Board::read(leader_, bytes);
-  DRIFTLESS_RETURN_IF_ERROR(check_control(board.control, leader_, 0));
-  return board;
-}
-
-// Of all publishers, at the same time.
-Result<std::vector<Control>> RmaReceiver::controls(const Deadline& deadline) {
-  const auto found = std::make_shared<std::vector<Control>>(medium_.publishers());
-  std::vector<Piece> pieces;
-  for (unsigned rank = 0; rank < medium_.publishers(); ++rank) {
-    pieces.push_back({rank, 0, std::as_writable_bytes(std::span(&(*found)[rank], 1))});
+class RmaReceiver final : public ReceiveRoad {
+ public:
+  explicit RmaReceiver(Medium& medium)
+      : medium_(medium), leader_(medium.map(0)), pool_(std::make_shared<PartPool>(kIdleBytes)) {
+    // Of another receiver that this process had before the leader has seen other heartbeats.
+    slot_.heartbeat = slot_.hold_heartbeat = random_hash128().low;
   }
-  DRIFTLESS_RETURN_IF_ERROR(medium_.get(pieces, found, deadline, "mpi_rma: the publishers' state"));
-  for (unsigned rank = 0; rank < medium_.publishers(); ++rank) {
-    DRIFTLESS_RETURN_IF_ERROR(check_control((*found)[rank], medium_.map(rank), rank));
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    Backoff wait = backoff();
+    do {
+      DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
+      if (now.announcement.hash.is_zero()) continue;
+      DRIFTLESS_ASSIGN_OR_RETURN(std::string info,
+                                 text(now.announcement, deadline, "mpi_rma: the announcement"));
+      if (xxh3_128(info) == now.announcement.content_hash) return info;
+      return error(StatusCode::kCorrupt, "mpi_rma: the announcement is not what its hash says");
+    } while (wait.sleep(deadline));
+    return deadline.check("mpi_rma: no announcement from the publisher");
   }
-  return std::move(*found);
-}
 
-Result<std::string> RmaReceiver::text(const Record& record, const Deadline& deadline,
-                                      std::string_view what) {
-  if (record.offset > leader_.window_bytes ||
-      record.size_bytes > leader_.window_bytes - record.offset) {
-    return error(StatusCode::kCorrupt, what, ": its record leads out of the leader's window");
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Control> ranks, controls(deadline));
+    std::uint64_t from = 0;
+    for (const Control& control : ranks) from = std::max(from, control.steps_from);
+    std::vector<PublicationId> ids;
+    for (const Record& record : now.steps) {
+      if (record.version >= from) ids.push_back({record.version, PublicationKind::kStep});
+    }
+    const bool anchor_is_whole = !now.anchor.hash.is_zero() &&
+                                 std::all_of(ranks.begin(), ranks.end(), [&](const Control& c) {
+                                   return c.anchor_mark == now.anchor.version + 1;
+                                 });
+    if (anchor_is_whole) ids.push_back({now.anchor.version, PublicationKind::kAnchor});
+    std::sort(ids.begin(), ids.end());
+    return ids;
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
-                             medium_.get(0, record.offset, record.size_bytes, deadline, what));
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
 
-Result<std::string> RmaReceiver::run_info(const Deadline& deadline) {
-  Backoff wait = backoff();
-  do {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
-    if (now.announcement.hash.is_zero()) continue;
-    DRIFTLESS_ASSIGN_OR_RETURN(std::string info,
-                               text(now.announcement, deadline, "mpi_rma: the announcement"));
-    if (xxh3_128(info) == now.announcement.content_hash) return info;
-    return error(StatusCode::kCorrupt, "mpi_rma: the announcement is not what its hash says");
-  } while (wait.sleep(deadline));
-  return deadline.check("mpi_rma: no announcement from the publisher");
-}
-
-Result<std::vector<PublicationId>> RmaReceiver::list(const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Control> ranks, controls(deadline));
-  std::uint64_t from = 0;
-  for (const Control& control : ranks) from = std::max(from, control.steps_from);
-  std::vector<PublicationId> ids;
-  for (const Record& record : now.steps) {
-    if (record.version >= from) ids.push_back({record.version, PublicationKind::kStep});
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    Backoff wait = backoff();
+    // Even where there is no time to wait there is time to look.
+    const bool late = deadline.remaining() < kOneLook;
+    const Deadline look = late ? Deadline::after(kOneLook) : deadline;
+    do {
+      if (newest_mark_ > version + 1) return {};
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          const std::vector<std::byte> bytes,
+          medium_.get(0, 0, sizeof(Control), look, "mpi_rma: the leader's state"));
+      const auto control = load<Control>(bytes, 0);
+      DRIFTLESS_RETURN_IF_ERROR(check_control(control, leader_, 0));
+      newest_mark_ = control.newest_mark;
+      if (newest_mark_ > version + 1) return {};
+    } while (wait.sleep(deadline));
+    return deadline.check(concat("mpi_rma: nothing beyond version ", version));
   }
-  const bool anchor_is_whole =
-      !now.anchor.hash.is_zero() && std::all_of(ranks.begin(), ranks.end(), [&](const Control& c) {
-        return c.anchor_mark == now.anchor.version + 1;
-      });
-  if (anchor_is_whole) ids.push_back({now.anchor.version, PublicationKind::kAnchor});
-  std::sort(ids.begin(), ids.end());
-  return ids;
-}
 
-Status RmaReceiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
-  Backoff wait = backoff();
-  // Even where there is no time to wait there is time to look.
-  const bool late = deadline.remaining() < kOneLook;
-  const Deadline look = late ? Deadline::after(kOneLook) : deadline;
-  do {
-    if (newest_mark_ > version + 1) return {};
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
+    // Before the record is looked at: an anchor that is there after this stays.
+    if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
+    const std::optional<Record> record = now.find(id);
+    if (!record) {
+      if (mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(0, deadline));
+      return gone(id);
+    }
+    const std::string what = concat("mpi_rma: manifest of ", to_string(id));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string manifest, text(*record, deadline, what));
+    DRIFTLESS_RETURN_IF_ERROR(check_still_there(0, id, deadline));
+    if (xxh3_128(manifest) == record->content_hash) return manifest;
+    return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
+  }
+
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    const std::string what = concat("mpi_rma: ", part.name, " of ", to_string(id));
+    if (part.rank >= medium_.publishers() ||
+        !medium_.map(part.rank).holds_part(id.kind, part.locator, part.size_bytes)) {
+      return error(StatusCode::kCorrupt, what, ": rank ", part.rank, ", offset ", part.locator,
+                   ", size ", part.size_bytes, " is not in a window of ", medium_.publishers(),
+                   " publishers");
+    }
+    if (slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(slot_.held_mark, deadline));
+    constexpr std::uint64_t kLabel = sizeof(PartLabel);
+    PartBuffer buffer = pool_->take(kLabel + part.size_bytes);
+    if (!buffer.resize(kLabel + part.size_bytes)) {
+      return error(StatusCode::kNoSpace, "no memory for a part of ", part.size_bytes, " bytes");
+    }
+    const std::span<std::byte> bytes = buffer.writable();
+    const std::shared_ptr<const PartBuffer> owner = pool_->share(std::move(buffer));
+    const Piece piece{part.rank, part.locator - kLabel, bytes};
+    DRIFTLESS_RETURN_IF_ERROR(medium_.get({&piece, 1}, owner, deadline, what));
+    DRIFTLESS_RETURN_IF_ERROR(check_still_there(part.rank, id, deadline));
+    const auto label = load<PartLabel>(bytes, 0);
+    const PartLabel expected{
+        .version = id.version, .size_bytes = part.size_bytes, .name = xxh3_128(part.name)};
+    if (label != expected) {
+      return error(StatusCode::kCorrupt, what, ": ", part.size_bytes, " bytes at offset ",
+                   part.locator, " of rank ", part.rank, "'s window are another part");
+    }
+    return MappedFile(part.name, owner, bytes.subspan(kLabel));
+  }
+
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+    slot_.state = SlotState::kRegistered;
+    slot_.version = report.version;
+    slot_.id_bytes = static_cast<std::uint32_t>(report.id.size());
+    slot_.proof_bytes = static_cast<std::uint32_t>(report.proof.size());
+    slot_.id = {};
+    slot_.proof = {};
+    std::copy(report.id.begin(), report.id.end(), slot_.id.begin());
+    std::copy(report.proof.begin(), report.proof.end(), slot_.proof.begin());
+    if (report.version + 1 >= slot_.held_mark) slot_.held_mark = 0;
+    return put_slot(deadline);
+  }
+
+  Status leave(const Deadline& deadline) override {
+    slot_.state = SlotState::kLeft;
+    slot_.held_mark = 0;
+    return put_slot(deadline);
+  }
+
+ private:
+  [[nodiscard]] Result<LeaderRecords> records(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::vector<std::byte> bytes,
-        medium_.get(0, 0, sizeof(Control), look, "mpi_rma: the leader's state"));
-    Control control;
-    std::memcpy(&control, bytes.data(), sizeof(control));
-    DRIFTLESS_RETURN_IF_ERROR(check_control(control, leader_, 0));
-    newest_mark_ = control.newest_mark;
-    if (newest_mark_ > version + 1) return {};
-  } while (wait.sleep(deadline));
-  return deadline.check(concat("mpi_rma: nothing beyond version ", version));
-}
-
-// Looked at after bytes of publisher `rank` were read: what is whole now was whole then.
-Status RmaReceiver::check_still_there(unsigned rank, const PublicationId& id,
-                                      const Deadline& deadline) {
-  const auto bytes = std::make_shared<std::vector<std::byte>>(leader_.slots + sizeof(Control));
-  const std::span<std::byte> all(*bytes);
-  const std::array<Piece, 2> pieces{Piece{0, 0, all.first(leader_.slots)},
-                                    Piece{rank, 0, all.subspan(leader_.slots)}};
-  DRIFTLESS_RETURN_IF_ERROR(medium_.get(pieces, bytes, deadline, "mpi_rma: the publishers' state"));
-  const Board now = Board::read(leader_, all.first(leader_.slots));
-  Control control;
-  std::memcpy(&control, all.data() + leader_.slots, sizeof(control));
-  DRIFTLESS_RETURN_IF_ERROR(check_control(now.control, leader_, 0));
-  DRIFTLESS_RETURN_IF_ERROR(check_control(control, medium_.map(rank), rank));
-  const bool whole = id.kind == PublicationKind::kAnchor ? control.anchor_mark == id.version + 1
-                                                         : control.steps_from <= id.version;
-  return whole && now.find(id) ? Status() : gone(id);
-}
-
-Result<std::string> RmaReceiver::fetch_manifest(const PublicationId& id, const Deadline& deadline) {
-  const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
-  // Before the record is looked at: an anchor that is there after this stays.
-  if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Board now, board(deadline));
-  const std::optional<Record> record = now.find(id);
-  if (!record) {
-    if (mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(0, deadline));
-    return gone(id);
+        medium_.get(0, 0, leader_.slots, deadline, "mpi_rma: the leader's records"));
+    LeaderRecords records = LeaderRecords::read(leader_, bytes);
+    DRIFTLESS_RETURN_IF_ERROR(check_control(records.control, leader_, 0));
+    return records;
   }
-  const std::string what = concat("mpi_rma: manifest of ", to_string(id));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::string manifest, text(*record, deadline, what));
-  DRIFTLESS_RETURN_IF_ERROR(check_still_there(0, id, deadline));
-  if (xxh3_128(manifest) == record->content_hash) return manifest;
-  return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
-}
 
-Result<MappedFile> RmaReceiver::fetch_part(const PublicationId& id, const PartReceipt& part,
-                                           const Deadline& deadline) {
-  const std::string what = concat("mpi_rma: ", part.name, " of ", to_string(id));
-  if (part.rank >= medium_.publishers() ||
-      !medium_.map(part.rank).holds_part(id.kind, part.locator, part.size_bytes)) {
-    return error(StatusCode::kCorrupt, what, ": rank ", part.rank, ", offset ", part.locator,
-                 ", size ", part.size_bytes, " is not in a window of ", medium_.publishers(),
-                 " publishers");
+  // Of all publishers, at the same time.
+  [[nodiscard]] Result<std::vector<Control>> controls(const Deadline& deadline) {
+    const auto found = std::make_shared<std::vector<Control>>(medium_.publishers());
+    std::vector<Piece> pieces;
+    for (unsigned rank = 0; rank < medium_.publishers(); ++rank) {
+      pieces.push_back({rank, 0, std::as_writable_bytes(std::span(&(*found)[rank], 1))});
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        medium_.get(pieces, found, deadline, "mpi_rma: the publishers' state"));
+    for (unsigned rank = 0; rank < medium_.publishers(); ++rank) {
+      DRIFTLESS_RETURN_IF_ERROR(check_control((*found)[rank], medium_.map(rank), rank));
+    }
+    return std::move(*found);
   }
-  if (slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(slot_.held_mark, deadline));
-  constexpr std::uint64_t kLabel = sizeof(PartLabel);
-  DRIFTLESS_ASSIGN_OR_RETURN(PartBuffers::Buffer buffer, buffers_.take(kLabel + part.size_bytes));
-  const Piece piece{part.rank, part.locator - kLabel, buffer.bytes};
-  DRIFTLESS_RETURN_IF_ERROR(medium_.get({&piece, 1}, buffer.owner, deadline, what));
-  DRIFTLESS_RETURN_IF_ERROR(check_still_there(part.rank, id, deadline));
-  PartLabel label;
-  std::memcpy(&label, buffer.bytes.data(), sizeof(label));
-  const PartLabel expected{
-      .version = id.version, .size_bytes = part.size_bytes, .name = xxh3_128(part.name)};
-  if (label != expected) {
-    return error(StatusCode::kCorrupt, what, ": ", part.size_bytes, " bytes at offset ",
-                 part.locator, " of rank ", part.rank, "'s window are another part");
+
+  [[nodiscard]] Result<std::string> text(const Record& record, const Deadline& deadline,
+                                         std::string_view what) {
+    if (record.offset > leader_.window_bytes ||
+        record.size_bytes > leader_.window_bytes - record.offset) {
+      return error(StatusCode::kCorrupt, what, ": its record leads out of the leader's window");
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
+                               medium_.get(0, record.offset, record.size_bytes, deadline, what));
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
-  return MappedFile(part.name, std::move(buffer.owner), buffer.bytes.subspan(kLabel));
-}
 
-Status RmaReceiver::hold(std::uint64_t mark, const Deadline& deadline) {
-  slot_.held_mark = mark;
-  ++slot_.hold_beat;
-  if (slot_.state == SlotState::kEmpty) slot_.state = SlotState::kNameless;
-  return put_slot(deadline);
-}
+  // Looked at after bytes of publisher `rank` were read: what is whole now was whole then.
+  [[nodiscard]] Status check_still_there(unsigned rank, const PublicationId& id,
+                                         const Deadline& deadline) {
+    const auto bytes = std::make_shared<std::vector<std::byte>>(leader_.slots + sizeof(Control));
+    const std::span<std::byte> all(*bytes);
+    const std::array<Piece, 2> pieces{Piece{0, 0, all.first(leader_.slots)},
+                                      Piece{rank, 0, all.subspan(leader_.slots)}};
+    DRIFTLESS_RETURN_IF_ERROR(
+        medium_.get(pieces, bytes, deadline, "mpi_rma: the publishers' state"));
+    const LeaderRecords now = LeaderRecords::read(leader_, all.first(leader_.slots));
+    const auto control = load<Control>(all, leader_.slots);
+    DRIFTLESS_RETURN_IF_ERROR(check_control(now.control, leader_, 0));
+    DRIFTLESS_RETURN_IF_ERROR(check_control(control, medium_.map(rank), rank));
+    const bool whole = id.kind == PublicationKind::kAnchor ? control.anchor_mark == id.version + 1
+                                                           : control.steps_from <= id.version;
+    return whole && now.find(id) ? Status() : gone(id);
+  }
 
-Status RmaReceiver::put_slot(const Deadline& deadline) {
-  ++slot_.beat;
-  slot_.hash = hash_of(slot_);
-  const std::uint64_t index = medium_.rank() - medium_.publishers();
-  return medium_.put(0, leader_.slots + index * sizeof(slot_), std::as_bytes(std::span(&slot_, 1)),
-                     deadline, "mpi_rma: word to the leader");
-}
+  [[nodiscard]] Backoff backoff() const {
+    return {medium_.options().poll_first, medium_.options().poll_longest};
+  }
 
-Status RmaReceiver::report(const ReceiverReport& report, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-  slot_.state = SlotState::kRegistered;
-  slot_.version = report.version;
-  slot_.id_bytes = static_cast<std::uint32_t>(report.id.size());
-  slot_.proof_bytes = static_cast<std::uint32_t>(report.proof.size());
-  slot_.id = {};
-  slot_.proof = {};
-  std::copy(report.id.begin(), report.id.end(), slot_.id.begin());
-  std::copy(report.proof.begin(), report.proof.end(), slot_.proof.begin());
-  if (report.version + 1 >= slot_.held_mark) slot_.held_mark = 0;
-  return put_slot(deadline);
-}
+  // Says to the leader that anchor `mark` - 1 is being read; 0: none.
+  [[nodiscard]] Status hold(std::uint64_t mark, const Deadline& deadline) {
+    slot_.held_mark = mark;
+    ++slot_.hold_heartbeat;
+    if (slot_.state == SlotState::kEmpty) slot_.state = SlotState::kNameless;
+    return put_slot(deadline);
+  }
 
-Status RmaReceiver::leave(const Deadline& deadline) {
-  slot_.state = SlotState::kLeft;
-  slot_.held_mark = 0;
-  return put_slot(deadline);
-}
+  [[nodiscard]] Status put_slot(const Deadline& deadline) {
+    ++slot_.heartbeat;
+    slot_.hash = hash_of(slot_);
+    const std::uint64_t index = medium_.rank() - medium_.publishers();
+    return medium_.put(0, leader_.slots + index * sizeof(slot_),
+                       std::as_bytes(std::span(&slot_, 1)), deadline,
+                       "mpi_rma: word to the leader");
+  }
+
+  Medium& medium_;
+  const WindowMap& leader_;
+  const std::shared_ptr<PartPool> pool_;
+  ReceiverSlot slot_;
+  std::uint64_t newest_mark_ = 0;  // as last seen; it never falls
+};
 
 }  // namespace
 

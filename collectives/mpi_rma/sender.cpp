@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sending side: parts into the own window, records and manifests into the leader's.
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <mutex>
-#include <optional>
 
 #include "collectives/mpi_rma/medium.h"
 #include "collectives/mpi_rma/part_ring.h"
-#include "collectives/mpi_rma/pulse.h"
+#include "collectives/mpi_rma/progress_thread.h"
 
 namespace driftless::mpi_rma {
 namespace {
@@ -26,43 +23,273 @@ struct Peer {
   Clock::time_point held;
 };
 
+Status already_published(const PublicationId& id) {
+  return error(StatusCode::kAlreadyExists, "mpi_rma: ", to_string(id), " is published");
+}
+
 class Sender final : public SendRoad {
  public:
-  explicit Sender(Medium& medium);
+  explicit Sender(Medium& medium)
+      : medium_(medium),
+        map_(medium.map(medium.rank())),
+        window_(medium.window()),
+        steps_(std::make_shared<PartRing>(window_.subspan(map_.ring, map_.ring_bytes),
+                                          medium.options().ring_versions, "road.ring_size",
+                                          [this](std::uint64_t version) { raise_steps(version); })),
+        anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
+                                            "road.anchor_size",
+                                            [this](std::uint64_t) { forget_anchor(); })),
+        peers_(leads() ? medium.receivers() : 0),
+        progress_(medium.quiet()) {}
 
-  [[nodiscard]] Status announce(std::string_view run_info, const Deadline& deadline) override;
-  [[nodiscard]] Status begin(const PublicationId& id, const Deadline& deadline) override;
-  [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name) override;
-  [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
-  [[nodiscard]] Status seal(std::string_view manifest, const Deadline& deadline) override;
-  [[nodiscard]] Status abort() override;
-  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
-                                                         const Deadline& deadline) override;
-  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override;
-  // The ring makes room by itself.
-  [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>{};
+  Status announce(std::string_view run_info, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leader("announce"));
+    if (run_info.size() > map_.announcement_bytes) {
+      return error(
+          StatusCode::kNoSpace, "the announcement has ", run_info.size(), " bytes, room is ",
+          map_.announcement_bytes,
+          ": the layout has too many tensors for this road (MpiRmaOptions::announcement_bytes)");
+    }
+    const Record there = records().announcement;
+    const Hash128 hash = xxh3_128(run_info);
+    if (!there.hash.is_zero()) {
+      if (there.content_hash == hash && there.size_bytes == run_info.size()) return {};
+      return error(StatusCode::kAlreadyExists, "mpi_rma: this road carries another run already");
+    }
+    if (!run_info.empty()) {
+      std::memcpy(window_.data() + map_.announcement, run_info.data(), run_info.size());
+    }
+    write_record(map_.announcement_record, {.offset = map_.announcement,
+                                            .size_bytes = run_info.size(),
+                                            .content_hash = hash,
+                                            .hash = {}});
+    return medium_.sync();
   }
-  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
-  void progress() override { pulse_.beat(); }
+
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    end_last();
+    if (id.kind == PublicationKind::kAnchor && map_.anchor_bytes == 0) {
+      return error(StatusCode::kUnsupported, to_string(id),
+                   ": this road has no room for anchors: set road.anchor_size");
+    }
+    if (leads()) {
+      DRIFTLESS_RETURN_IF_ERROR(check_new(id));
+      if (id.kind == PublicationKind::kAnchor) DRIFTLESS_RETURN_IF_ERROR(check_anchor_is_free());
+    } else {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there, published(id, deadline));
+      if (there) return already_published(id);
+    }
+    id_ = id;
+    flushed_ = false;
+    ring().begin(id.version);
+    return {};
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    if (!id_ || flushed_) {
+      return error(StatusCode::kInvalidArgument, name, ": no publication is being written");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
+    return ring().create(name);
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline&) override {
+    if (!id_ || flushed_) {
+      return error(StatusCode::kInvalidArgument, "mpi_rma: flush() without a publication");
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> parts, ring().flush());
+    for (PartReceipt& part : parts) {
+      part.rank = medium_.rank();
+      part.locator += anchor() ? map_.anchor : map_.ring;
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (anchor()) store_word(control().anchor_mark, id_->version + 1);
+    DRIFTLESS_RETURN_IF_ERROR(medium_.sync());
+    flushed_ = true;
+    return parts;
+  }
+
+  Status seal(std::string_view manifest, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leader("seal"));
+    if (!id_ || !flushed_) {
+      return error(StatusCode::kInvalidArgument, "mpi_rma: seal() before flush()");
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t offset, ring().append(manifest));
+    const Record record{.version = id_->version,
+                        .kind = static_cast<std::uint64_t>(id_->kind),
+                        .offset = offset + (anchor() ? map_.anchor : map_.ring),
+                        .size_bytes = manifest.size(),
+                        .content_hash = xxh3_128(manifest),
+                        .hash = {}};
+    if (anchor()) {
+      write_record(map_.anchor_record, record);
+    } else {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t place, free_step_record());
+      write_record(place, record);
+      store_word(control().newest_mark, id_->version + 1);
+    }
+    ring().finish();
+    id_.reset();
+    return medium_.sync();
+  }
+
+  Status abort() override {
+    if (!id_) return {};
+    if (anchor()) {
+      // Also where a seal went through unnoticed: receivers then see that it is not there.
+      forget_anchor();
+      ring().drop();
+    } else if (flushed_ && !leads()) {
+      ring().finish();  // should it be sealed after all, its bytes are whole
+    } else {
+      ring().drop();
+    }
+    id_.reset();
+    return {};
+  }
+
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
+    const auto hash_in = [&id](const LeaderRecords& records) {
+      const auto record = records.find(id);
+      return record ? std::optional(record->content_hash) : std::nullopt;
+    };
+    if (leads()) return hash_in(records());
+    const WindowMap& leader = medium_.map(0);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
+                               medium_.get(0, 0, leader.slots, deadline, "the leader's records"));
+    return hash_in(LeaderRecords::read(leader, bytes));
+  }
+
+  Result<std::vector<ReceiverReport>> receivers() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leader("receivers"));
+    DRIFTLESS_RETURN_IF_ERROR(medium_.sync());
+    look_at_receivers();
+    std::vector<ReceiverReport> reports;
+    const auto now = Clock::now();
+    for (const Peer& peer : peers_) {
+      if (peer.slot.state != SlotState::kRegistered) continue;
+      if (now - peer.seen > medium_.options().patience) continue;
+      reports.push_back({.id = {peer.slot.id.data(), peer.slot.id_bytes},
+                         .version = peer.slot.version,
+                         .proof = {peer.slot.proof.data(), peer.slot.proof_bytes}});
+    }
+    return reports;
+  }
+
+  void progress() override { progress_.poll(); }
 
  private:
   [[nodiscard]] bool leads() const { return medium_.rank() == 0; }
   [[nodiscard]] Control& control() { return *reinterpret_cast<Control*>(window_.data()); }
   [[nodiscard]] PartRing& ring() { return anchor() ? *anchors_ : *steps_; }
   [[nodiscard]] bool anchor() const { return id_->kind == PublicationKind::kAnchor; }
-  [[nodiscard]] Status check_leader(std::string_view call) const;
-  [[nodiscard]] Status check_new(const PublicationId& id) const;
-  [[nodiscard]] Status check_anchor_is_free();
-  void settle_last();
-  void raise_steps(std::uint64_t version);
-  void forget_anchor();
+  [[nodiscard]] Status check_leader(std::string_view call) const {
+    if (leads()) return {};
+    return error(StatusCode::kInvalidArgument, "mpi_rma: ", call, "() on publisher rank ",
+                 medium_.rank(), ": rank 0 leads");
+  }
+
+  [[nodiscard]] Status check_new(const PublicationId& id) const {
+    const LeaderRecords now = records();
+    if (now.find(id)) return already_published(id);
+    const std::uint64_t least = id.kind == PublicationKind::kAnchor
+                                    ? (now.anchor.hash.is_zero() ? 0 : now.anchor.version + 1)
+                                    : now.control.newest_mark;
+    if (id.version >= least) return {};
+    return error(StatusCode::kInvalidArgument, "mpi_rma: ", to_string(id),
+                 " comes after a newer one; the next may be ", least);
+  }
+
+  [[nodiscard]] Status check_anchor_is_free() {
+    look_at_receivers();
+    const auto now = Clock::now();
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      const Peer& peer = peers_[i];
+      const auto patience =
+          std::min<std::chrono::milliseconds>(kHoldPatience, medium_.options().patience);
+      if (peer.slot.held_mark == 0 || peer.slot.state == SlotState::kLeft) continue;
+      if (now - peer.held > patience) continue;
+      return error(StatusCode::kBusy, "mpi_rma: receiver ", i, " reads the anchor of version ",
+                   peer.slot.held_mark - 1, ": publish the next one later");
+    }
+    return {};
+  }
+
+  // On the leader what was not sealed is dropped. The other ranks are not told of the seal: what
+  // they flushed and did not abort was sealed.
+  void end_last() {
+    if (!id_) return;
+    if (flushed_ && !leads()) {
+      ring().finish();
+    } else {
+      ring().drop();
+    }
+    id_.reset();
+  }
+
+  // Called before bytes of steps below `version` are overwritten, by whatever thread writes a part.
+  void raise_steps(std::uint64_t version) {
+    const std::lock_guard lock(records_mutex_);
+    if (version <= control().steps_from) return;
+    store_word(control().steps_from, version);
+    if (!leads()) return;
+    for (std::uint64_t i = 0; i < map_.records; ++i) {
+      const auto record = load<Record>(window_, map_.step_record(i));
+      if (!record.hash.is_zero() && record.version < version) erase_record(map_.step_record(i));
+    }
+  }
+
+  void forget_anchor() {
+    const std::lock_guard lock(records_mutex_);
+    if (leads()) erase_record(map_.anchor_record);
+    store_word(control().anchor_mark, 0);
+  }
+
   // Records change under records_mutex_: a thread that writes a part may have to take some off.
-  [[nodiscard]] Board board() const;
-  void write_record(std::uint64_t offset, const Record& record);
-  void erase_record(std::uint64_t offset);
-  [[nodiscard]] Result<std::uint64_t> free_step_record() const;
-  void look_at_receivers();
+  [[nodiscard]] LeaderRecords records() const {
+    const std::lock_guard lock(records_mutex_);
+    return LeaderRecords::read(map_, window_.first(map_.slots));
+  }
+
+  // No reader takes it for whole before its last byte is there.
+  void write_record(std::uint64_t offset, const Record& record) {
+    const std::lock_guard lock(records_mutex_);
+    Record whole = record;
+    whole.hash = hash_of(whole);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // after what it speaks of
+    std::memcpy(window_.data() + offset, &whole, sizeof(whole));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+
+  // With the mutex held.
+  void erase_record(std::uint64_t offset) {
+    std::memset(window_.data() + offset, 0, sizeof(Record));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+
+  [[nodiscard]] Result<std::uint64_t> free_step_record() const {
+    const std::lock_guard lock(records_mutex_);
+    for (std::uint64_t i = 0; i < map_.records; ++i) {
+      const std::uint64_t offset = map_.step_record(i);
+      if (load<Record>(window_, offset).hash.is_zero()) return offset;
+    }
+    return error(StatusCode::kInternal, "mpi_rma: all ", map_.records, " records are in use");
+  }
+
+  void look_at_receivers() {
+    const auto now = Clock::now();
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+      const auto slot = load<ReceiverSlot>(window_, map_.slots + i * sizeof(ReceiverSlot));
+      Peer& peer = peers_[i];
+      // Half of a put, or nothing yet: the last whole one counts.
+      if (!is_whole(slot) || slot.heartbeat == peer.slot.heartbeat) continue;
+      if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size()) continue;
+      if (slot.hold_heartbeat != peer.slot.hold_heartbeat) peer.held = now;
+      peer.slot = slot;
+      peer.seen = now;
+    }
+  }
 
   Medium& medium_;
   const WindowMap& map_;
@@ -72,271 +299,8 @@ class Sender final : public SendRoad {
   bool flushed_ = false;
   std::vector<Peer> peers_;  // by receiver; leader
   mutable std::mutex records_mutex_;
-  Pulse pulse_;
+  ProgressPoll progress_;
 };
-
-Sender::Sender(Medium& medium)
-    : medium_(medium),
-      map_(medium.map(medium.rank())),
-      window_(medium.window()),
-      steps_(std::make_shared<PartRing>(window_.subspan(map_.ring, map_.ring_bytes),
-                                        medium.options().ring_versions, "road.ring_size",
-                                        [this](std::uint64_t version) { raise_steps(version); })),
-      anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
-                                          "road.anchor_size",
-                                          [this](std::uint64_t) { forget_anchor(); })),
-      peers_(leads() ? medium.receivers() : 0),
-      pulse_(medium.quiet()) {}
-
-Status Sender::check_leader(std::string_view call) const {
-  if (leads()) return {};
-  return error(StatusCode::kInvalidArgument, "mpi_rma: ", call, "() on publisher rank ",
-               medium_.rank(), ": rank 0 leads");
-}
-
-Status Sender::announce(std::string_view run_info, const Deadline&) {
-  DRIFTLESS_RETURN_IF_ERROR(check_leader("announce"));
-  if (run_info.size() > map_.announcement_bytes) {
-    return error(
-        StatusCode::kNoSpace, "the announcement has ", run_info.size(), " bytes, room is ",
-        map_.announcement_bytes,
-        ": the layout has too many tensors for this road (MpiRmaOptions::announcement_bytes)");
-  }
-  const Record there = board().announcement;
-  const Hash128 hash = xxh3_128(run_info);
-  if (!there.hash.is_zero()) {
-    if (there.content_hash == hash && there.size_bytes == run_info.size()) return {};
-    return error(StatusCode::kAlreadyExists, "mpi_rma: this road carries another run already");
-  }
-  if (!run_info.empty()) {
-    std::memcpy(window_.data() + map_.announcement, run_info.data(), run_info.size());
-  }
-  write_record(map_.announcement_record, {.offset = map_.announcement,
-                                          .size_bytes = run_info.size(),
-                                          .content_hash = hash,
-                                          .hash = {}});
-  return medium_.sync();
-}
-
-Status already_published(const PublicationId& id) {
-  return error(StatusCode::kAlreadyExists, "mpi_rma: ", to_string(id), " is published");
-}
-
-Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
-  settle_last();
-  if (id.kind == PublicationKind::kAnchor && map_.anchor_bytes == 0) {
-    return error(StatusCode::kUnsupported, to_string(id),
-                 ": this road has no room for anchors: set road.anchor_size");
-  }
-  if (leads()) {
-    DRIFTLESS_RETURN_IF_ERROR(check_new(id));
-    if (id.kind == PublicationKind::kAnchor) DRIFTLESS_RETURN_IF_ERROR(check_anchor_is_free());
-  } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there, published(id, deadline));
-    if (there) return already_published(id);
-  }
-  id_ = id;
-  flushed_ = false;
-  ring().begin(id.version);
-  return {};
-}
-
-// On the leader what was not sealed is dropped. The other ranks are not told of the seal: what they
-// flushed and did not abort was sealed.
-void Sender::settle_last() {
-  if (!id_) return;
-  if (flushed_ && !leads()) {
-    ring().finish();
-  } else {
-    ring().drop();
-  }
-  id_.reset();
-}
-
-Status Sender::check_new(const PublicationId& id) const {
-  const Board now = board();
-  if (now.find(id)) return already_published(id);
-  const std::uint64_t least = id.kind == PublicationKind::kAnchor
-                                  ? (now.anchor.hash.is_zero() ? 0 : now.anchor.version + 1)
-                                  : now.control.newest_mark;
-  if (id.version >= least) return {};
-  return error(StatusCode::kInvalidArgument, "mpi_rma: ", to_string(id),
-               " comes after a newer one; the next may be ", least);
-}
-
-Status Sender::check_anchor_is_free() {
-  look_at_receivers();
-  const auto now = Clock::now();
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    const Peer& peer = peers_[i];
-    const auto patience =
-        std::min<std::chrono::milliseconds>(kHoldPatience, medium_.options().patience);
-    if (peer.slot.held_mark == 0 || peer.slot.state == SlotState::kLeft) continue;
-    if (now - peer.held > patience) continue;
-    return error(StatusCode::kBusy, "mpi_rma: receiver ", i, " reads the anchor of version ",
-                 peer.slot.held_mark - 1, ": publish the next one later");
-  }
-  return {};
-}
-
-Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
-  if (!id_ || flushed_) {
-    return error(StatusCode::kInvalidArgument, name, ": no publication is being written");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
-  return ring().create(name);
-}
-
-Result<std::vector<PartReceipt>> Sender::flush(const Deadline&) {
-  if (!id_ || flushed_) {
-    return error(StatusCode::kInvalidArgument, "mpi_rma: flush() without a publication");
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> parts, ring().flush());
-  for (PartReceipt& part : parts) {
-    part.rank = medium_.rank();
-    part.locator += anchor() ? map_.anchor : map_.ring;
-  }
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (anchor()) store_word(control().anchor_mark, id_->version + 1);
-  DRIFTLESS_RETURN_IF_ERROR(medium_.sync());
-  flushed_ = true;
-  return parts;
-}
-
-Status Sender::seal(std::string_view manifest, const Deadline&) {
-  DRIFTLESS_RETURN_IF_ERROR(check_leader("seal"));
-  if (!id_ || !flushed_) {
-    return error(StatusCode::kInvalidArgument, "mpi_rma: seal() before flush()");
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t offset, ring().append(manifest));
-  const Record record{.version = id_->version,
-                      .kind = static_cast<std::uint64_t>(id_->kind),
-                      .offset = offset + (anchor() ? map_.anchor : map_.ring),
-                      .size_bytes = manifest.size(),
-                      .content_hash = xxh3_128(manifest),
-                      .hash = {}};
-  if (anchor()) {
-    write_record(map_.anchor_record, record);
-  } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t place, free_step_record());
-    write_record(place, record);
-    store_word(control().newest_mark, id_->version + 1);
-  }
-  ring().finish();
-  id_.reset();
-  return medium_.sync();
-}
-
-Status Sender::abort() {
-  if (!id_) return {};
-  if (anchor()) {
-    // Also where a seal went through unnoticed: receivers then see that it is not there.
-    forget_anchor();
-    ring().drop();
-  } else if (flushed_ && !leads()) {
-    ring().finish();  // should it be sealed after all, its bytes are whole
-  } else {
-    ring().drop();
-  }
-  id_.reset();
-  return {};
-}
-
-Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
-                                                 const Deadline& deadline) {
-  const auto hash_in = [&id](const Board& records) {
-    const auto record = records.find(id);
-    return record ? std::optional(record->content_hash) : std::nullopt;
-  };
-  if (leads()) return hash_in(board());
-  const WindowMap& leader = medium_.map(0);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
-                             medium_.get(0, 0, leader.slots, deadline, "the leader's records"));
-  return hash_in(Board::read(leader, bytes));
-}
-
-// Called before bytes of steps below `version` are overwritten, by whatever thread writes a part.
-void Sender::raise_steps(std::uint64_t version) {
-  const std::lock_guard lock(records_mutex_);
-  if (version <= control().steps_from) return;
-  store_word(control().steps_from, version);
-  if (!leads()) return;
-  for (std::uint64_t i = 0; i < map_.records; ++i) {
-    const std::uint64_t offset = map_.step_records + i * sizeof(Record);
-    Record record;
-    std::memcpy(&record, window_.data() + offset, sizeof(record));
-    if (!record.hash.is_zero() && record.version < version) erase_record(offset);
-  }
-}
-
-void Sender::forget_anchor() {
-  const std::lock_guard lock(records_mutex_);
-  if (leads()) erase_record(map_.anchor_record);
-  store_word(control().anchor_mark, 0);
-}
-
-Board Sender::board() const {
-  const std::lock_guard lock(records_mutex_);
-  return Board::read(map_, window_.first(map_.slots));
-}
-
-// No reader takes it for whole before its last byte is there.
-void Sender::write_record(std::uint64_t offset, const Record& record) {
-  const std::lock_guard lock(records_mutex_);
-  Record whole = record;
-  whole.hash = hash_of(whole);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // after what it speaks of
-  std::memcpy(window_.data() + offset, &whole, sizeof(whole));
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-// With the mutex held.
-void Sender::erase_record(std::uint64_t offset) {
-  std::memset(window_.data() + offset, 0, sizeof(Record));
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-Result<std::uint64_t> Sender::free_step_record() const {
-  const std::lock_guard lock(records_mutex_);
-  for (std::uint64_t i = 0; i < map_.records; ++i) {
-    const std::uint64_t offset = map_.step_records + i * sizeof(Record);
-    Record record;
-    std::memcpy(&record, window_.data() + offset, sizeof(record));
-    if (record.hash.is_zero()) return offset;
-  }
-  return error(StatusCode::kInternal, "mpi_rma: all ", map_.records, " records are in use");
-}
-
-void Sender::look_at_receivers() {
-  const auto now = Clock::now();
-  for (std::size_t i = 0; i < peers_.size(); ++i) {
-    ReceiverSlot slot;
-    std::memcpy(&slot, window_.data() + map_.slots + i * sizeof(slot), sizeof(slot));
-    Peer& peer = peers_[i];
-    // Half of a put, or nothing yet: the last whole one counts.
-    if (!is_whole(slot) || slot.beat == peer.slot.beat) continue;
-    if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size()) continue;
-    if (slot.hold_beat != peer.slot.hold_beat) peer.held = now;
-    peer.slot = slot;
-    peer.seen = now;
-  }
-}
-
-Result<std::vector<ReceiverReport>> Sender::receivers() {
-  DRIFTLESS_RETURN_IF_ERROR(check_leader("receivers"));
-  DRIFTLESS_RETURN_IF_ERROR(medium_.sync());
-  look_at_receivers();
-  std::vector<ReceiverReport> reports;
-  const auto now = Clock::now();
-  for (const Peer& peer : peers_) {
-    if (peer.slot.state != SlotState::kRegistered) continue;
-    if (now - peer.seen > medium_.options().patience) continue;
-    reports.push_back({.id = {peer.slot.id.data(), peer.slot.id_bytes},
-                       .version = peer.slot.version,
-                       .proof = {peer.slot.proof.data(), peer.slot.proof_bytes}});
-  }
-  return reports;
-}
 
 }  // namespace
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/window_map.h"
 
-#include <algorithm>
-
 #include "collectives/mpi_rma/part_ring.h"
 
 namespace driftless::mpi_rma {
@@ -13,21 +11,10 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 44;
 constexpr std::uint64_t kLeastRing = 1024;
 constexpr unsigned kMostVersions = 1U << 16;
 
-std::uint64_t round_up_to(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
 Status check_bytes(std::string_view key, std::uint64_t value, std::uint64_t least) {
   if (value >= least && value <= kMostBytes) return {};
   return error(StatusCode::kInvalidArgument, key, " is ", value, ": expected ", least, " to ",
                kMostBytes);
-}
-
-template <typename T>
-T load(std::span<const std::byte> bytes, std::uint64_t offset) {
-  T value;
-  std::memcpy(&value, bytes.data() + offset, sizeof(T));
-  return value;
 }
 
 }  // namespace
@@ -41,15 +28,14 @@ WindowMap WindowMap::of(const MpiRmaOptions& options, unsigned receivers, bool l
     map.anchor_record = end + sizeof(Record);
     map.step_records = end + 2 * sizeof(Record);
     map.slots = map.step_records + map.records * sizeof(Record);
-    map.announcement =
-        round_up_to(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
+    map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
     map.announcement_bytes = options.announcement_bytes;
     end = map.announcement + map.announcement_bytes;
   }
-  map.ring = round_up_to(end, kPage);
-  map.ring_bytes = round_up_to(options.ring_bytes, kPartAlignment);
-  map.anchor = round_up_to(map.ring + map.ring_bytes, kPage);
-  map.anchor_bytes = round_up_to(options.anchor_bytes, kPartAlignment);
+  map.ring = round_up(end, kPage);
+  map.ring_bytes = round_up(options.ring_bytes, kPartAlignment);
+  map.anchor = round_up(map.ring + map.ring_bytes, kPage);
+  map.anchor_bytes = round_up(options.anchor_bytes, kPartAlignment);
   map.window_bytes = map.anchor + map.anchor_bytes;
   return map;
 }
@@ -76,23 +62,23 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
   return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
 }
 
-Board Board::read(const WindowMap& map, std::span<const std::byte> bytes) {
-  Board board;
-  board.control = load<Control>(bytes, 0);
-  board.announcement = load<Record>(bytes, map.announcement_record);
-  board.anchor = load<Record>(bytes, map.anchor_record);
-  if (!is_whole(board.announcement)) board.announcement = {};
-  if (!is_whole(board.anchor)) board.anchor = {};
+LeaderRecords LeaderRecords::read(const WindowMap& map, std::span<const std::byte> bytes) {
+  LeaderRecords records;
+  records.control = load<Control>(bytes, 0);
+  records.announcement = load<Record>(bytes, map.announcement_record);
+  records.anchor = load<Record>(bytes, map.anchor_record);
+  if (!is_whole(records.announcement)) records.announcement = {};
+  if (!is_whole(records.anchor)) records.anchor = {};
   for (std::uint64_t i = 0; i < map.records; ++i) {
-    const auto record = load<Record>(bytes, map.step_records + i * sizeof(Record));
-    if (is_whole(record)) board.steps.push_back(record);
+    const auto record = load<Record>(bytes, map.step_record(i));
+    if (is_whole(record)) records.steps.push_back(record);
   }
-  std::sort(board.steps.begin(), board.steps.end(),
+  std::sort(records.steps.begin(), records.steps.end(),
             [](const Record& a, const Record& b) { return a.version < b.version; });
-  return board;
+  return records;
 }
 
-std::optional<Record> Board::find(const PublicationId& id) const {
+std::optional<Record> LeaderRecords::find(const PublicationId& id) const {
   if (id.kind == PublicationKind::kAnchor) {
     if (anchor.hash.is_zero() || anchor.version != id.version) return std::nullopt;
     return anchor;

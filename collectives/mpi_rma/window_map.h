@@ -12,16 +12,10 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
 #include <type_traits>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
-#include "collectives/road.h"
-#include "core/hash128.h"
 
 namespace driftless::mpi_rma {
 
@@ -52,8 +46,8 @@ enum class SlotState : std::uint32_t { kEmpty = 0, kNameless = 1, kRegistered = 
 
 // What a receiver says of itself, put into the leader's window.
 struct ReceiverSlot {
-  std::uint64_t beat = 0;       // changes with every put
-  std::uint64_t hold_beat = 0;  // changes while it reads the anchor it holds
+  std::uint64_t heartbeat = 0;       // changes with every put
+  std::uint64_t hold_heartbeat = 0;  // changes while it reads the anchor it holds
   std::uint64_t version = 0;
   std::uint64_t held_mark = 0;  // version + 1 of the anchor that it reads; 0: none
   SlotState state = SlotState::kEmpty;
@@ -77,6 +71,14 @@ template <typename T>
   return value.hash == hash_of(value);
 }
 
+// A copy of what lies at `offset`.
+template <typename T>
+[[nodiscard]] T load(std::span<const std::byte> bytes, std::uint64_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(T));
+  return value;
+}
+
 struct WindowMap {
   std::uint64_t records = 0;                                                   // of steps
   std::uint64_t announcement_record = 0, anchor_record = 0, step_records = 0;  // leader only
@@ -86,6 +88,9 @@ struct WindowMap {
   std::uint64_t anchor = 0, anchor_bytes = 0;
   std::uint64_t window_bytes = 0;
 
+  [[nodiscard]] std::uint64_t step_record(std::uint64_t index) const {
+    return step_records + index * sizeof(Record);
+  }
   // Of options that check_options() accepts.
   [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
   // [offset, offset + size) and the label before it lie within the ring or within the anchor.
@@ -97,14 +102,14 @@ struct WindowMap {
                                    unsigned ranks);
 
 // A copy of what receivers look at first: Control and all Records of the leader.
-struct Board {
+struct LeaderRecords {
   Control control;
   Record announcement;
   Record anchor;
   std::vector<Record> steps;  // whole ones, ascending by version
 
   // `bytes`: the first WindowMap::slots bytes of the leader's window.
-  [[nodiscard]] static Board read(const WindowMap& map, std::span<const std::byte> bytes);
+  [[nodiscard]] static LeaderRecords read(const WindowMap& map, std::span<const std::byte> bytes);
   [[nodiscard]] std::optional<Record> find(const PublicationId& id) const;
 };
 

@@ -2,161 +2,62 @@
 #include "collectives/nccl/message.h"
 
 #include <cstring>
-#include <type_traits>
+
+#include "collectives/fields.h"
 
 namespace driftless::nccl {
 namespace {
 
-constexpr std::uint64_t kMaxParts = std::uint64_t{1} << 20;
-constexpr std::uint64_t kMaxIds = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxItems = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMaxNameBytes = 255;
 constexpr std::uint64_t kMaxMeetingBytes = 1024;
 
-// Both ends run on little-endian machines, as everything of Driftless does.
-class Writer {
- public:
-  template <typename T>
-    requires std::is_arithmetic_v<T>
-  void number(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  }
-  void text(std::string_view value) {
-    number(static_cast<std::uint64_t>(value.size()));
-    bytes_.append(value);
-  }
-  void id(const PublicationId& value) {
-    number(value.version);
-    number(static_cast<std::uint8_t>(value.kind));
-  }
-  [[nodiscard]] std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
+constexpr auto walk_id = [](auto& fields, auto& id) {
+  fields.number(id.version);
+  fields.choice(id.kind, PublicationKind::kAnchor);
 };
 
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : left_(bytes) {}
-
-  template <typename T>
-    requires std::is_arithmetic_v<T>
-  T number() {
-    T value = 0;
-    if (left_.size() < sizeof(value)) {
-      good_ = false;
-      return 0;
-    }
-    std::memcpy(&value, left_.data(), sizeof(value));
-    left_.remove_prefix(sizeof(value));
-    return value;
-  }
-  std::string text(std::uint64_t most) {
-    const auto size = number<std::uint64_t>();
-    if (size > most || size > left_.size()) {
-      good_ = false;
-      return {};
-    }
-    std::string value(left_.substr(0, size));
-    left_.remove_prefix(size);
-    return value;
-  }
-  PublicationId id() {
-    PublicationId value;
-    value.version = number<std::uint64_t>();
-    const auto kind = number<std::uint8_t>();
-    if (kind > static_cast<std::uint8_t>(PublicationKind::kAnchor)) {
-      good_ = false;
-    } else {
-      value.kind = static_cast<PublicationKind>(kind);
-    }
-    return value;
-  }
-  // Of things of at least `each` bytes: never more than the bytes that are there can hold.
-  std::uint64_t count(std::uint64_t most, std::uint64_t each) {
-    const auto value = number<std::uint64_t>();
-    if (value <= most && value <= left_.size() / each) return value;
-    good_ = false;
-    return 0;
-  }
-  [[nodiscard]] bool good() const { return good_; }
-  [[nodiscard]] bool at_end() const { return left_.empty(); }
-
- private:
-  std::string_view left_;
-  bool good_ = true;
+constexpr auto walk_part = [](auto& fields, auto& part) {
+  fields.text(part.name, kMaxNameBytes);
+  fields.number(part.rank);
+  fields.number(part.size_bytes);
+  fields.number(part.hash.high);
+  fields.number(part.hash.low);
 };
 
-void write_part(Writer& out, const PartReceipt& part) {
-  out.text(part.name);
-  out.number(part.rank);
-  out.number(part.size_bytes);
-  out.number(part.hash.high);
-  out.number(part.hash.low);
-}
-
-PartReceipt read_part(Reader& in) {
-  PartReceipt part;
-  part.name = in.text(kMaxNameBytes);
-  part.rank = in.number<std::uint32_t>();
-  part.size_bytes = in.number<std::uint64_t>();
-  part.hash.high = in.number<std::uint64_t>();
-  part.hash.low = in.number<std::uint64_t>();
-  return part;
+template <typename Fields, typename Value>
+void walk(Fields& fields, Value& message) {
+  fields.choice(message.kind, MessageKind::kLast);
+  fields.choice(message.code, StatusCode::kInternal);
+  fields.number(message.rank);
+  fields.number(message.index);
+  fields.number(message.count);
+  fields.number(message.request);
+  fields.number(message.session);
+  fields.number(message.attempt);
+  fields.number(message.generation);
+  fields.number(message.wait_ms);
+  walk_id(fields, message.id);
+  fields.text(message.name, kMaxNameBytes);
+  fields.text(message.meeting, kMaxMeetingBytes);
+  fields.text(message.text, kMaxMessageBytes);
+  fields.list(message.parts, kMaxItems, 36, walk_part);
+  fields.list(message.ids, kMaxItems, 9, walk_id);
 }
 
 }  // namespace
 
 std::string to_bytes(const Message& message) {
-  Writer out;
-  out.number(static_cast<std::uint8_t>(message.kind));
-  out.number(static_cast<std::uint8_t>(message.code));
-  out.number(message.rank);
-  out.number(message.index);
-  out.number(message.count);
-  out.number(message.request);
-  out.number(message.session);
-  out.number(message.attempt);
-  out.number(message.generation);
-  out.number(message.wait_ms);
-  out.id(message.id);
-  out.text(message.name);
-  out.text(message.meeting);
-  out.text(message.text);
-  out.number(static_cast<std::uint64_t>(message.parts.size()));
-  for (const PartReceipt& part : message.parts) write_part(out, part);
-  out.number(static_cast<std::uint64_t>(message.ids.size()));
-  for (const PublicationId& id : message.ids) out.id(id);
+  WireWriter out;
+  walk(out, message);
   return out.take();
 }
 
 Result<Message> parse_message(std::string_view bytes) {
-  Reader in(bytes);
+  WireReader in(bytes);
   Message message;
-  const auto kind = in.number<std::uint8_t>();
-  const auto code = in.number<std::uint8_t>();
-  const bool known = kind <= static_cast<std::uint8_t>(MessageKind::kLast) &&
-                     code <= static_cast<std::uint8_t>(StatusCode::kInternal);
-  if (known) {
-    message.kind = static_cast<MessageKind>(kind);
-    message.code = static_cast<StatusCode>(code);
-  }
-  message.rank = in.number<std::uint32_t>();
-  message.index = in.number<std::uint32_t>();
-  message.count = in.number<std::uint32_t>();
-  message.request = in.number<std::uint64_t>();
-  message.session = in.number<std::uint64_t>();
-  message.attempt = in.number<std::uint64_t>();
-  message.generation = in.number<std::uint64_t>();
-  message.wait_ms = in.number<std::uint64_t>();
-  message.id = in.id();
-  message.name = in.text(kMaxNameBytes);
-  message.meeting = in.text(kMaxMeetingBytes);
-  message.text = in.text(kMaxMessageBytes);
-  const std::uint64_t parts = in.count(kMaxParts, 36);
-  for (std::uint64_t i = 0; i < parts && in.good(); ++i) message.parts.push_back(read_part(in));
-  const std::uint64_t ids = in.count(kMaxIds, 9);
-  for (std::uint64_t i = 0; i < ids && in.good(); ++i) message.ids.push_back(in.id());
-  if (!known || !in.good() || !in.at_end()) {
+  walk(in, message);
+  if (!in.whole()) {
     return error(StatusCode::kCorrupt, "nccl: a message of ", bytes.size(), " bytes is malformed");
   }
   for (const PartReceipt& part : message.parts) {
@@ -167,6 +68,36 @@ Result<Message> parse_message(std::string_view bytes) {
 
 Status status_of(const Message& message) {
   return message.code == StatusCode::kOk ? Status() : Status(message.code, message.text);
+}
+
+Message with_status(Message message, const Status& status) {
+  message.code = status.code();
+  message.text = status.message();
+  return message;
+}
+
+std::string nccl_version_text(int version) {
+  return concat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+std::string make_meeting(std::string_view unique_id, int version) {
+  const auto stored = static_cast<std::uint32_t>(version);
+  std::string meeting(reinterpret_cast<const char*>(&stored), sizeof(stored));
+  return meeting.append(unique_id);
+}
+
+Result<std::string_view> read_meeting(std::string_view meeting, int version) {
+  std::uint32_t stored = 0;
+  if (meeting.size() <= sizeof(stored)) {
+    return error(StatusCode::kCorrupt, "nccl: a meeting of ", meeting.size(), " bytes");
+  }
+  std::memcpy(&stored, meeting.data(), sizeof(stored));
+  if (stored == static_cast<std::uint32_t>(version)) return meeting.substr(sizeof(stored));
+  return error(StatusCode::kUnsupported, "nccl: the publisher has NCCL ",
+               nccl_version_text(static_cast<int>(stored)), ", this receiver has ",
+               nccl_version_text(version),
+               ": they cannot talk to each other. Have both load the same libnccl.so.2 (a Python "
+               "process takes the one that torch loaded, so import torch before the job)");
 }
 
 }  // namespace driftless::nccl

@@ -5,14 +5,7 @@
 // outside is checked whole before it is used.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "collectives/road.h"
-#include "core/status.h"
 
 namespace driftless::nccl {
 
@@ -67,7 +60,18 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 // kCorrupt where anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Message> parse_message(std::string_view bytes);
 
-// The status in a reply.
+// The status in a message, and a message with it.
 [[nodiscard]] Status status_of(const Message& message);
+[[nodiscard]] Message with_status(Message message, const Status& status);
+
+// What a publisher rank tells its receivers so that they connect: NCCL's unique id, and the version
+// of the NCCL that made it. Different versions do not talk to each other; they wait for each other
+// until the deadline, without a word. Two come together more easily than it seems: an engine brings
+// the NCCL of its torch, a command the system's.
+[[nodiscard]] std::string make_meeting(std::string_view unique_id, int version);
+// The unique id. kUnsupported where `version`, this process' own, is not the maker's.
+[[nodiscard]] Result<std::string_view> read_meeting(std::string_view meeting, int version);
+
+[[nodiscard]] std::string nccl_version_text(int version);  // 22809: "2.28.9"
 
 }  // namespace driftless::nccl

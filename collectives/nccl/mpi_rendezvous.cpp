@@ -2,18 +2,18 @@
 #include "collectives/nccl/mpi_rendezvous.h"
 
 #include <cstring>
-#include <list>
 #include <map>
 #include <mutex>
 
+#include "collectives/mpi_rma/mpi_mailbox.h"
 #include "collectives/mpi_rma/mpi_status.h"
-#include "collectives/nccl/message.h"
 #include "core/hash128.h"
 
 namespace driftless::nccl {
 namespace {
 
 using mpi_rma::mpi_status;
+using mpi_rma::MpiMailbox;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
@@ -27,80 +27,29 @@ struct Header {
   std::uint64_t last = 0;
 };
 
-// Messages that MPI has not taken yet. One thread at a time.
-class Outbox {
- public:
-  Outbox(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
-  Outbox(const Outbox&) = delete;
-  Outbox& operator=(const Outbox&) = delete;
-  ~Outbox() {
-    sweep();
-    // MPI may still read what nobody has received: it is left to the end of the process.
-    for (Sending& sending : sending_) {
-      MPI_Request_free(&sending.request);
-      [[maybe_unused]] const std::string* left = sending.bytes.release();
-    }
-  }
-
-  [[nodiscard]] Status send(int to, const Header& header, std::string_view message) {
-    sweep();
-    Sending& sending = sending_.emplace_back();
-    sending.bytes =
-        std::make_unique<std::string>(reinterpret_cast<const char*>(&header), sizeof(header));
-    sending.bytes->append(message);
-    const Status sent =
-        mpi_status(MPI_Isend(sending.bytes->data(), static_cast<int>(sending.bytes->size()),
-                             MPI_BYTE, to, tag_, comm_, &sending.request),
-                   "nccl: MPI_Isend");
-    if (!sent.ok()) sending_.pop_back();
-    return sent;
-  }
-
- private:
-  struct Sending {
-    MPI_Request request = MPI_REQUEST_NULL;
-    std::unique_ptr<std::string> bytes;
-  };
-  void sweep() {
-    for (auto it = sending_.begin(); it != sending_.end();) {
-      int done = 0;
-      const bool failed = MPI_Test(&it->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS;
-      it = failed || done != 0 ? sending_.erase(it) : std::next(it);
-    }
-  }
-
-  const MPI_Comm comm_;
-  const int tag_;
-  std::list<Sending> sending_;
-};
-
 struct Arrived {
   int from = 0;
   Header header;
   std::string text;
 };
 
-// The next message, where one is there.
-Result<std::optional<Arrived>> take(MPI_Comm comm, int from, int tag) {
-  int found = 0;
-  MPI_Message message = MPI_MESSAGE_NULL;
-  MPI_Status status;
-  DRIFTLESS_RETURN_IF_ERROR(
-      mpi_status(MPI_Improbe(from, tag, comm, &found, &message, &status), "nccl: MPI_Improbe"));
-  if (found == 0) return std::optional<Arrived>();
-  int size = 0;
-  MPI_Get_count(&status, MPI_BYTE, &size);
-  std::string bytes(static_cast<std::size_t>(std::max(size, 0)), '\0');
-  DRIFTLESS_RETURN_IF_ERROR(mpi_status(
-      MPI_Mrecv(bytes.data(), size, MPI_BYTE, &message, MPI_STATUS_IGNORE), "nccl: MPI_Mrecv"));
-  Arrived arrived;
-  arrived.from = status.MPI_SOURCE;
-  if (bytes.size() < sizeof(Header)) {
-    return error(StatusCode::kCorrupt, "nccl: rank ", arrived.from, " of the job sent ", size,
-                 " bytes");
+[[nodiscard]] Status send(MpiMailbox& mailbox, int to, const Header& header,
+                          std::string_view message) {
+  const std::string_view begin(reinterpret_cast<const char*>(&header), sizeof(header));
+  return mailbox.send(to, concat(begin, message));
+}
+
+// The next message, if one is there.
+Result<std::optional<Arrived>> take(MpiMailbox& mailbox, int from) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<MpiMailbox::Letter> letter, mailbox.take(from));
+  if (!letter) return std::optional<Arrived>();
+  Arrived arrived{.from = letter->peer, .header = {}, .text = {}};
+  if (letter->bytes.size() < sizeof(Header)) {
+    return error(StatusCode::kCorrupt, "nccl: rank ", arrived.from, " of the job sent ",
+                 letter->bytes.size(), " bytes");
   }
-  std::memcpy(&arrived.header, bytes.data(), sizeof(Header));
-  arrived.text = bytes.substr(sizeof(Header));
+  std::memcpy(&arrived.header, letter->bytes.data(), sizeof(Header));
+  arrived.text = letter->bytes.substr(sizeof(Header));
   return std::optional<Arrived>(std::move(arrived));
 }
 
@@ -115,13 +64,11 @@ Status check_threads() {
 
 class MpiHub final : public Hub {
  public:
-  explicit MpiHub(MPI_Comm job) : job_(job), outbox_(job, kDownTag) {}
-  MpiHub(const MpiHub&) = delete;
-  MpiHub& operator=(const MpiHub&) = delete;
+  explicit MpiHub(MPI_Comm job) : mailbox_(job, kDownTag, kUpTag) {}
   // Nothing else tells the other side: between processes of a job no connection closes.
   ~MpiHub() override {
     for (const auto& [peer, rank] : ranks_) {
-      const Status told = outbox_.send(rank, {peer, 1}, "");
+      const Status told = nccl::send(mailbox_, rank, {peer, 1}, "");
     }
   }
 
@@ -131,7 +78,7 @@ class MpiHub final : public Hub {
     do {
       const std::scoped_lock lock(mutex_);
       for (;;) {
-        Result<std::optional<Arrived>> arrived = take(job_, MPI_ANY_SOURCE, kUpTag);
+        Result<std::optional<Arrived>> arrived = take(mailbox_, MPI_ANY_SOURCE);
         if (!arrived.ok() || !arrived->has_value()) break;
         hear(std::move(**arrived), events);
       }
@@ -144,7 +91,7 @@ class MpiHub final : public Hub {
     const std::scoped_lock lock(mutex_);
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
-    if (!outbox_.send(found->second, {peer, 0}, message).ok()) dropped_.push_back(peer);
+    if (!nccl::send(mailbox_, found->second, {peer, 0}, message).ok()) dropped_.push_back(peer);
   }
 
   void drop(std::uint64_t peer) override {
@@ -175,15 +122,14 @@ class MpiHub final : public Hub {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
     // Where it does not get there the other side's patience ends the link.
-    const Status told = outbox_.send(found->second, {peer, 1}, "");
+    const Status told = nccl::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;
     events.push_back({HubEvent::Kind::kWent, peer, {}});
   }
 
-  const MPI_Comm job_;
   std::mutex mutex_;
-  Outbox outbox_;
+  MpiMailbox mailbox_;
   std::map<std::uint64_t, int> ranks_;   // of the links that there are
   std::map<std::uint64_t, bool> ended_;  // late words of these are passed over
   std::vector<std::uint64_t> dropped_;
@@ -192,24 +138,22 @@ class MpiHub final : public Hub {
 class MpiLink final : public Link {
  public:
   MpiLink(MPI_Comm job, int leader)
-      : job_(job), leader_(leader), number_(random_hash128().low), outbox_(job, kUpTag) {}
-  MpiLink(const MpiLink&) = delete;
-  MpiLink& operator=(const MpiLink&) = delete;
+      : leader_(leader), number_(random_hash128().low), mailbox_(job, kUpTag, kDownTag) {}
   ~MpiLink() override {
     const std::scoped_lock lock(mutex_);
-    const Status told = outbox_.send(leader_, {number_, 1}, "");
+    const Status told = nccl::send(mailbox_, leader_, {number_, 1}, "");
   }
 
-  [[nodiscard]] Status send(std::string_view message, const Deadline&) override {
+  Status send(std::string_view message, const Deadline&) override {
     const std::scoped_lock lock(mutex_);
-    const Status sent = outbox_.send(leader_, {number_, 0}, message);
+    const Status sent = nccl::send(mailbox_, leader_, {number_, 0}, message);
     return sent.ok() ? sent : error(StatusCode::kIo, sent.message());
   }
 
-  [[nodiscard]] Result<std::optional<std::string>> receive(const Deadline& deadline) override {
+  Result<std::optional<std::string>> receive(const Deadline& deadline) override {
     Backoff backoff(microseconds(50), milliseconds(2));
     for (;;) {
-      Result<std::optional<Arrived>> arrived = take(job_, leader_, kDownTag);
+      Result<std::optional<Arrived>> arrived = take(mailbox_, leader_);
       if (!arrived.ok()) return error(StatusCode::kIo, arrived.status().message());
       if (!arrived->has_value()) {
         if (!backoff.sleep(deadline)) return std::optional<std::string>();
@@ -224,17 +168,16 @@ class MpiLink final : public Link {
   }
 
  private:
-  const MPI_Comm job_;
   const int leader_;
   const std::uint64_t number_;
   std::mutex mutex_;  // of what is sent
-  Outbox outbox_;
+  MpiMailbox mailbox_;
 };
 
 class MpiConnector final : public Connector {
  public:
   MpiConnector(MPI_Comm job, int leader) : job_(job), leader_(leader) {}
-  [[nodiscard]] Result<std::unique_ptr<Link>> connect(const Deadline&) override {
+  Result<std::unique_ptr<Link>> connect(const Deadline&) override {
     return std::unique_ptr<Link>(std::make_unique<MpiLink>(job_, leader_));
   }
 

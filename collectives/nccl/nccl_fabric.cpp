@@ -4,16 +4,159 @@
 
 #include <cstring>
 #include <mutex>
-#include <utility>
 
-#include "collectives/nccl/medium.h"
-#include "collectives/nccl/nccl_communicator.h"
+#include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_road.h"
-#include "collectives/nccl/nccl_status.h"
+#include "core/thread_gpu.h"
 
 namespace driftless {
 namespace nccl {
 namespace {
+
+using std::chrono::milliseconds;
+
+// Makes `device` current on this thread, for as long as it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) { cudaSetDevice(device); }
+
+ private:
+  KeepThreadGpu keep_;
+};
+
+Status cuda_status(cudaError_t code, std::string_view what) {
+  if (code == cudaSuccess) return {};
+  cudaGetLastError();  // not to be found by whoever asks next
+  const StatusCode meant =
+      code == cudaErrorMemoryAllocation ? StatusCode::kNoSpace : StatusCode::kIo;
+  return error(meant, "nccl: ", what, ": CUDA says ", cudaGetErrorString(code));
+}
+
+// kIo: the communicator is lost. ncclInProgress is ok.
+Status nccl_status(ncclResult_t code, std::string_view what, ncclComm_t communicator = nullptr) {
+  if (code == ncclSuccess || code == ncclInProgress) return {};
+  const char* last = ncclGetLastError(communicator);
+  std::string more = last == nullptr ? std::string() : std::string(last);
+  for (char& c : more) {
+    if (c == '\n') c = ' ';
+  }
+
+  return error(StatusCode::kIo, "nccl: ", what, ": NCCL says ", ncclGetErrorString(code),
+               more.empty() ? "" : "; ", more);
+}
+
+constexpr milliseconds kFarewell{200};
+
+// One ncclComm_t and its stream.
+//
+// Non-blocking: NCCL's calls return at once, and ncclCommGetAsyncError tells how far they are, so
+// that a peer that never comes can be given up. The destructor lets what has ended leave the
+// machine (another receiver may still be served from here), shortly, and then aborts.
+class NcclCommunicator final : public Communicator {
+ public:
+  [[nodiscard]] static Result<std::unique_ptr<Communicator>> connect(int device,
+                                                                     const ncclUniqueId& id,
+                                                                     unsigned rank, unsigned size) {
+    std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(device));
+    DRIFTLESS_RETURN_IF_ERROR(made->start(id, rank, size));
+    return std::unique_ptr<Communicator>(std::move(made));
+  }
+
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  ~NcclCommunicator() override {
+    const DeviceGuard guard(device_);
+    if (communicator_ != nullptr) {
+      if (state_ == State::kIdle && !lost_ && ncclCommFinalize(communicator_) == ncclInProgress) {
+        const Deadline farewell = Deadline::after(kFarewell);
+        Backoff backoff(std::chrono::microseconds(100), milliseconds(5));
+        while (true) {
+          const Result<bool> gone = async_done();
+          if (!gone.ok() || *gone || !backoff.sleep(farewell)) break;
+        }
+      }
+      ncclCommAbort(communicator_);
+    }
+    if (ended_ != nullptr) cudaEventDestroy(ended_);
+    if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  }
+
+  Result<bool> poll() override {
+    const DeviceGuard guard(device_);
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool ready, async_done());
+    if (!ready) return false;
+    if (state_ == State::kConnecting) state_ = State::kIdle;
+    if (state_ == State::kLaunching) {
+      DRIFTLESS_RETURN_IF_ERROR(cuda_status(cudaEventRecord(ended_, stream_), "a broadcast"));
+      state_ = State::kRunning;
+    }
+    if (state_ == State::kRunning) {
+      const cudaError_t ended = cudaEventQuery(ended_);
+      if (ended == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+      }
+      DRIFTLESS_RETURN_IF_ERROR(cuda_status(ended, "a broadcast"));
+      state_ = State::kIdle;
+    }
+    return true;
+  }
+
+  Status broadcast(std::span<const Block> pieces) override {
+    if (state_ != State::kIdle) {
+      return error(StatusCode::kInternal, "nccl: a broadcast before the last one has ended");
+    }
+    const DeviceGuard guard(device_);
+    state_ = State::kLaunching;
+    DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGroupStart(), "a broadcast"));
+    ncclResult_t failure = ncclSuccess;
+    for (const Block& piece : pieces) {
+      if (piece.size == 0) continue;
+      const ncclResult_t code =
+          ncclBroadcast(piece.data, piece.data, piece.size, ncclUint8, 0, communicator_, stream_);
+      if (code != ncclSuccess && code != ncclInProgress) failure = code;
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    DRIFTLESS_RETURN_IF_ERROR(nccl_status(failure, "a broadcast", communicator_));
+    return nccl_status(ended, "a broadcast", communicator_);
+  }
+
+ private:
+  // What poll() waits for: NCCL's own work (connecting, launching), then the GPU's.
+  enum class State : unsigned char { kConnecting, kIdle, kLaunching, kRunning };
+  explicit NcclCommunicator(int device) : device_(device) {}
+  [[nodiscard]] Status start(const ncclUniqueId& id, unsigned rank, unsigned size) {
+    const DeviceGuard guard(device_);
+    DRIFTLESS_RETURN_IF_ERROR(
+        cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    DRIFTLESS_RETURN_IF_ERROR(
+        cuda_status(cudaEventCreateWithFlags(&ended_, cudaEventDisableTiming), "making an event"));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return nccl_status(ncclCommInitRankConfig(&communicator_, static_cast<int>(size), id,
+                                              static_cast<int>(rank), &config),
+                       "connecting");
+  }
+
+  [[nodiscard]] Result<bool> async_done() {
+    ncclResult_t now = ncclSuccess;
+    const Status asked =
+        nccl_status(ncclCommGetAsyncError(communicator_, &now), "asking how far it is");
+    const Status told = asked.ok() ? nccl_status(now, "a communicator", communicator_) : asked;
+    if (!told.ok()) {
+      lost_ = true;
+      return told;
+    }
+    return now != ncclInProgress;
+  }
+
+  const int device_;
+  ncclComm_t communicator_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t ended_ = nullptr;
+  State state_ = State::kConnecting;
+  bool lost_ = false;
+};
 
 // Memory comes from a pool of its own and goes back to it in the order of a stream: cudaMalloc and
 // cudaFree may wait for everything that runs, also for a broadcast whose peer is dead. Shared with
@@ -57,6 +200,7 @@ class DevicePool {
         cuda_status(cudaStreamSynchronize(stream_), "waiting for device memory"));
     return memory;
   }
+
   void put(void* memory) {
     const DeviceGuard guard(device_);
     cudaFreeAsync(memory, stream_);
@@ -72,8 +216,6 @@ class DevicePool {
 class PinnedPool {
  public:
   explicit PinnedPool(std::uint64_t idle_bytes) : most_(idle_bytes) {}
-  PinnedPool(const PinnedPool&) = delete;
-  PinnedPool& operator=(const PinnedPool&) = delete;
   ~PinnedPool() {
     for (const auto& [size, memory] : idle_) cudaFreeHost(memory);
   }
@@ -95,6 +237,7 @@ class PinnedPool {
                                           concat("pinning ", size, " bytes of host memory")));
     return std::pair(size, memory);
   }
+
   void put(std::pair<std::uint64_t, void*> block) {
     {
       const std::scoped_lock lock(mutex_);
@@ -130,14 +273,14 @@ class NcclFabric final : public Fabric {
 
   [[nodiscard]] MemoryKind memory() const override { return MemoryKind::kDevice; }
 
-  [[nodiscard]] Result<Block> allocate(std::uint64_t size) override {
+  Result<Block> allocate(std::uint64_t size) override {
     if (size == 0) return Block{};
     DRIFTLESS_ASSIGN_OR_RETURN(void* const memory, pool_->take(size));
     std::shared_ptr<void> owner(memory, [pool = pool_](void* given) { pool->put(given); });
     return Block{std::move(owner), static_cast<std::byte*>(memory), size};
   }
 
-  [[nodiscard]] Result<Block> allocate_host(std::uint64_t size) override {
+  Result<Block> allocate_host(std::uint64_t size) override {
     if (size == 0) return Block{};
     const DeviceGuard guard(pool_->device());
     DRIFTLESS_ASSIGN_OR_RETURN(const auto taken, pinned_->take(size));
@@ -145,7 +288,7 @@ class NcclFabric final : public Fabric {
     return Block{std::move(owner), static_cast<std::byte*>(taken.second), size};
   }
 
-  [[nodiscard]] Status copy(std::byte* to, const std::byte* from, std::uint64_t size) override {
+  Status copy(std::byte* to, const std::byte* from, std::uint64_t size) override {
     if (size == 0) return {};
     const DeviceGuard guard(pool_->device());
     DRIFTLESS_RETURN_IF_ERROR(cuda_status(
@@ -153,14 +296,14 @@ class NcclFabric final : public Fabric {
     return cuda_status(cudaStreamSynchronize(pool_->stream()), "copying a part");
   }
 
-  [[nodiscard]] Status zero(std::byte* at, std::uint64_t size) override {
+  Status zero(std::byte* at, std::uint64_t size) override {
     const DeviceGuard guard(pool_->device());
     DRIFTLESS_RETURN_IF_ERROR(
         cuda_status(cudaMemsetAsync(at, 0, size, pool_->stream()), "clearing a part"));
     return cuda_status(cudaStreamSynchronize(pool_->stream()), "clearing a part");
   }
 
-  [[nodiscard]] Result<std::vector<Hash128>> hash(
+  Result<std::vector<Hash128>> hash(
       std::span<const std::span<const std::byte>> stretches) override {
     const DeviceGuard guard(pool_->device());
     if (options_.hash) return options_.hash(stretches);
@@ -173,7 +316,7 @@ class NcclFabric final : public Fabric {
     return hashes;
   }
 
-  [[nodiscard]] Result<std::string> new_meeting() override {
+  Result<std::string> new_meeting() override {
     const DeviceGuard guard(pool_->device());
     ncclUniqueId id;
     DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGetUniqueId(&id), "making a unique id"));
@@ -181,9 +324,8 @@ class NcclFabric final : public Fabric {
     return make_meeting(std::string_view(id.internal, sizeof(id.internal)), version);
   }
 
-  [[nodiscard]] Result<std::unique_ptr<Communicator>> connect(std::string_view meeting,
-                                                              unsigned rank,
-                                                              unsigned size) override {
+  Result<std::unique_ptr<Communicator>> connect(std::string_view meeting, unsigned rank,
+                                                unsigned size) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view given, read_meeting(meeting, version));
     ncclUniqueId id;
@@ -213,6 +355,7 @@ Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& option
                  counted == cudaSuccess ? std::string(")")
                                         : concat("; CUDA says ", cudaGetErrorString(counted), ")"));
   }
+
   auto pool = std::make_shared<nccl::DevicePool>(options.device);
   DRIFTLESS_RETURN_IF_ERROR(pool->open(options.ring_bytes));
   return std::shared_ptr<nccl::Fabric>(

@@ -17,12 +17,7 @@
 //   make_leading_sender(options, ranks, fabric, hub), make_other_sender(...), make_receiver(...)
 #pragma once
 
-#include <memory>
-
-#include "collectives/nccl/fabric.h"
 #include "collectives/nccl/medium.h"
-#include "collectives/nccl/nccl_options.h"
-#include "core/status.h"
 
 namespace driftless {
 

@@ -1,71 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receiving side: answers from what the follower has landed.
-#include <utility>
+// The receiving side: a thread that receives, and calls that answer from what it has received.
+//
+// The thread keeps the link to the leader, joins, receives what the publisher ranks broadcast,
+// acknowledges it with its hashes, and holds what is committed.
+//
+// Order. All receivers are told by the leader to receive, in one order, and start each broadcast at
+// once; what has been started goes on beside the others, each on its own communicator. So no
+// receiver waits in one communicator for what another would send only after something else.
+//
+// The thread never waits for the fabric or a peer: it looks at what is under way again and again.
+// Whatever lasts longer than the deadline that came with it is cut off.
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
-#include "collectives/nccl/follower.h"
+#include "collectives/held_publications.h"
 #include "collectives/nccl/medium.h"
+#include "collectives/nccl/message.h"
 
 namespace driftless::nccl {
 namespace {
 
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectSlice{1'000};  // the end may have to wait so long
+constexpr milliseconds kIdleSlice{20};
+constexpr milliseconds kBusySlice{1};
+
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(const NcclOptions& options, std::shared_ptr<Fabric> fabric,
-           std::unique_ptr<Follower> follower)
-      : landing_(options.landing), fabric_(std::move(fabric)), follower_(std::move(follower)) {}
-
-  [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
-    return follower_->run_info(deadline);
-  }
-  [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline&) override {
-    return follower_->list();
-  }
-  [[nodiscard]] Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    return follower_->wait_beyond(version, deadline);
-  }
-  [[nodiscard]] Result<std::string> fetch_manifest(const PublicationId& id,
-                                                   const Deadline&) override {
-    return follower_->manifest(id);
+  Receiver(NcclOptions options, std::shared_ptr<Fabric> fabric,
+           std::unique_ptr<Connector> connector)
+      : options_(std::move(options)),
+        fabric_(std::move(fabric)),
+        connector_(std::move(connector)),
+        thread_([this] { run(); }) {}
+  ~Receiver() override {
+    stop_ = true;
+    thread_.join();
   }
 
-  [[nodiscard]] Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                              const Deadline& deadline) override {
+  // From any thread.
+  Result<std::string> run_info(const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline.at(), [&] { return run_info_.has_value(); });
+    if (run_info_.has_value()) return *run_info_;
+    return deadline.check(link_ == nullptr ? "nccl: looking for the leading trainer"
+                                           : "nccl: waiting for the announcement of the run");
+  }
+
+  Result<std::vector<PublicationId>> list(const Deadline&) override {
+    const std::scoped_lock lock(mutex_);
+    return held_.list();
+  }
+
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    const bool there =
+        changed_.wait_until(lock, deadline.at(), [&] { return held_.has_step_past(version); });
+    return there ? Status()
+                 : deadline.check(concat("nccl: waiting for a step past version ", version));
+  }
+
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {
+    const std::scoped_lock lock(mutex_);
+    return held_.manifest(id);
+  }
+
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("nccl: fetching a part of ", to_string(id))));
-    DRIFTLESS_ASSIGN_OR_RETURN(const LandedPart landed, follower_->part(id, part));
-    const std::uint64_t size = landed.receipt.size_bytes;
-    if (fabric_->memory() == landing_ || size == 0) {
-      return MappedFile(part.name, landed.block.owner,
-                        std::span<const std::byte>(landed.block.data, size), landing_);
+    std::unique_lock lock(mutex_);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
+    lock.unlock();
+    if (fabric_->memory() == options_.landing || held.bytes.empty()) {
+      return MappedFile(part.name, held.owner, held.bytes, options_.landing);
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(size));
-    DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, landed.block.data, size));
-    return MappedFile(part.name, host.owner, std::span<const std::byte>(host.data, size));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(held.bytes.size()));
+    DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));
+    return MappedFile(part.name, host.owner, {host.data, held.bytes.size()});
   }
 
-  [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-    Message message;
-    message.kind = MessageKind::kReport;
-    message.name = report.id;
-    message.id.version = report.version;
-    message.text = report.proof;
     const std::string what = concat("nccl: receiver ", report.id, " reporting");
-    const std::optional<Status> heard = follower_->ask(std::move(message), what, deadline);
+    const std::optional<Status> heard = ask({.kind = MessageKind::kReport,
+                                             .id = {.version = report.version},
+                                             .name = report.id,
+                                             .text = report.proof},
+                                            what, deadline);
     if (!heard) {
       return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",
                    "hears it; report again once another one is there");
     }
-    DRIFTLESS_RETURN_IF_ERROR(*heard);
-    reported_ = true;
-    return {};
+    reported_ = reported_ || heard->ok();
+    return *heard;
   }
 
-  [[nodiscard]] Status leave(const Deadline& deadline) override {
+  Status leave(const Deadline& deadline) override {
     if (!reported_) return {};
-    Message message;
-    message.kind = MessageKind::kLeave;
     const std::optional<Status> left =
-        follower_->ask(std::move(message), "nccl: leaving", deadline);
+        ask({.kind = MessageKind::kLeave}, "nccl: leaving", deadline);
     // A leader that has closed keeps nothing for us, and will not send to us.
     if (left) DRIFTLESS_RETURN_IF_ERROR(*left);
     reported_ = false;
@@ -73,10 +111,312 @@ class Receiver final : public ReceiveRoad {
   }
 
  private:
-  const MemoryKind landing_;
+  using Clock = Deadline::Clock;
+  struct Member {
+    std::uint64_t generation = 0;
+    std::unique_ptr<Communicator> communicator;
+  };
+  // A broadcast on its way.
+  struct Transfer {
+    std::uint64_t attempt = 0;
+    unsigned rank = 0;
+    std::vector<PartReceipt> parts;
+    std::vector<Block> blocks;  // of the parts
+    Deadline deadline;
+    bool started = false;
+  };
+
+  // The leader's answer; it is asked again if the link is lost meanwhile. Nothing, and at once, if
+  // the leader has said goodbye and no other one is there: nobody will answer. kDeadlineExceeded if
+  // it does not answer and has said nothing: slow, out of reach or dead.
+  [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
+                                          const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    while (!closed_ && !deadline.expired()) {
+      changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr || closed_; });
+      if (link_ == nullptr || closed_) continue;
+      const std::shared_ptr<Link> link = link_;
+      const std::uint64_t request = ++requests_;
+      message.request = request;
+      replies_[request] = std::nullopt;
+      lock.unlock();
+      const Status sent = link->send(to_bytes(message), deadline);
+      lock.lock();
+      // Where it could not be sent the thread finds the link lost, too, and hears its last words.
+      changed_.wait_until(lock, deadline.at(), [&] {
+        return replies_[request].has_value() || link_ != link || closed_;
+      });
+      const std::optional<Message> reply = std::move(replies_[request]);
+      replies_.erase(request);
+      if (reply.has_value()) return status_of(*reply);
+    }
+    if (closed_) return std::nullopt;
+    return deadline.check(concat(what, link_ == nullptr ? ": the link to the leader is lost"
+                                                        : ": the leader does not answer"));
+  }
+
+  // All below on the thread.
+  void run() {
+    while (!stop_) {
+      if (link_ == nullptr) {
+        look_for_the_leader();
+        continue;
+      }
+      hear();
+      advance_all();
+      sign_of_life();
+      if (!lost_) continue;
+      hear_last_words();
+      lose_link();
+    }
+    communicators_.clear();
+    transfers_.clear();
+  }
+
+  void look_for_the_leader() {
+    const Deadline slice = Deadline::after(kConnectSlice);
+    Result<std::unique_ptr<Link>> made = connector_->connect(slice);
+    if (made.ok()) {
+      const Message hello{.kind = MessageKind::kHello};
+      if ((*made)->send(to_bytes(hello), slice).ok()) {
+        heard_ = pinged_ = Clock::now();
+        const std::scoped_lock lock(mutex_);
+        link_ = std::move(*made);
+        changed_.notify_all();
+        return;
+      }
+    }
+    // Refused at once: not again at once.
+    Backoff backoff(milliseconds(20), milliseconds(20));
+    backoff.sleep(slice);
+  }
+
+  void hear() {
+    const Deadline slice = Deadline::after(transfers_.empty() ? kIdleSlice : kBusySlice);
+    Result<std::optional<std::string>> bytes = link_->receive(slice);
+    while (bytes.ok() && bytes->has_value()) {
+      heard_ = Clock::now();
+      Result<Message> message = parse_message(**bytes);
+      if (!message.ok()) {
+        lost_ = true;
+        return;
+      }
+      handle(std::move(*message));
+      bytes = link_->receive(Deadline::after(milliseconds(0)));
+    }
+    if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
+  }
+
+  // A link is often found to be lost by sending. What the leader said before is there all the same:
+  // answers, a commit, that it closes.
+  void hear_last_words() {
+    for (;;) {
+      const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
+      if (!bytes.ok() || !bytes->has_value()) return;
+      Result<Message> message = parse_message(**bytes);
+      if (!message.ok()) return;
+      if (message->kind != MessageKind::kReceive) handle(std::move(*message));
+    }
+  }
+
+  void lose_link() {
+    lost_ = false;
+    communicators_.clear();
+    transfers_.clear();
+    const std::scoped_lock lock(mutex_);
+    held_.forget_staged();
+    link_.reset();
+    changed_.notify_all();
+  }
+
+  void sign_of_life() {
+    const Clock::time_point now = Clock::now();
+    if (now - pinged_ < options_.silence / 5) return;
+    pinged_ = now;
+    tell({.kind = MessageKind::kPing});
+  }
+
+  void handle(Message message) {
+    switch (message.kind) {
+      case MessageKind::kWelcome: welcome(message); return;
+      case MessageKind::kReceive: receive(message); return;
+      case MessageKind::kDrop: cut_off(message.attempt); return;
+      case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
+      case MessageKind::kAnnounce: {
+        const std::scoped_lock lock(mutex_);
+        run_info_ = std::move(message.text);
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kGoodbye: {
+        lost_ = true;  // another leader may come
+        const std::scoped_lock lock(mutex_);
+        closed_ = true;
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kReply: {
+        const std::scoped_lock lock(mutex_);
+        const auto waiting = replies_.find(message.request);
+        if (waiting != replies_.end()) waiting->second = std::move(message);
+        changed_.notify_all();
+        return;
+      }
+      case MessageKind::kCommit: {
+        std::unique_lock lock(mutex_);
+        const bool done =
+            held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
+        changed_.notify_all();
+        lock.unlock();
+        if (done) tell({.kind = MessageKind::kCommitted, .attempt = message.attempt});
+        return;
+      }
+      default: return;
+    }
+  }
+
+  void welcome(const Message& message) {
+    const std::scoped_lock lock(mutex_);
+    if (message.session !=
+        session_) {  // another leader: what the last one sent is of another chain
+      held_.clear();
+      run_info_.reset();
+    }
+    session_ = message.session;
+    closed_ = false;
+    if (message.count != 0) run_info_ = message.text;
+    changed_.notify_all();
+  }
+
+  void receive(const Message& message) {
+    Transfer transfer{.attempt = message.attempt,
+                      .rank = message.rank,
+                      .parts = message.parts,
+                      .blocks = {},
+                      .deadline = Deadline::after(milliseconds(
+                          std::min<std::uint64_t>(message.wait_ms, std::uint64_t{1} << 40))),
+                      .started = false};
+    const Status ready = prepare(message, transfer);
+    if (!ready.ok()) {
+      refuse(message.attempt, message.rank, ready);
+      return;
+    }
+    transfers_.push_back(std::move(transfer));
+  }
+
+  [[nodiscard]] Status prepare(const Message& message, Transfer& transfer) {
+    for (const PartReceipt& part : message.parts) {
+      DRIFTLESS_ASSIGN_OR_RETURN(Block block, fabric_->allocate(part.size_bytes));
+      transfer.blocks.push_back(std::move(block));
+    }
+    Member& held = communicators_[message.rank];
+    if (!message.meeting.empty()) {
+      if (message.index == 0 || message.index >= message.count) {
+        return error(StatusCode::kCorrupt, "nccl: place ", message.index, " of ", message.count);
+      }
+      held.communicator.reset();  // the old one first: it holds memory
+      DRIFTLESS_ASSIGN_OR_RETURN(held.communicator,
+                                 fabric_->connect(message.meeting, message.index, message.count));
+      held.generation = message.generation;
+    }
+    if (held.communicator == nullptr || held.generation != message.generation) {
+      return error(StatusCode::kInternal, "nccl: no communicator of group ", message.generation,
+                   " with rank ", message.rank);
+    }
+    return {};
+  }
+
+  void advance_all() {
+    std::erase_if(transfers_, [&](Transfer& transfer) {
+      const Result<bool> over = advance(transfer);
+      if (over.ok()) return *over;
+      communicators_.erase(transfer.rank);
+      refuse(transfer.attempt, transfer.rank, over.status());
+      return true;
+    });
+  }
+
+  // True once it is over.
+  [[nodiscard]] Result<bool> advance(Transfer& transfer) {
+    Communicator& communicator = *communicators_[transfer.rank].communicator;
+    DRIFTLESS_ASSIGN_OR_RETURN(bool done, communicator.poll());
+    if (done && !transfer.started) {
+      DRIFTLESS_RETURN_IF_ERROR(communicator.broadcast(transfer.blocks));
+      transfer.started = true;
+      DRIFTLESS_ASSIGN_OR_RETURN(done, communicator.poll());
+    }
+    if (done) {
+      DRIFTLESS_RETURN_IF_ERROR(finish(transfer));
+      return true;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        transfer.deadline.check(concat("nccl: receiving from publisher rank ", transfer.rank)));
+    return false;
+  }
+
+  [[nodiscard]] Status finish(Transfer& transfer) {
+    std::vector<HeldPart> parts;
+    std::vector<std::span<const std::byte>> stretches;
+    for (std::size_t i = 0; i < transfer.parts.size(); ++i) {
+      const Block& block = transfer.blocks[i];
+      stretches.emplace_back(block.data, transfer.parts[i].size_bytes);
+      parts.push_back({transfer.parts[i], block.owner, stretches.back()});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, fabric_->hash(stretches));
+    Message ack{.kind = MessageKind::kAck,
+                .rank = transfer.rank,
+                .attempt = transfer.attempt,
+                .parts = transfer.parts};
+    for (std::size_t i = 0; i < hashes.size(); ++i) ack.parts[i].hash = hashes[i];
+    {
+      const std::scoped_lock lock(mutex_);
+      held_.stage(transfer.attempt, transfer.rank, std::move(parts));
+    }
+    tell(ack);
+    return {};
+  }
+
+  void cut_off(std::uint64_t attempt) {
+    for (const Transfer& transfer : transfers_) {
+      if (transfer.attempt == attempt) communicators_.erase(transfer.rank);
+    }
+    std::erase_if(transfers_, [&](const Transfer& each) { return each.attempt == attempt; });
+    const std::scoped_lock lock(mutex_);
+    held_.drop(attempt);
+  }
+
+  void refuse(std::uint64_t attempt, unsigned rank, const Status& why) {
+    tell(with_status({.kind = MessageKind::kAck, .rank = rank, .attempt = attempt}, why));
+  }
+
+  void tell(const Message& message) {
+    if (lost_) return;
+    const Status sent = link_->send(to_bytes(message), Deadline::after(options_.silence));
+    if (!sent.ok()) lost_ = true;
+  }
+
+  const NcclOptions options_;
   const std::shared_ptr<Fabric> fabric_;
-  const std::unique_ptr<Follower> follower_;
+  const std::unique_ptr<Connector> connector_;
+  std::atomic<bool> stop_ = false;
   bool reported_ = false;
+
+  // Of the thread alone. Communicators go before the memory that they write to.
+  std::list<Transfer> transfers_;
+  std::map<unsigned, Member> communicators_;  // by publisher rank
+  Clock::time_point heard_, pinged_;
+  bool lost_ = false;  // the link, which is then let go at the end of a round
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<Link> link_;  // null while there is none; set by the thread alone
+  std::optional<std::string> run_info_;
+  std::uint64_t session_ = 0;  // of the leader
+  bool closed_ = false;        // it said goodbye; until another one says welcome
+  HeldPublications held_{"nccl"};
+  std::uint64_t requests_ = 0;
+  std::map<std::uint64_t, std::optional<Message>> replies_;  // to requests that somebody waits for
+  std::thread thread_;                                       // started last
 };
 
 }  // namespace
@@ -84,10 +424,12 @@ class Receiver final : public ReceiveRoad {
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                    std::shared_ptr<Fabric> fabric,
                                                    std::unique_ptr<Connector> connector) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<Follower> follower,
-                             Follower::start(options, fabric, std::move(connector)));
-  return std::unique_ptr<ReceiveRoad>(
-      std::make_unique<Receiver>(options, std::move(fabric), std::move(follower)));
+  try {
+    return std::unique_ptr<ReceiveRoad>(
+        std::make_unique<Receiver>(options, std::move(fabric), std::move(connector)));
+  } catch (const std::system_error& failure) {
+    return error(StatusCode::kIo, "nccl: no thread for the receiver: ", failure.what());
+  }
 }
 
 }  // namespace driftless::nccl

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <map>
-#include <utility>
 
 #include "collectives/nccl/control.h"
-#include "collectives/nccl/message.h"
 
 namespace driftless::nccl {
 namespace {
@@ -15,35 +12,27 @@ class RemoteControl final : public Control {
   RemoteControl(std::unique_ptr<Connector> connector, unsigned rank, unsigned ranks)
       : connector_(std::move(connector)), rank_(rank), ranks_(ranks) {}
 
-  [[nodiscard]] Status announce(std::string_view) override { return leaders("announce()"); }
-  [[nodiscard]] Status seal(std::uint64_t, std::string_view, const Deadline&) override {
+  Status announce(std::string_view) override { return leaders("announce()"); }
+  Status seal(std::uint64_t, std::string_view, const Deadline&) override {
     return leaders("seal()");
   }
-  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {
-    return leaders("receivers()");
-  }
+  Result<std::vector<ReceiverReport>> receivers() override { return leaders("receivers()"); }
   // The leader's abort drops the publication of all ranks.
   void abort(std::uint64_t) override {}
 
-  [[nodiscard]] Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
+  Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
                                ask({.kind = MessageKind::kBegin, .id = id}, deadline));
     return Attempt{told.attempt, told.generation, told.count};
   }
 
-  [[nodiscard]] Status offer(const Offer& offer, const Deadline& deadline) override {
-    Message message;
-    message.kind = MessageKind::kOffer;
-    message.rank = rank_;
-    message.attempt = offer.attempt;
-    message.generation = offer.generation;
-    message.meeting = offer.meeting;
-    message.parts = offer.parts;
-    message.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
-    return ask(std::move(message), deadline).status();
+  Status offer(Message offer, const Deadline& deadline) override {
+    offer.rank = rank_;
+    offer.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
+    return ask(std::move(offer), deadline).status();
   }
 
-  [[nodiscard]] Status check(std::uint64_t attempt) override {
+  Status check(std::uint64_t attempt) override {
     for (bool more = true; more;) {
       const Result<bool> took = take_one(Deadline::after(milliseconds(0)));
       if (!took.ok()) return took.status();
@@ -54,18 +43,15 @@ class RemoteControl final : public Control {
 
   void failed(std::uint64_t attempt, const Status& why) override {
     if (link_ == nullptr) return;
-    const Message message{.kind = MessageKind::kFailed,
-                          .code = why.code(),
-                          .rank = rank_,
-                          .attempt = attempt,
-                          .text = std::string(why.message())};
+    const Message message =
+        with_status({.kind = MessageKind::kFailed, .rank = rank_, .attempt = attempt}, why);
     // Where it does not get there, the leader's own deadline ends the attempt.
     const Status sent = link_->send(to_bytes(message), Deadline::after(milliseconds(1'000)));
     if (!sent.ok()) link_.reset();
   }
 
-  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
-                                                         const Deadline& deadline) override {
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const Message told,
                                ask({.kind = MessageKind::kPublished, .id = id}, deadline));
     if (told.name.empty()) return std::optional<Hash128>();

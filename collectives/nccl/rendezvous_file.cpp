@@ -12,15 +12,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <mutex>
 
 #include "collectives/nccl/message.h"
 #include "collectives/nccl/rendezvous.h"
-#include "core/file_system.h"
-#include "core/hash128.h"
 
 namespace driftless::nccl {
 namespace {
@@ -107,8 +104,6 @@ class FileHub final : public Hub {
  public:
   FileHub(std::string root, const std::string& session, std::unique_ptr<FileLock> lock)
       : lock_(std::move(lock)), root_(std::move(root)), dir_(join_path(root_, session)) {}
-  FileHub(const FileHub&) = delete;
-  FileHub& operator=(const FileHub&) = delete;
   ~FileHub() override {
     FileSystem& fs = posix_file_system();
     const Result<bool> still_held = lock_->held();  // else the names are another leader's
@@ -192,8 +187,6 @@ class FileLink final : public Link {
  public:
   FileLink(std::string root, std::string session, const std::string& dir)
       : root_(std::move(root)), session_(std::move(session)), peer_(dir) {}
-  FileLink(const FileLink&) = delete;
-  FileLink& operator=(const FileLink&) = delete;
   ~FileLink() override {
     FileSystem& fs = posix_file_system();
     mark_gone(peer_.dir);
@@ -204,13 +197,13 @@ class FileLink final : public Link {
     const Status session = fs.remove_directory(join_path(root_, session_));  // where it is empty
   }
 
-  [[nodiscard]] Status send(std::string_view message, const Deadline&) override {
+  Status send(std::string_view message, const Deadline&) override {
     const std::scoped_lock lock(mutex_);
     const Status put = peer_.up.put(message);
     return put.ok() ? put : lost(put.message());
   }
 
-  [[nodiscard]] Result<std::optional<std::string>> receive(const Deadline& deadline) override {
+  Result<std::optional<std::string>> receive(const Deadline& deadline) override {
     Backoff backoff(microseconds(200), milliseconds(5));
     for (;;) {
       Result<std::optional<std::string>> message = peer_.down.take();
@@ -244,7 +237,7 @@ class FileConnector final : public Connector {
  public:
   explicit FileConnector(std::string root) : root_(std::move(root)) {}
 
-  [[nodiscard]] Result<std::unique_ptr<Link>> connect(const Deadline&) override {
+  Result<std::unique_ptr<Link>> connect(const Deadline&) override {
     FileSystem& fs = posix_file_system();
     DRIFTLESS_RETURN_IF_ERROR(make_private(root_));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string session,

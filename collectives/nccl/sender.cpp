@@ -1,65 +1,204 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sending side: parts in the fabric's memory, sent to all receivers of the group by flush().
 #include <limits>
-#include <optional>
-#include <utility>
+#include <system_error>
 
-#include "collectives/nccl/board.h"
+#include "collectives/nccl/control.h"
 #include "collectives/nccl/medium.h"
-#include "collectives/nccl/part_store.h"
+#include "collectives/open_part.h"
 
 namespace driftless::nccl {
 namespace {
 
 using std::chrono::microseconds;
 
+constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
+
+// A part in the fabric's memory.
+class FabricPart final : public OpenPart {
+ public:
+  FabricPart(unsigned rank, std::string name, TakeRoom room, std::shared_ptr<Fabric> fabric)
+      : OpenPart(concat("nccl: rank ", rank), std::move(name), std::move(room)),
+        fabric_(std::move(fabric)) {}
+  // Once it is finished.
+  [[nodiscard]] Block block() const { return {block_.owner, block_.data, written_}; }
+
+ protected:
+  Status write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    DRIFTLESS_RETURN_IF_ERROR(grow(size_bytes()));
+    if (offset > written_) {
+      DRIFTLESS_RETURN_IF_ERROR(fabric_->zero(block_.data + written_, offset - written_));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(block_.data + offset, bytes.data(), bytes.size()));
+    written_ = std::max(written_, offset + bytes.size());
+    return {};
+  }
+
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return fabric_->copy(bytes.data(), block_.data + offset, bytes.size());
+  }
+
+  // The hashes of all parts come in one call.
+  Status complete(PartReceipt&, const Deadline&) override { return {}; }
+
+ private:
+  // So that it holds `size` bytes; what is there moves along.
+  [[nodiscard]] Status grow(std::uint64_t size) {
+    if (size <= block_.size) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(const Block larger,
+                               fabric_->allocate(std::max({size, 2 * block_.size, kFirstBytes})));
+    if (written_ > 0) {
+      DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(larger.data, block_.data, written_));
+    }
+    block_ = larger;
+    return {};
+  }
+
+  const std::shared_ptr<Fabric> fabric_;
+  Block block_;                // its size is the capacity
+  std::uint64_t written_ = 0;  // bytes
+};
+
 class Sender final : public SendRoad {
  public:
   Sender(const NcclOptions& options, unsigned rank, std::shared_ptr<Fabric> fabric,
          std::unique_ptr<Control> control)
       : options_(options), rank_(rank), fabric_(std::move(fabric)), control_(std::move(control)) {}
-  Sender(const Sender&) = delete;
-  Sender& operator=(const Sender&) = delete;
   ~Sender() override { drop(); }
 
-  [[nodiscard]] Status announce(std::string_view run_info, const Deadline& deadline) override {
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check("nccl: announcing the run"));
     return control_->announce(run_info);
   }
-  [[nodiscard]] Status begin(const PublicationId& id, const Deadline& deadline) override;
-  [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name) override;
-  [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
-  [[nodiscard]] Status seal(std::string_view manifest, const Deadline& deadline) override;
-  [[nodiscard]] Status abort() override {
+
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    drop();
+    DRIFTLESS_ASSIGN_OR_RETURN(const Attempt attempt, control_->begin(id, deadline));
+    // Anchors are beside the ring.
+    const std::uint64_t most =
+        is_step(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
+    begun_.emplace(Begun{attempt, make_byte_budget(most, "ring_size"), {}, {}});
+    return {};
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+    if (begun_->receipts) {
+      return error(StatusCode::kInvalidArgument, "nccl: part '", name, "' comes after the flush()");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_part_name(begun_->parts, name, "nccl"));
+    begun_->parts.push_back(std::make_shared<FabricPart>(rank_, name, begun_->room, fabric_));
+    return make_part_file(begun_->parts.back());
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+    if (begun_->receipts) return *begun_->receipts;
+    std::vector<Block> blocks;
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> receipts, finish_parts(blocks, deadline));
+    const Status sent = send(receipts, blocks, deadline);
+    if (!sent.ok()) {
+      communicator_.reset();
+      control_->failed(begun_->attempt.number, sent);
+      return sent;
+    }
+    begun_->parts.clear();  // the receivers have them
+    begun_->receipts = receipts;
+    return receipts;
+  }
+
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+    if (!begun_->receipts) {
+      return error(StatusCode::kInvalidArgument, "nccl: sealing without a flush()");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(control_->seal(begun_->attempt.number, manifest, deadline));
+    begun_.reset();
+    return {};
+  }
+
+  Status abort() override {
     drop();
     return {};
   }
-  [[nodiscard]] Result<std::optional<Hash128>> published(const PublicationId& id,
-                                                         const Deadline& deadline) override {
+
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
     return control_->published(id, deadline);
   }
-  [[nodiscard]] Result<std::vector<ReceiverReport>> receivers() override {
-    return control_->receivers();
-  }
-  // The ring makes room by itself.
-  [[nodiscard]] Result<std::vector<PublicationId>> prune(std::uint64_t) override {
-    return std::vector<PublicationId>();
-  }
+
+  Result<std::vector<ReceiverReport>> receivers() override { return control_->receivers(); }
   [[nodiscard]] MemoryKind part_memory() const override { return fabric_->memory(); }
-  void progress() override {}
 
  private:
   // What was begun.
   struct Begun {
     Attempt attempt;
-    std::optional<PartStore> store;  // until it was sent
-    std::vector<PartReceipt> receipts;
+    TakeRoom room;
+    std::vector<std::shared_ptr<FabricPart>> parts;    // until they were sent
+    std::optional<std::vector<PartReceipt>> receipts;  // once they were
   };
 
-  [[nodiscard]] Status check_begun(std::string_view what) const;
-  [[nodiscard]] Status send(const PartStore::Finished& parts, const Deadline& deadline);
-  [[nodiscard]] Status wait_for_communicator(const Deadline& deadline, std::string_view what);
-  void drop();
+  [[nodiscard]] Status check_begun(std::string_view what) const {
+    if (begun_.has_value()) return {};
+    return error(StatusCode::kInvalidArgument, "nccl: ", what, " on rank ", rank_,
+                 " without a begin()");
+  }
+
+  [[nodiscard]] Result<std::vector<PartReceipt>> finish_parts(std::vector<Block>& blocks,
+                                                              const Deadline& deadline) {
+    std::vector<PartReceipt> receipts;
+    std::vector<std::span<const std::byte>> stretches;
+    for (const auto& part : begun_->parts) {
+      DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(rank_, deadline));
+      const Block& block = blocks.emplace_back(part->block());
+      stretches.emplace_back(block.data, block.size);
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, fabric_->hash(stretches));
+    for (std::size_t i = 0; i < hashes.size(); ++i) receipts[i].hash = hashes[i];
+    return receipts;
+  }
+
+  [[nodiscard]] Status send(const std::vector<PartReceipt>& receipts,
+                            const std::vector<Block>& blocks, const Deadline& deadline) {
+    const Attempt& attempt = begun_->attempt;
+    Message offer{.kind = MessageKind::kOffer,
+                  .attempt = attempt.number,
+                  .generation = attempt.generation,
+                  .parts = receipts};
+    if (generation_ != attempt.generation) communicator_.reset();
+    generation_ = attempt.generation;
+    const bool connects = communicator_ == nullptr && attempt.receivers > 0;
+    if (connects) {
+      DRIFTLESS_ASSIGN_OR_RETURN(offer.meeting, fabric_->new_meeting());
+    }
+    DRIFTLESS_RETURN_IF_ERROR(control_->offer(offer, deadline));
+    if (attempt.receivers == 0) return {};
+    if (connects) {
+      DRIFTLESS_ASSIGN_OR_RETURN(communicator_,
+                                 fabric_->connect(offer.meeting, 0, attempt.receivers + 1));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(wait_for_communicator(deadline, "connecting to the receivers"));
+    DRIFTLESS_RETURN_IF_ERROR(communicator_->broadcast(blocks));
+    return wait_for_communicator(deadline, "sending to the receivers");
+  }
+
+  [[nodiscard]] Status wait_for_communicator(const Deadline& deadline, std::string_view what) {
+    Backoff backoff(microseconds(20), microseconds(500));
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool done, communicator_->poll());
+      if (done) return {};
+      DRIFTLESS_RETURN_IF_ERROR(control_->check(begun_->attempt.number));
+      if (!backoff.sleep(deadline)) {
+        return deadline.check(concat("nccl: rank ", rank_, " ", what));
+      }
+    }
+  }
+
+  void drop() {
+    if (begun_) control_->abort(begun_->attempt.number);
+    begun_.reset();
+  }
 
   const NcclOptions options_;
   const unsigned rank_;
@@ -70,102 +209,18 @@ class Sender final : public SendRoad {
   std::optional<Begun> begun_;
 };
 
-Status Sender::check_begun(std::string_view what) const {
-  if (begun_.has_value()) return {};
-  return error(StatusCode::kInvalidArgument, "nccl: ", what, " on rank ", rank_,
-               " without a begin()");
-}
-
-void Sender::drop() {
-  if (begun_) control_->abort(begun_->attempt.number);
-  begun_.reset();
-}
-
-Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
-  drop();
-  DRIFTLESS_ASSIGN_OR_RETURN(const Attempt attempt, control_->begin(id, deadline));
-  // Anchors are beside the ring.
-  const std::uint64_t most = id.kind == PublicationKind::kStep
-                                 ? options_.ring_bytes
-                                 : std::numeric_limits<std::uint64_t>::max();
-  begun_.emplace(Begun{attempt, PartStore(fabric_, rank_, most), {}});
-  return {};
-}
-
-Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
-  if (!begun_->store) {
-    return error(StatusCode::kInvalidArgument, "nccl: part '", name, "' comes after the flush()");
-  }
-  return begun_->store->create(name);
-}
-
-Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  if (!begun_->store) return begun_->receipts;
-  DRIFTLESS_ASSIGN_OR_RETURN(PartStore::Finished finished, begun_->store->finish());
-  const Status sent = send(finished, deadline);
-  if (!sent.ok()) {
-    communicator_.reset();
-    control_->failed(begun_->attempt.number, sent);
-    return sent;
-  }
-  begun_->receipts = std::move(finished.receipts);
-  begun_->store.reset();  // the receivers have them
-  return begun_->receipts;
-}
-
-Status Sender::send(const PartStore::Finished& parts, const Deadline& deadline) {
-  const Attempt& attempt = begun_->attempt;
-  Offer offer{attempt.number, attempt.generation, {}, parts.receipts};
-  if (generation_ != attempt.generation) communicator_.reset();
-  generation_ = attempt.generation;
-  const bool connects = communicator_ == nullptr && attempt.receivers > 0;
-  if (connects) {
-    DRIFTLESS_ASSIGN_OR_RETURN(offer.meeting, fabric_->new_meeting());
-  }
-  DRIFTLESS_RETURN_IF_ERROR(control_->offer(offer, deadline));
-  if (attempt.receivers == 0) return {};
-  if (connects) {
-    DRIFTLESS_ASSIGN_OR_RETURN(communicator_,
-                               fabric_->connect(offer.meeting, 0, attempt.receivers + 1));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(wait_for_communicator(deadline, "connecting to the receivers"));
-  DRIFTLESS_RETURN_IF_ERROR(communicator_->broadcast(parts.blocks));
-  return wait_for_communicator(deadline, "sending to the receivers");
-}
-
-Status Sender::wait_for_communicator(const Deadline& deadline, std::string_view what) {
-  Backoff backoff(microseconds(20), microseconds(500));
-  for (;;) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool done, communicator_->poll());
-    if (done) return {};
-    DRIFTLESS_RETURN_IF_ERROR(control_->check(begun_->attempt.number));
-    if (!backoff.sleep(deadline)) {
-      return deadline.check(concat("nccl: rank ", rank_, " ", what));
-    }
-  }
-}
-
-Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
-  if (begun_->store) {
-    return error(StatusCode::kInvalidArgument, "nccl: sealing without a flush()");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(control_->seal(begun_->attempt.number, manifest, deadline));
-  begun_.reset();
-  return {};
-}
-
 }  // namespace
 
 Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options, unsigned ranks,
                                                       std::shared_ptr<Fabric> fabric,
                                                       std::unique_ptr<Hub> hub) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<Board> board,
-                             Board::start(options, ranks, std::move(hub)));
-  return std::unique_ptr<SendRoad>(
-      std::make_unique<Sender>(options, 0, std::move(fabric), std::move(board)));
+  try {
+    auto control = std::make_unique<LeaderControl>(options, ranks, std::move(hub));
+    return std::unique_ptr<SendRoad>(
+        std::make_unique<Sender>(options, 0, std::move(fabric), std::move(control)));
+  } catch (const std::system_error& failure) {
+    return error(StatusCode::kIo, "nccl: no thread for the leader: ", failure.what());
+  }
 }
 
 std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,

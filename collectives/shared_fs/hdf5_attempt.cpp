@@ -1,84 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/hdf5_attempt.h"
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
 #include "collectives/shared_fs/hdf5_container.h"
-#include "collectives/shared_fs/hdf5_layout.h"
+#include "collectives/shared_fs/hdf5_handle.h"
 
 namespace driftless {
 
-// A part while it is being filled. Calls of pwrite() may overlap, so the buffer has a lock. Closing
-// it hands it over to the rounds.
-class Hdf5PartFile final : public File {
+// A part while it is being filled. Closing its file hands it over to the rounds.
+class Hdf5Part final : public BufferPart {
  public:
-  Hdf5PartFile(std::shared_ptr<Hdf5Attempt> attempt, std::size_t index, std::string path)
-      : attempt_(std::move(attempt)), index_(index), path_(std::move(path)) {}
-  Hdf5PartFile(const Hdf5PartFile&) = delete;
-  Hdf5PartFile& operator=(const Hdf5PartFile&) = delete;
-  ~Hdf5PartFile() override { attempt_->close_part(index_, std::move(buffer_), hash_); }
+  Hdf5Part(std::shared_ptr<Hdf5Attempt> attempt, std::size_t index, std::string group,
+           std::string name)
+      : BufferPart(std::move(group), std::move(name),
+                   make_byte_budget(attempt->limits_.part_bytes, "max_part_bytes"), {}),
+        attempt_(std::move(attempt)),
+        index_(index) {}
 
-  [[nodiscard]] Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    hash_.reset();
-    return buffer_.write(offset, bytes, attempt_->limits_.part_bytes, path_);
-  }
-
-  [[nodiscard]] Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const std::span<const std::byte> all = buffer_.bytes();
-    if (offset > all.size() || bytes.size() > all.size() - offset) {
-      return error(StatusCode::kCorrupt, path_, ": ends at ", all.size(), ", ", bytes.size(),
-                   " bytes were asked for at ", offset);
-    }
-    if (!bytes.empty()) std::memcpy(bytes.data(), all.data() + offset, bytes.size());
-    return {};
-  }
-
+ protected:
   // The bytes are final, and will be on stable storage once the publication was flushed.
-  [[nodiscard]] Status sync() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    DRIFTLESS_RETURN_IF_ERROR(attempt_->status());
-    hash_ = xxh3_128(buffer_.bytes());
-    return {};
+  Status sync() override { return attempt_->status(); }
+  void file_closed(bool whole) override {
+    std::optional<Hash128> hash = whole ? known_hash() : std::nullopt;
+    PartBuffer buffer = take();
+    if (whole && !hash) hash = xxh3_128(buffer.bytes());
+    attempt_->close_part(index_, std::move(buffer), hash);
   }
-
-  [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
   const std::shared_ptr<Hdf5Attempt> attempt_;
   const std::size_t index_;
-  const std::string path_;
-  std::mutex mutex_;
-  Hdf5Buffer buffer_;
-  std::optional<Hash128> hash_;  // of the buffer, where nothing was written since sync()
 };
-
-Status Hdf5Buffer::write(std::uint64_t offset, std::span<const std::byte> bytes,
-                         std::uint64_t limit, const std::string& what) {
-  if (offset > limit || bytes.size() > limit - offset) {
-    return error(StatusCode::kNoSpace, what, ": ", bytes.size(), " bytes at ", offset,
-                 " exceed the limit of ", limit, " bytes of a part");
-  }
-  const std::uint64_t end = offset + bytes.size();
-  if (end > capacity_) {
-    const std::uint64_t wanted = std::min(limit, std::max(end, capacity_ + capacity_ / 2));
-    std::byte* held = data_.release();  // for realloc() to take over, unless it fails
-    auto* grown = static_cast<std::byte*>(std::realloc(held, wanted));
-    data_.reset(grown != nullptr ? grown : held);
-    if (grown == nullptr) {
-      return error(StatusCode::kNoSpace, what, ": no memory for ", wanted, " bytes");
-    }
-    capacity_ = wanted;
-  }
-  if (bytes.empty()) return {};
-  if (offset > size_) std::memset(data_.get() + size_, 0, offset - size_);
-  std::memcpy(data_.get() + offset, bytes.data(), bytes.size());
-  size_ = std::max(size_, end);
-  return {};
-}
 
 Hdf5Attempt::Hdf5Attempt(std::shared_ptr<Hdf5Monitor> monitor, std::string directory, Hash128 id,
                          unsigned rank, Limits limits, const Deadline& deadline)
@@ -91,8 +42,9 @@ Hdf5Attempt::Hdf5Attempt(std::shared_ptr<Hdf5Monitor> monitor, std::string direc
 
 Result<std::unique_ptr<File>> Hdf5Attempt::create_part(const std::string& name) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
-  const std::string path =
-      concat(join_path(directory_, kHdf5FileName), ":", hdf5_group_name(rank_), "/", name);
+  const std::string group =
+      concat(join_path(directory_, kHdf5FileName), ":", hdf5_group_name(rank_));
+  const std::string path = concat(group, "/", name);
   if (name.size() > kMaxHdf5PartName) {
     return error(StatusCode::kInvalidArgument, path, ": a part's name has at most ",
                  kMaxHdf5PartName, " bytes");
@@ -107,12 +59,9 @@ Result<std::unique_ptr<File>> Hdf5Attempt::create_part(const std::string& name) 
       return error(StatusCode::kAlreadyExists, path, ": is there already");
     }
   }
-  Part part;
-  part.receipt.name = name;
-  part.receipt.rank = rank_;
-  parts_.push_back(std::move(part));
-  return std::unique_ptr<File>(
-      std::make_unique<Hdf5PartFile>(shared_from_this(), parts_.size() - 1, path));
+  parts_.push_back({{.name = name, .rank = rank_, .hash = {}}});
+  return make_part_file(
+      std::make_shared<Hdf5Part>(shared_from_this(), parts_.size() - 1, group, name));
 }
 
 Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path) {
@@ -128,7 +77,7 @@ Status Hdf5Attempt::wait_for_room(std::unique_lock<std::mutex>& lock, const std:
   return {};
 }
 
-void Hdf5Attempt::close_part(std::size_t index, Hdf5Buffer buffer,
+void Hdf5Attempt::close_part(std::size_t index, PartBuffer buffer,
                              const std::optional<Hash128>& hash) {
   auto finished = std::make_shared<Hdf5FinishedPart>();
   finished->buffer = std::move(buffer);

@@ -4,47 +4,16 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
 #include <deque>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "collectives/road.h"
-#include "core/deadline.h"
-#include "core/file_system.h"
-#include "core/hash128.h"
-#include "core/status.h"
+#include "collectives/open_part.h"
 
 namespace driftless {
-
-inline constexpr std::size_t kMaxHdf5PartName = 255;
-
-// Bytes that grow. realloc() moves large blocks by remapping them, without a second copy in memory.
-class Hdf5Buffer {
- public:
-  // Holes read as zeros. kNoSpace past `limit`, or where there is no memory.
-  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes,
-                             std::uint64_t limit, const std::string& what);
-  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  std::uint64_t size_ = 0, capacity_ = 0;
-};
 
 struct Hdf5FinishedPart {
   std::string name;
   Hash128 hash;
-  Hdf5Buffer buffer;
+  PartBuffer buffer;
 };
 
 // What a sink's threads share: one lock for all attempts, so that one condition wakes everybody.
@@ -93,7 +62,7 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
   void end(const Status& how);
 
  private:
-  friend class Hdf5PartFile;
+  friend class Hdf5Part;
   struct Part {
     PartReceipt receipt;
     bool closed = false, synced = false;
@@ -101,7 +70,7 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
 
   // A part's file is closed; `hash` is there where it was synced after its last write. Does not
   // wait.
-  void close_part(std::size_t index, Hdf5Buffer buffer, const std::optional<Hash128>& hash);
+  void close_part(std::size_t index, PartBuffer buffer, const std::optional<Hash128>& hash);
   [[nodiscard]] Status wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path);
 
   const std::shared_ptr<Hdf5Monitor> monitor_;

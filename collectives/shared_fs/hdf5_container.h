@@ -12,15 +12,7 @@
 
 #include <mpi.h>
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "collectives/shared_fs/part_container.h"
-#include "core/status.h"
 
 namespace driftless {
 

@@ -4,12 +4,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <string_view>
+#include <cstring>
 
-#include "collectives/shared_fs/hdf5_layout.h"
-#include "core/file_system.h"
+#include "collectives/mpi_rma/mpi_status.h"
 
 namespace driftless {
 namespace {
@@ -55,41 +52,43 @@ Result<Hid> link_properties(const std::string& what) {
   return properties;
 }
 
-class Info {
- public:
-  ~Info() {
-    if (info_ != MPI_INFO_NULL) MPI_Info_free(&info_);
+Status set_hints(MPI_Info& info, const std::vector<std::pair<std::string, std::string>>& hints) {
+  if (hints.empty()) return {};
+  DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Info_create(&info), "MPI-IO hints"));
+  for (const auto& [key, value] : hints) {
+    DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Info_set(info, key.c_str(), value.c_str()),
+                                                  concat("MPI-IO hint ", key, "=", value)));
   }
-  Info() = default;
-  Info(const Info&) = delete;
-  Info& operator=(const Info&) = delete;
-
-  [[nodiscard]] Status set(const std::vector<std::pair<std::string, std::string>>& hints) {
-    if (hints.empty()) return {};
-    DRIFTLESS_RETURN_IF_ERROR(hdf5_mpi_status(MPI_Info_create(&info_), "MPI-IO hints"));
-    for (const auto& [key, value] : hints) {
-      DRIFTLESS_RETURN_IF_ERROR(hdf5_mpi_status(MPI_Info_set(info_, key.c_str(), value.c_str()),
-                                                concat("MPI-IO hint ", key, "=", value)));
-    }
-    return {};
-  }
-  [[nodiscard]] MPI_Info get() const { return info_; }
-
- private:
-  MPI_Info info_ = MPI_INFO_NULL;
-};
+  return {};
+}
 
 }  // namespace
 
+void Hdf5Message::set_failure(const Status& why) {
+  kind = kFailed;
+  code = static_cast<std::uint32_t>(why.code());
+  const std::string_view message = why.message().substr(0, text.size() - 1);
+  text.fill('\0');
+  std::copy(message.begin(), message.end(), text.begin());
+}
+
+Status Hdf5Message::failure(unsigned rank) const {
+  const bool known = code > 0 && code <= static_cast<std::uint32_t>(StatusCode::kInternal);
+  return error(known ? static_cast<StatusCode>(code) : StatusCode::kInternal, "publisher rank ",
+               rank, ": ", std::string_view(text.data(), ::strnlen(text.data(), text.size())));
+}
+
 Result<Hid> Hdf5VersionFile::access_properties() const {
-  Info info;
-  DRIFTLESS_RETURN_IF_ERROR(info.set(options_.mpi_io_hints));
+  MPI_Info info = MPI_INFO_NULL;
+  const Status hinted = set_hints(info, options_.mpi_io_hints);
   Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  if (!access.valid() || H5Pset_fapl_mpio(access.get(), ranks_, info.get()) < 0 ||
-      (options_.alignment_bytes > 1 &&
-       H5Pset_alignment(access.get(), kAlignFromBytes, options_.alignment_bytes) < 0)) {
-    return hdf5_error(StatusCode::kInternal, concat(path_, ": MPI-IO"));
-  }
+  const bool made =
+      hinted.ok() && access.valid() && H5Pset_fapl_mpio(access.get(), ranks_, info) >= 0 &&
+      (options_.alignment_bytes <= 1 ||
+       H5Pset_alignment(access.get(), kAlignFromBytes, options_.alignment_bytes) >= 0);
+  if (info != MPI_INFO_NULL) MPI_Info_free(&info);
+  DRIFTLESS_RETURN_IF_ERROR(hinted);
+  if (!made) return hdf5_error(StatusCode::kInternal, concat(path_, ": MPI-IO"));
   return access;
 }
 

@@ -3,19 +3,29 @@
 // hdf5_*.cpp files.
 #pragma once
 
-#include <mpi.h>
-
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
+#include <array>
 
 #include "collectives/shared_fs/hdf5_container.h"
-#include "collectives/shared_fs/hdf5_exchange.h"
 #include "collectives/shared_fs/hdf5_handle.h"
-#include "core/status.h"
 
 namespace driftless {
+
+// As it travels, between ranks of one build: plain bytes.
+struct Hdf5Message {
+  enum Kind : std::uint32_t { kPart = 1, kNoMore = 2, kFailed = 3, kGo = 4 };
+
+  std::uint32_t kind = kFailed;
+  std::uint32_t code = 0;       // of a failure
+  std::uint64_t file_open = 0;  // whether the sender takes part in closing the file
+  Hash128 attempt;
+  std::uint64_t size_bytes = 0;  // of a part, like the following
+  Hash128 hash;
+  std::array<char, kMaxHdf5PartName + 1> name{};  // ends with a zero
+  std::array<char, 512> text{};                   // of a failure; ends with a zero
+
+  void set_failure(const Status& why);
+  [[nodiscard]] Status failure(unsigned rank) const;
+};
 
 // Each call is made by all ranks, in the same order, with the same arguments except `mine`; the
 // ranks agree on that before. A call that fails leaves the file open where it was.

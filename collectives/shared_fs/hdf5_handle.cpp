@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/hdf5_handle.h"
 
-#include <string>
-
 namespace driftless {
 namespace {
 

@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call into HDF5 here goes through. Internal to the hdf5_*.cpp files.
+// What every call into HDF5 here goes through, and names within version.h5. Internal to the
+// hdf5_*.cpp files.
 #pragma once
 
 #include <hdf5.h>
 
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "core/status.h"
 
 namespace driftless {
+
+inline constexpr std::size_t kMaxHdf5PartName = 255;
+inline constexpr unsigned kHdf5FormatVersion = 1;
+
+// "/rank0003"
+[[nodiscard]] inline std::string hdf5_group_name(unsigned rank) {
+  const std::string digits = concat(rank);
+  return concat("/rank", std::string(digits.size() < 4 ? 4 - digits.size() : 0, '0'), digits);
+}
 
 // Held around every use of HDF5, the closing of handles included. The library keeps its state in
 // globals and is not thread-safe as packaged, so the lock is one for the process: a writer thread
@@ -20,8 +31,6 @@ class Hdf5Scope {
  public:
   Hdf5Scope();
   ~Hdf5Scope();
-  Hdf5Scope(const Hdf5Scope&) = delete;
-  Hdf5Scope& operator=(const Hdf5Scope&) = delete;
 
  private:
   std::lock_guard<std::mutex> lock_;

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <cstdlib>
 
 #include "collectives/shared_fs/hdf5_container.h"
 #include "collectives/shared_fs/hdf5_handle.h"
-#include "collectives/shared_fs/hdf5_layout.h"
 
 namespace driftless {
 namespace {
@@ -95,8 +93,8 @@ Status read_all(const Hid& dataset, std::byte* to, std::uint64_t size, const std
 
 class Hdf5Reader final : public PartReader {
  public:
-  [[nodiscard]] Result<MappedFile> fetch(const std::string& directory, const PartReceipt& part,
-                                         const Deadline& deadline) override {
+  Result<MappedFile> fetch(const std::string& directory, const PartReceipt& part,
+                           const Deadline& deadline) override {
     const std::string path = join_path(directory, kHdf5FileName);
     const std::string what = concat(path, ":", hdf5_group_name(part.rank), "/", part.name);
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));

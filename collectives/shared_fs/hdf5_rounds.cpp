@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/shared_fs/hdf5_rounds.h"
 
-#include <algorithm>
-#include <span>
-#include <utility>
-
-#include "core/file_system.h"
+#include <type_traits>
 
 namespace driftless {
+
+static_assert(std::is_trivially_copyable_v<Hdf5Message>);
 
 Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id) {
   FileSystem& fs = posix_file_system();
@@ -28,6 +26,41 @@ Result<Hash128> read_hdf5_attempt_id(const std::string& directory) {
     return error(StatusCode::kIncomplete, path, ": the leader has not begun it (yet)");
   }
   return hash128_from_hex(text);
+}
+
+Result<std::unique_ptr<Hdf5Exchange>> Hdf5Exchange::create(MPI_Comm ranks) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const mpi_rma::OwnComm own,
+      mpi_rma::duplicate_comm(ranks, "the communicator of the publisher ranks"));
+  std::unique_ptr<Hdf5Exchange> exchange(new Hdf5Exchange(own));
+  exchange->buffers_ = std::make_unique<Buffers>();
+  exchange->buffers_->heard.resize(own.size);
+  return exchange;
+}
+
+Hdf5Exchange::~Hdf5Exchange() {
+  if (!mpi_rma::mpi_runs()) return;
+  if (request_ != MPI_REQUEST_NULL) {
+    [[maybe_unused]] const Buffers* left = buffers_.release();  // MPI may still write there
+    return;
+  }
+  (void)MPI_Comm_free(&own_.comm);
+}
+
+Status Hdf5Exchange::post(const Hdf5Message& mine) {
+  buffers_->mine = mine;
+  constexpr int kBytes = sizeof(Hdf5Message);
+  return mpi_rma::mpi_status(
+      MPI_Iallgather(&buffers_->mine, kBytes, MPI_BYTE, buffers_->heard.data(), kBytes, MPI_BYTE,
+                     own_.comm, &request_),
+      "a meeting of the publisher ranks");
+}
+
+Result<bool> Hdf5Exchange::test() {
+  int done = 0;
+  DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Test(&request_, &done, MPI_STATUS_IGNORE),
+                                                "a meeting of the publisher ranks"));
+  return done != 0;
 }
 
 Hdf5Rounds::Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
@@ -59,11 +92,11 @@ bool Hdf5Rounds::has_work_locked() const {
   return active_->word_locked() != Hdf5Attempt::Word::kNothing;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::step() {
+Hdf5Rounds::Progress Hdf5Rounds::advance() {
   if (phase_ == Phase::kSilent) return announce();
   const Result<bool> heard = exchange_->test();
   if (!heard.ok()) return give_up(heard.status());
-  if (!*heard) return Step::kWaiting;
+  if (!*heard) return Progress::kWaiting;
   switch (phase_) {
     case Phase::kAnnounced: return on_announced();
     case Phase::kConfirming: return on_confirmed();
@@ -79,21 +112,21 @@ Hdf5Message Hdf5Rounds::blank() const {
   return message;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::announce() {
+Hdf5Rounds::Progress Hdf5Rounds::announce() {
   {
     const std::lock_guard<std::mutex> lock(monitor_->mutex);
     if (active_ == nullptr) active_ = std::move(next_);
-    if (active_ == nullptr) return Step::kNothing;
+    if (active_ == nullptr) return Progress::kNothing;
   }
   if (!broken_.ok()) return give_up(broken_);
   Hdf5Message message = blank();
   switch (active_->word()) {
-    case Hdf5Attempt::Word::kNothing: return Step::kNothing;
+    case Hdf5Attempt::Word::kNothing: return Progress::kNothing;
     case Hdf5Attempt::Word::kNoMore: message.kind = Hdf5Message::kNoMore; break;
     case Hdf5Attempt::Word::kFailed: message.set_failure(active_->status()); break;
     case Hdf5Attempt::Word::kPart:
       part_ = active_->front();
-      if (part_ == nullptr) return Step::kMoved;  // it failed this very moment
+      if (part_ == nullptr) return Progress::kMoved;  // it failed this very moment
       message.kind = Hdf5Message::kPart;
       message.size_bytes = part_->buffer.bytes().size();
       message.hash = part_->hash;
@@ -103,15 +136,15 @@ Hdf5Rounds::Step Hdf5Rounds::announce() {
   return post(message, Phase::kAnnounced);
 }
 
-Hdf5Rounds::Step Hdf5Rounds::post(const Hdf5Message& mine, Phase next) {
+Hdf5Rounds::Progress Hdf5Rounds::post(const Hdf5Message& mine, Phase next) {
   const Status posted = exchange_->post(mine);
   if (!posted.ok()) return give_up(posted);
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   phase_ = next;
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::say(const Status& mine, Phase next) {
+Hdf5Rounds::Progress Hdf5Rounds::say(const Status& mine, Phase next) {
   Hdf5Message message = blank();
   message.kind = Hdf5Message::kGo;
   if (!mine.ok()) message.set_failure(mine);
@@ -131,7 +164,7 @@ bool Hdf5Rounds::everybody_has_file() const {
                              [](const Hdf5Message& word) { return word.file_open != 0; });
 }
 
-Hdf5Rounds::Step Hdf5Rounds::on_announced() {
+Hdf5Rounds::Progress Hdf5Rounds::on_announced() {
   announced_ = exchange_->heard();
   for (const Hdf5Message& word : announced_) {
     if (word.attempt != active_->id()) return on_misaligned();
@@ -141,7 +174,7 @@ Hdf5Rounds::Step Hdf5Rounds::on_announced() {
 }
 
 // No rank has the file open here: an open file is of one attempt, on all ranks.
-Hdf5Rounds::Step Hdf5Rounds::on_misaligned() {
+Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
   part_ = nullptr;
   {
     const std::lock_guard<std::mutex> lock(monitor_->mutex);
@@ -153,13 +186,13 @@ Hdf5Rounds::Step Hdf5Rounds::on_misaligned() {
     failure = error(StatusCode::kIncomplete, active_->directory(),
                     ": the leader has left this attempt, or begun another: begin again");
   }
-  if (failure.ok()) return Step::kWaiting;  // a little, for the rank that is behind
+  if (failure.ok()) return Progress::kWaiting;  // a little, for the rank that is behind
   if (rank() == 0) remove_file();
   end_active(failure);
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::on_confirmed() {
+Hdf5Rounds::Progress Hdf5Rounds::on_confirmed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   const bool last = std::ranges::all_of(
       announced_, [](const Hdf5Message& word) { return word.kind == Hdf5Message::kNoMore; });
@@ -180,10 +213,10 @@ Hdf5Rounds::Step Hdf5Rounds::on_confirmed() {
   if (!status.ok()) active_->fail(status);  // said in the next round
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   phase_ = Phase::kSilent;
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::on_flushed() {
+Hdf5Rounds::Progress Hdf5Rounds::on_flushed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   set_writing(true);
   const Status closed = file_.close();
@@ -191,13 +224,13 @@ Hdf5Rounds::Step Hdf5Rounds::on_flushed() {
   return say(closed, Phase::kClosed);
 }
 
-Hdf5Rounds::Step Hdf5Rounds::on_closed() {
+Hdf5Rounds::Progress Hdf5Rounds::on_closed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   end_active({});
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::finish_failed(const Status& why) {
+Hdf5Rounds::Progress Hdf5Rounds::finish_failed(const Status& why) {
   set_writing(true);
   if (everybody_has_file()) {
     file_.discard();
@@ -207,14 +240,14 @@ Hdf5Rounds::Step Hdf5Rounds::finish_failed(const Status& why) {
   if (rank() == 0) remove_file();
   set_writing(false);
   end_active(why);
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
-Hdf5Rounds::Step Hdf5Rounds::give_up(const Status& why) {
+Hdf5Rounds::Progress Hdf5Rounds::give_up(const Status& why) {
   broken_ = why;
   file_.leave();
   end_active(why);
-  return Step::kMoved;
+  return Progress::kMoved;
 }
 
 // Where the same directory was begun anew, what lies there belongs to the next attempt.

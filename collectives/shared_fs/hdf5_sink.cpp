@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <limits>
 #include <thread>
-#include <utility>
 
 #include "collectives/shared_fs/hdf5_container.h"
 #include "collectives/shared_fs/hdf5_rounds.h"
@@ -24,24 +23,140 @@ class Hdf5Sink final : public PartSink {
         rounds_(std::move(exchange), monitor_, options) {
     if (threaded_) thread_ = std::thread([this] { run(); });
   }
-  ~Hdf5Sink() override;
 
-  [[nodiscard]] Status begin(const std::string& directory, const Deadline& deadline) override;
-  [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name) override;
-  [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
-  [[nodiscard]] Status abort() override;
+  ~Hdf5Sink() override {
+    const std::shared_ptr<Hdf5Attempt> last = current_;
+    leave("the publisher closed the road");
+    const Deadline deadline = Deadline::after(options_.close_wait);
+    if (!threaded_) {
+      if (last != nullptr) drive(*last, deadline);
+      return;
+    }
+    {
+      std::unique_lock<std::mutex> lock(monitor_->mutex);
+      monitor_->changed.wait_until(lock, deadline.at(), [this] { return rounds_.idle_locked(); });
+      quit_ = true;
+      monitor_->changed.notify_all();
+    }
+    thread_.join();
+  }
+
+  Status begin(const std::string& directory, const Deadline& deadline) override {
+    leave("another publication was begun");
+    run_ready_rounds();
+    DRIFTLESS_RETURN_IF_ERROR(wait_until_written(directory, deadline));
+    const bool leads = rounds_.rank() == 0;
+    Hash128 id = random_hash128();
+    if (!leads) {
+      DRIFTLESS_ASSIGN_OR_RETURN(id, wait_for_id(directory, deadline));
+    }
+    const std::size_t queued =
+        threaded_ ? options_.queued_parts : std::numeric_limits<std::size_t>::max();
+    current_ = std::make_shared<Hdf5Attempt>(monitor_, directory, id, rounds_.rank(),
+                                             Hdf5Attempt::Limits{options_.max_part_bytes, queued},
+                                             deadline);
+    // Before the id is written: from here on, the rounds leave what lies in the directory alone.
+    rounds_.set_next(current_);
+    if (!leads) return {};
+    const Status written = write_hdf5_attempt_id(directory, id);
+    if (!written.ok()) current_->fail(written);
+    return written;
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    if (current_ == nullptr) {
+      return error(StatusCode::kInvalidArgument, "part '", name, "': no publication was begun");
+    }
+    return current_->create_part(name);
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    if (current_ == nullptr) {
+      return error(StatusCode::kInvalidArgument, "flush: no publication was begun");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(current_->start_flush());
+    if (!threaded_) drive(*current_, deadline);
+    if (!current_->wait_over(deadline)) {
+      current_->fail(error(
+          StatusCode::kDeadlineExceeded, current_->directory(), ": publisher rank ", rounds_.rank(),
+          " waited in vain for the other publisher ranks to write ", kHdf5FileName));
+      run_ready_rounds();
+    }
+    DRIFTLESS_RETURN_IF_ERROR(current_->status());
+    return current_->receipts();
+  }
+
+  Status abort() override {
+    leave("this rank aborted the publication");
+    run_ready_rounds();
+    return {};
+  }
 
  private:
-  void run();
+  // The thread is in a round, or waits for an attempt to have something to say.
+  void run() {
+    Backoff backoff(kPollFirst, kPollLongest);
+    for (;;) {
+      const Hdf5Rounds::Progress progress = rounds_.advance();
+      std::unique_lock<std::mutex> lock(monitor_->mutex);
+      if (quit_) return;
+      if (progress == Hdf5Rounds::Progress::kMoved) backoff.reset();
+      if (progress == Hdf5Rounds::Progress::kNothing) {
+        monitor_->changed.wait(lock, [this] { return quit_ || rounds_.has_work_locked(); });
+      }
+      lock.unlock();
+      if (progress == Hdf5Rounds::Progress::kWaiting)
+        (void)backoff.sleep(Deadline::after(milliseconds(60)));
+    }
+  }
+
   // Without a thread: steps until `attempt` is over, or until there is nothing to do at once.
-  void drive(const Hdf5Attempt& attempt, const Deadline& deadline);
-  void settle();
-  void leave(std::string_view why);
+  void drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
+    Backoff backoff(kPollFirst, kPollLongest);
+    while (!attempt.over()) {
+      if (rounds_.advance() == Hdf5Rounds::Progress::kMoved) {
+        backoff.reset();
+      } else if (!backoff.sleep(deadline)) {
+        return;
+      }
+    }
+  }
+
+  void run_ready_rounds() {
+    while (!threaded_ && rounds_.advance() == Hdf5Rounds::Progress::kMoved) {
+    }
+  }
+
+  void leave(std::string_view why) {
+    if (current_ == nullptr) return;
+    current_->fail(error(StatusCode::kIncomplete, current_->directory(), ": ", why));
+    current_ = nullptr;
+  }
+
   // What the leader's begin() wrote.
   [[nodiscard]] Result<Hash128> wait_for_id(const std::string& directory,
-                                            const Deadline& deadline) const;
+                                            const Deadline& deadline) const {
+    Backoff backoff(kPollFirst, kPollLongest * 50);
+    for (;;) {
+      Result<Hash128> id = read_hdf5_attempt_id(directory);
+      if (id.ok() || id.status().code() != StatusCode::kIncomplete) return id;
+      if (!backoff.sleep(deadline)) {
+        return error(StatusCode::kDeadlineExceeded, id.status().message(), "; publisher rank ",
+                     rounds_.rank(), " waited: is this directory the same on all publisher ranks?");
+      }
+    }
+  }
+
   [[nodiscard]] Status wait_until_written(const std::string& directory,
-                                          const Deadline& deadline) const;
+                                          const Deadline& deadline) const {
+    if (!threaded_) return {};
+    std::unique_lock<std::mutex> lock(monitor_->mutex);
+    if (monitor_->changed.wait_until(lock, deadline.at(),
+                                     [this] { return !rounds_.writing_locked(); })) {
+      return {};
+    }
+    return deadline.check(concat(directory, ": the publication before is still being written"));
+  }
 
   const Hdf5Options options_;
   const bool threaded_;
@@ -52,141 +167,11 @@ class Hdf5Sink final : public PartSink {
   std::thread thread_;
 };
 
-// The thread is in a round, or waits for an attempt to have something to say.
-void Hdf5Sink::run() {
-  Backoff backoff(kPollFirst, kPollLongest);
-  for (;;) {
-    const Hdf5Rounds::Step step = rounds_.step();
-    std::unique_lock<std::mutex> lock(monitor_->mutex);
-    if (quit_) return;
-    if (step == Hdf5Rounds::Step::kMoved) backoff.reset();
-    if (step == Hdf5Rounds::Step::kNothing) {
-      monitor_->changed.wait(lock, [this] { return quit_ || rounds_.has_work_locked(); });
-    }
-    lock.unlock();
-    if (step == Hdf5Rounds::Step::kWaiting) (void)backoff.sleep(Deadline::after(milliseconds(60)));
-  }
-}
-
-void Hdf5Sink::drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
-  Backoff backoff(kPollFirst, kPollLongest);
-  while (!attempt.over()) {
-    if (rounds_.step() == Hdf5Rounds::Step::kMoved) {
-      backoff.reset();
-    } else if (!backoff.sleep(deadline)) {
-      return;
-    }
-  }
-}
-
-void Hdf5Sink::settle() {
-  while (!threaded_ && rounds_.step() == Hdf5Rounds::Step::kMoved) {
-  }
-}
-
-void Hdf5Sink::leave(std::string_view why) {
-  if (current_ == nullptr) return;
-  current_->fail(error(StatusCode::kIncomplete, current_->directory(), ": ", why));
-  current_ = nullptr;
-}
-
-Hdf5Sink::~Hdf5Sink() {
-  const std::shared_ptr<Hdf5Attempt> last = current_;
-  leave("the publisher closed the road");
-  const Deadline deadline = Deadline::after(options_.close_wait);
-  if (!threaded_) {
-    if (last != nullptr) drive(*last, deadline);
-    return;
-  }
-  {
-    std::unique_lock<std::mutex> lock(monitor_->mutex);
-    monitor_->changed.wait_until(lock, deadline.at(), [this] { return rounds_.idle_locked(); });
-    quit_ = true;
-    monitor_->changed.notify_all();
-  }
-  thread_.join();
-}
-
-Result<Hash128> Hdf5Sink::wait_for_id(const std::string& directory,
-                                      const Deadline& deadline) const {
-  Backoff backoff(kPollFirst, kPollLongest * 50);
-  for (;;) {
-    Result<Hash128> id = read_hdf5_attempt_id(directory);
-    if (id.ok() || id.status().code() != StatusCode::kIncomplete) return id;
-    if (!backoff.sleep(deadline)) {
-      return error(StatusCode::kDeadlineExceeded, id.status().message(), "; publisher rank ",
-                   rounds_.rank(), " waited: is this directory the same on all publisher ranks?");
-    }
-  }
-}
-
-Status Hdf5Sink::wait_until_written(const std::string& directory, const Deadline& deadline) const {
-  if (!threaded_) return {};
-  std::unique_lock<std::mutex> lock(monitor_->mutex);
-  if (monitor_->changed.wait_until(lock, deadline.at(),
-                                   [this] { return !rounds_.writing_locked(); })) {
-    return {};
-  }
-  return deadline.check(concat(directory, ": the publication before is still being written"));
-}
-
-Status Hdf5Sink::begin(const std::string& directory, const Deadline& deadline) {
-  leave("another publication was begun");
-  settle();
-  DRIFTLESS_RETURN_IF_ERROR(wait_until_written(directory, deadline));
-  const bool leads = rounds_.rank() == 0;
-  Hash128 id = random_hash128();
-  if (!leads) {
-    DRIFTLESS_ASSIGN_OR_RETURN(id, wait_for_id(directory, deadline));
-  }
-  const std::size_t queued =
-      threaded_ ? options_.queued_parts : std::numeric_limits<std::size_t>::max();
-  current_ =
-      std::make_shared<Hdf5Attempt>(monitor_, directory, id, rounds_.rank(),
-                                    Hdf5Attempt::Limits{options_.max_part_bytes, queued}, deadline);
-  // Before the id is written: from here on, the rounds leave what lies in the directory alone.
-  rounds_.set_next(current_);
-  if (!leads) return {};
-  const Status written = write_hdf5_attempt_id(directory, id);
-  if (!written.ok()) current_->fail(written);
-  return written;
-}
-
-Result<std::unique_ptr<File>> Hdf5Sink::create_part(const std::string& name) {
-  if (current_ == nullptr) {
-    return error(StatusCode::kInvalidArgument, "part '", name, "': no publication was begun");
-  }
-  return current_->create_part(name);
-}
-
-Result<std::vector<PartReceipt>> Hdf5Sink::flush(const Deadline& deadline) {
-  if (current_ == nullptr) {
-    return error(StatusCode::kInvalidArgument, "flush: no publication was begun");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(current_->start_flush());
-  if (!threaded_) drive(*current_, deadline);
-  if (!current_->wait_over(deadline)) {
-    current_->fail(error(StatusCode::kDeadlineExceeded, current_->directory(), ": publisher rank ",
-                         rounds_.rank(), " waited in vain for the other publisher ranks to write ",
-                         kHdf5FileName));
-    settle();
-  }
-  DRIFTLESS_RETURN_IF_ERROR(current_->status());
-  return current_->receipts();
-}
-
-Status Hdf5Sink::abort() {
-  leave("this rank aborted the publication");
-  settle();
-  return {};
-}
-
 }  // namespace
 
 Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks, const Hdf5Options& options) {
-  int initialized = 0;
   int level = MPI_THREAD_SINGLE;
-  if (MPI_Initialized(&initialized) != MPI_SUCCESS || initialized == 0) {
+  if (!mpi_rma::mpi_runs()) {
     return error(StatusCode::kInvalidArgument, "the hdf5 road needs MPI: start under mpirun");
   }
   if (options.queued_parts == 0 || options.max_part_bytes == 0) {
@@ -194,7 +179,8 @@ Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks, const Hdf5Optio
                  "the hdf5 road needs room for a part at least: queued_parts ",
                  options.queued_parts, ", max_part_bytes ", options.max_part_bytes);
   }
-  DRIFTLESS_RETURN_IF_ERROR(hdf5_mpi_status(MPI_Query_thread(&level), "MPI_Query_thread"));
+
+  DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Query_thread(&level), "MPI_Query_thread"));
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<Hdf5Exchange> exchange, Hdf5Exchange::create(ranks));
   return std::unique_ptr<PartSink>(
       std::make_unique<Hdf5Sink>(std::move(exchange), options, level >= MPI_THREAD_MULTIPLE));

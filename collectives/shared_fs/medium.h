@@ -2,14 +2,7 @@
 // The directory that both sides of the shared_fs road share: its names, and how it is read.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-
-#include "collectives/road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "core/file_system.h"
 
 namespace driftless::shared_fs {
 

@@ -3,14 +3,7 @@
 // HDF5 file written by all ranks together (hdf5_container.h, where it is built).
 #pragma once
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "collectives/road.h"
-#include "core/deadline.h"
-#include "core/file_system.h"
-#include "core/status.h"
 
 namespace driftless {
 
@@ -33,5 +26,12 @@ class PartReader {
                                                  const PartReceipt& part,
                                                  const Deadline& deadline) = 0;
 };
+
+// A file each. `fs` outlives them. The sink leaves removing to the directory's owner.
+[[nodiscard]] std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs);
+// Reads a file into memory; maps it where it is larger than `map_above_bytes`. A mapping is
+// cheaper, but an I/O error in it ends the process.
+[[nodiscard]] std::unique_ptr<PartReader> make_part_files_reader(
+    FileSystem& fs, std::uint64_t map_above_bytes = std::uint64_t{1} << 30);
 
 }  // namespace driftless

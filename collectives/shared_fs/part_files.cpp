@@ -1,64 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/shared_fs/part_files.h"
-
-#include <algorithm>
-#include <atomic>
 #include <new>
-#include <optional>
-#include <span>
-#include <utility>
 
-#include "collectives/part_hash.h"
+#include "collectives/open_part.h"
+#include "collectives/shared_fs/part_container.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;  // between two looks at the deadline
+// Between two looks at the deadline.
+constexpr std::uint64_t kReadPieceBytes = std::uint64_t{8} << 20;
 
-// What the sink knows of a part; shared with its file, which other threads may use.
-struct PartState {
-  std::string name;
-  PartHash hash;
-  std::atomic<bool> synced = false;  // since the last write
-  std::atomic<bool> failed = false;  // a write or sync did
-  std::atomic<bool> open = true;
-};
-
-class PartFile final : public File {
+class FilePart final : public HashedPart {
  public:
-  PartFile(std::unique_ptr<File> file, std::shared_ptr<PartState> state)
-      : file_(std::move(file)), state_(std::move(state)) {}
-  PartFile(const PartFile&) = delete;
-  PartFile& operator=(const PartFile&) = delete;
-  ~PartFile() override {
-    file_.reset();
-    state_->open = false;
-  }
+  FilePart(FileSystem& fs, const std::string& directory, std::string name,
+           std::unique_ptr<File> file)
+      : HashedPart(directory, std::move(name), {}),
+        fs_(&fs),
+        path_(file->path()),
+        file_(std::move(file)) {}
 
-  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    state_->synced = false;
-    Status written = file_->pwrite(offset, bytes);
-    if (written.ok()) {
-      state_->hash.wrote(offset, bytes);
-    } else {
-      state_->failed = true;
-    }
-    return written;
+ protected:
+  Status store(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    return file_->pwrite(offset, bytes);
   }
-  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
     return file_->pread(offset, bytes);
   }
-  Status sync() override {
-    Status synced = file_->sync();
-    state_->synced = synced.ok();
-    if (!synced.ok()) state_->failed = true;  // the kernel may have dropped what it could not write
-    return synced;
+  // One that failed is not tried again: the kernel may have dropped what it could not write.
+  Status sync() override { return file_->sync(); }
+  void file_closed(bool) override { file_.reset(); }
+
+  Status complete(PartReceipt& receipt, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(path_));
+    if (info.size_bytes != receipt.size_bytes) {
+      return error(StatusCode::kIo, path_, ": ", receipt.size_bytes, " bytes were written, ",
+                   info.size_bytes, " are there; does somebody else write here?");
+    }
+    if (!known_hash().has_value()) {  // to be read back
+      DRIFTLESS_ASSIGN_OR_RETURN(file_, fs_->open_to_read(path_));
+    }
+    Status hashed = HashedPart::complete(receipt, deadline);
+    file_.reset();
+    return hashed;
   }
-  [[nodiscard]] const std::string& path() const override { return file_->path(); }
 
  private:
-  std::unique_ptr<File> file_;
-  std::shared_ptr<PartState> state_;
+  FileSystem* fs_;
+  const std::string path_;
+  std::unique_ptr<File> file_;  // null once it is closed
 };
 
 class PartFilesSink final : public PartSink {
@@ -74,18 +63,14 @@ class PartFilesSink final : public PartSink {
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                                fs_->create(join_path(directory_, name)));
-    auto state = std::make_shared<PartState>();
-    state->name = name;
-    parts_.push_back(state);
-    return std::unique_ptr<File>(std::make_unique<PartFile>(std::move(file), std::move(state)));
+    parts_.push_back(std::make_shared<FilePart>(*fs_, directory_, name, std::move(file)));
+    return make_part_file(parts_.back());
   }
 
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
-    for (const auto& part : parts_) DRIFTLESS_RETURN_IF_ERROR(check_finished(*part));
     std::vector<PartReceipt> receipts;
     for (const auto& part : parts_) {
-      DRIFTLESS_ASSIGN_OR_RETURN(PartReceipt receipt, receipt_of(*part, deadline));
-      receipts.push_back(std::move(receipt));
+      DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(0, deadline));
     }
     return receipts;
   }
@@ -96,55 +81,9 @@ class PartFilesSink final : public PartSink {
   }
 
  private:
-  [[nodiscard]] Status check_finished(const PartState& part) const {
-    const std::string path = join_path(directory_, part.name);
-    if (part.open) return error(StatusCode::kInvalidArgument, path, ": the part is still open");
-    if (part.failed) {
-      return error(StatusCode::kIo, path, ": writing the part failed; abort the publication");
-    }
-    if (!part.synced) {
-      return error(StatusCode::kInvalidArgument, path,
-                   ": the part was not synced after its last write");
-    }
-    return {};
-  }
-
-  [[nodiscard]] Result<PartReceipt> receipt_of(const PartState& part, const Deadline& deadline) {
-    const std::string path = join_path(directory_, part.name);
-    PartReceipt receipt;
-    receipt.name = part.name;
-    receipt.size_bytes = part.hash.size_bytes();
-    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(path));
-    if (info.size_bytes != receipt.size_bytes) {
-      return error(StatusCode::kIo, path, ": ", receipt.size_bytes, " bytes were written, ",
-                   info.size_bytes, " are there; does somebody else write here?");
-    }
-    if (const std::optional<Hash128> hash = part.hash.hash(); hash.has_value()) {
-      receipt.hash = *hash;
-      return receipt;
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(receipt.hash, read_back(path, receipt.size_bytes, deadline));
-    return receipt;
-  }
-
-  // Of a part that was not written front to back.
-  [[nodiscard]] Result<Hash128> read_back(const std::string& path, std::uint64_t size_bytes,
-                                          const Deadline& deadline) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->open_to_read(path));
-    std::vector<std::byte> piece(std::min(size_bytes, kPieceBytes));
-    PartHash hash;
-    for (std::uint64_t done = 0; done < size_bytes; done += piece.size()) {
-      DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path, " back")));
-      piece.resize(std::min<std::uint64_t>(piece.size(), size_bytes - done));
-      DRIFTLESS_RETURN_IF_ERROR(file->pread(done, piece));
-      hash.wrote(done, piece);
-    }
-    return *hash.hash();
-  }
-
   FileSystem* fs_;
   std::string directory_;
-  std::vector<std::shared_ptr<PartState>> parts_;
+  std::vector<std::shared_ptr<FilePart>> parts_;
 };
 
 class PartFilesReader final : public PartReader {
@@ -195,9 +134,9 @@ class PartFilesReader final : public PartReader {
       return error(StatusCode::kNoSpace, path, ": no memory for ", part.size_bytes, " bytes");
     }
     const std::span<std::byte> bytes(memory.get(), part.size_bytes);
-    for (std::uint64_t done = 0; done < bytes.size(); done += kPieceBytes) {
+    for (std::uint64_t done = 0; done < bytes.size(); done += kReadPieceBytes) {
       DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path)));
-      const std::uint64_t size = std::min<std::uint64_t>(kPieceBytes, bytes.size() - done);
+      const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, bytes.size() - done);
       const Status read = file->pread(done, bytes.subspan(done, size));
       if (read.code() == StatusCode::kCorrupt) {
         return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago

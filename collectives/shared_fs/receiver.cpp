@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <optional>
 #include <set>
-#include <utility>
 
 #include "collectives/shared_fs/medium.h"
-#include "collectives/shared_fs/part_files.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
 
@@ -19,30 +15,123 @@ class Receiver final : public ReceiveRoad {
       : fs_(&fs),
         options_(std::move(options)),
         reader_(std::move(reader)),
-        beat_(random_hash128().low >> 1) {}  // room to grow
+        heartbeat_(random_hash128().low >> 1) {}  // room to grow
 
-  Result<std::string> run_info(const Deadline& deadline) override;
-  Result<std::vector<PublicationId>> list(const Deadline& deadline) override;
-  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override;
-  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override;
+  Result<std::string> run_info(const Deadline& deadline) override {
+    const std::string file = join_path(options_.dir, kRunName);
+    Backoff backoff(options_.poll_first, options_.poll_longest);
+    do {
+      DRIFTLESS_RETURN_IF_ERROR(prepare_look());
+      auto text = read_small(*fs_, file, kMaxRunInfoBytes);
+      if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
+    } while (backoff.sleep(deadline));
+    return deadline.check(concat("waiting for a publisher to write ", file));
+  }
+
+  Result<std::vector<PublicationId>> list(const Deadline& /*deadline*/) override {
+    DRIFTLESS_RETURN_IF_ERROR(prepare_look());
+    const auto names = fs_->list(options_.dir);
+    if (names.status().code() == StatusCode::kNotFound) return std::vector<PublicationId>();
+    DRIFTLESS_RETURN_IF_ERROR(names.status());
+    std::set<PublicationId> whole;
+    for (const std::string& name : *names) {
+      const auto id = parse_publication_name(name);
+      if (!id.has_value()) continue;
+      if (whole_.contains(*id) || exists(*fs_, join_path(path(*id), kDoneName))) whole.insert(*id);
+    }
+    whole_ = std::move(whole);
+    return std::vector<PublicationId>(whole_.begin(), whole_.end());
+  }
+
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    Backoff backoff(options_.poll_first, options_.poll_longest);
+    do {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
+      if (has_step_past(ids, version)) return {};
+    } while (backoff.sleep(deadline));
+    return deadline.check(concat(options_.dir, ": waiting for a step past version ", version));
+  }
+
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading the manifest of ", path(id))));
+    // Files of a directory may become visible late and in any order.
+    const auto late = [](const Status& failure) {
+      return failure.code() == StatusCode::kNotFound
+                 ? error(StatusCode::kIncomplete, failure.message(), ": not there yet")
+                 : failure;
+    };
+    const auto done = read_small(*fs_, join_path(path(id), kDoneName), done_text("").size());
+    if (!done.ok()) return or_gone(id, late(done.status()));
+    auto manifest = read_small(*fs_, join_path(path(id), kManifestName), kMaxManifestBytes);
+    if (!manifest.ok()) return or_gone(id, late(manifest.status()));
+    if (done_text(*manifest) != *done) {
+      return error(StatusCode::kIncomplete, join_path(path(id), kManifestName),
+                   ": its hash is not ", "what DONE says: not whole yet, or damaged");
+    }
+    return manifest;
+  }
+
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override;
-  Status report(const ReceiverReport& report, const Deadline& deadline) override;
-  Status leave(const Deadline& deadline) override;
+                                const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
+    auto bytes = reader_->fetch(path(id), part, deadline);
+    if (!bytes.ok()) return or_gone(id, bytes.status());
+    return bytes;
+  }
+
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+    const std::string file = file_of(report.id);
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
+    DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, join_path(options_.dir, kReceiversName)));
+    DRIFTLESS_RETURN_IF_ERROR(replace_text(*fs_, file, receiver_to_json(report, ++heartbeat_)));
+    id_ = report.id;
+    return {};
+  }
+
+  Status leave(const Deadline& deadline) override {
+    if (id_.empty()) return {};
+    const std::string file = file_of(id_);
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("removing ", file)));
+    Status removed = fs_->remove_file(file);
+    if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
+    id_.clear();
+    return {};
+  }
 
  private:
   [[nodiscard]] std::string path(const PublicationId& id) const {
     return join_path(options_.dir, publication_name(id));
   }
+
   [[nodiscard]] std::string file_of(const std::string& receiver) const {
     return join_path(join_path(options_.dir, kReceiversName), receiver_file_name(receiver));
   }
+
   // Runs the hook, unless it has just been run. It has hook_timeout for itself: a wait that is
   // shorter than the hook would never see anything. One that stalls is kIo, since a deadline that
   // passed means that nothing new is there.
-  [[nodiscard]] Status prepare_look();
+  [[nodiscard]] Status prepare_look() {
+    const auto now = Deadline::Clock::now();
+    if (hook_ended_.has_value() && now - *hook_ended_ < options_.poll_first) return {};
+    const VisibilityHook hook{
+        "before_read", options_.before_read, {{"DRIFTLESS_DIR", options_.dir}}};
+    const Status shown =
+        run_hook(hook, options_.hook_timeout, Deadline::after(options_.hook_timeout));
+    if (shown.code() == StatusCode::kDeadlineExceeded) {
+      return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(shown);
+    hook_ended_ = Deadline::Clock::now();
+    return {};
+  }
+
   // `failure`, or that the whole publication is not there.
-  [[nodiscard]] Status or_gone(const PublicationId& id, const Status& failure) const;
+  [[nodiscard]] Status or_gone(const PublicationId& id, const Status& failure) const {
+    if (fs_->info(path(id)).status().code() != StatusCode::kNotFound) return failure;
+    return error(StatusCode::kNotFound, path(id),
+                 ": it is not there (any more); take the newest anchor");
+  }
 
   FileSystem* fs_;
   const SharedFsOptions options_;
@@ -50,113 +139,8 @@ class Receiver final : public ReceiveRoad {
   std::optional<Deadline::Clock::time_point> hook_ended_;
   std::set<PublicationId> whole_;  // seen with DONE; need no second look
   std::string id_;                 // as last reported
-  std::uint64_t beat_;
+  std::uint64_t heartbeat_;
 };
-
-Status Receiver::prepare_look() {
-  const auto now = Deadline::Clock::now();
-  if (hook_ended_.has_value() && now - *hook_ended_ < options_.poll_first) return {};
-  const VisibilityHook hook{"before_read", options_.before_read, {{"DRIFTLESS_DIR", options_.dir}}};
-  const Status shown =
-      run_hook(hook, options_.hook_timeout, Deadline::after(options_.hook_timeout));
-  if (shown.code() == StatusCode::kDeadlineExceeded) {
-    return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(shown);
-  hook_ended_ = Deadline::Clock::now();
-  return {};
-}
-
-Status Receiver::or_gone(const PublicationId& id, const Status& failure) const {
-  if (fs_->info(path(id)).status().code() != StatusCode::kNotFound) return failure;
-  return error(StatusCode::kNotFound, path(id),
-               ": it is not there (any more); take the newest anchor");
-}
-
-Result<std::string> Receiver::run_info(const Deadline& deadline) {
-  const std::string file = join_path(options_.dir, kRunName);
-  Backoff backoff(options_.poll_first, options_.poll_longest);
-  do {
-    DRIFTLESS_RETURN_IF_ERROR(prepare_look());
-    auto text = read_small(*fs_, file, kMaxRunInfoBytes);
-    if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
-  } while (backoff.sleep(deadline));
-  return deadline.check(concat("waiting for a publisher to write ", file));
-}
-
-Result<std::vector<PublicationId>> Receiver::list(const Deadline& /*deadline*/) {
-  DRIFTLESS_RETURN_IF_ERROR(prepare_look());
-  const auto names = fs_->list(options_.dir);
-  if (names.status().code() == StatusCode::kNotFound) return std::vector<PublicationId>();
-  DRIFTLESS_RETURN_IF_ERROR(names.status());
-  std::set<PublicationId> whole;
-  for (const std::string& name : *names) {
-    const auto id = parse_publication_name(name);
-    if (!id.has_value()) continue;
-    if (whole_.contains(*id) || exists(*fs_, join_path(path(*id), kDoneName))) whole.insert(*id);
-  }
-  whole_ = std::move(whole);
-  return std::vector<PublicationId>(whole_.begin(), whole_.end());
-}
-
-Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
-  Backoff backoff(options_.poll_first, options_.poll_longest);
-  do {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
-    const bool there = std::ranges::any_of(ids, [&](const PublicationId& id) {
-      return id.kind == PublicationKind::kStep && id.version > version;
-    });
-    if (there) return {};
-  } while (backoff.sleep(deadline));
-  return deadline.check(concat(options_.dir, ": waiting for a step past version ", version));
-}
-
-Result<std::string> Receiver::fetch_manifest(const PublicationId& id, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading the manifest of ", path(id))));
-  // Files of a directory may become visible late and in any order.
-  const auto late = [](const Status& failure) {
-    return failure.code() == StatusCode::kNotFound
-               ? error(StatusCode::kIncomplete, failure.message(), ": not there yet")
-               : failure;
-  };
-  const auto done = read_small(*fs_, join_path(path(id), kDoneName), done_text("").size());
-  if (!done.ok()) return or_gone(id, late(done.status()));
-  auto manifest = read_small(*fs_, join_path(path(id), kManifestName), kMaxManifestBytes);
-  if (!manifest.ok()) return or_gone(id, late(manifest.status()));
-  if (done_text(*manifest) != *done) {
-    return error(StatusCode::kIncomplete, join_path(path(id), kManifestName), ": its hash is not ",
-                 "what DONE says: not whole yet, or damaged");
-  }
-  return manifest;
-}
-
-Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartReceipt& part,
-                                        const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
-  auto bytes = reader_->fetch(path(id), part, deadline);
-  if (!bytes.ok()) return or_gone(id, bytes.status());
-  return bytes;
-}
-
-Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-  const std::string file = file_of(report.id);
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
-  DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, join_path(options_.dir, kReceiversName)));
-  DRIFTLESS_RETURN_IF_ERROR(replace_text(*fs_, file, receiver_to_json(report, ++beat_)));
-  id_ = report.id;
-  return {};
-}
-
-Status Receiver::leave(const Deadline& deadline) {
-  if (id_.empty()) return {};
-  const std::string file = file_of(id_);
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("removing ", file)));
-  Status removed = fs_->remove_file(file);
-  if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
-  id_.clear();
-  return {};
-}
 
 }  // namespace
 }  // namespace shared_fs

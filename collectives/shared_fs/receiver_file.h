@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// <dir>/.receivers/<id>.json: what a receiver last said, and how the leader watches these files.
+// <dir>/.receivers/<id>.json: what a receiver last said, how the leader watches these
+// files, and what it may remove.
 //
 //   {"beat": 17, "id": "host3-0", "proof": "...", "version": 7}
 //
@@ -7,21 +8,16 @@
 // life, also across a restart. Bytes of id and proof stand for the code points of the same number.
 #pragma once
 
-#include <cstdint>
 #include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "collectives/road.h"
-#include "core/file_system.h"
 
 namespace driftless::shared_fs {
 
 inline constexpr std::uint64_t kMaxReceiverFileBytes = 65536;
 
 [[nodiscard]] std::string receiver_file_name(std::string_view id);
-[[nodiscard]] std::string receiver_to_json(const ReceiverReport& report, std::uint64_t beat);
+[[nodiscard]] std::string receiver_to_json(const ReceiverReport& report, std::uint64_t heartbeat);
 // kCorrupt where it is not one, or not that of receiver `id`.
 [[nodiscard]] Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_view id);
 
@@ -48,5 +44,11 @@ class ReceiverWatch {
   std::chrono::milliseconds patience_;
   std::map<std::string, Seen> seen_;  // by file name
 };
+
+// Of `there`, what SendRoad::prune(version) may remove, ascending: oldest first, so that what an
+// interrupted pruning leaves is still a chain.
+[[nodiscard]] std::vector<PublicationId> prunable(
+    const std::vector<PublicationId>& there, std::uint64_t version,
+    const std::vector<ReceiverWatch::Receiver>& receivers);
 
 }  // namespace driftless::shared_fs

@@ -1,18 +1,125 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <optional>
-#include <utility>
+
+#include <unistd.h>
+
+#include <array>
 
 #include "collectives/shared_fs/medium.h"
-#include "collectives/shared_fs/part_files.h"
-#include "collectives/shared_fs/pruning.h"
-#include "collectives/shared_fs/publisher_lock.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
 
 namespace driftless {
 namespace shared_fs {
 namespace {
+
+constexpr std::size_t kSessionDigits = 32;
+constexpr std::size_t kLockBytes = 256;  // always: the file is written in place
+constexpr std::uint64_t kMaxLockBytes = 4096;
+
+std::string this_process() {
+  std::array<char, 128> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
+  return concat("process ", ::getpid(), " on ", host.data());
+}
+
+std::string session_in(const std::string& text) {
+  const std::string session = text.substr(0, kSessionDigits);
+  return hash128_from_hex(session).ok() ? session : std::string();
+}
+
+std::string owner_in(const std::string& text) {
+  if (session_in(text).empty()) return "another process";
+  const std::size_t end = text.find_last_not_of(" \n");
+  return text.substr(kSessionDigits + 1, end == std::string::npos ? end : end - kSessionDigits);
+}
+
+// PublisherLock: whose the directory is. The leader of a publisher holds the lock file; its content
+// names a session, new for every leader, and the process:
+//
+//   0123456789abcdef0123456789abcdef process 4711 on trainer-0
+//
+// A lock file that was removed or replaced is lost for good: the session is fenced. Publisher ranks
+// that do not lead follow the session of the directory that they first wrote into.
+class PublisherLock {
+ public:
+  // [leader] kBusy, naming the process, if another publisher holds the directory after `wait`.
+  [[nodiscard]] static Result<PublisherLock> take(FileSystem& fs, const std::string& dir,
+                                                  std::chrono::milliseconds wait) {
+    PublisherLock mine(fs, join_path(dir, kLockName));
+    Result<std::unique_ptr<FileLock>> lock = fs.lock(mine.path_, wait);
+    if (lock.status().code() == StatusCode::kBusy) {
+      const Result<std::string> text = mine.read();
+      return error(StatusCode::kBusy, dir, ": another publisher (",
+                   text.ok() ? owner_in(*text) : "another process",
+                   ") holds this directory, waited ", wait.count(),
+                   " ms; stop it, or publish to another directory");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(lock.status());
+    mine.lock_ = std::move(*lock);
+    mine.session_ = to_hex(random_hash128());
+    mine.owner_ = this_process();
+    mine.kept_ = true;
+    std::string text = concat(mine.session_, " ", mine.owner_);
+    text.resize(kLockBytes - 1, ' ');
+    text += '\n';
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open(mine.path_));
+    DRIFTLESS_RETURN_IF_ERROR(file->pwrite(0, std::as_bytes(std::span(text))));
+    DRIFTLESS_RETURN_IF_ERROR(mine.check());
+    return mine;
+  }
+
+  // [other ranks] Holds nothing.
+  [[nodiscard]] static PublisherLock follow(FileSystem& fs, const std::string& dir) {
+    return {fs, join_path(dir, kLockName)};
+  }
+
+  // Ok while the directory is this session's. kWrongRun, naming both processes: fenced. Any other
+  // failure: nobody can say at the moment. On another rank, before keep(), ok: it looks which
+  // session is there.
+  [[nodiscard]] Status check() {
+    bool held = true;
+    if (lock_ != nullptr) {
+      DRIFTLESS_ASSIGN_OR_RETURN(held, lock_->held());
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string now, read());
+    if (!kept_) {
+      session_ = session_in(now);
+      owner_ = owner_in(now);
+      return {};
+    }
+    return held && session_in(now) == session_ ? Status() : fenced(now);
+  }
+
+  // [other ranks] The session that is there is the one to follow, for good.
+  void keep() { kept_ = true; }
+  // 32 digits; empty on a rank that has seen none.
+  [[nodiscard]] const std::string& session() const { return session_; }
+
+ private:
+  PublisherLock(FileSystem& fs, std::string path) : fs_(&fs), path_(std::move(path)) {}
+  [[nodiscard]] Result<std::string> read() const {
+    Result<std::string> text = read_small(*fs_, path_, kMaxLockBytes);
+    if (text.status().code() == StatusCode::kNotFound) return std::string();
+    return text;
+  }
+
+  [[nodiscard]] Status fenced(const std::string& now) const {
+    const std::string what = now.empty()
+                                 ? std::string("the file was removed")
+                                 : concat(owner_in(now), " has taken the directory over since");
+    return error(
+        StatusCode::kWrongRun, path_, ": ", owner_, " does not hold the lock any more: ", what,
+        ". Nothing more is published by this run; stop it, and start it again once no other "
+        "publishes here (it resumes from what is there), or use another directory");
+  }
+
+  FileSystem* fs_;
+  std::string path_;
+  std::string session_;
+  std::string owner_;  // of the session: "process 4711 on trainer-0"
+  bool kept_ = false;
+  std::unique_ptr<FileLock> lock_;  // null: not the leader
+};
 
 class Sender final : public SendRoad {
  public:
@@ -24,22 +131,163 @@ class Sender final : public SendRoad {
         lock_(PublisherLock::follow(fs, options.dir)),
         sink_(std::move(sink)),
         watch_(fs, join_path(options.dir, kReceiversName), options.patience) {}
-  Sender(const Sender&) = delete;
-  Sender& operator=(const Sender&) = delete;
   ~Sender() override { const Status ignored = abort(); }
 
-  [[nodiscard]] Status open();
+  [[nodiscard]] Status open() {
+    DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, options_.dir));
+    if (!leads()) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
+    return clear_leftovers();
+  }
 
-  Status announce(std::string_view run_info, const Deadline& deadline) override;
-  Status begin(const PublicationId& id, const Deadline& deadline) override;
-  Result<std::unique_ptr<File>> create_part(const std::string& name) override;
-  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
-  Status seal(std::string_view manifest, const Deadline& deadline) override;
-  Status abort() override;
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leads("announcing"));
+    const std::string file = path(kRunName);
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
+    if (run_info.size() > kMaxRunInfoBytes) {
+      return error(StatusCode::kUnsupported, file, ": an announcement of ", run_info.size(),
+                   " bytes, at most ", kMaxRunInfoBytes, " are allowed");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+    const auto before = read_small(*fs_, file, kMaxRunInfoBytes);
+    if (before.ok() && *before == run_info) return {};
+    if (before.ok()) {
+      return error(
+          StatusCode::kAlreadyExists, file,
+          ": the directory belongs to another run; use another directory, or empty this one");
+    }
+    if (before.status().code() != StatusCode::kNotFound) return before.status();
+    return replace_text(*fs_, file, run_info);
+  }
+
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    const Status ignored = abort();  // what it leaves is a leftover
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
+    std::string name;
+    if (leads()) {
+      DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+      DRIFTLESS_RETURN_IF_ERROR(clear_leftovers());
+      DRIFTLESS_RETURN_IF_ERROR(check_order(id));
+      name = new_hidden_name(id, lock_.session());
+      DRIFTLESS_RETURN_IF_ERROR(fs_->make_directory(path(name)));
+    } else {
+      DRIFTLESS_ASSIGN_OR_RETURN(name, await_hidden(id, deadline));
+      lock_.keep();
+    }
+    last_hidden_ = name;
+    pending_ = Pending{id, name};
+    Status begun = sink_->begin(path(name), deadline);
+    if (begun.ok()) return {};
+    const Status also_ignored = abort();
+    return begun;
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
+    if (name.starts_with('.') || name == kManifestName || name == kDoneName) {
+      return error(StatusCode::kInvalidArgument, path(pending_->name), ": a part cannot be named '",
+                   name, "'");
+    }
+    auto part = sink_->create_part(name);
+    if (!part.ok()) return or_fenced(part.status());
+    return part;
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+    auto receipts = sink_->flush(deadline);
+    if (!receipts.ok()) return or_fenced(receipts.status());
+    for (PartReceipt& receipt : *receipts) receipt.rank = rank_;
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(path(pending_->name))));
+    return receipts;
+  }
+
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leads("sealing"));
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+    const std::string hidden = path(pending_->name);
+    const std::string final_path = path(publication_name(pending_->id));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", final_path)));
+    if (manifest.size() > kMaxManifestBytes) {
+      return error(StatusCode::kUnsupported, final_path, ": a manifest of ", manifest.size(),
+                   " bytes, at most ", kMaxManifestBytes, " are allowed");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        or_fenced(write_text(*fs_, join_path(hidden, kManifestName), manifest)));
+    DRIFTLESS_RETURN_IF_ERROR(
+        or_fenced(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest))));
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
+    // A leader that takes over first has the lock, and then takes the hidden directories out of the
+    // way. So if the lock is still ours here and another takes over after this, the renaming fails.
+    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_directory(hidden, final_path)));
+    pending_.reset();
+    DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
+    const VisibilityHook hook{
+        "after_publish",
+        options_.after_publish,
+        {{"DRIFTLESS_DIR", options_.dir}, {"DRIFTLESS_VERSION_DIR", final_path}}};
+    return run_hook(hook, options_.hook_timeout, deadline)
+        .with_context(concat(final_path, " is published, but"));
+  }
+
+  Status abort() override {
+    if (!pending_.has_value()) return {};
+    const std::string name = std::exchange(pending_, std::nullopt)->name;
+    DRIFTLESS_RETURN_IF_ERROR(sink_->abort());
+    if (!leads()) return {};  // the directory is the leader's
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string dropped, drop(*fs_, options_.dir, name));
+    remove_dropped(*fs_, options_.dir, dropped);
+    return {};
+  }
+
   Result<std::optional<Hash128>> published(const PublicationId& id,
-                                           const Deadline& deadline) override;
-  Result<std::vector<ReceiverReport>> receivers() override;
-  Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
+                                           const Deadline& deadline) override {
+    const std::string directory = path(publication_name(id));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("looking for ", directory)));
+    const auto done = read_small(*fs_, join_path(directory, kDoneName), done_text("").size());
+    if (done.status().code() == StatusCode::kNotFound) return std::optional<Hash128>();
+    DRIFTLESS_RETURN_IF_ERROR(done.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const std::string manifest,
+        read_small(*fs_, join_path(directory, kManifestName), kMaxManifestBytes));
+    if (done_text(manifest) == *done) return std::optional(xxh3_128(manifest));
+    return error(StatusCode::kCorrupt, directory,
+                 ": DONE is not the hash of manifest.json; remove ",
+                 "this directory if nobody needs it");
+  }
+
+  Result<std::vector<ReceiverReport>> receivers() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the receivers"));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverWatch::Receiver> alive, watch_.look());
+    std::vector<ReceiverReport> reports;
+    for (ReceiverWatch::Receiver& receiver : alive) reports.push_back(std::move(receiver.report));
+    return reports;
+  }
+
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
+    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverWatch::Receiver> alive, watch_.look());
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
+    std::vector<PublicationId> removed;
+    std::vector<std::string> dropped;
+    Status failed;
+    for (const PublicationId& id : prunable(ids, version, alive)) {
+      auto name = drop(*fs_, options_.dir, publication_name(id));
+      failed = name.status();
+      if (!failed.ok()) break;  // not past a gap
+      removed.push_back(id);
+      dropped.push_back(std::move(*name));
+    }
+    // A power cut must not bring a name back without all of its files.
+    if (!dropped.empty()) DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
+    for (const std::string& name : dropped) remove_dropped(*fs_, options_.dir, name);
+    DRIFTLESS_RETURN_IF_ERROR(failed);
+    return removed;
+  }
+
   [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override {}
 
@@ -53,15 +301,85 @@ class Sender final : public SendRoad {
   [[nodiscard]] std::string path(std::string_view name) const {
     return join_path(options_.dir, name);
   }
+
   // `failed`, or, if that is why, that another publisher has taken the directory over.
-  [[nodiscard]] Status or_fenced(Status failed);
-  [[nodiscard]] Status check_leads(std::string_view what) const;
-  [[nodiscard]] Status check_begun(std::string_view what) const;
-  [[nodiscard]] Status clear_leftovers();
-  [[nodiscard]] Status already_there(const PublicationId& id) const;
-  [[nodiscard]] Status check_order(const PublicationId& id) const;
-  [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id, const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<PublicationId>> there() const;
+  [[nodiscard]] Status or_fenced(Status failed) {
+    if (failed.ok()) return failed;
+    Status held = lock_.check();
+    return held.code() == StatusCode::kWrongRun ? held : failed;
+  }
+
+  [[nodiscard]] Status check_leads(std::string_view what) const {
+    if (leads()) return {};
+    return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " is rank 0's, not rank ",
+                 rank_, "'s");
+  }
+
+  [[nodiscard]] Status check_begun(std::string_view what) const {
+    if (pending_.has_value()) return {};
+    return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " on rank ", rank_,
+                 " without a begin()");
+  }
+
+  // What a publisher that died, or an attempt of ours, left behind. The lock is held. One that
+  // lives, but has lost its lock, loses what it was writing: it cannot seal it any more.
+  [[nodiscard]] Status clear_leftovers() {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
+    for (const std::string& name : names) {
+      if (!is_leftover(name)) continue;
+      std::string dropped = name;
+      if (!is_dropped(name)) {
+        DRIFTLESS_ASSIGN_OR_RETURN(dropped, drop(*fs_, options_.dir, name));
+      }
+      remove_dropped(*fs_, options_.dir, dropped);
+    }
+    return {};
+  }
+
+  [[nodiscard]] Status already_there(const PublicationId& id) const {
+    return error(
+        StatusCode::kAlreadyExists, path(publication_name(id)),
+        ": it is there already, and publications are never replaced; choose another number "
+        "or another directory");
+  }
+
+  [[nodiscard]] Status check_order(const PublicationId& id) const {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
+    for (const PublicationId& other : ids) {
+      if (other.kind != id.kind || other.version < id.version) continue;
+      if (other == id) return already_there(id);
+      return error(StatusCode::kInvalidArgument, options_.dir, ": ", to_string(id), " after ",
+                   to_string(other), ": versions ascend");
+    }
+    return {};
+  }
+
+  [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id,
+                                                 const Deadline& deadline) {
+    Backoff backoff(options_.poll_first, options_.poll_longest);
+    do {
+      DRIFTLESS_RETURN_IF_ERROR(lock_.check());
+      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
+      if (std::ranges::find(names, publication_name(id)) != names.end()) return already_there(id);
+      std::erase_if(names, [&](const std::string& name) {
+        return lock_.session().empty() || !is_hidden_name_of(id, lock_.session(), name) ||
+               name == last_hidden_;
+      });
+      if (names.size() == 1) return names.front();
+    } while (backoff.sleep(deadline));
+    return deadline.check(concat(options_.dir, ": rank ", rank_, " waits for the directory of ",
+                                 to_string(id), ", which rank 0 makes"));
+  }
+
+  [[nodiscard]] Result<std::vector<PublicationId>> there() const {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
+    std::vector<PublicationId> ids;
+    for (const std::string& name : names) {
+      if (const auto id = parse_publication_name(name); id.has_value()) ids.push_back(*id);
+    }
+    std::ranges::sort(ids);
+    return ids;
+  }
 
   FileSystem* fs_;
   const SharedFsOptions options_;
@@ -72,236 +390,6 @@ class Sender final : public SendRoad {
   std::optional<Pending> pending_;
   std::string last_hidden_;  // of our last attempt: a listing may still show it
 };
-
-Status Sender::open() {
-  DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, options_.dir));
-  if (!leads()) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
-  return clear_leftovers();
-}
-
-Status Sender::or_fenced(Status failed) {
-  if (failed.ok()) return failed;
-  Status held = lock_.check();
-  return held.code() == StatusCode::kWrongRun ? held : failed;
-}
-
-Status Sender::check_leads(std::string_view what) const {
-  if (leads()) return {};
-  return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " is rank 0's, not rank ",
-               rank_, "'s");
-}
-
-Status Sender::check_begun(std::string_view what) const {
-  if (pending_.has_value()) return {};
-  return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " on rank ", rank_,
-               " without a begin()");
-}
-
-// What a publisher that died, or an attempt of ours, left behind. The lock is held. One that lives,
-// but has lost its lock, loses what it was writing: it cannot seal it any more.
-Status Sender::clear_leftovers() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
-  for (const std::string& name : names) {
-    if (!is_leftover(name)) continue;
-    std::string dropped = name;
-    if (!is_dropped(name)) {
-      DRIFTLESS_ASSIGN_OR_RETURN(dropped, drop(*fs_, options_.dir, name));
-    }
-    remove_dropped(*fs_, options_.dir, dropped);
-  }
-  return {};
-}
-
-Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_leads("announcing"));
-  const std::string file = path(kRunName);
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
-  if (run_info.size() > kMaxRunInfoBytes) {
-    return error(StatusCode::kUnsupported, file, ": an announcement of ", run_info.size(),
-                 " bytes, at most ", kMaxRunInfoBytes, " are allowed");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-  const auto before = read_small(*fs_, file, kMaxRunInfoBytes);
-  if (before.ok() && *before == run_info) return {};
-  if (before.ok()) {
-    return error(
-        StatusCode::kAlreadyExists, file,
-        ": the directory belongs to another run; use another directory, or empty this one");
-  }
-  if (before.status().code() != StatusCode::kNotFound) return before.status();
-  return replace_text(*fs_, file, run_info);
-}
-
-Result<std::vector<PublicationId>> Sender::there() const {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
-  std::vector<PublicationId> ids;
-  for (const std::string& name : names) {
-    if (const auto id = parse_publication_name(name); id.has_value()) ids.push_back(*id);
-  }
-  std::ranges::sort(ids);
-  return ids;
-}
-
-Status Sender::already_there(const PublicationId& id) const {
-  return error(StatusCode::kAlreadyExists, path(publication_name(id)),
-               ": it is there already, and publications are never replaced; choose another number "
-               "or another directory");
-}
-
-Status Sender::check_order(const PublicationId& id) const {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
-  for (const PublicationId& other : ids) {
-    if (other.kind != id.kind || other.version < id.version) continue;
-    if (other == id) return already_there(id);
-    return error(StatusCode::kInvalidArgument, options_.dir, ": ", to_string(id), " after ",
-                 to_string(other), ": versions ascend");
-  }
-  return {};
-}
-
-Result<std::string> Sender::await_hidden(const PublicationId& id, const Deadline& deadline) {
-  Backoff backoff(options_.poll_first, options_.poll_longest);
-  do {
-    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
-    if (std::ranges::find(names, publication_name(id)) != names.end()) return already_there(id);
-    std::erase_if(names, [&](const std::string& name) {
-      return lock_.session().empty() || !is_hidden_name_of(id, lock_.session(), name) ||
-             name == last_hidden_;
-    });
-    if (names.size() == 1) return names.front();
-  } while (backoff.sleep(deadline));
-  return deadline.check(concat(options_.dir, ": rank ", rank_, " waits for the directory of ",
-                               to_string(id), ", which rank 0 makes"));
-}
-
-Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
-  const Status ignored = abort();  // what it leaves is a leftover
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
-  std::string name;
-  if (leads()) {
-    DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-    DRIFTLESS_RETURN_IF_ERROR(clear_leftovers());
-    DRIFTLESS_RETURN_IF_ERROR(check_order(id));
-    name = new_hidden_name(id, lock_.session());
-    DRIFTLESS_RETURN_IF_ERROR(fs_->make_directory(path(name)));
-  } else {
-    DRIFTLESS_ASSIGN_OR_RETURN(name, await_hidden(id, deadline));
-    lock_.keep();
-  }
-  last_hidden_ = name;
-  pending_ = Pending{id, name};
-  Status begun = sink_->begin(path(name), deadline);
-  if (begun.ok()) return {};
-  const Status also_ignored = abort();
-  return begun;
-}
-
-Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
-  if (name.starts_with('.') || name == kManifestName || name == kDoneName) {
-    return error(StatusCode::kInvalidArgument, path(pending_->name), ": a part cannot be named '",
-                 name, "'");
-  }
-  auto part = sink_->create_part(name);
-  if (!part.ok()) return or_fenced(part.status());
-  return part;
-}
-
-Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
-  auto receipts = sink_->flush(deadline);
-  if (!receipts.ok()) return or_fenced(receipts.status());
-  for (PartReceipt& receipt : *receipts) receipt.rank = rank_;
-  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(path(pending_->name))));
-  return receipts;
-}
-
-Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_leads("sealing"));
-  DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
-  const std::string hidden = path(pending_->name);
-  const std::string final_path = path(publication_name(pending_->id));
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", final_path)));
-  if (manifest.size() > kMaxManifestBytes) {
-    return error(StatusCode::kUnsupported, final_path, ": a manifest of ", manifest.size(),
-                 " bytes, at most ", kMaxManifestBytes, " are allowed");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(
-      or_fenced(write_text(*fs_, join_path(hidden, kManifestName), manifest)));
-  DRIFTLESS_RETURN_IF_ERROR(
-      or_fenced(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest))));
-  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
-  // A leader that takes over first has the lock, and then takes the hidden directories out of the
-  // way. So if the lock is still ours here and another takes over after this, the renaming fails.
-  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-  DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_directory(hidden, final_path)));
-  pending_.reset();
-  DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
-  const VisibilityHook hook{
-      "after_publish",
-      options_.after_publish,
-      {{"DRIFTLESS_DIR", options_.dir}, {"DRIFTLESS_VERSION_DIR", final_path}}};
-  return run_hook(hook, options_.hook_timeout, deadline)
-      .with_context(concat(final_path, " is published, but"));
-}
-
-Status Sender::abort() {
-  if (!pending_.has_value()) return {};
-  const std::string name = std::exchange(pending_, std::nullopt)->name;
-  DRIFTLESS_RETURN_IF_ERROR(sink_->abort());
-  if (!leads()) return {};  // the directory is the leader's
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string dropped, drop(*fs_, options_.dir, name));
-  remove_dropped(*fs_, options_.dir, dropped);
-  return {};
-}
-
-Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
-                                                 const Deadline& deadline) {
-  const std::string directory = path(publication_name(id));
-  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("looking for ", directory)));
-  const auto done = read_small(*fs_, join_path(directory, kDoneName), done_text("").size());
-  if (done.status().code() == StatusCode::kNotFound) return std::optional<Hash128>();
-  DRIFTLESS_RETURN_IF_ERROR(done.status());
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::string manifest,
-      read_small(*fs_, join_path(directory, kManifestName), kMaxManifestBytes));
-  if (done_text(manifest) == *done) return std::optional(xxh3_128(manifest));
-  return error(StatusCode::kCorrupt, directory, ": DONE is not the hash of manifest.json; remove ",
-               "this directory if nobody needs it");
-}
-
-Result<std::vector<ReceiverReport>> Sender::receivers() {
-  DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the receivers"));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverWatch::Receiver> alive, watch_.look());
-  std::vector<ReceiverReport> reports;
-  for (ReceiverWatch::Receiver& receiver : alive) reports.push_back(std::move(receiver.report));
-  return reports;
-}
-
-Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
-  DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
-  DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverWatch::Receiver> alive, watch_.look());
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there());
-  std::vector<PublicationId> removed;
-  std::vector<std::string> dropped;
-  Status failed;
-  for (const PublicationId& id : prunable(ids, version, alive)) {
-    auto name = drop(*fs_, options_.dir, publication_name(id));
-    failed = name.status();
-    if (!failed.ok()) break;  // not past a gap
-    removed.push_back(id);
-    dropped.push_back(std::move(*name));
-  }
-  // A power cut must not bring a name back without all of its files.
-  if (!dropped.empty()) DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
-  for (const std::string& name : dropped) remove_dropped(*fs_, options_.dir, name);
-  DRIFTLESS_RETURN_IF_ERROR(failed);
-  return removed;
-}
 
 }  // namespace
 }  // namespace shared_fs

@@ -23,14 +23,7 @@
 // calls, not within one. Mount such a file system so that its calls end (NFS: "soft" or "timeo").
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-
-#include "collectives/road.h"
 #include "collectives/shared_fs/part_container.h"
-#include "core/file_system.h"
 
 namespace driftless {
 

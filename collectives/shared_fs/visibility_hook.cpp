@@ -14,6 +14,8 @@
 #include <optional>
 #include <string_view>
 
+#include "collectives/descriptor.h"
+
 extern char** environ;  // NOLINT: passed on to the command, not looked at
 
 namespace driftless::shared_fs {
@@ -46,29 +48,19 @@ class Environment {
   std::vector<char*> pointers_;
 };
 
-// Both ends are closed when the process is replaced, and by the destructor.
-class Pipe {
- public:
-  // Only our end does not block: the flag would travel with the other one.
-  Pipe()
-      : ok_(::pipe2(ends_.data(), O_CLOEXEC) == 0 && ::fcntl(ends_[0], F_SETFL, O_NONBLOCK) == 0) {}
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-  ~Pipe() {
-    close_end(0);
-    close_end(1);
-  }
-  [[nodiscard]] bool ok() const { return ok_; }
-  [[nodiscard]] int end(std::size_t which) const { return ends_[which]; }
-  void close_end(std::size_t which) {
-    if (ends_[which] >= 0) ::close(ends_[which]);
-    ends_[which] = -1;
-  }
-
- private:
-  std::array<int, 2> ends_{-1, -1};
-  bool ok_;
+// Both ends are closed when the process is replaced, and by the destructors.
+struct Pipe {
+  Descriptor read_end, write_end;
 };
+
+Result<Pipe> make_pipe() {
+  std::array<int, 2> ends{-1, -1};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno_status(errno, "making a pipe");
+  Pipe pipe{Descriptor(ends[0]), Descriptor(ends[1])};
+  // Only our end does not block: the flag would travel with the other one.
+  if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) return errno_status(errno, "making a pipe");
+  return pipe;
+}
 
 // What posix_spawn() is told. Freed by the destructor.
 class SpawnPlan {
@@ -155,16 +147,17 @@ std::optional<Ended> look_for_end(pid_t pid) {
 }
 
 // Until the shell has ended or the deadline has come, reading its stderr meanwhile.
-std::optional<Ended> wait_for_end(pid_t pid, Pipe& pipe, Tail& tail, const Deadline& deadline) {
+std::optional<Ended> wait_for_end(pid_t pid, Descriptor& said, Tail& tail,
+                                  const Deadline& deadline) {
   std::chrono::milliseconds nap(1);
   for (;;) {
     if (const auto ended = look_for_end(pid); ended.has_value()) return ended;
     if (deadline.expired()) return std::nullopt;
     // A closed pipe would wake the poll at once: then it is only a sleep.
-    pollfd readable{pipe.end(0), POLLIN, 0};
+    pollfd readable{said.get(), POLLIN, 0};
     const auto wait = static_cast<int>(std::min(nap, deadline.remaining()).count());
-    const bool heard = ::poll(&readable, pipe.end(0) < 0 ? 0 : 1, wait) > 0;
-    if (heard && !tail.read(pipe.end(0))) pipe.close_end(0);
+    const bool heard = ::poll(&readable, said.valid() ? 1 : 0, wait) > 0;
+    if (heard && !tail.read(said.get())) said.reset();
     nap = std::min(nap * 2, std::chrono::milliseconds(20));
   }
 }
@@ -203,19 +196,19 @@ Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
   const std::string what = concat(hook.name, " hook '", hook.command, "'");
   const Deadline end = deadline.sooner(timeout);
   DRIFTLESS_RETURN_IF_ERROR(end.check(what));
-  Pipe pipe;
-  if (!pipe.ok()) return errno_status(errno, concat(what, ": making a pipe"));
+  Result<Pipe> pipe = make_pipe();
+  if (!pipe.ok()) return pipe.status().with_context(what);
   Environment environment(hook);
-  const auto pid = SpawnPlan(pipe.end(1)).spawn(hook.command, environment.get());
+  const auto pid = SpawnPlan(pipe->write_end.get()).spawn(hook.command, environment.get());
   if (!pid.ok()) return pid.status().with_context(what);
-  pipe.close_end(1);
+  pipe->write_end.reset();
   Tail tail;
-  const std::optional<Ended> ended = wait_for_end(*pid, pipe, tail, end);
+  const std::optional<Ended> ended = wait_for_end(*pid, pipe->read_end, tail, end);
   if (!ended.has_value()) {
     const bool gone = kill_group(*pid);
     return end.check(what).with_context(gone ? "killed" : "cannot be killed");
   }
-  if (pipe.end(0) >= 0) tail.read(pipe.end(0));
+  if (pipe->read_end.valid()) tail.read(pipe->read_end.get());
   return outcome(what, *ended, tail);
 }
 

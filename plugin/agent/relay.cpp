@@ -17,8 +17,6 @@ namespace {
 
 using std::chrono_literals::operator""ms;
 
-bool is_step(const PublicationId& id) { return id.kind == PublicationKind::kStep; }
-
 // What may be otherwise at the next look.
 bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||

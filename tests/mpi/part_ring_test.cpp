@@ -10,8 +10,6 @@
 #include <random>
 #include <thread>
 
-#include "collectives/mpi_rma/part_buffers.h"
-
 namespace driftless::mpi_rma {
 namespace {
 
@@ -191,32 +189,6 @@ TEST_F(PartRingTest, AFileOfADroppedPublicationChangesNothing) {
   EXPECT_FALSE((*file)->sync().ok());
   file->reset();
   check_all();
-}
-
-TEST(PartBuffersTest, UsesMemoryAgainOnceNobodyReadsIt) {
-  PartBuffers buffers(10'000'000);
-  const void* first = nullptr;
-  {
-    auto taken = buffers.take(4'000'000);
-    ASSERT_TRUE(taken.ok());
-    first = taken->bytes.data();
-    auto second = buffers.take(4'000'000);
-    ASSERT_TRUE(second.ok());
-    EXPECT_NE(second->bytes.data(), first) << "still in use";
-    second->owner.reset();
-    taken->owner.reset();
-  }
-  EXPECT_EQ(buffers.take(3'900'000)->bytes.data(), first);
-  EXPECT_EQ(buffers.take(3'900'000)->bytes.size(), 3'900'000U);
-}
-
-TEST(PartBuffersTest, MayBeGivenBackAfterThePoolHasGone) {
-  std::shared_ptr<void> owner;
-  {
-    PartBuffers buffers(1000);
-    owner = buffers.take(10)->owner;
-  }
-  owner.reset();
 }
 
 }  // namespace

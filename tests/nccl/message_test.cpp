@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "collectives/nccl/shelf.h"
+#include "collectives/held_publications.h"
 #include "support/road_contract.h"
 
 namespace driftless::testing {
@@ -68,21 +68,21 @@ TEST(NcclMessage, PartNamesThatAreNotPlainAreRefused) {
   EXPECT_FALSE(nccl::parse_message(nccl::to_bytes(message)).ok());
 }
 
-TEST(NcclShelf, TheNewestStepStaysWhateverItTakes) {
-  nccl::Shelf shelf(100, 8);
+TEST(RetentionRing, TheNewestStepStaysWhateverItTakes) {
+  RetentionRing ring("nccl", 100, 8);
   const Hash128 hash = xxh3_128("a manifest");
-  shelf.add(step(1), hash, {{0, 60}});
-  shelf.add(step(2), hash, {{0, 30}, {1, 90}});
-  EXPECT_EQ(shelf.ids(), (std::vector{step(1), step(2)}));
-  shelf.add(step(3), hash, {{1, 20}});  // rank 1 alone is over: both older steps with it may go
-  EXPECT_EQ(shelf.manifest(step(3)), hash);
-  EXPECT_EQ(shelf.manifest(step(2)), std::nullopt);
-  shelf.add(step(4), hash, {{0, 1'000}});
-  EXPECT_EQ(shelf.ids(), std::vector{step(4)});
-  EXPECT_EQ(shelf.check_new(step(4)).code(), StatusCode::kAlreadyExists);
-  EXPECT_EQ(shelf.check_new(step(2)).code(), StatusCode::kAlreadyExists) << "it was there";
-  EXPECT_TRUE(shelf.check_new(step(5)).ok());
-  EXPECT_TRUE(shelf.check_new(anchor(4)).ok());
+  ring.add(step(1), hash, {{0, 60}});
+  ring.add(step(2), hash, {{0, 30}, {1, 90}});
+  EXPECT_EQ(ring.ids(), (std::vector{step(1), step(2)}));
+  ring.add(step(3), hash, {{1, 20}});  // rank 1 alone is over: both older steps with it may go
+  EXPECT_EQ(ring.manifest(step(3)), hash);
+  EXPECT_EQ(ring.manifest(step(2)), std::nullopt);
+  ring.add(step(4), hash, {{0, 1'000}});
+  EXPECT_EQ(ring.ids(), std::vector{step(4)});
+  EXPECT_EQ(ring.check_new(step(4)).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(ring.check_new(step(2)).code(), StatusCode::kAlreadyExists) << "it was there";
+  EXPECT_TRUE(ring.check_new(step(5)).ok());
+  EXPECT_TRUE(ring.check_new(anchor(4)).ok());
 }
 
 }  // namespace

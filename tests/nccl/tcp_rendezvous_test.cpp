@@ -5,8 +5,7 @@
 #include <random>
 
 #include "collectives/nccl/message.h"
-#include "collectives/nccl/tcp/frame.h"
-#include "collectives/nccl/tcp/handshake.h"
+#include "collectives/nccl/tcp/authentication.h"
 #include "collectives/nccl/tcp/socket.h"
 
 namespace driftless::testing {

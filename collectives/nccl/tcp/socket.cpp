@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -69,10 +68,6 @@ Result<std::string> name_of(const Socket& socket) {
 }
 
 }  // namespace
-
-Socket::~Socket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
 
 Result<Socket> listen_on(const std::string& address, std::string* bound) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Addresses found, look_up(address, true));

@@ -1,34 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets that close themselves, and waits on them that end.
+// Sockets, and waits on them that end.
 #pragma once
 
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
+#include "collectives/descriptor.h"
 #include "core/deadline.h"
 #include "core/status.h"
 
 namespace driftless::nccl {
 
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  ~Socket();
-  [[nodiscard]] int get() const { return descriptor_; }
-
- private:
-  int descriptor_ = -1;
-};
+using Socket = Descriptor;
 
 // "host:port", "[::1]:port". The name is looked up without a deadline of ours.
 [[nodiscard]] Result<Socket> listen_on(const std::string& address, std::string* bound);

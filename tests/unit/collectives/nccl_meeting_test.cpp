@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/medium.h"
+#include "collectives/nccl/message.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/loopback/part_buffer.h"
+#include "collectives/part_buffer.h"
 
 #include <gtest/gtest.h>
 
@@ -34,6 +34,47 @@ TEST(PartBufferTest, WhatCannotBeHeldChangesNothing) {
   EXPECT_FALSE(buffer.write(~std::uint64_t{0} - 5, bytes));
   EXPECT_FALSE(buffer.write(~std::uint64_t{0} / 2, bytes));
   EXPECT_EQ(buffer.bytes().size(), 10U);
+}
+
+TEST(PartPoolTest, UsesMemoryAgainOnceNobodyReadsIt) {
+  const auto pool = std::make_shared<PartPool>(10'000'000);
+  const auto take = [&](std::uint64_t size) {
+    PartBuffer buffer = pool->take(size);
+    EXPECT_TRUE(buffer.resize(size));
+    return pool->share(std::move(buffer));
+  };
+  auto first = take(4'000'000);
+  const void* memory = first->bytes().data();
+  auto second = take(4'000'000);
+  EXPECT_NE(second->bytes().data(), memory) << "still in use";
+  second.reset();
+  first.reset();
+  const auto third = take(3'900'000);
+  EXPECT_EQ(third->bytes().data(), memory);
+  EXPECT_EQ(third->bytes().size(), 3'900'000U);
+  EXPECT_EQ(pool->take(1'000'000).capacity_bytes(), 0U) << "what is there is far larger";
+}
+
+TEST(PartPoolTest, KeepsNoMoreThanItMay) {
+  const auto pool = std::make_shared<PartPool>(10'000);
+  const auto give_back = [&](std::uint64_t size) {
+    PartBuffer buffer;
+    ASSERT_TRUE(buffer.resize(size));
+    pool->share(std::move(buffer)).reset();
+  };
+  give_back(20'000);
+  EXPECT_EQ(pool->take().capacity_bytes(), 0U);
+  give_back(6'000);
+  give_back(7'000);  // the one before goes
+  EXPECT_EQ(pool->take().capacity_bytes(), 7'000U);
+  EXPECT_EQ(pool->take().capacity_bytes(), 0U);
+}
+
+TEST(PartPoolTest, MayBeGivenBackAfterThePoolHasGone) {
+  auto pool = std::make_shared<PartPool>(1000);
+  auto owner = pool->share(pool->take(10));
+  pool.reset();
+  owner.reset();
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/shared_fs/pruning.h"
+#include "collectives/shared_fs/receiver_file.h"
 
 #include <gtest/gtest.h>
 

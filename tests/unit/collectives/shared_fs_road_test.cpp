@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "collectives/shared_fs/part_files.h"
+#include "collectives/shared_fs/part_container.h"
 #include "support/road_contract.h"
 #include "support/temp_dir.h"
 

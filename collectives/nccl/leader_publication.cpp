@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Board's publications: from begin() to the commit, or the end of an attempt.
-#include <algorithm>
-#include <utility>
+// The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
 
-#include "collectives/nccl/board.h"
+#include "collectives/nccl/control.h"
 
 namespace driftless::nccl {
 namespace {
@@ -20,7 +18,7 @@ std::uint64_t bytes_of(const std::vector<PartReceipt>& parts) {
 
 }  // namespace
 
-Status Board::announce(std::string_view run_info) {
+Status LeaderControl::announce(std::string_view run_info) {
   const std::scoped_lock lock(mutex_);
   if (run_info_.has_value()) {
     if (*run_info_ == run_info) return {};
@@ -35,10 +33,10 @@ Status Board::announce(std::string_view run_info) {
   return {};
 }
 
-Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) {
+Result<Attempt> LeaderControl::begin(const PublicationId& id, const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   drop_pending();
-  DRIFTLESS_RETURN_IF_ERROR(shelf_.check_new(id));
+  DRIFTLESS_RETURN_IF_ERROR(ring_.check_new(id));
   if (!began_) {
     const auto enough = [&] { return members().size() >= options_.receivers; };
     if (!changed_.wait_until(lock, deadline.at(), enough)) {
@@ -59,7 +57,7 @@ Result<Attempt> Board::begin(const PublicationId& id, const Deadline& deadline) 
 
 // After a failure: a rendezvous of files or MPI does not tell who has died, and a group with a dead
 // member would fail again.
-void Board::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+void LeaderControl::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
   const Clock::time_point asked = Clock::now();
   for (const std::uint64_t peer : members()) send(peer, {.kind = MessageKind::kProbe});
   const auto silent = [&] {
@@ -75,7 +73,7 @@ void Board::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& de
   }
 }
 
-void Board::renew_group() {
+void LeaderControl::renew_group() {
   std::set<std::uint64_t> now = members();
   if (!group_is_broken_ && now == group_) return;
   group_ = std::move(now);
@@ -83,61 +81,60 @@ void Board::renew_group() {
   ++generation_;
 }
 
-Result<Attempt> Board::join_attempt(const PublicationId& id) const {
+Result<Attempt> LeaderControl::join_attempt(const PublicationId& id) const {
   if (pending_ && pending_->id == id) {
     return Attempt{pending_->number, generation_, static_cast<unsigned>(group_.size())};
   }
-  DRIFTLESS_RETURN_IF_ERROR(shelf_.check_new(id));
+  DRIFTLESS_RETURN_IF_ERROR(ring_.check_new(id));
   return error(StatusCode::kInvalidArgument, "nccl: the leader has not begun ", to_string(id));
 }
 
-Status Board::check_pending(std::uint64_t attempt) const {
+Status LeaderControl::check_pending(std::uint64_t attempt) const {
   if (!pending_ || pending_->number != attempt) {
     return error(StatusCode::kBusy, "nccl: the publication was aborted; begin it again");
   }
   return pending_->failure;
 }
 
-Status Board::check(std::uint64_t attempt) {
+Status LeaderControl::check(std::uint64_t attempt) {
   const std::scoped_lock lock(mutex_);
   return check_pending(attempt);
 }
 
-Status Board::offer(const Offer& offer, const Deadline& deadline) {
+Status LeaderControl::offer(Message offer, const Deadline& deadline) {
   const std::scoped_lock lock(mutex_);
-  return take_offer(0, offer, static_cast<std::uint64_t>(deadline.remaining().count()));
+  offer.wait_ms = static_cast<std::uint64_t>(deadline.remaining().count());
+  return take_offer(std::move(offer));
 }
 
-Status Board::take_offer(unsigned rank, const Offer& offer, std::uint64_t wait_ms) {
+Status LeaderControl::take_offer(Message offer) {
   DRIFTLESS_RETURN_IF_ERROR(check_pending(offer.attempt));
-  if (rank >= ranks_) return error(StatusCode::kInvalidArgument, "nccl: no rank ", rank);
-  if (offer.generation != generation_) {
-    return error(StatusCode::kInternal, "nccl: rank ", rank, " offers for group ", offer.generation,
-                 ", this is ", generation_);
+  if (offer.rank >= ranks_) {
+    return error(StatusCode::kInvalidArgument, "nccl: no rank ", offer.rank);
   }
-  pending_->offers[rank] = offer.parts;
-  Message message;
-  message.kind = MessageKind::kReceive;
-  message.attempt = offer.attempt;
-  message.rank = rank;
-  message.generation = offer.generation;
-  message.meeting = offer.meeting;
-  message.count = static_cast<std::uint32_t>(group_.size()) + 1;
-  message.wait_ms = wait_ms;
-  message.parts = offer.parts;
+  if (offer.generation != generation_) {
+    return error(StatusCode::kInternal, "nccl: rank ", offer.rank, " offers for group ",
+                 offer.generation, ", this is ", generation_);
+  }
+  pending_->offers[offer.rank] = offer.parts;
+  // Passed on to the receivers.
+  offer.kind = MessageKind::kReceive;
+  offer.request = 0;
+  offer.index = 0;
+  offer.count = static_cast<std::uint32_t>(group_.size()) + 1;
   for (const std::uint64_t peer : group_) {
-    ++message.index;  // from 1; the publisher rank has 0
-    send(peer, message);
+    ++offer.index;  // from 1; the publisher rank has 0
+    send(peer, offer);
   }
   return {};
 }
 
-void Board::failed(std::uint64_t attempt, const Status& why) {
+void LeaderControl::failed(std::uint64_t attempt, const Status& why) {
   const std::scoped_lock lock(mutex_);
   if (check_pending(attempt).ok()) fail(why);
 }
 
-void Board::fail(const Status& why) {
+void LeaderControl::fail(const Status& why) {
   if (pending_->failure.ok()) pending_->failure = why;
   group_is_broken_ = true;
   for (const std::uint64_t peer : pending_->members) {
@@ -146,15 +143,13 @@ void Board::fail(const Status& why) {
   // Publisher ranks that wait for the others of their communicator need not wait longer.
   for (const auto& [peer, known] : peers_) {
     if (!known.greeted || known.receives) continue;
-    send(peer, {.kind = MessageKind::kDrop,
-                .code = pending_->failure.code(),
-                .attempt = pending_->number,
-                .text = std::string(pending_->failure.message())});
+    send(peer,
+         with_status({.kind = MessageKind::kDrop, .attempt = pending_->number}, pending_->failure));
   }
   changed_.notify_all();
 }
 
-void Board::drop_pending() {
+void LeaderControl::drop_pending() {
   if (!pending_) return;
   // What still travels is cut off, and a communicator that was cut off is not used again.
   const bool whole = pending_->offers.empty() || all_acknowledged();
@@ -168,13 +163,13 @@ void Board::drop_pending() {
   pending_.reset();
 }
 
-void Board::abort(std::uint64_t attempt) {
+void LeaderControl::abort(std::uint64_t attempt) {
   const std::scoped_lock lock(mutex_);
   if (pending_ && pending_->number == attempt) drop_pending();
   changed_.notify_all();
 }
 
-bool Board::all_acknowledged() const {
+bool LeaderControl::all_acknowledged() const {
   return std::ranges::all_of(pending_->members, [&](std::uint64_t peer) {
     const auto found = pending_->acknowledged.find(peer);
     const std::size_t ranks = found == pending_->acknowledged.end() ? 0 : found->second.size();
@@ -182,7 +177,7 @@ bool Board::all_acknowledged() const {
   });
 }
 
-Status Board::give_up_waiting(const Deadline& deadline) {
+Status LeaderControl::give_up_waiting(const Deadline& deadline) {
   std::vector<std::uint64_t> silent;
   std::string names;
   for (const std::uint64_t peer : pending_->members) {
@@ -200,7 +195,8 @@ Status Board::give_up_waiting(const Deadline& deadline) {
   return why;
 }
 
-Status Board::seal(std::uint64_t attempt, std::string_view manifest, const Deadline& deadline) {
+Status LeaderControl::seal(std::uint64_t attempt, std::string_view manifest,
+                           const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   DRIFTLESS_RETURN_IF_ERROR(check_pending(attempt));
   if (pending_->offers.size() != ranks_) {
@@ -232,25 +228,24 @@ Status Board::seal(std::uint64_t attempt, std::string_view manifest, const Deadl
   return {};
 }
 
-void Board::commit(std::string_view manifest) {
+void LeaderControl::commit(std::string_view manifest) {
   std::map<unsigned, std::uint64_t> bytes;
   for (const auto& [rank, parts] : pending_->offers) bytes[rank] = bytes_of(parts);
-  shelf_.add(pending_->id, xxh3_128(manifest), std::move(bytes));
-  Message message;
-  message.kind = MessageKind::kCommit;
-  message.attempt = pending_->number;
-  message.id = pending_->id;
-  message.text = manifest;
-  message.ids = shelf_.ids();
+  ring_.add(pending_->id, xxh3_128(manifest), std::move(bytes));
+  const Message message{.kind = MessageKind::kCommit,
+                        .attempt = pending_->number,
+                        .id = pending_->id,
+                        .text = std::string(manifest),
+                        .ids = ring_.ids()};
   for (const std::uint64_t peer : pending_->members) send(peer, message);
 }
 
-Result<std::optional<Hash128>> Board::published(const PublicationId& id, const Deadline&) {
+Result<std::optional<Hash128>> LeaderControl::published(const PublicationId& id, const Deadline&) {
   const std::scoped_lock lock(mutex_);
-  return shelf_.manifest(id);
+  return ring_.manifest(id);
 }
 
-Result<std::vector<ReceiverReport>> Board::receivers() {
+Result<std::vector<ReceiverReport>> LeaderControl::receivers() {
   const std::scoped_lock lock(mutex_);
   const Clock::time_point now = Clock::now();
   std::vector<ReceiverReport> reports;

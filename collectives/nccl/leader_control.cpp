@@ -1,41 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/board.h"
-
-#include <algorithm>
-#include <system_error>
-#include <utility>
+#include "collectives/nccl/control.h"
 
 namespace driftless::nccl {
 
 using std::chrono::milliseconds;
 
-Result<std::unique_ptr<Board>> Board::start(const NcclOptions& options, unsigned ranks,
-                                            std::unique_ptr<Hub> hub) {
-  std::unique_ptr<Board> board(new Board(options, ranks, std::move(hub)));
-  try {
-    board->thread_ = std::thread([made = board.get()] { made->run(); });
-  } catch (const std::system_error& failure) {
-    return error(StatusCode::kIo, "nccl: no thread for the leader: ", failure.what());
-  }
-  return board;
-}
-
-Board::Board(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub)
+LeaderControl::LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub)
     : options_(options),
       ranks_(ranks),
       session_(random_hash128().low),
       hub_(std::move(hub)),
-      shelf_(options.ring_bytes, options.ring_versions) {}
+      ring_("nccl", options.ring_bytes, options.ring_versions),
+      thread_([this] { run(); }) {}
 
-Board::~Board() {
+LeaderControl::~LeaderControl() {
   {
     const std::scoped_lock lock(mutex_);
     stop_ = true;
   }
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
-void Board::run() {
+void LeaderControl::run() {
   for (;;) {
     const std::vector<HubEvent> events = hub_->poll(Deadline::after(milliseconds(20)));
     for (const HubEvent& event : events) handle(event);
@@ -46,7 +32,7 @@ void Board::run() {
   say_goodbye();
 }
 
-void Board::say_goodbye() {
+void LeaderControl::say_goodbye() {
   for (const HubEvent& event : hub_->poll(Deadline::after(milliseconds(0)))) handle(event);
   const std::scoped_lock lock(mutex_);
   for (const auto& [peer, known] : peers_) {
@@ -54,7 +40,7 @@ void Board::say_goodbye() {
   }
 }
 
-void Board::handle(const HubEvent& event) {
+void LeaderControl::handle(const HubEvent& event) {
   const std::scoped_lock lock(mutex_);
   switch (event.kind) {
     case HubEvent::Kind::kCame: peers_[event.peer].heard = Clock::now(); break;
@@ -76,7 +62,7 @@ void Board::handle(const HubEvent& event) {
   changed_.notify_all();
 }
 
-void Board::handle(std::uint64_t peer, const Message& message) {
+void LeaderControl::handle(std::uint64_t peer, const Message& message) {
   Peer& said = peers_[peer];
   const bool publishes = said.greeted && !said.receives;
   switch (message.kind) {
@@ -107,17 +93,12 @@ void Board::handle(std::uint64_t peer, const Message& message) {
       reply(peer, message.request, attempt.status(), more);
       return;
     }
-    case MessageKind::kOffer:
-      reply(peer, message.request,
-            take_offer(message.rank,
-                       {message.attempt, message.generation, message.meeting, message.parts},
-                       message.wait_ms));
-      return;
+    case MessageKind::kOffer: reply(peer, message.request, take_offer(message)); return;
     case MessageKind::kFailed:
       if (check_pending(message.attempt).ok()) fail(status_of(message));
       return;
     case MessageKind::kPublished: {
-      const std::optional<Hash128> manifest = shelf_.manifest(message.id);
+      const std::optional<Hash128> manifest = ring_.manifest(message.id);
       reply(peer, message.request, {}, {.name = manifest ? to_hex(*manifest) : std::string()});
       return;
     }
@@ -125,7 +106,7 @@ void Board::handle(std::uint64_t peer, const Message& message) {
   }
 }
 
-void Board::greet(std::uint64_t peer, const Message& message) {
+void LeaderControl::greet(std::uint64_t peer, const Message& message) {
   Peer& came = peers_[peer];
   if (came.greeted) return;
   came.greeted = true;
@@ -141,7 +122,7 @@ void Board::greet(std::uint64_t peer, const Message& message) {
               .text = run_info_.value_or("")});
 }
 
-void Board::take_report(std::uint64_t peer, const Message& message) {
+void LeaderControl::take_report(std::uint64_t peer, const Message& message) {
   Peer& said = peers_[peer];
   ReceiverReport report{message.name, message.id.version, message.text};
   const Status good = check_report(report);
@@ -157,7 +138,7 @@ void Board::take_report(std::uint64_t peer, const Message& message) {
   reply(peer, message.request, good);
 }
 
-void Board::take_ack(std::uint64_t peer, const Message& message) {
+void LeaderControl::take_ack(std::uint64_t peer, const Message& message) {
   if (!check_pending(message.attempt).ok() || !pending_->members.contains(peer)) return;
   if (message.code != StatusCode::kOk) {
     fail(status_of(message).with_context(concat("nccl: ", name_of(peer))));
@@ -174,12 +155,12 @@ void Board::take_ack(std::uint64_t peer, const Message& message) {
   pending_->acknowledged[peer].insert(message.rank);
 }
 
-void Board::remove_peer(std::uint64_t peer, const std::string& why) {
+void LeaderControl::remove_peer(std::uint64_t peer, const std::string& why) {
   remove_member(peer, why);
   peers_.erase(peer);
 }
 
-void Board::remove_member(std::uint64_t peer, const std::string& why) {
+void LeaderControl::remove_member(std::uint64_t peer, const std::string& why) {
   const auto found = peers_.find(peer);
   if (found != peers_.end()) found->second.member = false;
   if (!pending_ || !pending_->members.contains(peer)) return;
@@ -192,7 +173,7 @@ void Board::remove_member(std::uint64_t peer, const std::string& why) {
              " travelled (", why, "): the next version goes to who is there"));
 }
 
-void Board::remove_silent() {
+void LeaderControl::remove_silent() {
   const Clock::time_point now = Clock::now();
   std::vector<std::uint64_t> silent;
   for (const auto& [peer, known] : peers_) {
@@ -207,19 +188,18 @@ void Board::remove_silent() {
   if (!silent.empty()) changed_.notify_all();
 }
 
-void Board::send(std::uint64_t peer, const Message& message) {
+void LeaderControl::send(std::uint64_t peer, const Message& message) {
   hub_->send(peer, to_bytes(message));
 }
 
-void Board::reply(std::uint64_t peer, std::uint64_t request, const Status& status, Message more) {
+void LeaderControl::reply(std::uint64_t peer, std::uint64_t request, const Status& status,
+                          Message more) {
   more.kind = MessageKind::kReply;
   more.request = request;
-  more.code = status.code();
-  more.text = status.message();
-  send(peer, more);
+  send(peer, with_status(std::move(more), status));
 }
 
-std::set<std::uint64_t> Board::members() const {
+std::set<std::uint64_t> LeaderControl::members() const {
   std::set<std::uint64_t> all;
   for (const auto& [peer, known] : peers_) {
     if (known.member) all.insert(peer);
@@ -227,7 +207,7 @@ std::set<std::uint64_t> Board::members() const {
   return all;
 }
 
-std::string Board::name_of(std::uint64_t peer) const {
+std::string LeaderControl::name_of(std::uint64_t peer) const {
   const auto found = peers_.find(peer);
   if (found != peers_.end() && found->second.report) {
     return concat("receiver ", found->second.report->id);

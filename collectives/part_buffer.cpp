@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/loopback/part_buffer.h"
+#include "collectives/part_buffer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,11 @@
 #include <utility>
 
 namespace driftless {
+namespace {
+
+constexpr std::uint64_t kSmallBytes = std::uint64_t{1} << 20;
+
+}  // namespace
 
 bool PartBuffer::reserve(std::uint64_t bytes) {
   if (bytes <= capacity_bytes_) return true;
@@ -33,11 +38,23 @@ bool PartBuffer::write(std::uint64_t offset, std::span<const std::byte> bytes) {
   return true;
 }
 
-PartBuffer PartPool::take() {
+bool PartBuffer::resize(std::uint64_t size_bytes) {
+  if (!reserve(size_bytes)) return false;
+  size_bytes_ = size_bytes;
+  return true;
+}
+
+PartBuffer PartPool::take(std::optional<std::uint64_t> size_bytes) {
   const std::scoped_lock lock(mutex_);
-  if (spare_.empty()) return {};
-  PartBuffer buffer = std::move(spare_.back());
-  spare_.pop_back();
+  const auto fits = [&](const PartBuffer& buffer) {
+    const std::uint64_t capacity = buffer.capacity_bytes();
+    return !size_bytes ||
+           (capacity >= *size_bytes && (capacity <= kSmallBytes || capacity / 2 <= *size_bytes));
+  };
+  const auto found = std::find_if(spare_.rbegin(), spare_.rend(), fits);
+  if (found == spare_.rend()) return {};
+  PartBuffer buffer = std::move(*found);
+  spare_.erase(std::next(found).base());
   spare_bytes_ -= buffer.capacity_bytes();
   return buffer;
 }
@@ -54,7 +71,11 @@ std::shared_ptr<const PartBuffer> PartPool::share(PartBuffer buffer) {
 void PartPool::put(PartBuffer buffer) {
   buffer.clear();
   const std::scoped_lock lock(mutex_);
-  if (spare_bytes_ + buffer.capacity_bytes() > kMostBytes) return;
+  if (buffer.capacity_bytes() > most_bytes_) return;
+  while (spare_bytes_ + buffer.capacity_bytes() > most_bytes_) {
+    spare_bytes_ -= spare_.front().capacity_bytes();
+    spare_.erase(spare_.begin());
+  }
   spare_bytes_ += buffer.capacity_bytes();
   spare_.push_back(std::move(buffer));
 }

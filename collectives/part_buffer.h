@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,9 @@ class PartBuffer {
   // Bytes before `offset` that were never written are zero. False, and nothing changed, where there
   // is no memory.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> bytes);
+  // Of so many bytes, of any value. False, and nothing changed, if there is no memory.
+  [[nodiscard]] bool resize(std::uint64_t size_bytes);
+  [[nodiscard]] std::span<std::byte> writable() { return {data_.get(), size_bytes_}; }
   // Empty again; the memory stays.
   void clear() { size_bytes_ = 0; }
   [[nodiscard]] std::uint64_t capacity_bytes() const { return capacity_bytes_; }
@@ -39,16 +43,19 @@ class PartBuffer {
 // the copying. Any thread.
 class PartPool : public std::enable_shared_from_this<PartPool> {
  public:
-  [[nodiscard]] PartBuffer take();
+  // Keeps at most `spare_bytes` that nobody uses; the longest unused go first.
+  explicit PartPool(std::uint64_t spare_bytes) : most_bytes_(spare_bytes) {}
+  // Any memory that there is; for `size_bytes`, that which holds them and is not far larger. Empty.
+  [[nodiscard]] PartBuffer take(std::optional<std::uint64_t> size_bytes = std::nullopt);
   // A finished part; its memory comes back here when the last reader has let go of it.
   [[nodiscard]] std::shared_ptr<const PartBuffer> share(PartBuffer buffer);
 
  private:
   void put(PartBuffer buffer);
 
-  static constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
+  const std::uint64_t most_bytes_;
   std::mutex mutex_;
-  std::vector<PartBuffer> spare_;
+  std::vector<PartBuffer> spare_;  // the last given back last
   std::uint64_t spare_bytes_ = 0;
 };
 

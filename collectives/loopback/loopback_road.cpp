@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/loopback/loopback_road.h"
+
+#include <condition_variable>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "collectives/held_publications.h"
+#include "collectives/open_part.h"
+
+namespace driftless {
+
+// The ranks' letter boxes. Every call may come from any thread.
+class LoopbackMail {
+ public:
+  // When within an epoch: the n-th call of gather() or broadcast(), counted alike on all ranks.
+  struct Moment {
+    std::uint64_t epoch = 0;
+    std::uint64_t call = 0;
+    friend auto operator<=>(const Moment&, const Moment&) = default;
+  };
+
+  explicit LoopbackMail(unsigned ranks) : boxes_(ranks) {}
+  [[nodiscard]] unsigned ranks() const { return static_cast<unsigned>(boxes_.size()); }
+
+  // Drops what is older. What was sent ahead of it stays.
+  void begin_epoch(unsigned rank, std::uint64_t epoch) {
+    const std::scoped_lock lock(mutex_);
+    Box& box = boxes_[rank];
+    box.epoch = epoch;
+    box.letters.erase(box.letters.begin(), box.letters.lower_bound(Key({epoch, 0}, 0)));
+  }
+
+  void send(unsigned from, unsigned to, const Moment& when, std::string_view message) {
+    const std::scoped_lock lock(mutex_);
+    Box& box = boxes_[to];
+    if (when.epoch < box.epoch) return;
+    box.letters.insert_or_assign(Key(when, from), std::string(message));
+    arrived_.notify_all();
+  }
+
+  // The letters of ranks `first` to `last` for this moment, in their order.
+  [[nodiscard]] Result<std::vector<std::string>> take(unsigned rank, unsigned first, unsigned last,
+                                                      const Moment& when, std::string_view what,
+                                                      const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    Box& box = boxes_[rank];
+    const auto count = [&] {
+      return std::distance(box.letters.lower_bound(Key(when, first)),
+                           box.letters.upper_bound(Key(when, last)));
+    };
+    const bool all = wait_until(arrived_, lock, deadline.at(),
+                                [&] { return count() == std::ptrdiff_t{last} - first + 1; });
+    if (!all) {
+      std::string silent;
+      for (unsigned from = first; from <= last; ++from) {
+        if (box.letters.contains(Key(when, from))) continue;
+        silent += concat(silent.empty() ? "" : ", ", "rank ", from);
+      }
+      return deadline.check(concat(what, " on rank ", rank, ": nothing from ", silent));
+    }
+    std::vector<std::string> messages;
+    for (unsigned from = first; from <= last; ++from) {
+      messages.push_back(std::move(box.letters.extract(Key(when, from)).mapped()));
+    }
+    return messages;
+  }
+
+ private:
+  using Key = std::pair<Moment, unsigned>;  // when, and from whom
+  struct Box {
+    std::uint64_t epoch = 0;
+    std::map<Key, std::string> letters;
+  };
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<Box> boxes_;
+};
+
+// What the two sides of the road share: the publications, the announcement and what the receivers
+// said. Every call may come from any thread.
+
+class LoopbackMedium {
+ public:
+  LoopbackMedium(const LoopbackOptions& options, unsigned ranks)
+      : options_(options),
+        ranks_(ranks),
+        ring_("loopback", options.ring_bytes, options.ring_versions) {}
+
+  [[nodiscard]] const LoopbackOptions& options() const { return options_; }
+
+  // The sending side.
+  [[nodiscard]] Status announce(std::string_view run_info) {
+    const std::scoped_lock lock(mutex_);
+    if (run_info_.has_value() && *run_info_ != run_info) {
+      return error(StatusCode::kAlreadyExists,
+                   "loopback: the hub carries another run; use a hub of its own for this one");
+    }
+    run_info_ = run_info;
+    changed_.notify_all();
+    return {};
+  }
+
+  // The number of the attempt, by which the calls below tell a late word about an earlier one.
+  [[nodiscard]] Result<std::uint64_t> begin(const PublicationId& id, unsigned rank) {
+    const std::scoped_lock lock(mutex_);
+    if (ring_.manifest(id)) {
+      return error(StatusCode::kAlreadyExists, "loopback: ", to_string(id),
+                   " is there already, and publications are never replaced");
+    }
+    if (rank == 0) {
+      const Status order = ring_.check_new(id);
+      if (!order.ok()) return error(StatusCode::kInvalidArgument, order.message());
+      pending_.emplace(Pending{id, ++attempts_, {}});
+      held_.forget_staged();
+    }
+    if (!pending_.has_value() || pending_->id != id) {
+      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank, " begins ", to_string(id),
+                   " which rank 0 has not begun");
+    }
+    pending_->bytes.erase(rank);
+    return pending_->attempt;
+  }
+
+  [[nodiscard]] Status flush(std::uint64_t attempt, unsigned rank, std::vector<HeldPart> parts) {
+    const std::scoped_lock lock(mutex_);
+    if (!is_pending(attempt)) {
+      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank,
+                   " flushes a publication that rank 0 has aborted");
+    }
+    std::uint64_t& bytes = pending_->bytes[rank] = 0;
+    for (const HeldPart& part : parts) bytes += part.bytes.size();
+    held_.stage(attempt, rank, std::move(parts));
+    return {};
+  }
+
+  [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest) {
+    const std::scoped_lock lock(mutex_);
+    if (!is_pending(attempt)) {
+      return error(StatusCode::kInvalidArgument,
+                   "loopback: nothing was begun that could be sealed");
+    }
+    for (unsigned rank = 0; rank < ranks_; ++rank) {
+      if (!pending_->bytes.contains(rank)) {
+        return error(StatusCode::kInvalidArgument, "loopback: ", to_string(pending_->id),
+                     " cannot be sealed: rank ", rank, " has not flushed");
+      }
+    }
+    ring_.add(pending_->id, xxh3_128(manifest), std::move(pending_->bytes));
+    (void)held_.commit(attempt, pending_->id, std::string(manifest), ring_.ids());
+    pending_.reset();
+    changed_.notify_all();
+    return {};
+  }
+
+  void abort(std::uint64_t attempt, unsigned rank) {
+    const std::scoped_lock lock(mutex_);
+    if (!is_pending(attempt)) return;
+    pending_->bytes.erase(rank);
+    if (rank == 0) pending_.reset();
+  }
+
+  [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const {
+    const std::scoped_lock lock(mutex_);
+    return ring_.manifest(id);
+  }
+
+  [[nodiscard]] std::vector<ReceiverReport> receivers() {
+    const std::scoped_lock lock(mutex_);
+    const auto now = Deadline::Clock::now();
+    std::erase_if(heard_,
+                  [&](const auto& entry) { return now - entry.second.at > options_.patience; });
+    std::vector<ReceiverReport> reports;
+    for (const auto& [id, heard] : heard_) reports.push_back(heard.report);
+    return reports;
+  }
+
+ private:
+  friend class LoopbackReceiver;
+  struct Pending {
+    PublicationId id;
+    std::uint64_t attempt = 0;
+    std::map<unsigned, std::uint64_t> bytes;  // of the ranks that have flushed
+  };
+  struct Heard {
+    ReceiverReport report;
+    Deadline::Clock::time_point at;
+  };
+
+  // With the mutex held.
+  [[nodiscard]] bool is_pending(std::uint64_t attempt) const {
+    return pending_.has_value() && pending_->attempt == attempt;
+  }
+
+  const LoopbackOptions options_;
+  const unsigned ranks_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;  // announced, or sealed
+  std::optional<std::string> run_info_;
+  RetentionRing ring_;
+  HeldPublications held_{"loopback"};
+  std::optional<Pending> pending_;  // begun by the leader
+  std::uint64_t attempts_ = 0;
+  std::map<std::string, Heard> heard_;
+};
+
+namespace {
+
+// The publisher ranks' group inside one process.
+class LoopbackGroup final : public Group {
+ public:
+  LoopbackGroup(std::shared_ptr<LoopbackMail> mail, unsigned rank)
+      : mail_(std::move(mail)), rank_(rank) {}
+
+  [[nodiscard]] unsigned rank() const override { return rank_; }
+  [[nodiscard]] unsigned size() const override { return mail_->ranks(); }
+
+  void begin_epoch(std::uint64_t epoch) override {
+    if (epoch <= now_.epoch) return;  // they ascend
+    now_ = {epoch, 0};
+    mail_->begin_epoch(rank_, epoch);
+  }
+
+  Result<std::vector<std::string>> gather(std::string_view message,
+                                          const Deadline& deadline) override {
+    const LoopbackMail::Moment when = next();
+    mail_->send(rank_, 0, when, message);
+    if (rank_ != 0) return std::vector<std::string>();
+    return mail_->take(0, 0, size() - 1, when, "gather", deadline);
+  }
+
+  Result<std::string> broadcast(std::string_view message, const Deadline& deadline) override {
+    const LoopbackMail::Moment when = next();
+    if (rank_ != 0) {
+      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> heard,
+                                 mail_->take(rank_, 0, 0, when, "broadcast", deadline));
+      return std::move(heard.front());
+    }
+    for (unsigned to = 1; to < size(); ++to) mail_->send(0, to, when, message);
+    return std::string(message);
+  }
+
+ private:
+  LoopbackMail::Moment next() {
+    ++now_.call;
+    return now_;
+  }
+
+  std::shared_ptr<LoopbackMail> mail_;
+  const unsigned rank_;
+  LoopbackMail::Moment now_;
+};
+
+constexpr std::uint64_t kSparePoolBytes = std::uint64_t{128} << 20;
+
+class LoopbackSender final : public SendRoad {
+ public:
+  LoopbackSender(std::shared_ptr<LoopbackMedium> medium, unsigned rank)
+      : medium_(std::move(medium)), rank_(rank) {}
+  LoopbackSender(const LoopbackSender&) = delete;
+  LoopbackSender& operator=(const LoopbackSender&) = delete;
+  ~LoopbackSender() override { drop(); }
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("loopback: announcing the run"));
+    return medium_->announce(run_info);
+  }
+
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("loopback: beginning ", to_string(id))));
+    drop();
+    DRIFTLESS_ASSIGN_OR_RETURN(attempt_, medium_->begin(id, rank_));
+    // Anchors are beside the ring.
+    room_ = make_byte_budget(
+        is_step(id) ? medium_->options().ring_bytes : std::numeric_limits<std::uint64_t>::max(),
+        "ring_bytes");
+    return {};
+  }
+
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+    DRIFTLESS_RETURN_IF_ERROR(check_part_name(parts_, name, "loopback"));
+    parts_.push_back(
+        std::make_shared<BufferPart>(concat("loopback: rank ", rank_), name, room_, pool_->take()));
+    return make_part_file(parts_.back());
+  }
+
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("loopback: flushing"));
+    std::vector<PartReceipt> receipts;
+    for (const auto& part : parts_) {
+      DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(rank_, deadline));
+    }
+    std::vector<HeldPart> finished;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      const std::shared_ptr<const PartBuffer> buffer = pool_->share(parts_[i]->take());
+      finished.push_back({receipts[i], buffer, buffer->bytes()});
+    }
+    parts_.clear();
+    DRIFTLESS_RETURN_IF_ERROR(medium_->flush(*attempt_, rank_, std::move(finished)));
+    return receipts;
+  }
+
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("loopback: sealing"));
+    DRIFTLESS_RETURN_IF_ERROR(medium_->seal(*attempt_, manifest));
+    attempt_.reset();
+    return {};
+  }
+
+  Status abort() override {
+    drop();
+    return {};
+  }
+
+  Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
+    return medium_->published(id);
+  }
+
+  Result<std::vector<ReceiverReport>> receivers() override { return medium_->receivers(); }
+
+ private:
+  [[nodiscard]] Status check_begun(std::string_view what) const {
+    if (attempt_.has_value()) return {};
+    return error(StatusCode::kInvalidArgument, "loopback: ", what, " on rank ", rank_,
+                 " without a begin()");
+  }
+
+  void drop() {
+    parts_.clear();
+    if (attempt_.has_value()) medium_->abort(*attempt_, rank_);
+    attempt_.reset();
+  }
+
+  std::shared_ptr<LoopbackMedium> medium_;
+  const unsigned rank_;
+  const std::shared_ptr<PartPool> pool_ = std::make_shared<PartPool>(kSparePoolBytes);
+  std::optional<std::uint64_t> attempt_;  // of the medium; none: nothing was begun
+  TakeRoom room_;
+  std::vector<std::shared_ptr<BufferPart>> parts_;
+};
+
+}  // namespace
+
+class LoopbackReceiver final : public ReceiveRoad {
+ public:
+  explicit LoopbackReceiver(std::shared_ptr<LoopbackMedium> medium) : medium_(std::move(medium)) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    std::unique_lock lock(medium_->mutex_);
+    const std::optional<std::string>& info = medium_->run_info_;
+    wait_until(medium_->changed_, lock, deadline.at(), [&] { return info.has_value(); });
+    if (info.has_value()) return *info;
+    return deadline.check("loopback: waiting for the announcement of the run");
+  }
+
+  Result<std::vector<PublicationId>> list(const Deadline&) override {
+    const std::scoped_lock lock(medium_->mutex_);
+    return medium_->held_.list();
+  }
+
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    std::unique_lock lock(medium_->mutex_);
+    const bool there = wait_until(medium_->changed_, lock, deadline.at(),
+                                  [&] { return medium_->held_.has_step_past(version); });
+    return there ? Status()
+                 : deadline.check(concat("loopback: waiting for a step past version ", version));
+  }
+
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {
+    const std::scoped_lock lock(medium_->mutex_);
+    return medium_->held_.manifest(id);
+  }
+
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline&) override {
+    const std::scoped_lock lock(medium_->mutex_);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, medium_->held_.part(id, part));
+    return MappedFile(part.name, held.owner, held.bytes);
+  }
+
+  Status report(const ReceiverReport& report, const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+    const std::scoped_lock lock(medium_->mutex_);
+    medium_->heard_[report.id] = {report, Deadline::Clock::now()};
+    id_ = report.id;
+    return {};
+  }
+
+  Status leave(const Deadline&) override {
+    const std::scoped_lock lock(medium_->mutex_);
+    medium_->heard_.erase(std::exchange(id_, {}));
+    return {};
+  }
+
+ private:
+  std::shared_ptr<LoopbackMedium> medium_;
+  std::string id_;  // as last reported
+};
+
+LoopbackHub::LoopbackHub(const LoopbackOptions& options, unsigned ranks)
+    : medium_(std::make_shared<LoopbackMedium>(options, ranks)),
+      mail_(std::make_shared<LoopbackMail>(ranks)) {}
+
+std::unique_ptr<SendRoad> LoopbackHub::sender(unsigned rank) {
+  return std::make_unique<LoopbackSender>(medium_, rank);
+}
+
+std::unique_ptr<ReceiveRoad> LoopbackHub::receiver() {
+  return std::make_unique<LoopbackReceiver>(medium_);
+}
+
+std::unique_ptr<Group> LoopbackHub::group(unsigned rank) {
+  return std::make_unique<LoopbackGroup>(mail_, rank);
+}
+
+}  // namespace driftless

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The secret of a run, what is proved with it, and the first words on a TCP connection of the
+// rendezvous, all of fixed size:
+//   server: greeting, nonce    client: nonce, proof    server: proof
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace driftless::nccl {
+
+inline constexpr std::size_t kProofBytes = 32;
+inline constexpr std::size_t kNonceBytes = 32;
+
+// The secret in a token file (core/secret_file.h). kInvalidArgument if others could get at the
+// file, or the secret is shorter than 16 bytes.
+[[nodiscard]] Result<std::string> read_token(const std::string& path);
+
+// HMAC-SHA256. kInternal where the library refuses.
+[[nodiscard]] Result<std::string> prove(std::string_view key, std::string_view text);
+// In a time that does not depend on where they differ.
+[[nodiscard]] bool same_proof(std::string_view one, std::string_view other);
+[[nodiscard]] Result<std::string> new_nonce();
+
+inline constexpr std::string_view kGreeting = "DRFTNCC1";
+inline constexpr std::size_t kServerHelloBytes = kGreeting.size() + kNonceBytes;
+inline constexpr std::size_t kClientProofBytes = kNonceBytes + kProofBytes;
+
+struct Admission {
+  std::string key;     // of the connection's messages
+  std::string answer;  // what the other side is sent
+};
+
+// [server] `said`: kClientProofBytes. kInvalidArgument where the proof is false.
+[[nodiscard]] Result<Admission> admit(std::string_view token, std::string_view nonce,
+                                      std::string_view said);
+// [client] `hello`: kServerHelloBytes.
+[[nodiscard]] Result<Admission> answer_hello(std::string_view token, std::string_view hello,
+                                             std::string* expected_proof);
+
+// Messages in a stream of bytes: length, proof, content. The proof is over direction, number and
+// content, so that none can be changed, left out, sent twice or sent back.
+enum class Direction : unsigned char { kToServer = 1, kToClient = 2 };
+
+class FrameWriter {
+ public:
+  FrameWriter(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
+  [[nodiscard]] Result<std::string> frame(std::string_view content);
+
+ private:
+  std::string key_;
+  Direction direction_;
+  std::uint64_t number_ = 0;
+};
+
+class FrameReader {
+ public:
+  FrameReader(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
+  void append(std::string_view bytes) { bytes_.append(bytes); }
+  // The next whole message; nothing where it has not arrived. kCorrupt: the stream is no good.
+  [[nodiscard]] Result<std::optional<std::string>> next();
+
+ private:
+  std::string key_;
+  Direction direction_;
+  std::uint64_t number_ = 0;
+  std::string bytes_;
+  std::size_t taken_ = 0;  // of bytes_
+};
+
+}  // namespace driftless::nccl
