@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How to say the driver's calls to vLLM.
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "plugin/engines/engine_transport.h"
 #include "plugin/engines/server_calls.h"
@@ -39,27 +40,41 @@ class VllmTransport final : public EngineTransport {
   }
 
  private:
+  // Our methods never raise. A failure of a worker is that of another call, which left it in the
+  // reply queue of a rank: this one was heard, and the next answers tell what came of it.
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
+    Status raised;
     const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {
       const Json body = {{"method", asked}, {"kwargs", given}};
-      DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link_.post("/collective_rpc", body, must));
-      const auto results = answer.find("results");
-      return results == answer.end() ? Json() : *results;
+      const Result<Json> answer = link_.post("/collective_rpc", body, must);
+      if (!answer.ok() && says(answer.status(), "Worker failed with error")) {
+        raised = answer.status();
+        return Json(Json::array());
+      }
+      DRIFTLESS_RETURN_IF_ERROR(answer.status());
+      const auto results = answer->find("results");
+      return results == answer->end() ? Json() : *results;
     };
     Result<std::vector<RankReply>> replies =
         ask_ranks(call, method, std::move(arguments), "/collective_rpc");
-    if (!replies.ok()) return {.status = replies.status()};
+    if (!replies.ok()) return {.status = raised.ok() ? replies.status() : raised};
     return {.ranks = std::move(*replies)};
   }
 
-  // An update that nobody finished is finished first.
+  [[nodiscard]] static bool says(const Status& status, std::string_view words) {
+    return status.message().find(words) != std::string_view::npos;
+  }
+
+  // An update that nobody finished is finished first; where there is none, finishing would raise on
+  // all ranks, and their reply queue would slip.
   [[nodiscard]] Status begin() {
     // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
     const Json in_place = {{"is_checkpoint_format", false}};
-    session_ = link_.post("/start_weight_update", in_place, true).ok();
-    if (session_) return {};
-    const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
-    const Status begun = link_.post("/start_weight_update", in_place, true).status();
+    Status begun = link_.post("/start_weight_update", in_place, true).status();
+    if (says(begun, "already active")) {
+      const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
+      begun = link_.post("/start_weight_update", in_place, true).status();
+    }
     session_ = begun.ok();
     return begun;
   }

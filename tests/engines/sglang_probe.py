@@ -59,7 +59,8 @@ def obey(model, command):
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            worker_probe.install(model.__dict__["_driftless_follower"], command["point"], model)
+            follower = model.__dict__["_driftless_follower"]
+            worker_probe.install(follower, command["point"], model, command.get("path", ""))
         return {}
     raise ValueError(command)
 
