@@ -71,7 +71,7 @@ class VllmTransport final : public EngineTransport {
     // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
     const Json in_place = {{"is_checkpoint_format", false}};
     Status begun = link_.post("/start_weight_update", in_place, true).status();
-    if (says(begun, "already active")) {
+    if (says(begun, "active")) {
       const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
       begun = link_.post("/start_weight_update", in_place, true).status();
     }
