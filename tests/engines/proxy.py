@@ -113,6 +113,8 @@ class Proxy:
         for match, held in list(self._held):
             if not held.reached.is_set() and match(call) and not held.wait():
                 return 500, "application/json", b'{"message": "dropped by the proxy"}'
+        if call.path == self.paths.resume:
+            self._commit = None
         try:
             return self._forward(method, target, body)
         except OSError as problem:
@@ -124,9 +126,7 @@ class Proxy:
             if path == self.paths.pause and body.get("mode") != "in_place":
                 self._commit = []
             commit = None if self._commit is None else list(self._commit)
-            if path == self.paths.resume:
-                self._commit = None
-            elif self._commit is not None:
+            if self._commit is not None:
                 self._commit.append(path)
             return SimpleNamespace(path=path, body=body, commit=commit)
 

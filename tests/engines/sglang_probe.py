@@ -7,6 +7,7 @@ import json
 import struct
 import tempfile
 import traceback
+import urllib.error
 from pathlib import Path
 
 
@@ -17,12 +18,21 @@ def ask(call, command):
         payload = base64.b64encode(pickled({**command, "answers": directory})).decode()
         body = {"load_format": "sglang_probe.load", "flush_cache": False, "selector": "target"}
         call("/pause_generation", {"mode": "in_place"})
-        call("/begin_weight_update", {})
+        begin(call)
         call("/update_weights_from_tensor", {**body, "serialized_named_tensors": [payload] * ranks})
         call("/end_weight_update", {})
         call("/continue_generation", {})
         files = [Path(directory) / f"rank{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text()) for file in files]
+
+
+def begin(call):
+    """A session that somebody left open is ended first."""
+    try:
+        call("/begin_weight_update", {})
+    except urllib.error.HTTPError:
+        call("/end_weight_update", {})
+        call("/begin_weight_update", {})
 
 
 def pickled(command):
