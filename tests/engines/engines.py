@@ -270,7 +270,7 @@ class SglangServer(Server):
     def to_base(self, path):
         """The base's weights again, and workers that follow nothing."""
         self.driver = None
-        self.probe("base", path=path)
+        assert self.probe("base", path=path) == [{}] * len(self.checksums())
         self.call("/flush_cache")
         named = {"new_version": "base", "abort_all_requests": False}
         self.call("/update_weight_version", named)
