@@ -189,16 +189,15 @@ def test_a_commit_whose_undo_failed_is_not_resumed(behind, agent_of, place, spec
     broken = place / "torn"
     broken.touch()
     fault(proxy, rank=0, point="torn", path=str(broken))
-    del proxy.calls[:]
     run.publish()
     wait_for_words(agent, PAUSED)
     assert "rank 0 holds parts of two versions" in agent.tail()
+    del proxy.calls[:]
     agent.stop()
-    written = proxy.calls.index(proxy.paths.write)
     agent = agent_of(spec, run, proxy)
     wait_for_words(agent, PAUSED)
     assert not serves(proxy.engine, 3)
-    assert proxy.paths.resume not in proxy.calls[written:]
+    assert proxy.paths.resume not in proxy.calls
     broken.unlink()
     run.publish()
     agent.wait_for(proxy, 3)
