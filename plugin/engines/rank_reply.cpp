@@ -11,7 +11,7 @@
 namespace driftless {
 namespace {
 
-constexpr int kAskAttempts = 4;
+constexpr int kAskAttempts = 8;  // a queue slips by one each time that a call raises
 constexpr std::size_t kMaxRanks = 4096;
 
 std::string nonce_of(const Json& reply) {
@@ -75,6 +75,9 @@ Result<RankReply> parse_rank_reply(const Json& reply, std::string_view what) {
   }
   if (const auto session = reply.find("session"); session != reply.end() && session->is_boolean()) {
     parsed.session = session->get<bool>();
+  }
+  if (const auto active = reply.find("updating"); active != reply.end() && active->is_boolean()) {
+    parsed.updating = active->get<bool>();
   }
   parsed.text = dumped(reply);
   return parsed;

@@ -2,7 +2,7 @@
 // What the ranks of an engine answer to our workers' calls (megatron_bridge/driftless/engines).
 //
 //   {"nonce","rank","process","ok","error","state","version","staged_version","run","follows",
-//    "digest","session",...}                                                      of each rank
+//    "digest","session","updating",...}                                           of each rank
 //
 // An engine's reply queue that has slipped answers each call with the answer to the one before: an
 // answer counts only if it carries a nonce of this question, or of its repetition.
@@ -44,8 +44,9 @@ struct RankReply {
   EngineIdentity holds;
   std::optional<std::string> follows;  // the run that its receiver follows; none: it has none
   std::optional<std::uint64_t> staged_version;
-  std::optional<bool> session;  // whether commits go through the engine's own session
-  std::string text;             // the whole reply, JSON
+  std::optional<bool> session;   // whether commits go through the engine's own session
+  std::optional<bool> updating;  // whether an update of that session is active
+  std::string text;              // the whole reply, JSON
 };
 
 // The nonce is the caller's to compare. kCorrupt if it is no such reply.

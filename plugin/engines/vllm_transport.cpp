@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How to say the driver's calls to vLLM.
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 
 #include "plugin/engines/engine_transport.h"
 #include "plugin/engines/server_calls.h"
@@ -28,40 +30,74 @@ class VllmTransport final : public EngineTransport {
         return ask("driftless_rollback", {{"version", call.version}}, call.must);
       case EngineOp::kBegin: return {.status = begin()};
       case EngineOp::kWrite: return write(call);
-      case EngineOp::kFinish: {
-        Json body = Json::object();
-        if (!call.label.empty()) body["weight_version"] = call.label;
-        session_ = false;
-        return {.status = link_.post("/finish_weight_update", body, true).status()};
-      }
+      case EngineOp::kFinish: return {.status = finish(call.label)};
       default: return vllm_server_call(link_, call);
     }
   }
 
  private:
+  // Our methods never raise. A failure of a worker is that of another call, which left it in the
+  // reply queue of a rank: this one was heard, and the next answers tell what came of it.
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
+    Status raised;
     const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {
       const Json body = {{"method", asked}, {"kwargs", given}};
-      DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link_.post("/collective_rpc", body, must));
-      const auto results = answer.find("results");
-      return results == answer.end() ? Json() : *results;
+      const Result<Json> answer = link_.post("/collective_rpc", body, must);
+      if (!answer.ok() && says(answer.status(), "Worker failed with error")) {
+        raised = answer.status();
+        return Json(Json::array());
+      }
+      DRIFTLESS_RETURN_IF_ERROR(answer.status());
+      const auto results = answer->find("results");
+      return results == answer->end() ? Json() : *results;
     };
     Result<std::vector<RankReply>> replies =
         ask_ranks(call, method, std::move(arguments), "/collective_rpc");
-    if (!replies.ok()) return {.status = replies.status()};
+    if (!replies.ok()) return {.status = raised.ok() ? replies.status() : raised};
+    updating_.reset();
+    for (const RankReply& reply : *replies) {
+      if (reply.updating) updating_ = updating_.value_or(false) || *reply.updating;
+    }
     return {.ranks = std::move(*replies)};
   }
 
-  // An update that nobody finished is finished first.
+  [[nodiscard]] static bool says(const Status& status, std::string_view words) {
+    return status.message().find(words) != std::string_view::npos;
+  }
+
+  // Neither begins what is active nor finishes what is not, as far as the ranks tell: that raises
+  // on all of them, and their reply queue slips.
   [[nodiscard]] Status begin() {
     // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
     const Json in_place = {{"is_checkpoint_format", false}};
-    session_ = link_.post("/start_weight_update", in_place, true).ok();
-    if (session_) return {};
-    const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
-    const Status begun = link_.post("/start_weight_update", in_place, true).status();
+    const auto end_another = [&] {
+      const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
+    };
+    if (updating_.value_or(false)) end_another();
+    Status begun = link_.post("/start_weight_update", in_place, true).status();
+    if (says(begun, "active")) {
+      end_another();
+      begun = link_.post("/start_weight_update", in_place, true).status();
+    }
     session_ = begun.ok();
+    finish_failed_ = false;
     return begun;
+  }
+
+  [[nodiscard]] Status finish(const std::string& label) {
+    if (finish_failed_) {
+      const EngineAnswer asked = ask("driftless_status", Json::object(), true);
+      if (asked.status.ok() && updating_ == false) {
+        return error(StatusCode::kIncomplete,
+                     "no update is active: it was finished, or the engine was started anew");
+      }
+    }
+    Json body = Json::object();
+    if (!label.empty()) body["weight_version"] = label;
+    session_ = false;
+    const Status finished = link_.post("/finish_weight_update", body, true).status();
+    finish_failed_ = !finished.ok();
+    return finished;
   }
 
   [[nodiscard]] EngineAnswer write(const EngineCall& call) {
@@ -72,7 +108,8 @@ class VllmTransport final : public EngineTransport {
   }
 
   EngineLink link_;
-  bool session_ = false;
+  bool session_ = false, finish_failed_ = false;
+  std::optional<bool> updating_;  // whether an update is active, as the ranks said last
 };
 
 }  // namespace

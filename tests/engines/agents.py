@@ -14,13 +14,14 @@ COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftl
 class Agent(Process):
     """Follows a run for engines: by shared memory with their workers, or by a checkpoint."""
 
-    def __init__(self, run, engines, directory, name="agent", checkpoint=None):
-        """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again."""
+    def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=()):
+        """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again.
+        `settings`: further ones of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
-        lines += ["  retry_wait: 100ms", "  engines:"]
+        lines += [f"  {each}" for each in ("retry_wait: 100ms", *settings, "engines:")]
         for kind, url in engines:
             lines += [f"    - {{ url: '{url}', kind: {kind} }}"]
         self.metrics = directory / f"{name}.metrics"

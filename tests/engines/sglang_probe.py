@@ -7,6 +7,7 @@ import json
 import struct
 import tempfile
 import traceback
+import urllib.error
 from pathlib import Path
 
 
@@ -17,12 +18,21 @@ def ask(call, command):
         payload = base64.b64encode(pickled({**command, "answers": directory})).decode()
         body = {"load_format": "sglang_probe.load", "flush_cache": False, "selector": "target"}
         call("/pause_generation", {"mode": "in_place"})
-        call("/begin_weight_update", {})
+        begin(call)
         call("/update_weights_from_tensor", {**body, "serialized_named_tensors": [payload] * ranks})
         call("/end_weight_update", {})
         call("/continue_generation", {})
         files = [Path(directory) / f"rank{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text()) for file in files]
+
+
+def begin(call):
+    """A session that somebody left open is ended first."""
+    try:
+        call("/begin_weight_update", {})
+    except urllib.error.HTTPError:
+        call("/end_weight_update", {})
+        call("/begin_weight_update", {})
 
 
 def pickled(command):
@@ -59,7 +69,8 @@ def obey(model, command):
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            worker_probe.install(model.__dict__["_driftless_follower"], command["point"], model)
+            follower = model.__dict__["_driftless_follower"]
+            worker_probe.install(follower, command["point"], model, command.get("path", ""))
         return {}
     raise ValueError(command)
 

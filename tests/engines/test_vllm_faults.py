@@ -11,6 +11,7 @@ from follows import assert_at, assert_weights
 from hosts import HostError
 
 SPEC = Spec("vllm", "qwen3", 2)
+TAKEN_BACK = "version 2 was refused: .*; all ranks hold version 1 .* again"
 
 
 @pytest.fixture
@@ -39,10 +40,9 @@ def test_a_rank_that_fails_its_commit(pair, rank, point):
     engine.update()
     run.publish()
     engine.rpc("probe_fault", rank=rank, point=point)
-    with pytest.raises(HostError, match=r"version 2 was refused, all ranks are at 1") as refused:
+    with pytest.raises(HostError, match=TAKEN_BACK) as refused:
         engine.update()
-    assert refused.value.replies[rank]["error"] and f"rank {rank}:" in str(refused.value)
-    assert refused.value.replies[1 - rank]["error"] is None
+    assert f"rank {rank}:" in str(refused.value) and f"rank {1 - rank}:" not in str(refused.value)
     assert_at(engine, run.model, 1)
     assert engine.update()["version"] == 2, "the same version, without the fault"
     assert_at(engine, run.model, 2)
@@ -97,7 +97,7 @@ def test_a_killed_worker(pair, started):
     engine, run = pair
     run.publish()
     os.kill(engine.pids[1], signal.SIGKILL)
-    with pytest.raises(HostError, match="the engine does not answer .* start it again"):
+    with pytest.raises(HostError, match="the engine does not say what it holds"):
         for _ in range(3):  # vLLM may need a moment to notice
             engine.update(timeout_s=10)
     started.drop(SPEC)

@@ -4,6 +4,7 @@
 import copy
 import hashlib
 import os
+from types import SimpleNamespace
 
 import torch
 from driftless.engines.vllm import WorkerExtension
@@ -23,6 +24,16 @@ def checksums(model):
 
 
 class Probe(WorkerExtension):
+    def probe(self, method, arguments, nonce):
+        """Calls another one, and never raises; the nonce tells which call this answers."""
+        try:
+            return {"nonce": nonce, "value": getattr(self, method)(**arguments)}
+        except Exception as problem:
+            return {"nonce": nonce, "error": repr(problem)}
+
+    def probe_nothing(self):
+        return None
+
     def probe_checksums(self):
         return checksums(self.model_runner.get_model())
 
@@ -51,11 +62,12 @@ class Probe(WorkerExtension):
             raise RuntimeError(f"rank {rank} raises")
         return {"rank": self.rank}
 
-    def probe_fault(self, rank, point):
+    def probe_fault(self, rank, point, path=""):
         """The next commit of this rank fails: before it writes, while it writes, or after it has
-        written (the rank is then at the new version, and says that it failed)."""
+        written (the rank is then at the new version, and says that it failed). "torn": all fail and
+        cannot be undone, as long as there is a file `path`."""
         if self.rank == rank:
-            install(self._driftless_follower(), point, self.model_runner.get_model())
+            install(self._driftless_follower(), point, self.model_runner.get_model(), path)
         return {"rank": self.rank}
 
 
@@ -74,11 +86,14 @@ def back_to_base(model, follower, path):
     return {}
 
 
-def install(follower, point, model):
-    """The next commit fails, once."""
+def install(follower, point, model, path=""):
+    """The next commit fails, once; "torn": all of them, as long as there is a file `path`."""
     receiver = follower._receiver
     if point == "reload":
         return fail_reload(model)
+    if point == "torn":
+        follower._receiver = Torn(receiver, model, path)
+        return None
 
     def failing():
         follower._receiver = receiver
@@ -98,6 +113,36 @@ class Wrapped:
 
     def __getattr__(self, name):
         return getattr(self._receiver, name)
+
+
+class Torn(Wrapped):
+    """Commits write a part, fail, and cannot be undone: the weights are no version, until one goes
+    through again."""
+
+    def __init__(self, receiver, model, path):
+        super().__init__(receiver, self.tear)
+        self._model, self._path, self._torn = model, path, False
+
+    @property
+    def state(self):
+        state = self._receiver.state
+        told = {name: getattr(state, name) for name in ("run", "version", "digest", "partial")}
+        return SimpleNamespace(**told, valid=state.valid and not self._torn)
+
+    def tear(self):
+        if os.path.exists(self._path):
+            self._torn = True
+            with torch.no_grad():
+                dict(self._model.named_parameters())[PARAMETER].add_(1)
+            raise RuntimeError("injected in the middle of the commit, and it could not be undone")
+        report = self._receiver.commit()
+        self._torn = False
+        return report
+
+    def rollback(self):
+        if self._torn:
+            raise RuntimeError("injected: there is nothing to take back")
+        return self._receiver.rollback()
 
 
 def commit_over_foreign_writes(model, receiver):

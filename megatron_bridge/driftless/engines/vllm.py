@@ -93,7 +93,9 @@ class WorkerExtension:
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
             said = reply(nonce, getattr(self, "rank", -1), text_of(problem))
         backend = getattr(self, "weight_transfer_engine", None)
-        return {**said, "session": getattr(backend, "prepares_updates", False)}
+        updating = getattr(self, "_weight_update_active", False)
+        session = getattr(backend, "prepares_updates", False)
+        return {**said, "session": session, "updating": updating}
 
     def _driftless_follower(self) -> RankReceiver:
         """The backend's, where vLLM runs it; else one of its own."""
