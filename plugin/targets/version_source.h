@@ -25,7 +25,7 @@ namespace driftless {
 struct TensorChange {
   std::uint32_t tensor = 0;         // index in the layout
   std::uint64_t payload_bytes = 0;  // of its encoded delta
-  std::string checksum;  // of its new bytes, hexadecimal; empty if the version has none
+  std::string checksum;             // of its new bytes, hexadecimal; empty if the version has none
 };
 
 // New bytes of a tensor from `byte_offset` on, verbatim.
