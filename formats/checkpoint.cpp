@@ -58,7 +58,7 @@ Result<SafetensorsFile> open_shard(FileSystem& fs, const std::string& directory,
 }
 
 // The tensors of a file must be exactly those that the index has in it.
-Status check_shard(const SafetensorsFile& shard, const std::string& file, const WeightMap& index,
+Status check_shard(const SafetensorsFile& shard, const std::string& file, const TensorFiles& index,
                    std::uint64_t expected_tensors) {
   for (const SafetensorsEntry& entry : shard.header().tensors) {
     const auto at = index.find(entry.spec.name);
@@ -88,7 +88,7 @@ Result<std::vector<SafetensorsFile>> open_shards(FileSystem& fs, const std::stri
   DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, directory, name));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
                              read_text(fs, index_path, kMaxCheckpointIndexBytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const WeightMap index, parse_checkpoint_index(text, index_path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const TensorFiles index, parse_checkpoint_index(text, index_path));
   struct Expected {
     std::string first_tensor;
     std::uint64_t tensors = 0;
@@ -130,12 +130,12 @@ Result<std::vector<SafetensorsFile>> open_files(FileSystem& fs, const std::strin
 
 }  // namespace
 
-Result<WeightMap> read_weight_map(const Json& index, std::string_view what) {
+Result<TensorFiles> read_weight_map(const Json& index, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* object, json_object(index, "weight_map", what));
   if (index.contains("metadata")) {
     DRIFTLESS_RETURN_IF_ERROR(json_object(index, "metadata", what).status());
   }
-  WeightMap weight_map;
+  TensorFiles weight_map;
   for (const auto& [tensor, file] : object->get_ref<const Json::object_t&>()) {
     DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(tensor).with_context(what));
     if (!file.is_string()) {
@@ -151,7 +151,7 @@ Result<WeightMap> read_weight_map(const Json& index, std::string_view what) {
   return weight_map;
 }
 
-Result<WeightMap> parse_checkpoint_index(std::string_view text, std::string_view what) {
+Result<TensorFiles> parse_checkpoint_index(std::string_view text, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json index, parse_json(text, what));
   return read_weight_map(index, what);
 }

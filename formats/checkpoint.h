@@ -22,15 +22,15 @@ inline constexpr std::uint64_t kMaxCheckpointIndexBytes = 100'000'000;
 
 // What model.safetensors.index.json, of a checkpoint or of a version directory, says: which file
 // each tensor is in.
-using WeightMap = std::map<std::string, std::string>;
+using TensorFiles = std::map<std::string, std::string>;
 
 // kCorrupt if it is not strict JSON (strict_json.h), if a tensor's name is not usable or a file's
 // is not plain. Unknown keys are ignored, as every reader of such files does. `what` names the
 // index in errors.
-[[nodiscard]] Result<WeightMap> parse_checkpoint_index(std::string_view text,
+[[nodiscard]] Result<TensorFiles> parse_checkpoint_index(std::string_view text,
                                                        std::string_view what);
 // The same of an index that is parsed already.
-[[nodiscard]] Result<WeightMap> read_weight_map(const Json& index, std::string_view what);
+[[nodiscard]] Result<TensorFiles> read_weight_map(const Json& index, std::string_view what);
 
 // Where a tensor's bytes are.
 struct TensorLocation {

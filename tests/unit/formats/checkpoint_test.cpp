@@ -232,7 +232,7 @@ TEST_F(CheckpointTest, TakesAnIndexWithoutTensors) {
 }
 
 TEST(CheckpointIndex, IgnoresWhatItDoesNotKnow) {
-  const Result<WeightMap> index = parse_checkpoint_index(
+  const Result<TensorFiles> index = parse_checkpoint_index(
       R"({"metadata":{"version":"000007","total_size":5,"x":{}},"weight_map":{"b":"f","a":"g"},"y":1})",
       "i");
   ASSERT_TRUE(index.ok()) << index.status().to_string();
