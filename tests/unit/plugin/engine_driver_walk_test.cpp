@@ -178,9 +178,7 @@ struct World {
 };
 
 // What may still come when its caller has given it up, or is dead.
-bool may_come_late(EngineOp op) {
-  return op == EngineOp::kWrite || op == EngineOp::kStage || op == EngineOp::kFinish;
-}
+bool may_come_late(EngineOp op) { return op == EngineOp::kWrite || op == EngineOp::kStage; }
 
 bool is_rank_call(EngineOp op) {
   return op == EngineOp::kAsk || op == EngineOp::kLook || op == EngineOp::kOpen ||
@@ -280,8 +278,6 @@ class Walk {
       --next.restarts;
       next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
-      // What was in the dead server's queue is gone; of the workers' calls this need not be so.
-      if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
       next.way += " ENGINE-RESTART";
       push(std::move(next));
     }
@@ -299,9 +295,7 @@ class Walk {
 
   void run_late(const Node& node) {
     Node next = node;
-    EngineAnswer unheard;
     static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
-    static_cast<void>(next.world.serve(*node.world.late, unheard));
     next.way += concat(" late:", to_string(node.world.late->op));
     next.world.late.reset();
     push(std::move(next));
