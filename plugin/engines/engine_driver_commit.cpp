@@ -69,7 +69,8 @@ EngineCall EngineDriver::judge_staged() {
   const bool same = std::ranges::all_of(
       replies, [&](const RankReply& reply) { return reply.staged_version == first; });
   const bool nothing = same && !first && goal_.version == 0;
-  const bool good = same && first && *first >= goal_.version;
+  // What cannot be had at once is had in steps: the goal is the next request's.
+  const bool good = same && first && (*first >= goal_.version || stage_attempts_ == kStageAttempts);
   if (nothing || good) result_.staged = first;
   if (request_ == Request::kWaitStaged && (nothing || good)) return end({});
   if (nothing) return leave({});

@@ -88,8 +88,14 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
   return reply;
 }
 
-Result<Json> EngineLink::ask(std::string_view path, const Json* body, bool must) const {
-  const EngineReply reply = call(path, body, timeout_, must);
+Result<Json> EngineLink::post(std::string_view path, const Json& body, bool must) const {
+  const EngineReply reply = call(path, &body, timeout_, must);
+  DRIFTLESS_RETURN_IF_ERROR(reply.status);
+  return parse_json(reply.body, path);
+}
+
+Result<Json> EngineLink::get(std::string_view path, bool must) const {
+  const EngineReply reply = call(path, nullptr, timeout_, must);
   DRIFTLESS_RETURN_IF_ERROR(reply.status);
   return parse_json(reply.body, path);
 }

@@ -32,12 +32,8 @@ class EngineLink {
              const std::atomic<bool>* stop, HttpFunction http = http_call);
 
   // `must`: also while everything ends.
-  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const {
-    return ask(path, &body, must);
-  }
-  [[nodiscard]] Result<Json> get(std::string_view path, bool must) const {
-    return ask(path, nullptr, must);
-  }
+  [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const;
+  [[nodiscard]] Result<Json> get(std::string_view path, bool must) const;
   // With a timeout of its own, and all that is known of the answer.
   [[nodiscard]] EngineReply call(std::string_view path, const Json* body,
                                  std::chrono::milliseconds timeout, bool must) const;
@@ -47,8 +43,6 @@ class EngineLink {
   [[nodiscard]] bool stopping() const { return stop_ != nullptr && *stop_; }
 
  private:
-  [[nodiscard]] Result<Json> ask(std::string_view path, const Json* body, bool must) const;
-
   std::string url_, token_;
   std::chrono::milliseconds timeout_;
   const std::atomic<bool>* stop_;

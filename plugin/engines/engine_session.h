@@ -21,8 +21,9 @@ namespace driftless {
 class EngineSession {
  public:
   virtual ~EngineSession() = default;
-  // Brings the engine to `goal` or a later version; returns which. A failure leaves it at the
-  // version that it had, or says that it did not. To be called again after a failure.
+  // Brings the engine to `goal` or a later version, or, if its ranks get there in steps only, on
+  // the way to it; returns to which. A failure leaves it at the version that it had, or says that
+  // it did not. To be called again after a failure.
   [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) = 0;
   // Resumes what is still paused, if its ranks hold one version.
   [[nodiscard]] virtual Status close() = 0;

@@ -178,9 +178,7 @@ struct World {
 };
 
 // What may still come when its caller has given it up, or is dead.
-bool may_come_late(EngineOp op) {
-  return op == EngineOp::kWrite || op == EngineOp::kStage || op == EngineOp::kFinish;
-}
+bool may_come_late(EngineOp op) { return op == EngineOp::kWrite || op == EngineOp::kStage; }
 
 bool is_rank_call(EngineOp op) {
   return op == EngineOp::kAsk || op == EngineOp::kLook || op == EngineOp::kOpen ||
@@ -195,7 +193,7 @@ struct Node {
   int requests = 0;                  // still to come
   int faults = 0;                    // still to come
   int restarts = 0;                  // of the engine
-  bool asked = false;                // the request's first question was answered
+  int asked = 0;                     // the process that the request's first question went to
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
   std::string way;                   // how it came here
 
@@ -246,7 +244,7 @@ class Walk {
       return std::optional<std::string>(digest_of(run, static_cast<std::int64_t>(version)));
     };
     node.broken = EngineOp::kEnd;
-    node.asked = false;
+    node.asked = 0;
     node.call = node.driver.begin_update(std::move(goal));
   }
 
@@ -280,8 +278,6 @@ class Walk {
       --next.restarts;
       next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
-      // What was in the dead server's queue is gone; of the workers' calls this need not be so.
-      if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
       next.way += " ENGINE-RESTART";
       push(std::move(next));
     }
@@ -299,9 +295,7 @@ class Walk {
 
   void run_late(const Node& node) {
     Node next = node;
-    EngineAnswer unheard;
     static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
-    static_cast<void>(next.world.serve(*node.world.late, unheard));
     next.way += concat(" late:", to_string(node.world.late->op));
     next.world.late.reset();
     push(std::move(next));
@@ -310,7 +304,7 @@ class Walk {
   void answer(const Node& node, const EngineAnswer& said, const std::string& how, int faults = 0) {
     Node next = node;
     next.faults -= faults;
-    next.asked = true;
+    if (next.asked == 0) next.asked = next.world.engine.process;
     next.way += concat(" ", to_string(node.call.op), how);
     next.call = next.driver.next(said);
     push(std::move(next));
@@ -345,7 +339,8 @@ class Walk {
   void rank_outcomes(const Node& node, const EngineAnswer& lost) {
     const EngineOp op = node.call.op;
     // Who answers a request's first question is the engine; any later one another may answer.
-    if (is_rank_call(op) && node.asked && !node.world.other.empty() && node.faults > 0) {
+    const bool other = node.asked == node.world.engine.process && !node.world.other.empty();
+    if (is_rank_call(op) && other && node.faults > 0) {
       EngineAnswer strange;
       strange.ranks = node.world.other;
       answer(node, strange, ":of-another-process", 1);
