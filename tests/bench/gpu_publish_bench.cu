@@ -19,6 +19,7 @@
 
 #include "plugin/device/device_factories.h"
 #include "plugin/job/devices.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/roads.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
