@@ -197,9 +197,11 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
                        "), and the engine could not be paused: ", answer.status.message()));
     case Step::kBroughtTogether:
       if (failed && tries_ < kTries) return again();
-      if (!failed) return judge();
+      if (!failed && same_processes(answer.ranks)) return judge();
       result_.known = false;
-      return leave(answer.status);
+      return leave(failed
+                       ? answer.status
+                       : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
     case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
       if (failed && !first_ && tries_ < kTries) return again();
       dirty_ = failed && !first_;
