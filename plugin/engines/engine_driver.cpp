@@ -116,6 +116,11 @@ EngineCall EngineDriver::leave(Status problem) {
     return end(error(problem_.code(), problem_.message(),
                      "; its label is not that of what it holds, and it is left as it is"));
   }
+  if (result_.known) {  // as of the newest answer
+    const Held held = held_by(result_.replies);
+    result_.known = held.kind == Held::kOne && same_processes(result_.replies);
+    result_.identity = held.one;
+  }
   if (!result_.known && !paused_running_ && pause_ == PauseState::kPaused) {
     return stay_paused(problem_.ok() ? holdings_of_ranks(result_.replies)
                                      : std::string(problem_.message()));
@@ -127,6 +132,13 @@ EngineCall EngineDriver::leave(Status problem) {
     if (problem_.ok()) return end({});
     return end(error(problem_.code(), problem_.message(),
                      "; nobody can say what the engine holds, so it is left as it is"));
+  }
+  const bool staged = std::ranges::any_of(
+      result_.replies, [](const RankReply& reply) { return reply.staged_version.has_value(); });
+  if (first_ && !brought_ && staged) {
+    result_.left_paused = pause_ == PauseState::kPaused;
+    return end(error(problem_.code(), problem_.message(),
+                     "; a commit of the driver before may still come, so it is left as it is"));
   }
   return settle();
 }
@@ -185,9 +197,11 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
                        "), and the engine could not be paused: ", answer.status.message()));
     case Step::kBroughtTogether:
       if (failed && tries_ < kTries) return again();
-      if (!failed) return judge();
+      if (!failed && same_processes(answer.ranks)) return judge();
       result_.known = false;
-      return leave(answer.status);
+      return leave(failed
+                       ? answer.status
+                       : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
     case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
       if (failed && !first_ && tries_ < kTries) return again();
       dirty_ = failed && !first_;
