@@ -223,7 +223,7 @@ def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
     del proxy.calls[:]
     with contextlib.suppress(EngineError):
         driver.close()
-    with pytest.raises(EngineError, match=PAUSED):
+    with pytest.raises(EngineError, match="could not be undone|parts of two versions"):
         follow(spec, run, proxy)
     assert not serves(proxy.engine, 3)
     assert proxy.paths.resume not in proxy.calls

@@ -77,7 +77,7 @@ def back_to_base(model, follower, path):
 
     if follower is not None:
         closed = follower.close()
-        assert closed["ok"], closed["error"]
+        assert closed["state"] == "closed", closed["error"]
         settings = getattr(follower, "settings", {})
         follower.__init__(follower.rank, follower._make_target)
         follower.settings = settings
