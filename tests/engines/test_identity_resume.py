@@ -22,8 +22,8 @@ def behind(started, run_of):
     """An engine at the base of a run, and a proxy before it."""
     made = []
 
-    def make(spec, *overrides):
-        engine, run = started.get(spec), run_of(spec.kind, *overrides)
+    def make(spec):
+        engine, run = started.get(spec), run_of(spec.kind)
         engine.to_base(run.model.checkpoint(0))
         made.append(Proxy(engine, PATHS[spec.engine]))
         return made[-1], run
@@ -180,9 +180,8 @@ def test_an_agent_whose_first_question_fails_resumes_no_ranks_that_differ(behind
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_commit_whose_undo_failed_is_not_resumed(behind, agent_of, place, spec):
-    """By nobody: not by the agent, not when it ends, not by the next one. A full version is the way
-    out."""
-    proxy, run = behind(spec, "mode=full")
+    """By nobody: not by the agent, not when it ends, not by the next one."""
+    proxy, run = behind(spec)
     agent = agent_of(spec, run, proxy)
     run.publish()
     agent.wait_for(proxy, 1)
@@ -209,7 +208,7 @@ def test_a_commit_whose_undo_failed_is_not_resumed(behind, agent_of, place, spec
 def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
     from driftless.engines.drive import EngineError
 
-    proxy, run = behind(spec, "mode=full")
+    proxy, run = behind(spec)
     driver = follow(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
@@ -224,7 +223,7 @@ def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
     del proxy.calls[:]
     with contextlib.suppress(EngineError):
         driver.close()
-    with pytest.raises(EngineError, match=PAUSED):
+    with pytest.raises(EngineError, match="could not be undone|parts of two versions"):
         follow(spec, run, proxy)
     assert not serves(proxy.engine, 3)
     assert proxy.paths.resume not in proxy.calls

@@ -77,7 +77,7 @@ def back_to_base(model, follower, path):
 
     if follower is not None:
         closed = follower.close()
-        assert closed["ok"], closed["error"]
+        assert closed["state"] == "closed", closed["error"]
         settings = getattr(follower, "settings", {})
         follower.__init__(follower.rank, follower._make_target)
         follower.settings = settings
@@ -116,12 +116,14 @@ class Wrapped:
 
 
 class Torn(Wrapped):
-    """Commits write a part, fail, and cannot be undone: the weights are no version, until one goes
-    through again."""
+    """Commits write a part, fail, and cannot be undone, as long as there is a file `path`: the
+    weights are no version. Then staging puts them back, and the next commit goes through."""
 
     def __init__(self, receiver, model, path):
         super().__init__(receiver, self.tear)
-        self._model, self._path, self._torn = model, path, False
+        self._parameter, self._path = dict(model.named_parameters())[PARAMETER], path
+        self._kept = None  # what the parameter held
+        self._torn = False
 
     @property
     def state(self):
@@ -132,12 +134,21 @@ class Torn(Wrapped):
     def tear(self):
         if os.path.exists(self._path):
             self._torn = True
+            if self._kept is None:
+                self._kept = self._parameter.detach().clone()
             with torch.no_grad():
-                dict(self._model.named_parameters())[PARAMETER].add_(1)
+                self._parameter.add_(1)
             raise RuntimeError("injected in the middle of the commit, and it could not be undone")
         report = self._receiver.commit()
         self._torn = False
         return report
+
+    def stage(self, timeout_s):
+        if self._kept is not None and not os.path.exists(self._path):
+            with torch.no_grad():
+                self._parameter.copy_(self._kept)
+            self._kept = None
+        return self._receiver.stage(timeout_s)
 
     def rollback(self):
         if self._torn:
