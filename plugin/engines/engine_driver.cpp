@@ -65,7 +65,7 @@ EngineCall EngineDriver::begin_update(EngineGoal goal, bool staged) {
 EngineCall EngineDriver::begin_close() {
   goal_ = {};
   staged_already_ = false;
-  EngineCall ask = start(Request::kClose);
+  const EngineCall ask = start(Request::kClose);
   const bool ours = pause_ == PauseState::kPaused || (pause_ == PauseState::kUnknown && !first_);
   return ours ? ask : end({});
 }
@@ -107,7 +107,7 @@ void EngineDriver::remember(const Status& problem) {
 }
 
 // Nothing was written in this request. An engine that is known to be whole is resumed.
-EngineCall EngineDriver::leave(Status problem) {
+EngineCall EngineDriver::leave(const Status& problem) {
   remember(problem);
   if (told_label_ && pause_ == PauseState::kPaused) {
     return stay_paused(concat(problem_.message(), "; its label is not that of what it holds"));
@@ -143,7 +143,7 @@ EngineCall EngineDriver::leave(Status problem) {
   return settle();
 }
 
-EngineCall EngineDriver::stay_paused(std::string why) {
+EngineCall EngineDriver::stay_paused(const std::string& why) {
   result_.left_paused = true;
   first_ =
       first_ || wrote_;  // a commit may be on its way still: the next request drops what it takes

@@ -157,8 +157,8 @@ class EngineDriver {
   [[nodiscard]] EngineCall make(Step step, EngineOp op) { return make(step, EngineCall{.op = op}); }
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
-  [[nodiscard]] EngineCall leave(Status problem);
-  [[nodiscard]] EngineCall stay_paused(std::string why);
+  [[nodiscard]] EngineCall leave(const Status& problem);
+  [[nodiscard]] EngineCall stay_paused(const std::string& why);
 
   [[nodiscard]] EngineCall on_first_ask(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_opened(const EngineAnswer& answer);

@@ -160,7 +160,7 @@ class Notified {
     Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
     Status last;
     for (unsigned tries = 0;; ++tries) {
-      if (Status late = deadline.check(concat(engine_.url, path)); !late.ok()) {
+      if (const Status late = deadline.check(concat(engine_.url, path)); !late.ok()) {
         return last.ok() ? late : last;
       }
       ++result.attempts;
@@ -179,7 +179,7 @@ class Notified {
     const auto success = answer.find("success");
     if (success == answer.end() || !success->is_boolean()) {
       return error(StatusCode::kCorrupt, engine_.url, path,
-                   ": expected {\"success\":true|false,\"message\":...}, found ",
+                   R"(: expected {"success":true|false,"message":...}, found )",
                    shown(reply.body, 300));
     }
     if (success->get<bool>()) return {};
