@@ -18,7 +18,9 @@ constexpr std::string_view kUrl = "http://told";
 // The values of a flush file, over those that are there.
 Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& layout,
                  std::uint64_t version, Weights& weights) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const FlushFile file, FlushFile::open(fs, path, layout, version, "/"));
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FlushFile file,
+                             FlushFile::open(fs, std::move(mapped), layout, version, "/"));
   const BucketView bucket = file.bucket();
   for (const BucketEntry& entry : bucket.entries) {
     std::vector<std::byte>& bytes = weights.at(layout[entry.tensor].name).bytes;
