@@ -23,6 +23,9 @@ struct HttpCall {
   std::string body;   // JSON; of a POST
   std::string token;  // empty, or sent as a bearer token
   bool get = false;   // a GET, without a body
+  // Only over the connection of the session's last call, so that the same server process takes it;
+  // kIncomplete, and nothing was said, if that is gone.
+  bool same_server = false;
 };
 
 struct HttpAnswer {
@@ -30,6 +33,7 @@ struct HttpAnswer {
   long number = 0;  // the HTTP status; 0: none
   std::string body;
   bool again = false;  // it may go well another time
+  bool kept = false;   // the session's connection can carry the next call
 };
 
 // kUnsupported without libcurl.
@@ -37,8 +41,10 @@ struct HttpAnswer {
 // Ends early, as a failure, once `*stop` is true; null: never.
 [[nodiscard]] HttpAnswer http_call(const HttpCall& call, std::chrono::milliseconds timeout,
                                    const std::atomic<bool>* stop = nullptr);
-// http_call, or a test's.
+// http_call, a session, or a test's.
 using HttpFunction = std::function<HttpAnswer(const HttpCall& call, std::chrono::milliseconds,
                                               const std::atomic<bool>* stop)>;
+// http_call over a connection that is kept as long as the server keeps it. One thread at a time.
+[[nodiscard]] HttpFunction http_session();
 
 }  // namespace driftless

@@ -20,9 +20,10 @@ Status init_curl() {
 }
 
 struct EasyClose {
-  void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
+  void operator()(CURL* easy) const {
+    if (easy != nullptr) curl_easy_cleanup(easy);
+  }
 };
-using Easy = std::unique_ptr<CURL, EasyClose>;
 
 class Headers {
  public:
@@ -110,33 +111,62 @@ void judge_failure(const HttpCall& call, CURLcode code, milliseconds timeout, Ht
   }
 }
 
+// Called by libcurl in place of socket().
+curl_socket_t open_none(void*, curlsocktype, curl_sockaddr*) { return CURL_SOCKET_BAD; }
+
+HttpAnswer perform(CURL* easy, const HttpCall& call, milliseconds timeout,
+                   const std::atomic<bool>* stop) {
+  HttpAnswer answer;
+  Headers headers;
+  bool ok = easy != nullptr && headers.add("Content-Type: application/json") &&
+            headers.add("Expect:");  // the body follows at once
+  if (ok && !call.token.empty()) ok = headers.add("Authorization: Bearer " + call.token);
+  ok = ok && prepare(easy, call, headers, timeout, answer.body);
+  if (ok && stop != nullptr) {
+    set(easy, ok, CURLOPT_NOPROGRESS, 0L);
+    set(easy, ok, CURLOPT_XFERINFOFUNCTION, ask_whether_to_stop);
+    set(easy, ok, CURLOPT_XFERINFODATA, const_cast<std::atomic<bool>*>(stop));
+  }
+  if (call.same_server) set(easy, ok, CURLOPT_OPENSOCKETFUNCTION, open_none);
+  if (!ok) {
+    answer.status = error(StatusCode::kInternal, call.url, ": libcurl refuses an option");
+    return answer;
+  }
+  const CURLcode code = curl_easy_perform(easy);
+  (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &answer.number);
+  curl_socket_t socket = CURL_SOCKET_BAD;
+  (void)curl_easy_getinfo(easy, CURLINFO_ACTIVESOCKET, &socket);
+  answer.kept = code == CURLE_OK && socket != CURL_SOCKET_BAD;
+  if (code != CURLE_OK) judge_failure(call, code, timeout, answer);
+  if (call.same_server && code == CURLE_COULDNT_CONNECT) {
+    answer.again = false;
+    answer.status = error(StatusCode::kIncomplete, call.url,
+                          ": the connection is gone; the server may have been started anew");
+  }
+  return answer;
+}
+
 }  // namespace
 
 Status check_http() { return init_curl(); }
 
 HttpAnswer http_call(const HttpCall& call, milliseconds timeout, const std::atomic<bool>* stop) {
-  HttpAnswer answer;
-  answer.status = init_curl();
-  if (!answer.status.ok()) return answer;
-  Headers headers;
-  const Easy easy(curl_easy_init());
-  bool ok = easy != nullptr && headers.add("Content-Type: application/json") &&
-            headers.add("Expect:");  // the body follows at once
-  if (ok && !call.token.empty()) ok = headers.add("Authorization: Bearer " + call.token);
-  ok = ok && prepare(easy.get(), call, headers, timeout, answer.body);
-  if (ok && stop != nullptr) {
-    set(easy.get(), ok, CURLOPT_NOPROGRESS, 0L);
-    set(easy.get(), ok, CURLOPT_XFERINFOFUNCTION, ask_whether_to_stop);
-    set(easy.get(), ok, CURLOPT_XFERINFODATA, const_cast<std::atomic<bool>*>(stop));
+  return http_session()(call, timeout, stop);
+}
+
+HttpFunction http_session() {
+  if (const Status usable = init_curl(); !usable.ok()) {
+    return [usable](const HttpCall&, milliseconds, const std::atomic<bool>*) {
+      HttpAnswer answer;
+      answer.status = usable;
+      return answer;
+    };
   }
-  if (!ok) {
-    answer.status = error(StatusCode::kInternal, call.url, ": libcurl refuses an option");
-    return answer;
-  }
-  const CURLcode code = curl_easy_perform(easy.get());
-  (void)curl_easy_getinfo(easy.get(), CURLINFO_RESPONSE_CODE, &answer.number);
-  if (code != CURLE_OK) judge_failure(call, code, timeout, answer);
-  return answer;
+  const std::shared_ptr<CURL> easy(curl_easy_init(), EasyClose());
+  return [easy](const HttpCall& call, milliseconds timeout, const std::atomic<bool>* stop) {
+    if (easy != nullptr) curl_easy_reset(easy.get());  // keeps its connection
+    return perform(easy.get(), call, timeout, stop);
+  };
 }
 
 }  // namespace driftless

@@ -15,4 +15,6 @@ HttpAnswer http_call(const HttpCall&, std::chrono::milliseconds, const std::atom
   return answer;
 }
 
+HttpFunction http_session() { return http_call; }
+
 }  // namespace driftless

@@ -55,8 +55,8 @@ EngineLink::EngineLink(std::string url, std::string token, std::chrono::millisec
 }
 
 EngineReply EngineLink::call(std::string_view path, const Json* body,
-                             std::chrono::milliseconds timeout, bool must) const {
-  HttpCall call{concat(url_, path), {}, token_, body == nullptr};
+                             std::chrono::milliseconds timeout, bool must, bool same_server) const {
+  HttpCall call{concat(url_, path), {}, token_, body == nullptr, same_server};
   EngineReply reply;
   if (body != nullptr) {
     try {
@@ -69,6 +69,7 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
   }
   HttpAnswer answer = http_(call, timeout, must ? nullptr : stop_);
   reply.http_status = answer.number;
+  reply.kept = answer.kept;
   reply.body = std::move(answer.body);
   if (!answer.status.ok()) {
     reply.status = answer.status;

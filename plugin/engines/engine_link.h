@@ -21,6 +21,7 @@ struct EngineReply {
   Status status;
   long http_status = 0;  // 0: nothing was answered
   bool again = false;    // it may go well another time
+  bool kept = false;     // the next call can go to the same server process
   std::string words;     // the engine's own, on one line
   std::string body;
 };
@@ -36,7 +37,8 @@ class EngineLink {
   [[nodiscard]] Result<Json> get(std::string_view path, bool must) const;
   // With a timeout of its own, and all that is known of the answer.
   [[nodiscard]] EngineReply call(std::string_view path, const Json* body,
-                                 std::chrono::milliseconds timeout, bool must) const;
+                                 std::chrono::milliseconds timeout, bool must,
+                                 bool same_server = false) const;
 
   [[nodiscard]] const std::string& url() const { return url_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }

@@ -28,7 +28,7 @@ class Notified {
   Notified(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http)
       : engine_(std::move(engine)),
         options_(options),
-        link_(engine_.url, engine_.token, options.timeout, nullptr, http) {}
+        link_(engine_.url, engine_.token, options.timeout, nullptr, http ? http : http_session()) {}
 
   void notify(const std::map<std::uint64_t, PublishedVersion>& versions, std::uint64_t newest,
               const Deadline& deadline, EngineResult& result) {
@@ -59,10 +59,21 @@ class Notified {
     return post("/update_weights_from_disk", load, deadline, result);
   }
 
-  // From what the engine has to the newest version, one post after the other.
+  // A delta goes to the very server that said what it holds, if that keeps its connections: one
+  // that was started anew in between would take it onto other weights.
   [[nodiscard]] Status tell_flush(const std::map<std::uint64_t, PublishedVersion>& versions,
                                   std::uint64_t newest, const Deadline& deadline,
                                   EngineResult& result) {
+    for (unsigned tries = 0;; ++tries) {
+      const Status told = tell_missed(versions, newest, deadline, result);
+      if (told.code() != StatusCode::kIncomplete || tries >= options_.retries) return told;
+    }
+  }
+
+  // From what the engine has to the newest version, one post after the other.
+  [[nodiscard]] Status tell_missed(const std::map<std::uint64_t, PublishedVersion>& versions,
+                                   std::uint64_t newest, const Deadline& deadline,
+                                   EngineResult& result) {
     DRIFTLESS_RETURN_IF_ERROR(ask_what_it_holds(versions, deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> missed, way(versions, newest));
     for (const std::uint64_t number : missed) {
@@ -130,10 +141,11 @@ class Notified {
   }
 
   // Its weight_version; nothing if it has no such call.
-  [[nodiscard]] Result<std::optional<std::string>> ask_label(const Deadline& deadline) const {
+  [[nodiscard]] Result<std::optional<std::string>> ask_label(const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(engine_.url, "/model_info")));
     const EngineReply info =
         link_.call("/model_info", nullptr, std::min(options_.timeout, deadline.remaining()), true);
+    kept_ = info.kept;
     const Status known = known_call(info.status);
     if (known.code() == StatusCode::kUnsupported) return std::optional<std::string>();
     DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
@@ -141,7 +153,7 @@ class Notified {
     return std::optional<std::string>(json_text(said, "weight_version"));
   }
 
-  [[nodiscard]] Status confirm(const std::string& label, const Deadline& deadline) const {
+  [[nodiscard]] Status confirm(const std::string& label, const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> found, ask_label(deadline));
     if (!found || *found == label || found->empty()) return {};
     return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
@@ -165,7 +177,7 @@ class Notified {
       }
       ++result.attempts;
       const EngineReply reply =
-          link_.call(path, &body, std::min(options_.timeout, deadline.remaining()), true);
+          link_.call(path, &body, std::min(options_.timeout, deadline.remaining()), true, kept_);
       result.http_status = reply.http_status;
       result.message = reply.words;
       last = judge(path, reply);
@@ -192,6 +204,7 @@ class Notified {
   std::optional<std::uint64_t> holds_;   // none: nobody knows
   std::optional<std::uint64_t> posted_;  // last, whatever came of it
   std::string label_;                    // that goes with holds_
+  bool kept_ = false;                    // the connection of the last ask_label()
 };
 
 class HttpNotifier final : public EngineNotifier {
@@ -258,7 +271,6 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
   }
   if (!http) {
     DRIFTLESS_RETURN_IF_ERROR(check_http());
-    http = http_call;
   }
   return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options), http));
 }

@@ -80,11 +80,16 @@ HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout) {
   const std::string path = call.url.substr(kUrl.size());
   const std::shared_ptr<Server> life = life_;
   const std::shared_ptr<Process> server = server_;
+  if (call.same_server && life != connected_.lock()) {
+    return {error(StatusCode::kIncomplete, call.url, ": the connection is gone"), 0, "", false};
+  }
+  connected_.reset();
   const Result<std::string> text = call_server(
       world_, server, queue_, call.url, timeout,
       [this, life, server, path, body = call.body] { return answer(*life, *server, path, body); });
   if (!text.ok()) return {text.status(), 0, "", true};
-  return {{}, 200, *text};
+  connected_ = life;
+  return {{}, 200, *text, false, true};
 }
 
 Result<std::string> ToldEngine::answer(Server& life, Process& process, const std::string& path,
@@ -93,7 +98,11 @@ Result<std::string> ToldEngine::answer(Server& life, Process& process, const std
   const auto told = nlohmann::json::parse(body);
   Status done;
   if (path == "/update_weight_version") {
-    life.label = told.at("new_version");
+    const std::string label = told.at("new_version");
+    SimFileSystem fs(world_.simulation, world_.disk, process);
+    const auto found = open_version(fs, kRoad, std::stoull(label));
+    if (found.ok() && found->manifest) life.run = found->manifest->id.run;
+    life.label = label;
   } else {
     SimFileSystem fs(world_.simulation, world_.disk, process);
     done = load(life, fs, told);

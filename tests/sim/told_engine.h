@@ -49,6 +49,7 @@ class ToldEngine {
   std::shared_ptr<Process> server_;
   std::shared_ptr<Server> life_;
   std::shared_ptr<CallQueue> queue_;
+  std::weak_ptr<Server> connected_;  // the life that the notifier's connection leads to
 };
 
 }  // namespace driftless::testing
