@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMD within a 64-bit register, for processors that no other target knows.
+// SIMD within a 64-bit register, for processors that no other target knows: x86 without AVX2, too.
 //
 // All simd_*.h have the same shape: a Vector, loads and stores at any address, and the few
 // operations that diff.cpp, masked_overwrite.cpp, digest_sums.cpp and digest_steps.cpp are written
