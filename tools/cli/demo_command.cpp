@@ -7,7 +7,6 @@
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/checkpoint/verify.h"
-#include "tools/bench/trace.h"
 #include "tools/cli/commands.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
