@@ -19,13 +19,8 @@ Status parse(DiffArguments& options) {
 
 void print_report(const Common& common, const DeltaReport& report) {
   const Manifest& manifest = report.manifest;
-  const double bits = manifest.changed_units == 0
-                          ? 0.0
-                          : 8.0 * static_cast<double>(manifest.payload_bytes) /
-                                static_cast<double>(manifest.changed_units);
-  const double density = manifest.total_units == 0 ? 0.0
-                                                   : static_cast<double>(manifest.changed_units) /
-                                                         static_cast<double>(manifest.total_units);
+  const double bits = 8.0 * ratio(manifest.payload_bytes, manifest.changed_units);
+  const double density = ratio(manifest.changed_units, manifest.total_units);
   if (common.json) {
     nlohmann::ordered_json json;
     json["path"] = report.path;
@@ -53,10 +48,7 @@ void print_report(const Common& common, const DeltaReport& report) {
             << manifest.changed_units << " of " << manifest.total_units << " units changed ("
             << fixed(100 * density, 3) << " %) in " << manifest.changed_tensors << " tensors\n"
             << human_bytes(report.total_bytes) << " as " << info(manifest.encoding).name << ", "
-            << fixed(report.total_bytes == 0 ? 0
-                                             : static_cast<double>(manifest.full_bytes) /
-                                                   static_cast<double>(report.total_bytes),
-                     1)
+            << fixed(ratio(manifest.full_bytes, report.total_bytes), 1)
             << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed unit, "
             << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
 }

@@ -17,15 +17,6 @@ namespace {
 
 constexpr std::uint64_t kMostWaiting = 16;  // lines that wait for slow rollouts
 
-double ratio(std::uint64_t full, std::uint64_t wire) {
-  return wire == 0 ? 0.0 : static_cast<double>(full) / static_cast<double>(wire);
-}
-
-double density(const PublishReport& report) {
-  if (report.total_units == 0) return 0.0;
-  return static_cast<double>(report.changed_units) / static_cast<double>(report.total_units);
-}
-
 bool all_took(std::span<const EngineTally> engines) {
   return std::ranges::all_of(engines, [](const EngineTally& tally) { return tally.failures == 0; });
 }
@@ -126,13 +117,14 @@ void JobProgress::print_line(const Version& version) {
     std::cout << line.data();
     header_ = true;
   }
-  std::snprintf(
-      line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
-      std::to_string(report.changed_units).c_str(),
-      (fixed(100 * density(report), 3) + " %").c_str(), human_bytes(report.wire_bytes).c_str(),
-      fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
-      fixed(report.total_ms, 1).c_str(), version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
-      version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
+  std::snprintf(line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
+                std::to_string(report.changed_units).c_str(),
+                (fixed(100 * ratio(report.changed_units, report.total_units), 3) + " %").c_str(),
+                human_bytes(report.wire_bytes).c_str(),
+                fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
+                fixed(report.total_ms, 1).c_str(),
+                version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
+                version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
   std::cout << line.data();
   for (const std::string& note : report.notes) std::cout << "         " << note << "\n";
   std::cout.flush();
