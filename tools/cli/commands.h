@@ -53,9 +53,9 @@ inline constexpr std::uint64_t kDefaultSteps = 10;
 
 struct TrainerArguments {
   JobArguments job;
-  std::string replay;                          // empty: a run is made up
-  std::optional<std::uint64_t> steps;          // kDefaultSteps, or all that there are to replay
-  SynthOptions synth = {.params = 4'000'000};  // of the run that is made up
+  std::string replay;                  // empty: a run is made up
+  std::optional<std::uint64_t> steps;  // kDefaultSteps, or all that there are to replay
+  SynthOptions synth;                  // the run that is made up
   std::uint64_t interval_ms = 0;
   std::optional<unsigned> rollouts;  // to wait for, where they are not part of the job
 };

@@ -206,6 +206,7 @@ void add_trainer(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "trainer", "Publish a run, replayed or made up, to rollouts; one of several under mpirun");
   TrainerArguments& options = all.trainer;
+  options.synth.params = 4'000'000;
   add_job(*command, options.job);
   CLI::Option* replay =
       command->add_option("--replay", options.replay,
