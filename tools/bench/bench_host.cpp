@@ -202,6 +202,7 @@ constexpr Step kSteps[] = {{"read", &HostBench::read},
 }  // namespace
 
 double median(std::vector<double> values) {
+  if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;

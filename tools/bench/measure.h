@@ -56,7 +56,7 @@ struct HostTimes {
 [[nodiscard]] Result<HostTimes> measure_host(const BenchData& data, unsigned threads,
                                              unsigned repeats);
 
-[[nodiscard]] double median(std::vector<double> values);  // not empty
+[[nodiscard]] double median(std::vector<double> values);  // 0 of none
 
 struct RivalTimes {
   std::string description;      // "numpy 1.24.2, zstandard 0.20.0, Python 3.11.2"

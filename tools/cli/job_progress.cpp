@@ -10,6 +10,7 @@
 #include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/report_proof.h"
+#include "tools/bench/measure.h"
 #include "tools/cli/console.h"
 
 namespace driftless::cli {
@@ -19,13 +20,6 @@ constexpr std::uint64_t kMostWaiting = 16;  // lines that wait for slow rollouts
 
 bool all_took(std::span<const EngineTally> engines) {
   return std::ranges::all_of(engines, [](const EngineTally& tally) { return tally.failures == 0; });
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace
@@ -176,9 +170,9 @@ JobProgress::Totals JobProgress::totals() const {
     stage.push_back(version.stage_ms);
     commit.push_back(version.commit_ms);
   }
-  totals.publish_ms = median(std::move(publish));
-  totals.stage_ms = median(std::move(stage));
-  totals.commit_ms = median(std::move(commit));
+  totals.publish_ms = bench::median(std::move(publish));
+  totals.stage_ms = bench::median(std::move(stage));
+  totals.commit_ms = bench::median(std::move(commit));
   return totals;
 }
 
