@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/environment.h"
 
+#include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 
 namespace driftless {
 namespace {
@@ -23,6 +25,11 @@ class SystemEnvironment final : public Environment {
 thread_local Environment* replacement = nullptr;
 
 }  // namespace
+
+std::function<void()> Environment::start(std::function<void()> body) {
+  const auto thread = std::make_shared<std::thread>(std::move(body));
+  return [thread] { thread->join(); };
+}
 
 Environment& environment() {
   static SystemEnvironment system;

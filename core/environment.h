@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 
 #include "core/hash128.h"
@@ -26,6 +27,9 @@ class Environment {
   // False: whatever would run on threads of its own is done by the caller, and nobody can notify a
   // condition variable while the caller waits for it.
   [[nodiscard]] virtual bool has_threads() const = 0;
+  // Runs `body` beside the caller, on a thread. What is returned waits for its end, and is to be
+  // called once. Throws std::system_error if there is no thread to be had.
+  [[nodiscard]] virtual std::function<void()> start(std::function<void()> body);
   // 128 random bits.
   [[nodiscard]] virtual Hash128 random() = 0;
 };

@@ -49,11 +49,9 @@ void run_workers(unsigned threads, const std::function<void(unsigned)>& body) {
 class FirstFailure {
  public:
   void record(std::size_t task, Status status) {
-    if (status.ok()) return;
-    if (task < task_) {
-      task_ = task;
-      status_ = std::move(status);
-    }
+    if (status.ok() || task >= task_) return;
+    task_ = task;
+    status_ = std::move(status);
   }
   [[nodiscard]] bool any() const { return !status_.ok(); }
   [[nodiscard]] const Status& status() const { return status_; }

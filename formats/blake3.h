@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BLAKE3 in its hash mode, for systems without libblake3. Portable: four chunks at a time through
+// BLAKE3 in its hash mode. Portable: four chunks at a time through
 // the compiler's vectors, on one thread.
 //
 // checksum.h is the way to a checksum; this is one of the implementations behind it.

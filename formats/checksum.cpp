@@ -6,17 +6,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#ifdef DRIFTLESS_HAS_LIBBLAKE3
-#include <blake3.h>
-#else
-#include "formats/blake3.h"
-#endif
-
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "core/hash128.h"
+#include "formats/blake3.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
@@ -55,24 +49,6 @@ class Adler32Algorithm final : public Checksum::Algorithm {
  private:
   uLong sum_ = 1;
 };
-
-#ifdef DRIFTLESS_HAS_LIBBLAKE3
-class Blake3 {
- public:
-  Blake3() { blake3_hasher_init(&hasher_); }
-  void update(std::span<const std::byte> bytes) {
-    blake3_hasher_update(&hasher_, bytes.data(), bytes.size());
-  }
-  [[nodiscard]] std::array<std::byte, BLAKE3_OUT_LEN> digest() const {
-    std::array<std::byte, BLAKE3_OUT_LEN> digest;
-    blake3_hasher_finalize(&hasher_, reinterpret_cast<std::uint8_t*>(digest.data()), digest.size());
-    return digest;
-  }
-
- private:
-  blake3_hasher hasher_{};
-};
-#endif
 
 class Blake3Algorithm final : public Checksum::Algorithm {
  public:

@@ -81,6 +81,19 @@ Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
   return stream;
 }
 
+// The table against the layout, and the runs of a full frame, whose first units are `positions`.
+Status check_entries(const WeightLayout& layout, std::span<const std::byte> positions,
+                     FrameHead& head) {
+  const FrameInfo& info = head.info;
+  if (is_full(info.context.encoding)) {
+    DRIFTLESS_ASSIGN_OR_RETURN(head.first_units, read_runs(info, layout, head.entries, positions));
+    return {};
+  }
+  const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
+                           info.positions_bytes, info.values_bytes};
+  return check_bucket(layout, bucket).with_context("frame");
+}
+
 Status check_plain(Encoding encoding) {
   if (!is_compressed(encoding)) return {};
   return error(StatusCode::kUnsupported, "a frame of ", info(encoding).name,
@@ -125,8 +138,8 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
 Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout& layout,
                             std::uint64_t max_body_bytes) {
   Frame result;
-  DRIFTLESS_ASSIGN_OR_RETURN(result.info_, read_frame_header(frame));
-  const FrameInfo& info = result.info_;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.head_.info, read_frame_header(frame));
+  const FrameInfo& info = result.info();
   if (frame.size() != info.frame_bytes) {
     return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
                  info.frame_bytes);
@@ -147,11 +160,10 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
   } else {
     DRIFTLESS_RETURN_IF_ERROR(result.read_body(stored));
   }
-  if (result.dense()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(result.first_units_,
-                               read_runs(info, layout, result.entries_, result.positions_));
-  } else {
-    DRIFTLESS_RETURN_IF_ERROR(result.check_bucket_of(layout));
+  DRIFTLESS_RETURN_IF_ERROR(check_entries(layout, result.positions_, result.head_));
+  const BucketView bucket = result.bucket();
+  for (const BucketEntry& entry : bucket.entries) {
+    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, bucket, entry));
   }
   return result;
 }
@@ -162,37 +174,28 @@ Status check_layout(const FrameInfo& info, const WeightLayout& layout) {
                ", ours is ", to_hex(layout.signature()));
 }
 
-Status Frame::check_bucket_of(const WeightLayout& layout) const {
-  const BucketView view = bucket();
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, view).with_context("frame"));
-  for (const BucketEntry& entry : view.entries) {
-    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, view, entry));
-  }
-  return {};
-}
-
 Status Frame::inflate(std::span<const std::byte> stored) {
   DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader zstd, ZstdReader::open(stored));
-  if (zstd.content_bytes() != info_.body_bytes) {
+  if (zstd.content_bytes() != head_.info.body_bytes) {
     return error(StatusCode::kCorrupt, "frame: ", zstd.content_bytes(),
-                 " bytes under zstd, the header states a body of ", info_.body_bytes);
+                 " bytes under zstd, the header states a body of ", head_.info.body_bytes);
   }
-  std::byte* const body = inflated_.extend(info_.body_bytes);
+  std::byte* const body = inflated_.extend(head_.info.body_bytes);
   if (body == nullptr) {
-    return error(StatusCode::kNoSpace, "no memory for a frame's body of ", info_.body_bytes,
+    return error(StatusCode::kNoSpace, "no memory for a frame's body of ", head_.info.body_bytes,
                  " bytes");
   }
-  DRIFTLESS_RETURN_IF_ERROR(zstd.read({body, info_.body_bytes}));
+  DRIFTLESS_RETURN_IF_ERROR(zstd.read({body, head_.info.body_bytes}));
   return zstd.finish();
 }
 
 // `body` has the size that the header states, which is that of table and streams.
 Status Frame::read_body(std::span<const std::byte> body) {
-  const std::size_t table_bytes = info_.entries * std::size_t{kFrameEntryBytes};
+  const std::size_t table_bytes = head_.info.entries * std::size_t{kFrameEntryBytes};
   std::span<const std::byte> rest = body.subspan(table_bytes);
-  DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, info_.positions_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, info_.values_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(entries_, read_frame_table(info_, body.first(table_bytes)));
+  DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, head_.info.positions_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, head_.info.values_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(head_.entries, read_frame_table(head_.info, body.first(table_bytes)));
   return {};
 }
 
@@ -225,8 +228,8 @@ Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
 }
 
 BucketView Frame::bucket() const {
-  if (dense()) return {Encoding::kIndices, info_.dtype, {}, {}, {}};
-  return {coding_of(info_.context.encoding), info_.dtype, entries_, positions_, values_};
+  if (dense()) return {Encoding::kIndices, info().dtype, {}, {}, {}};
+  return {coding_of(info().context.encoding), info().dtype, head_.entries, positions_, values_};
 }
 
 FramePlaces frame_places(const FrameInfo& info) {
@@ -276,32 +279,25 @@ Result<FrameHead> decode_frame_head(std::span<const std::byte> front, const Weig
   const std::uint64_t table_bytes = head.places.positions - kFrameHeaderBytes;
   DRIFTLESS_ASSIGN_OR_RETURN(head.entries,
                              read_frame_table(info, front.subspan(kFrameHeaderBytes, table_bytes)));
-  if (is_full(info.context.encoding)) {
-    const auto firsts = front.subspan(head.places.positions, info.positions_bytes);
-    DRIFTLESS_ASSIGN_OR_RETURN(head.first_units, read_runs(info, layout, head.entries, firsts));
-    return head;
-  }
-  const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
-                           info.positions_bytes, info.values_bytes};
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
+  const std::uint64_t firsts = is_full(info.context.encoding) ? info.positions_bytes : 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_entries(layout, front.subspan(head.places.positions, firsts), head));
   return head;
 }
 
 Result<Frame> Frame::decode_front(std::span<const std::byte> front,
                                   std::span<const std::byte> frame, const WeightLayout& layout,
                                   std::uint64_t max_body_bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(FrameHead head, decode_frame_head(front, layout));
+  Frame result;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.head_, decode_frame_head(front, layout));
+  const FrameHead& head = result.head_;
   if (frame.size() != head.info.frame_bytes || head.info.body_bytes > max_body_bytes) {
     return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
                  head.info.frame_bytes, " with a body of ", head.info.body_bytes, ", at most ",
                  max_body_bytes, " are expected");
   }
-  Frame result;
-  result.info_ = head.info;
   result.positions_ = frame.subspan(head.places.positions, head.info.positions_bytes);
   result.values_ = frame.subspan(head.places.values, head.info.values_bytes);
-  result.entries_ = std::move(head.entries);
-  result.first_units_ = std::move(head.first_units);
   return result;
 }
 

@@ -85,6 +85,22 @@ struct FrameInfo {
 };
 [[nodiscard]] Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
 
+// Bytes from the frame's beginning.
+struct FramePlaces {
+  std::uint64_t head_bytes = 0;
+  std::uint64_t positions = 0;  // of a full frame: inside the head
+  std::uint64_t values = 0;
+  std::uint64_t trailer = 0;
+};
+
+// What lies before the streams, read.
+struct FrameHead {
+  FrameInfo info;
+  FramePlaces places;
+  std::vector<BucketEntry> entries;
+  std::vector<std::uint64_t> first_units;  // of a full frame's runs, one for each entry
+};
+
 // A decoded frame. Views point into the frame's bytes, or into memory of its own where the body was
 // compressed; the frame must outlive it.
 class Frame {
@@ -104,21 +120,18 @@ class Frame {
                                                   const WeightLayout& layout,
                                                   std::uint64_t max_body_bytes);
 
-  [[nodiscard]] const FrameInfo& info() const { return info_; }
+  [[nodiscard]] const FrameInfo& info() const { return head_.info; }
   // A full frame has runs(), any other a bucket(); what it has not is empty.
-  [[nodiscard]] bool dense() const { return info_.context.encoding == Encoding::kFull; }
+  [[nodiscard]] bool dense() const { return info().context.encoding == Encoding::kFull; }
   [[nodiscard]] BucketView bucket() const;
   [[nodiscard]] std::vector<DenseRun> runs() const;
 
  private:
   [[nodiscard]] Status inflate(std::span<const std::byte> stored);
   [[nodiscard]] Status read_body(std::span<const std::byte> body);
-  [[nodiscard]] Status check_bucket_of(const WeightLayout& layout) const;
 
-  FrameInfo info_;
+  FrameHead head_;
   ByteBuffer inflated_;
-  std::vector<BucketEntry> entries_;
-  std::vector<std::uint64_t> first_units_;  // of the runs
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
 };
@@ -131,13 +144,6 @@ class Frame {
 // with zeros from the end of a stream to its next multiple of 8 bytes; offsets are multiples of 8.
 // kUnsupported for kDeltasZstd, whose body is one zstd frame.
 
-// Bytes from the frame's beginning.
-struct FramePlaces {
-  std::uint64_t head_bytes = 0;
-  std::uint64_t positions = 0;  // of a full frame: inside the head
-  std::uint64_t values = 0;
-  std::uint64_t trailer = 0;
-};
 // From what read_frame_header() returned, of a plain frame.
 [[nodiscard]] FramePlaces frame_places(const FrameInfo& info);
 
@@ -153,13 +159,6 @@ struct EncodedFrameHead {
                                                          const BucketShape& bucket);
 // The frame's end: the xxh3-128 of all bytes before it, padding included.
 [[nodiscard]] std::array<std::byte, kFrameTrailerBytes> frame_trailer(const Hash128& hash);
-
-struct FrameHead {
-  FrameInfo info;
-  FramePlaces places;
-  std::vector<BucketEntry> entries;
-  std::vector<std::uint64_t> first_units;  // of a full frame's runs, one for each entry
-};
 
 // How many bytes decode_frame_head() needs: of a frame that states this, known from its header.
 [[nodiscard]] Result<std::uint64_t> frame_head_bytes(const FrameInfo& info);

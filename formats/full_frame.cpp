@@ -106,11 +106,11 @@ Status encode_full_frame(const FrameContext& context, const WeightLayout& layout
 std::vector<DenseRun> Frame::runs() const {
   std::vector<DenseRun> runs;
   if (!dense()) return runs;
-  const unsigned unit = unit_bytes(info_.dtype);
-  runs.reserve(entries_.size());
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const BucketEntry& entry = entries_[i];
-    runs.push_back({entry.tensor, first_units_[i],
+  const unsigned unit = unit_bytes(info().dtype);
+  runs.reserve(head_.entries.size());
+  for (std::size_t i = 0; i < head_.entries.size(); ++i) {
+    const BucketEntry& entry = head_.entries[i];
+    runs.push_back({entry.tensor, head_.first_units[i],
                     values_.subspan(entry.value_begin * unit, entry.count() * unit)});
   }
   return runs;

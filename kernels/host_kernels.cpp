@@ -45,7 +45,6 @@ std::vector<HostKernels> make_list() {
 #if defined(__aarch64__)
   list.push_back(DRIFTLESS_CPU_KERNELS(neon));
 #elif defined(__x86_64__)
-  list.push_back(DRIFTLESS_CPU_KERNELS(sse2));
   if (__builtin_cpu_supports("avx2")) list.push_back(DRIFTLESS_CPU_KERNELS(avx2));
 #endif
   return list;

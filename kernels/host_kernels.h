@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
 
 // For each operation the type of its functions, and the function.
 struct HostKernels {
-  std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2", ...
+  std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2"
 
   // Writes the ascending offsets of the units that differ, the new bits at them and, unless
   // `old_values` is null, the old ones; returns how many. `count` <= kMaxDiffUnits; the outputs

@@ -2,7 +2,6 @@
 #include "tools/qwen3_shape.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -63,10 +62,9 @@ void fit(Qwen3Shape& shape, std::uint64_t params) {
   shape.ffn = std::max<std::uint64_t>(1, (params - others) / step) * kFfnStep;
 }
 
-Status add(std::vector<TensorSpec>& tensors, std::string name,
-           std::initializer_list<std::uint64_t> extents) {
+Status add(std::vector<TensorSpec>& tensors, std::string name, std::vector<std::uint64_t> extents) {
   DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec,
-                             TensorSpec::make(std::move(name), DType::kBF16, extents));
+                             TensorSpec::make(std::move(name), DType::kBF16, std::move(extents)));
   tensors.push_back(std::move(spec));
   return {};
 }
@@ -76,23 +74,17 @@ Status add_layer(std::vector<TensorSpec>& tensors, const Qwen3Shape& shape, std:
   const std::uint64_t hidden = shape.hidden;
   const std::uint64_t query = shape.heads * shape.head_dim;
   const std::uint64_t key = shape.kv_heads * shape.head_dim;
-  const auto matrix = [&](std::string_view name, std::uint64_t rows, std::uint64_t columns) {
-    return add(tensors, concat(prefix, name, ".weight"), {rows, columns});
-  };
-  const auto vector = [&](std::string_view name, std::uint64_t size) {
-    return add(tensors, concat(prefix, name, ".weight"), {size});
-  };
-  DRIFTLESS_RETURN_IF_ERROR(vector("input_layernorm", hidden));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.down_proj", hidden, shape.ffn));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.gate_proj", shape.ffn, hidden));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("mlp.up_proj", shape.ffn, hidden));
-  DRIFTLESS_RETURN_IF_ERROR(vector("post_attention_layernorm", hidden));
-  DRIFTLESS_RETURN_IF_ERROR(vector("self_attn.k_norm", shape.head_dim));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.k_proj", key, hidden));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.o_proj", hidden, query));
-  DRIFTLESS_RETURN_IF_ERROR(vector("self_attn.q_norm", shape.head_dim));
-  DRIFTLESS_RETURN_IF_ERROR(matrix("self_attn.q_proj", query, hidden));
-  return matrix("self_attn.v_proj", key, hidden);
+  const std::pair<std::string_view, std::vector<std::uint64_t>> parts[] = {
+      {"input_layernorm", {hidden}},          {"mlp.down_proj", {hidden, shape.ffn}},
+      {"mlp.gate_proj", {shape.ffn, hidden}}, {"mlp.up_proj", {shape.ffn, hidden}},
+      {"post_attention_layernorm", {hidden}}, {"self_attn.k_norm", {shape.head_dim}},
+      {"self_attn.k_proj", {key, hidden}},    {"self_attn.o_proj", {hidden, query}},
+      {"self_attn.q_norm", {shape.head_dim}}, {"self_attn.q_proj", {query, hidden}},
+      {"self_attn.v_proj", {key, hidden}}};
+  for (const auto& [name, extents] : parts) {
+    DRIFTLESS_RETURN_IF_ERROR(add(tensors, concat(prefix, name, ".weight"), extents));
+  }
+  return {};
 }
 
 }  // namespace

@@ -15,17 +15,6 @@ constexpr unsigned kVectorBytes = sizeof(Vector);
 inline Vector load(const unsigned char* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
-inline void store(unsigned char* at, Vector v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), v);
-}
-
-template <unsigned kUnit>
-inline Vector broadcast(std::uint64_t value) {
-  if constexpr (kUnit == 1) return _mm256_set1_epi8(static_cast<char>(value));
-  if constexpr (kUnit == 2) return _mm256_set1_epi16(static_cast<short>(value));
-  if constexpr (kUnit == 4) return _mm256_set1_epi32(static_cast<int>(value));
-  return _mm256_set1_epi64x(static_cast<long long>(value));
-}
 
 template <unsigned kUnit>
 inline Vector equal(Vector a, Vector b) {
@@ -35,16 +24,10 @@ inline Vector equal(Vector a, Vector b) {
   return _mm256_cmpeq_epi64(a, b);
 }
 
-inline Vector select(Vector mask, Vector a, Vector b) { return _mm256_blendv_epi8(b, a, mask); }
-
-inline Vector count_bytes(Vector counts, Vector mask) { return _mm256_sub_epi8(counts, mask); }
 inline std::uint64_t sum_64(Vector v) {
   const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(two)) +
          static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
-}
-inline std::uint64_t sum_bytes(Vector counts) {
-  return sum_64(_mm256_sad_epu8(counts, _mm256_setzero_si256()));
 }
 
 // One bit for each of the units that fit 32 bytes (two vectors of 2-byte units: 32 bits).

@@ -13,19 +13,6 @@ using Vector = uint8x16_t;
 constexpr unsigned kVectorBytes = sizeof(Vector);
 
 inline Vector load(const unsigned char* at) { return vld1q_u8(at); }
-inline void store(unsigned char* at, Vector v) { vst1q_u8(at, v); }
-
-template <unsigned kUnit>
-inline Vector broadcast(std::uint64_t value) {
-  if constexpr (kUnit == 1) return vdupq_n_u8(static_cast<std::uint8_t>(value));
-  if constexpr (kUnit == 2) {
-    return vreinterpretq_u8_u16(vdupq_n_u16(static_cast<std::uint16_t>(value)));
-  }
-  if constexpr (kUnit == 4) {
-    return vreinterpretq_u8_u32(vdupq_n_u32(static_cast<std::uint32_t>(value)));
-  }
-  return vreinterpretq_u8_u64(vdupq_n_u64(value));
-}
 
 template <unsigned kUnit>
 inline Vector equal(Vector a, Vector b) {
@@ -38,11 +25,6 @@ inline Vector equal(Vector a, Vector b) {
   }
   return vreinterpretq_u8_u64(vceqq_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
-
-inline Vector select(Vector mask, Vector a, Vector b) { return vbslq_u8(mask, a, b); }
-
-inline Vector count_bytes(Vector counts, Vector mask) { return vsubq_u8(counts, mask); }
-inline std::uint64_t sum_bytes(Vector counts) { return vaddlvq_u8(counts); }
 
 // All ones in byte i where unit i of the 16 at a equals that at b.
 template <unsigned kUnit>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMD within a 64-bit register, for processors that no other target knows.
+// SIMD within a 64-bit register, for processors that no other target knows: x86 without AVX2, too.
 //
-// All simd_*.h have the same shape: a Vector, loads and stores at any address, and the few
-// operations that diff.cpp, masked_overwrite.cpp, digest_sums.cpp and digest_steps.cpp are written
-// in. `kUnit` is the unit's width in bytes: 1, 2, 4 or 8.
+// All simd_*.h have the same shape: a Vector, loads at any address, and the few operations that
+// diff.cpp, digest_sums.cpp and digest_steps.cpp are written in. `kUnit` is the unit's width in
+// bytes: 1, 2, 4 or 8.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,6 @@ inline Vector load(const unsigned char* at) {
   __builtin_memcpy(&v, at, sizeof(v));
   return v;
 }
-inline void store(unsigned char* at, Vector v) { __builtin_memcpy(at, &v, sizeof(v)); }
 
 // The lowest bit of every unit.
 template <unsigned kUnit>
@@ -31,37 +30,12 @@ constexpr Vector lowest_bits() {
   }
 }
 
-// Every unit is a copy of the low bits of `value`.
-template <unsigned kUnit>
-inline Vector broadcast(std::uint64_t value) {
-  return (value & (~Vector{0} >> (64 - 8 * kUnit))) * lowest_bits<kUnit>();
-}
-
 // The highest bit of every unit in which a and b differ.
 template <unsigned kUnit>
 inline Vector differing_high_bits(Vector a, Vector b) {
   constexpr Vector kHigh = lowest_bits<kUnit>() << (8 * kUnit - 1);
   const Vector x = a ^ b;
   return (((x & ~kHigh) + ~kHigh) | x) & kHigh;
-}
-
-// All bits of every unit in which a and b are equal.
-template <unsigned kUnit>
-inline Vector equal(Vector a, Vector b) {
-  const Vector lowest = differing_high_bits<kUnit>(a, b) >> (8 * kUnit - 1);
-  // Units of 1 become all ones; no borrow crosses a unit.
-  return ~((lowest << (8 * kUnit - 1)) | ((lowest << (8 * kUnit - 1)) - lowest));
-}
-
-// Bits of a where the mask is set, of b elsewhere.
-inline Vector select(Vector mask, Vector a, Vector b) { return b ^ ((a ^ b) & mask); }
-
-// Adds 1 to every byte of `counts` that is all ones in `mask`.
-inline Vector count_bytes(Vector counts, Vector mask) { return counts + (mask & lowest_bits<1>()); }
-inline std::uint64_t sum_bytes(Vector counts) {
-  constexpr Vector kEven = 0x00ff00ff00ff00ffULL;
-  const Vector pairs = (counts & kEven) + ((counts >> 8) & kEven);
-  return (pairs * 0x0001000100010001ULL) >> 48;
 }
 
 // Bit i of the result: the highest bit of unit i. One multiplication brings it to bit

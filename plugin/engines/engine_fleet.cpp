@@ -5,7 +5,6 @@
 #include <system_error>
 
 #include "core/environment.h"
-#include "core/executor.h"
 
 namespace driftless {
 namespace {
@@ -30,7 +29,7 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
     Engine& engine = *engines_[i];
     engine.session = std::move(sessions[i]);
     try {
-      engine.join = executor().start([this, &engine] { run(engine); });
+      engine.join = environment().start([this, &engine] { run(engine); });
     } catch (const std::system_error& failed) {
       const std::scoped_lock lock(mutex_);
       engine.state.status = error(StatusCode::kInternal, "no thread to be had: ", failed.what());

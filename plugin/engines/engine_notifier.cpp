@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/executor.h"
+#include "core/environment.h"
 #include "core/stopwatch.h"
 #include "formats/version_dir.h"
 #include "plugin/engines/engine_link.h"
@@ -225,7 +225,7 @@ class HttpNotifier final : public EngineNotifier {
         engines_[i]->notify(versions_, version.version, deadline, results[i]);
       };
       try {
-        joins.push_back(executor().start(work));
+        joins.push_back(environment().start(work));
       } catch (const std::system_error&) {
         work();  // no thread to be had: here, then
       }

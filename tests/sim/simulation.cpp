@@ -67,8 +67,7 @@ Simulation::Thread* Simulation::next() {
 }
 
 void Simulation::run(const std::function<void(const Process&)>& check) {
-  const EnvironmentScope time(*this);
-  const ExecutorScope threads(*this);
+  const EnvironmentScope scope(*this);
   while (Thread* const thread = next()) {
     running_ = thread;
     const std::shared_ptr<Process> process = thread->process;

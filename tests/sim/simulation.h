@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "core/environment.h"
-#include "core/executor.h"
 #include "core/status.h"
 #include "sim/fiber.h"
 
@@ -58,7 +57,7 @@ struct SimulationOptions {
   std::uint64_t max_steps = 1'000'000;
 };
 
-class Simulation final : public Environment, public Executor {
+class Simulation final : public Environment {
  public:
   explicit Simulation(std::uint64_t seed, const SimulationOptions& options = {});
   ~Simulation() override;

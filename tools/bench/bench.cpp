@@ -7,9 +7,7 @@
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
-#include "tools/bench/bench_data.h"
-#include "tools/bench/bench_host.h"
-#include "tools/bench/numpy_rival.h"
+#include "tools/bench/measure.h"
 
 namespace driftless {
 namespace {

@@ -10,9 +10,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/status.h"
+#include "formats/manifest.h"
 
 namespace driftless {
 
@@ -43,5 +45,20 @@ struct BenchReport {
 // Takes about 6 times `side_bytes` of memory while it runs, and leaves nothing behind. A Python
 // that is missing, or lacks the packages, is no failure: the figures that need it have no value.
 [[nodiscard]] Result<BenchReport> run_bench(const BenchOptions& options);
+
+// All that files of deltas can be.
+inline constexpr std::pair<DirectoryLayout, Encoding> kFileEncodings[] = {
+    {DirectoryLayout::kFlush, Encoding::kIndices},
+    {DirectoryLayout::kFlush, Encoding::kDeltas},
+    {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+    {DirectoryLayout::kHfDelta, Encoding::kXor},
+    {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
+
+// The encodings on a recorded RL run. `directory` holds base.safetensors (the policy at version 0)
+// and trace.safetensors: for step S and tensor T `sSSS/T.indices` (I32, flat, ascending) and
+// `sSSS/T.values` (of T's dtype). Every step is published in every encoding into a temporary
+// directory; the figures are bits per changed element, of the payload files alone (bits_xor) and of
+// the whole version directory (bits_xor_directory).
+[[nodiscard]] Result<BenchReport> measure_trace(const std::string& directory, unsigned threads);
 
 }  // namespace driftless

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bench/bench_data.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/parallel.h"
 #include "plugin/targets/weight_memory.h"
+#include "tools/bench/measure.h"
 #include "tools/synth_weights.h"
 
 namespace driftless::bench {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bench/bench_host.h"
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -11,7 +9,7 @@
 #include "formats/bucket.h"
 #include "formats/tensor_patcher.h"
 #include "formats/zstd_stream.h"
-#include "kernels/tensor_ops.h"
+#include "tools/bench/measure.h"
 
 namespace driftless::bench {
 namespace {
@@ -204,6 +202,7 @@ constexpr Step kSteps[] = {{"read", &HostBench::read},
 }  // namespace
 
 double median(std::vector<double> values) {
+  if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bench/numpy_rival.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +9,7 @@
 #include "collectives/shared_fs/visibility_hook.h"
 #include "core/file_system.h"
 #include "formats/strict_json.h"
+#include "tools/bench/measure.h"
 
 namespace driftless::bench {
 namespace {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bench/trace.h"
-
 #include <cstring>
 #include <map>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "formats/checkpoint.h"
 #include "formats/safetensors.h"
 #include "plugin/checkpoint/delta_writer.h"
+#include "tools/bench/bench.h"
 #include "tools/temporary_directory.h"
 
 namespace driftless {

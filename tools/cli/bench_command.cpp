@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
-#include "tools/bench/trace.h"
 #include "tools/cli/commands.h"
 
 namespace driftless::cli {

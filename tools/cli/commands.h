@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
-// its result and returns the exit code; a failure is left to the caller to report. arguments.cpp
+// its result and returns the exit code; a failure is left to the caller to report. main.cpp
 // fills the structs.
 #pragma once
 
@@ -46,8 +46,7 @@ struct BenchArguments {
 
 struct DemoArguments {
   std::string directory;
-  std::uint64_t params = 250'000'000;
-  unsigned steps = 3;
+  SynthOptions synth;
 };
 
 inline constexpr std::uint64_t kDefaultSteps = 10;
@@ -56,9 +55,7 @@ struct TrainerArguments {
   JobArguments job;
   std::string replay;                  // empty: a run is made up
   std::optional<std::uint64_t> steps;  // kDefaultSteps, or all that there are to replay
-  std::uint64_t params = 4'000'000;
-  std::uint64_t seed = 0;
-  double lr = 1e-6;
+  SynthOptions synth;                  // the run that is made up
   std::uint64_t interval_ms = 0;
   std::optional<unsigned> rollouts;  // to wait for, where they are not part of the job
 };

@@ -7,7 +7,6 @@
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/checkpoint/verify.h"
-#include "tools/bench/trace.h"
 #include "tools/cli/commands.h"
 #include "tools/synth.h"
 #include "tools/temporary_directory.h"
@@ -72,13 +71,12 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
   std::vector<std::vector<std::string>> cells;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const Row& row : rows) {
-    const double share = static_cast<double>(row.bytes) / static_cast<double>(row.full_bytes);
-    const double bits =
-        8.0 * static_cast<double>(row.bytes) / static_cast<double>(row.changed_units);
+    const double bits = 8.0 * ratio(row.bytes, row.changed_units);
     cells.push_back({std::string(info(row.encoding).name), std::string(to_string(row.layout)),
-                     human_bytes(row.bytes), fixed(100 * share, 2) + " %",
-                     fixed(1 / share, 1) + "x", fixed(bits, 1), fixed(row.publish_seconds, 2),
-                     fixed(row.apply_seconds, 2), "bit-identical"});
+                     human_bytes(row.bytes),
+                     fixed(100 * ratio(row.bytes, row.full_bytes), 2) + " %",
+                     fixed(ratio(row.full_bytes, row.bytes), 1) + "x", fixed(bits, 1),
+                     fixed(row.publish_seconds, 2), fixed(row.apply_seconds, 2), "bit-identical"});
     json.push_back({{"encoding", info(row.encoding).name},
                     {"layout", to_string(row.layout)},
                     {"bytes", row.bytes},
@@ -99,19 +97,17 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
 }
 
 Result<std::vector<Row>> play(const Common& common, const DemoArguments& options) {
-  SynthOptions synth;
+  SynthOptions synth = options.synth;
   synth.out = options.directory + "/run";
-  synth.params = options.params;
-  synth.steps = options.steps;
   synth.threads = common.thread_count();
   ProgressBar bar("synthesizing");
   synth.progress = bar.callback();
   DRIFTLESS_ASSIGN_OR_RETURN(const SynthReport run, synthesize(posix_file_system(), synth));
   if (!common.json) {
     std::cout << "A checkpoint of " << human_bytes(run.bytes_per_step) << " (" << run.params
-              << " parameters) and " << options.steps << " RL steps, changing";
+              << " parameters) and " << synth.steps << " RL steps, changing";
     for (const double density : run.density) std::cout << " " << fixed(100 * density, 2) << " %";
-    std::cout << " of its weights.\nEach encoding: publish " << options.steps
+    std::cout << " of its weights.\nEach encoding: publish " << synth.steps
               << " versions, apply them to a copy of the base, compare every bit.\n\n"
               << std::flush;
   }

@@ -10,6 +10,7 @@
 #include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/report_proof.h"
+#include "tools/bench/measure.h"
 #include "tools/cli/console.h"
 
 namespace driftless::cli {
@@ -17,24 +18,8 @@ namespace {
 
 constexpr std::uint64_t kMostWaiting = 16;  // lines that wait for slow rollouts
 
-double ratio(std::uint64_t full, std::uint64_t wire) {
-  return wire == 0 ? 0.0 : static_cast<double>(full) / static_cast<double>(wire);
-}
-
-double density(const PublishReport& report) {
-  if (report.total_units == 0) return 0.0;
-  return static_cast<double>(report.changed_units) / static_cast<double>(report.total_units);
-}
-
 bool all_took(std::span<const EngineTally> engines) {
   return std::ranges::all_of(engines, [](const EngineTally& tally) { return tally.failures == 0; });
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace
@@ -126,13 +111,14 @@ void JobProgress::print_line(const Version& version) {
     std::cout << line.data();
     header_ = true;
   }
-  std::snprintf(
-      line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
-      std::to_string(report.changed_units).c_str(),
-      (fixed(100 * density(report), 3) + " %").c_str(), human_bytes(report.wire_bytes).c_str(),
-      fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
-      fixed(report.total_ms, 1).c_str(), version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
-      version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
+  std::snprintf(line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
+                std::to_string(report.changed_units).c_str(),
+                (fixed(100 * ratio(report.changed_units, report.total_units), 3) + " %").c_str(),
+                human_bytes(report.wire_bytes).c_str(),
+                fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
+                fixed(report.total_ms, 1).c_str(),
+                version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
+                version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
   std::cout << line.data();
   for (const std::string& note : report.notes) std::cout << "         " << note << "\n";
   std::cout.flush();
@@ -184,9 +170,9 @@ JobProgress::Totals JobProgress::totals() const {
     stage.push_back(version.stage_ms);
     commit.push_back(version.commit_ms);
   }
-  totals.publish_ms = median(std::move(publish));
-  totals.stage_ms = median(std::move(stage));
-  totals.commit_ms = median(std::move(commit));
+  totals.publish_ms = bench::median(std::move(publish));
+  totals.stage_ms = bench::median(std::move(stage));
+  totals.commit_ms = bench::median(std::move(commit));
   return totals;
 }
 

@@ -166,9 +166,9 @@ void add_demo(CLI::App& app, Arguments& all) {
   DemoArguments& options = all.demo;
   command->add_option("--dir", options.directory,
                       "Keep the files in this new directory (default: a temporary one, removed)");
-  add_number(*command, "--params", options.params, "Number of parameters, about",
+  add_number(*command, "--params", options.synth.params, "Number of parameters, about",
              std::uint64_t{100'000}, std::uint64_t{1} << 40);
-  add_number(*command, "--steps", options.steps, "RL steps", 1, 1000);
+  add_number(*command, "--steps", options.synth.steps, "RL steps", 1, 1000);
   runs(*command, all, [&all] { return run_demo(all.common, all.demo); });
 }
 
@@ -206,6 +206,7 @@ void add_trainer(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "trainer", "Publish a run, replayed or made up, to rollouts; one of several under mpirun");
   TrainerArguments& options = all.trainer;
+  options.synth.params = 4'000'000;
   add_job(*command, options.job);
   CLI::Option* replay =
       command->add_option("--replay", options.replay,
@@ -213,12 +214,15 @@ void add_trainer(CLI::App& app, Arguments& all) {
                           "(default: a run is made up)");
   add_version(*command, "--steps", options.steps, "Versions (default: 10, or all to replay)",
               std::uint64_t{1} << 32);
-  add_number(*command, "--params", options.params, "Parameters of the run that is made up, about",
-             std::uint64_t{100'000}, std::uint64_t{1} << 40)
+  add_number(*command, "--params", options.synth.params,
+             "Parameters of the run that is made up, about", std::uint64_t{100'000},
+             std::uint64_t{1} << 40)
       ->excludes(replay);
-  command->add_option("--seed", options.seed, "Its seed")->excludes(replay)->capture_default_str();
-  add_number(*command, "--lr", options.lr, "Its learning rate: how far a step moves a weight", 0.0,
-             1.0)
+  command->add_option("--seed", options.synth.seed, "Its seed")
+      ->excludes(replay)
+      ->capture_default_str();
+  add_number(*command, "--lr", options.synth.lr, "Its learning rate: how far a step moves a weight",
+             0.0, 1.0)
       ->excludes(replay);
   add_number(*command, "--interval-ms", options.interval_ms, "Pause between two versions",
              std::uint64_t{0}, std::uint64_t{86'400'000});

@@ -135,13 +135,10 @@ class Trainer {
   }
 
   [[nodiscard]] Status synthesize_run(const std::string& directory) {
-    SynthOptions synth;
+    SynthOptions synth = arguments_.synth;
     synth.out = directory;
-    synth.params = arguments_.params;
     synth.steps = static_cast<unsigned>(
         std::min<std::uint64_t>(kMostSynthesized, arguments_.steps.value_or(kDefaultSteps)));
-    synth.lr = arguments_.lr;
-    synth.seed = arguments_.seed;
     synth.threads = config_.publisher.threads;
     return synthesize(posix_file_system(), synth).status();
   }

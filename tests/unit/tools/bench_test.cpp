@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "tools/bench/bench_data.h"
+#include "tools/bench/measure.h"
 
 namespace driftless {
 namespace {

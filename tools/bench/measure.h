@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What bench.cpp reports of: the two arrays, the library's own times on them, and those of the
+// usual Python way (numpy_rival.py, which is part of this binary).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/layout.h"
+#include "core/status.h"
+#include "kernels/tensor_ops.h"
+
+namespace driftless::bench {
+
+inline constexpr std::size_t kTensors = 24;
+inline constexpr double kDensity = 0.01;
+
+// kTensors tensors of bf16 of equal size, one after the other on either side.
+struct BenchData {
+  WeightLayout layout;
+  std::uint64_t side_bytes = 0;
+  std::shared_ptr<std::byte> old_side, new_side;  // in large pages, as numpy asks for, too
+  std::vector<TensorPair> pairs;
+
+  [[nodiscard]] std::span<const std::byte> old_bytes() const {
+    return {old_side.get(), side_bytes};
+  }
+  [[nodiscard]] std::span<const std::byte> new_bytes() const {
+    return {new_side.get(), side_bytes};
+  }
+};
+
+// Numbers like those of a trained model; a changed one moves by one step of its last place. The
+// same bytes on every machine and for any number of threads.
+[[nodiscard]] Result<BenchData> make_bench_data(std::uint64_t side_bytes, unsigned threads);
+
+// Median seconds of each piece of work over all tensors, by name: "read", "diff", "indices",
+// "deltas", "deltas_zstd", "xor", "overwrite", "scatter", "digest".
+struct Timing {
+  std::string name;
+  double seconds = 0;
+};
+
+struct HostTimes {
+  std::vector<Timing> timings;
+  std::uint64_t changed = 0;  // units
+
+  [[nodiscard]] double seconds(std::string_view name) const;  // 0 where there is none
+};
+
+[[nodiscard]] Result<HostTimes> measure_host(const BenchData& data, unsigned threads,
+                                             unsigned repeats);
+
+[[nodiscard]] double median(std::vector<double> values);  // 0 of none
+
+struct RivalTimes {
+  std::string description;      // "numpy 1.24.2, zstandard 0.20.0, Python 3.11.2"
+  std::vector<Timing> timings;  // by the names of HostTimes
+  std::uint64_t changed = 0;    // units that it found
+};
+
+// `python`: as in BenchOptions. kUnsupported, saying what is missing, if no Python has the
+// packages.
+[[nodiscard]] Result<RivalTimes> measure_rival(const BenchData& data, unsigned threads,
+                                               unsigned repeats, const std::string& python);
+
+}  // namespace driftless::bench

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands on checkpoints and the versions between them: synth, diff, apply, verify, inspect.
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "formats/version_dir.h"
+#include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/checkpoint/checkpoint_state.h"
+#include "plugin/checkpoint/delta_writer.h"
+#include "plugin/checkpoint/inspect.h"
+#include "plugin/checkpoint/verify.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+Status parse(DiffArguments& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(options.delta.directory_layout,
+                             parse_directory_layout(options.layout));
+  DRIFTLESS_ASSIGN_OR_RETURN(options.delta.checksum, parse_checksum_kind(options.checksum));
+  if (options.encoding.empty()) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(options.delta.encoding, parse_encoding(options.encoding));
+  return {};
+}
+
+void print_report(const Common& common, const DeltaReport& report) {
+  const Manifest& manifest = report.manifest;
+  const double bits = 8.0 * ratio(manifest.payload_bytes, manifest.changed_units);
+  const double density = ratio(manifest.changed_units, manifest.total_units);
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["path"] = report.path;
+    json["run"] = to_hex(manifest.id.run);
+    json["version"] = manifest.id.version;
+    json["base_version"] = manifest.base_version;
+    json["layout"] = to_string(manifest.directory_layout);
+    json["encoding"] = info(manifest.encoding).name;
+    json["checksum"] = to_string(manifest.checksum);
+    json["digest"] = to_hex(manifest.digest);
+    json["changed_tensors"] = manifest.changed_tensors;
+    json["changed_units"] = manifest.changed_units;
+    json["total_units"] = manifest.total_units;
+    json["density"] = density;
+    json["full_bytes"] = manifest.full_bytes;
+    json["payload_bytes"] = manifest.payload_bytes;
+    json["total_bytes"] = report.total_bytes;
+    json["bits_per_changed"] = bits;
+    json["seconds"] = report.seconds;
+    print_json(json);
+    return;
+  }
+  std::cout << report.path << ": version " << manifest.id.version << " on " << manifest.base_version
+            << " of run " << to_hex(manifest.id.run) << "\n"
+            << manifest.changed_units << " of " << manifest.total_units << " units changed ("
+            << fixed(100 * density, 3) << " %) in " << manifest.changed_tensors << " tensors\n"
+            << human_bytes(report.total_bytes) << " as " << info(manifest.encoding).name << ", "
+            << fixed(ratio(manifest.full_bytes, report.total_bytes), 1)
+            << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed unit, "
+            << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
+}
+
+void print_report(const Common& common, const ApplyArguments& options, const ApplyReport& done) {
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["checkpoint"] = options.checkpoint;
+    json["from_version"] = done.from_version;
+    json["version"] = done.to_version;
+    json["recovered"] = done.recovered;
+    json["verified"] = options.verify;
+    json["applied"] = nlohmann::ordered_json::array();
+    for (const AppliedVersion& version : done.applied) {
+      json["applied"].push_back({{"version", version.version},
+                                 {"base_version", version.base_version},
+                                 {"encoding", version.encoding},
+                                 {"changed_tensors", version.changed_tensors},
+                                 {"changed_units", version.changed_units},
+                                 {"touched_bytes", version.touched_bytes},
+                                 {"payload_bytes", version.payload_bytes},
+                                 {"stage_ms", version.stage_ms},
+                                 {"commit_ms", version.commit_ms}});
+    }
+    print_json(json);
+    return;
+  }
+  if (done.recovered) {
+    std::cout << "finished an interrupted apply: " << options.checkpoint << " is at version "
+              << done.from_version << "\n";
+  }
+  for (const AppliedVersion& version : done.applied) {
+    std::cout << "version " << version.version << ": " << version.changed_units << " units in "
+              << version.changed_tensors << " tensors, " << human_bytes(version.payload_bytes)
+              << ", checked in " << fixed(version.stage_ms, 0) << " ms, written in "
+              << fixed(version.commit_ms, 0) << " ms\n";
+  }
+  std::cout << options.checkpoint << (done.applied.empty() ? " is already" : " is now")
+            << " at version " << done.to_version << "\n";
+}
+
+int answer(const Common& common, bool identical, const std::string& text,
+           nlohmann::ordered_json details) {
+  if (common.json) {
+    details["identical"] = identical;
+    if (!identical) details["message"] = text;
+    print_json(details);
+  } else {
+    std::cout << text << "\n";
+  }
+  return identical ? kExitOk : kExitDifferent;
+}
+
+Result<int> verify_like(const Common& common, const VerifyArguments& options,
+                        const Checkpoint& checkpoint, const Progress& progress) {
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.like));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint other, Checkpoint::open(fs, options.like));
+  const auto result = compare_weights(checkpoint, other, common.thread_count(), progress);
+  if (!result.ok() && result.status().code() == StatusCode::kWrongLayout) {
+    return answer(common, false, concat("different: ", result.status().message()), {});
+  }
+  if (!result.ok()) return result.status();
+  if (!*result) {
+    return answer(
+        common, true,
+        concat("identical: ", checkpoint.layout().size(), " tensors, ",
+               human_bytes(checkpoint.layout().total_bytes())),
+        {{"tensors", checkpoint.layout().size()}, {"bytes", checkpoint.layout().total_bytes()}});
+  }
+  const Difference& first = **result;
+  return answer(
+      common, false,
+      concat("different: tensor '", first.tensor, "' at position ", first.position, ": ",
+             first.value, " in ", options.checkpoint, ", ", first.other_value, " in ", options.like,
+             " (", first.units, " units in ", first.tensors, " tensors differ)"),
+      {{"tensor", first.tensor},
+       {"position", first.position},
+       {"value", first.value},
+       {"other_value", first.other_value},
+       {"different_units", first.units},
+       {"different_tensors", first.tensors}});
+}
+
+struct Expected {
+  Hash128 layout;  // zero: unknown
+  Digest digest;
+  std::string source;
+};
+
+// From a manifest (the file, or its version directory), or from the checkpoint's own state.
+Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options) {
+  if (options.manifest.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.checkpoint));
+    if (!state.digest) {
+      return error(
+          StatusCode::kInvalidArgument, options.checkpoint,
+          ": it has no digest of its own; say what to hold it against: --like or --manifest");
+    }
+    return Expected{state.layout, *state.digest, concat("its state (version ", state.version, ")")};
+  }
+  std::string path = options.manifest;
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo file, fs.info(path));
+  if (file.kind == FileKind::kDirectory) path = join_path(path, kManifestName);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxManifestBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, parse_manifest(text, path));
+  return Expected{manifest.layout, manifest.digest, concat("version ", manifest.id.version)};
+}
+
+Result<int> verify_digest(const Common& common, const VerifyArguments& options,
+                          const Checkpoint& checkpoint, const Progress& progress) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Expected expected,
+                             expected_digest(posix_file_system(), options));
+  const Hash128& signature = checkpoint.layout().signature();
+  if (!expected.layout.is_zero() && expected.layout != signature) {
+    return answer(common, false,
+                  concat("different: the weight layout is ", to_hex(signature), ", ",
+                         expected.source, " has ", to_hex(expected.layout)),
+                  {{"weight_layout", to_hex(signature)},
+                   {"expected_weight_layout", to_hex(expected.layout)}});
+  }
+  const Digest found = digest_checkpoint(checkpoint, common.thread_count(), progress);
+  const bool same = found == expected.digest;
+  return answer(
+      common, same,
+      same ? concat("identical to ", expected.source, ": digest ", to_hex(found))
+           : concat("different: the digest is ", to_hex(found), ", ", expected.source, " has ",
+                    to_hex(expected.digest), "; --like a good copy names the first difference"),
+      {{"digest", to_hex(found)}, {"expected_digest", to_hex(expected.digest)}});
+}
+
+}  // namespace
+
+Result<int> run_synth(const Common& common, SynthOptions options) {
+  ProgressBar bar("synthesizing");
+  options.threads = common.thread_count();
+  options.progress = bar.callback();
+  DRIFTLESS_ASSIGN_OR_RETURN(const SynthReport done, synthesize(posix_file_system(), options));
+  if (common.json) {
+    print_json({{"params", done.params},
+                {"bytes_per_step", done.bytes_per_step},
+                {"directories", done.directories},
+                {"density", done.density}});
+    return int{kExitOk};
+  }
+  std::cout << done.directories.front() << ": " << done.params << " parameters, "
+            << human_bytes(done.bytes_per_step) << "\n";
+  for (std::size_t step = 0; step < done.density.size(); ++step) {
+    std::cout << done.directories[step + 1] << ": " << fixed(100 * done.density[step], 3)
+              << " % of the weights changed\n";
+  }
+  return int{kExitOk};
+}
+
+Result<int> run_diff(const Common& common, DiffArguments options) {
+  DRIFTLESS_RETURN_IF_ERROR(parse(options));
+  ProgressBar bar("comparing");
+  options.delta.threads = common.thread_count();
+  options.delta.progress = bar.callback();
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done,
+                             write_delta(posix_file_system(), options.delta));
+  print_report(common, done);
+  return int{kExitOk};
+}
+
+Result<int> run_apply(const Common& common, const ApplyArguments& options) {
+  ProgressBar bar("applying");
+  ApplyOptions apply;
+  apply.threads = common.thread_count();
+  apply.verify = options.verify == "full" ? VerifyMode::kFull : VerifyMode::kTouched;
+  apply.lock_wait = std::chrono::milliseconds(static_cast<long>(options.wait_seconds * 1000));
+  apply.progress = bar.callback();
+  DRIFTLESS_ASSIGN_OR_RETURN(const ApplyReport done,
+                             apply_versions(posix_file_system(), options.directory,
+                                            options.checkpoint, options.to_version, apply));
+  if (options.verify == "full" && !done.digest_known) {
+    std::cerr << "driftless: note: these versions carry no digest, so only the tensors that they "
+                 "change could be checked\n";
+  }
+  print_report(common, options, done);
+  return int{kExitOk};
+}
+
+Result<int> run_verify(const Common& common, const VerifyArguments& options) {
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, options.checkpoint));
+  ProgressBar bar("verifying");
+  return options.like.empty() ? verify_digest(common, options, checkpoint, bar.callback())
+                              : verify_like(common, options, checkpoint, bar.callback());
+}
+
+Result<int> run_inspect(const Common& common, const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Inspection result, inspect_path(posix_file_system(), path));
+  if (common.json) {
+    nlohmann::ordered_json json;
+    json["kind"] = result.kind;
+    for (const auto& [name, value] : result.facts) json[name] = value;
+    json["rows"] = nlohmann::ordered_json::array();
+    for (const auto& row : result.rows) {
+      nlohmann::ordered_json item;
+      for (std::size_t i = 0; i < row.size(); ++i) item[result.columns[i]] = row[i];
+      json["rows"].push_back(std::move(item));
+    }
+    print_json(json);
+    return int{kExitOk};
+  }
+  std::cout << path << ": " << result.kind << "\n";
+  for (const auto& [name, value] : result.facts) {
+    std::cout << "  " << name << ": " << (value.size() > 200 ? value.substr(0, 200) + "..." : value)
+              << "\n";
+  }
+  if (!result.rows.empty()) {
+    std::cout << "\n";
+    print_table(result.columns, result.rows);
+  }
+  return int{kExitOk};
+}
+
+}  // namespace driftless::cli
