@@ -6,9 +6,9 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/bucket.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"
+#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
 
 namespace driftless {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "plugin/publish/background_writer.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {

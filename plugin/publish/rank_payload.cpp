@@ -2,9 +2,10 @@
 #include "plugin/publish/rank_payload.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
-#include "plugin/publish/background_writer.h"
+#include "core/environment.h"
 
 namespace driftless {
 namespace {
@@ -138,6 +139,28 @@ Status put_part(SendRoad& road, const std::string& name, std::span<const std::by
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, road.create_part(name));
   DRIFTLESS_RETURN_IF_ERROR(part->pwrite(0, bytes));
   return part->sync();
+}
+
+BackgroundWriter::BackgroundWriter(bool background)
+    : background_(background && environment().has_threads()) {}
+
+Status BackgroundWriter::hand_over(Work work) {
+  DRIFTLESS_RETURN_IF_ERROR(finish());
+  // Nothing may leave the thread.
+  auto guarded = [work = std::move(work)]() -> Status {
+    try {
+      return work();
+    } catch (const std::exception& caught) {
+      return error(StatusCode::kNoSpace, "writing a version: ", caught.what());
+    }
+  };
+  begun_ = std::async(background_ ? std::launch::async : std::launch::deferred, std::move(guarded));
+  return background_ ? Status() : finish();
+}
+
+Status BackgroundWriter::finish() {
+  if (begun_.valid()) status_ = begun_.get();
+  return status_;
 }
 
 }  // namespace driftless

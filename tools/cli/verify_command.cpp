@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/version_dir.h"
-#include "plugin/checkpoint/checkpoint_state.h"
+#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
 #include "tools/cli/commands.h"
 
