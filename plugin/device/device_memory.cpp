@@ -115,6 +115,12 @@ Status check_device(int device) {
 
 OnDevice::OnDevice(int device) : status_(check_device(device)) {}
 
+Result<std::unique_ptr<const OnDevice>> OnDevice::enter(int device) {
+  auto on = std::make_unique<const OnDevice>(device);
+  DRIFTLESS_RETURN_IF_ERROR(on->status());
+  return on;
+}
+
 void DeviceDeleter::operator()(void* made) const {
   if (destroy == nullptr) return;
   const OnDevice on(device);

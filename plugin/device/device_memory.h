@@ -27,6 +27,8 @@ namespace driftless {
 class OnDevice {
  public:
   explicit OnDevice(int device);
+  // check_device()'s status, if it is not ok.
+  [[nodiscard]] static Result<std::unique_ptr<const OnDevice>> enter(int device);
   // check_device()'s.
   [[nodiscard]] const Status& status() const { return status_; }
 
