@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/c_abi/tensor_set.h"
+#include "plugin/c_abi/abi_receiver.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/publish/snapshot.h"
+#include "plugin/publish/rank_payload.h"
 
 #include <algorithm>
 #include <cstring>

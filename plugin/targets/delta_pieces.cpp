@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/targets/delta_pieces.h"
+#include "plugin/targets/weight_memory.h"
 
 #include <algorithm>
 #include <limits>
