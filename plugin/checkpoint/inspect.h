@@ -13,9 +13,9 @@ namespace driftless {
 
 struct Inspection {
   std::string kind;  // "checkpoint", "version", "versions", "safetensors", "flush", "frame", ...
-  std::vector<std::pair<std::string, std::string>> facts;  // name, value
-  std::vector<std::string> columns;                        // of `rows`; empty if there are none
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::pair<std::string, std::string>> facts{};  // name, value
+  std::vector<std::string> columns{};                        // of `rows`; empty if there are none
+  std::vector<std::vector<std::string>> rows{};
 };
 
 // Reads headers and tables, not weights; what it shows was checked.
