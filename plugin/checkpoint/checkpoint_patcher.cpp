@@ -266,24 +266,17 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
   StagedApply staged;
   DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
                              JournalWriter::create(*fs_, sync_path(path_, kJournalName)));
-  StageOptions options;
-  options.threads = options_.threads;
-  options.progress = options_.progress;
   JournalWriter& journal = *staged.journal;
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const StagedVersion found,
-      stage_version(view_of(*checkpoint_), chain, options,
+      static_cast<StagedVersion&>(staged.applied),
+      stage_version(view_of(*checkpoint_), chain, {options_.threads, options_.progress},
                     [&](std::span<const std::byte> frame) { return journal.append(frame); }));
   staged.before = state_;
-  staged.digest_change = found.digest_change;
-  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, found));
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, staged.applied));
   DRIFTLESS_RETURN_IF_ERROR(journal.seal(staged.before, staged.after));
   staged.applied.version = chain.back().version().version;
   staged.applied.base_version = chain.front().version().base_version;
   staged.applied.encoding = info(chain.back().version().encoding).name;
-  staged.applied.changed_tensors = found.changed_tensors;
-  staged.applied.changed_units = found.changed_units;
-  staged.applied.touched_bytes = found.touched_bytes;
   for (const VersionSource& source : chain) staged.applied.payload_bytes += source.payload_bytes();
   staged.applied.stage_ms = watch.lap_ms();
   return staged;
@@ -303,7 +296,7 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
                              journal_change(frames, *checkpoint_, options_.threads));
-  if (change != staged.digest_change) {
+  if (change != staged.applied.digest_change) {
     return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
                  staged.after.version, " changes, since it was staged. Nothing was changed; ",
                  kResync);
