@@ -6,27 +6,12 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "core/layout.h"
-#include "core/status.h"
-#include "core/version.h"
-#include "kernels/strided_map.h"
 #include "plugin/c_abi/driftless.h"
-#include "plugin/job/config.h"
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/receiver_session.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless::c_abi {
 

@@ -6,7 +6,6 @@
 #include <queue>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "core/thread_gpu.h"
 #include "plugin/c_abi/abi_call.h"

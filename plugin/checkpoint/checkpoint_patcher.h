@@ -10,8 +10,6 @@
 // thread.
 #pragma once
 
-#include <chrono>
-
 #include "plugin/checkpoint/journal.h"
 #include "plugin/targets/version_stager.h"
 

@@ -5,7 +5,6 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "formats/bucket.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"
 #include "plugin/checkpoint/journal.h"

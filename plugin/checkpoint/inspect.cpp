@@ -5,9 +5,7 @@
 #include <cstring>
 
 #include "formats/run_info.h"
-#include "formats/safetensors.h"
 #include "formats/version_dir.h"
-#include "formats/zstd_stream.h"
 #include "plugin/checkpoint/journal.h"
 
 namespace driftless {

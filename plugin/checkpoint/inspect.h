@@ -2,12 +2,7 @@
 // What a file or directory is, and what it says of itself.
 #pragma once
 
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "core/file_system.h"
-#include "core/status.h"
 
 namespace driftless {
 

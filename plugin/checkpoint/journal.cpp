@@ -8,8 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/parallel.h"
-#include "core/version.h"
-#include "formats/strict_json.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {

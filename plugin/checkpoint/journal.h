@@ -12,21 +12,8 @@
 //   bytes)
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "core/digest.h"
-#include "core/file_system.h"
-#include "core/hash128.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
 

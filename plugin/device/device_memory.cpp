@@ -10,7 +10,6 @@
 #include <cstring>
 #include <optional>
 #include <type_traits>
-#include <utility>
 
 namespace driftless {
 namespace {

@@ -5,15 +5,7 @@
 // Errors: kNoSpace if memory is lacking, kIo for what else CUDA says.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "core/memory_kind.h"
-#include "core/status.h"
 #include "core/thread_gpu.h"
 #include "kernels/cuda/operations.h"
 

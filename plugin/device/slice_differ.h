@@ -4,8 +4,6 @@
 // overlaps comparing this one.
 #pragma once
 
-#include <optional>
-
 #include "plugin/device/device_memory.h"
 
 namespace driftless {

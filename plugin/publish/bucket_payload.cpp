@@ -3,7 +3,6 @@
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
 #include <algorithm>
-#include <utility>
 
 #include "plugin/publish/rank_payload.h"
 

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <utility>
-
-#include "core/environment.h"
 
 namespace driftless {
 namespace {

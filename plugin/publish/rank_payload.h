@@ -3,19 +3,11 @@
 // they are offered and written as parts onto the road, while the snapshot moves on with it.
 #pragma once
 
-#include <array>
 #include <deque>
-#include <functional>
 #include <future>
 #include <mutex>
 
 #include "collectives/road.h"
-#include "core/delta_view.h"
-#include "core/status.h"
-#include "formats/bucket.h"
-#include "formats/byte_buffer.h"
-#include "formats/checksum.h"
-#include "kernels/host_kernels.h"
 #include "kernels/tensor_ops.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/targets/weight_memory.h"

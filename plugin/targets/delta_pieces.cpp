@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/parallel.h"
-#include "formats/bucket.h"
 
 namespace driftless {
 namespace {

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "formats/zstd_stream.h"
-
 namespace driftless {
 namespace {
 

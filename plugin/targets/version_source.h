@@ -3,20 +3,8 @@
 // and for each what makes its new bytes. The same for a directory and for what came over a road.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/file_system.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/flush_file.h"
 #include "formats/frame.h"
-#include "formats/safetensors.h"
 #include "formats/tensor_patcher.h"
 #include "formats/version_dir.h"
 

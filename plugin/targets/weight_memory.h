@@ -5,21 +5,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
-#include "formats/tensor_patcher.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
 #include "plugin/targets/version_source.h"
