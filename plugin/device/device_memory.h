@@ -44,8 +44,8 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&&) = default;
   DeviceBuffer& operator=(DeviceBuffer&&) = default;
-  [[nodiscard]] static Result<DeviceBuffer> device(std::uint64_t bytes);
-  [[nodiscard]] static Result<DeviceBuffer> pinned(std::uint64_t bytes);
+  [[nodiscard]] static Result<DeviceBuffer> make(std::uint64_t bytes,
+                                                 MemoryKind kind = MemoryKind::kDevice);
 
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
   [[nodiscard]] std::uint64_t size() const { return memory_ ? size_ : 0; }

@@ -229,7 +229,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
 
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
-    const Result<DeviceBuffer> made = DeviceBuffer::device(bytes);
+    const Result<DeviceBuffer> made = DeviceBuffer::make(bytes);
     if (!made.ok()) return made.status().with_context("weights on the GPU");
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.clear(made->data(), bytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
