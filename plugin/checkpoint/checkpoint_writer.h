@@ -38,7 +38,6 @@ class CheckpointWriter {
  private:
   [[nodiscard]] Status begin_tensor();
   [[nodiscard]] Status end_tensor();
-  [[nodiscard]] Status close_file();
 
   FileSystem* fs_;
   std::string directory_;
