@@ -89,8 +89,6 @@ class VersionSource {
                   MemoryKind memory);
   Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
   Status check_coverage();
-  // Of a full version.
-  [[nodiscard]] std::unique_ptr<TensorPatcher> dense_patcher(const TensorChange& change) const;
   Status adopt_manifest_checksums();
   void order_changes();
 

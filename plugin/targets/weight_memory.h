@@ -27,13 +27,6 @@ struct DeltaPiece {
   std::byte* old_values = nullptr;    // room for as many, for who commits
 };
 
-// What one tensor goes through: its pieces in the buckets of each version that changes it, in the
-// order of the versions.
-struct TensorVersions {
-  std::uint32_t tensor = 0;
-  std::vector<std::span<const BucketPiece>> versions;
-};
-
 // Changes and what they point to, in the order of the tensors. No two touch the same unit.
 struct DeltaPieces {
   struct Memory {
@@ -45,12 +38,6 @@ struct DeltaPieces {
   std::vector<Memory> memory;
   std::uint64_t units = 0;
 };
-
-// Checks that the positions of a tensor ascend within a version, from piece to piece, too
-// (kCorrupt). O(changed), on `threads` threads. What the buckets point to must outlive the result.
-[[nodiscard]] Result<DeltaPieces> fold_deltas(const WeightLayout& layout,
-                                              std::span<const TensorVersions> tensors,
-                                              unsigned threads);
 
 // One place where units of a checkpoint's tensor lie. A contiguous tensor is one map, the identity;
 // a slice of a tensor-parallel group, a fused projection, a stacked expert and a caller's strided
