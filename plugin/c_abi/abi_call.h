@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "core/status.h"
 #include "plugin/c_abi/driftless.h"

@@ -3,8 +3,6 @@
 
 #include <map>
 
-#include "plugin/job/job_process.h"
-
 namespace driftless::c_abi {
 namespace {
 

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "plugin/c_abi/abi_call.h"
-#include "plugin/c_abi/driftless.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/roads.h"
 

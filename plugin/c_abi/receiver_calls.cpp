@@ -9,9 +9,7 @@
 
 #include "plugin/c_abi/abi_call.h"
 #include "plugin/c_abi/abi_receiver.h"
-#include "plugin/c_abi/driftless.h"
 #include "plugin/job/config_values.h"
-#include "plugin/job/job_process.h"
 
 namespace driftless::c_abi {
 namespace {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/c_abi/tensor_set.h"
+#include "plugin/c_abi/abi_receiver.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <queue>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "core/thread_gpu.h"
 #include "plugin/c_abi/abi_call.h"

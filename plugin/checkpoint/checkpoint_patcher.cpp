@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/checkpoint_patcher.h"
 
+#include <algorithm>
+
 #include "core/stopwatch.h"
 #include "plugin/checkpoint/verify.h"
 
@@ -16,6 +18,48 @@ constexpr std::string_view kResync =
 Status damaged(const std::string& journal_path, const Status& why) {
   return error(StatusCode::kCorrupt, journal_path, ": the journal is damaged (", why.message(),
                "), so the checkpoint may be between two versions; ", kResync);
+}
+
+Result<std::uint64_t> choose_target(FileSystem& fs, const std::string& directory,
+                                    std::optional<std::uint64_t> wanted) {
+  if (wanted) return *wanted;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> versions,
+                             list_versions(fs, directory));
+  if (versions.empty()) {
+    return error(StatusCode::kNotFound, directory, ": no version is published there (weight_v*)");
+  }
+  return versions.back();
+}
+
+// From the target back, base by base, to where the checkpoint is, or to a full version.
+Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& directory,
+                                           std::uint64_t from, std::uint64_t target) {
+  std::vector<VersionDirectory> chain;
+  std::uint64_t next = target;
+  while (next > from) {
+    Result<VersionDirectory> version = open_version(fs, directory, next);
+    if (!version.ok() && version.status().code() == StatusCode::kNotFound && next != target) {
+      return error(StatusCode::kWrongBase, directory, ": version ", chain.back().version,
+                   " builds on version ", next,
+                   ", which is not there; publish it, or a full version "
+                   "from ",
+                   next, " on");
+    }
+    if (!version.ok()) return version.status();
+    next = version->base_version;
+    chain.push_back(std::move(*version));
+    if (chain.back().full()) {
+      std::reverse(chain.begin(), chain.end());
+      return chain;
+    }
+  }
+  if (next != from) {
+    return error(StatusCode::kWrongBase, directory, ": version ", chain.back().version,
+                 " builds on version ", next, ", but the checkpoint is at version ", from,
+                 "; restore version ", next, ", or supply a full version");
+  }
+  std::reverse(chain.begin(), chain.end());
+  return chain;
 }
 
 }  // namespace
@@ -222,24 +266,17 @@ Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chai
   StagedApply staged;
   DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
                              JournalWriter::create(*fs_, sync_path(path_, kJournalName)));
-  StageOptions options;
-  options.threads = options_.threads;
-  options.progress = options_.progress;
   JournalWriter& journal = *staged.journal;
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const StagedVersion found,
-      stage_version(view_of(*checkpoint_), chain, options,
+      static_cast<StagedVersion&>(staged.applied),
+      stage_version(view_of(*checkpoint_), chain, {options_.threads, options_.progress},
                     [&](std::span<const std::byte> frame) { return journal.append(frame); }));
   staged.before = state_;
-  staged.digest_change = found.digest_change;
-  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, found));
+  DRIFTLESS_ASSIGN_OR_RETURN(staged.after, state_after(chain, staged.applied));
   DRIFTLESS_RETURN_IF_ERROR(journal.seal(staged.before, staged.after));
   staged.applied.version = chain.back().version().version;
   staged.applied.base_version = chain.front().version().base_version;
   staged.applied.encoding = info(chain.back().version().encoding).name;
-  staged.applied.changed_tensors = found.changed_tensors;
-  staged.applied.changed_units = found.changed_units;
-  staged.applied.touched_bytes = found.touched_bytes;
   for (const VersionSource& source : chain) staged.applied.payload_bytes += source.payload_bytes();
   staged.applied.stage_ms = watch.lap_ms();
   return staged;
@@ -259,7 +296,7 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
                              journal_change(frames, *checkpoint_, options_.threads));
-  if (change != staged.digest_change) {
+  if (change != staged.applied.digest_change) {
     return error(StatusCode::kMismatch, path_, ": somebody else wrote into tensors that version ",
                  staged.after.version, " changes, since it was staged. Nothing was changed; ",
                  kResync);
@@ -342,6 +379,45 @@ Status CheckpointPatcher::check_full() {
   state_.digest = found;
   digest_proven_ = true;
   return {};
+}
+
+Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
+                                   const std::string& checkpoint,
+                                   std::optional<std::uint64_t> to_version,
+                                   const ApplyOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t target, choose_target(fs, directory, to_version));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointPatcher> patcher,
+                             CheckpointPatcher::open(fs, checkpoint, options));
+  ApplyReport report;
+  report.recovered = patcher->recovered();
+  report.from_version = patcher->state().version;
+  report.to_version = target;
+  if (target < patcher->state().version) {
+    return error(
+        StatusCode::kWrongBase, checkpoint, " is at version ", patcher->state().version,
+        " and cannot go back to ", target,
+        "; restore the base checkpoint (and remove its .weight_sync directory), then apply "
+        "with --to-version ",
+        target);
+  }
+  if (target == patcher->state().version) {
+    if (target > 0) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory version,
+                                 open_version(fs, directory, target));
+      DRIFTLESS_RETURN_IF_ERROR(patcher->check_at(version));
+    }
+    if (options.verify == VerifyMode::kFull) DRIFTLESS_RETURN_IF_ERROR(patcher->check_full());
+    report.digest_known = patcher->state().digest.has_value();
+    return report;
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<VersionDirectory> chain,
+                             plan(fs, directory, report.from_version, target));
+  for (const VersionDirectory& version : chain) {
+    DRIFTLESS_ASSIGN_OR_RETURN(AppliedVersion applied, patcher->apply(version));
+    report.applied.push_back(std::move(applied));
+  }
+  report.digest_known = patcher->state().digest.has_value();
+  return report;
 }
 
 }  // namespace driftless

@@ -10,8 +10,6 @@
 // thread.
 #pragma once
 
-#include <chrono>
-
 #include "plugin/checkpoint/journal.h"
 #include "plugin/targets/version_stager.h"
 
@@ -29,13 +27,10 @@ struct ApplyOptions {
   Progress progress;  // may be empty
 };
 
-struct AppliedVersion {
+struct AppliedVersion : StagedVersion {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   std::string encoding;
-  std::uint64_t changed_tensors = 0;
-  std::uint64_t changed_units = 0;
-  std::uint64_t touched_bytes = 0;
   std::uint64_t payload_bytes = 0;
   double stage_ms = 0;   // reading, checking, journal
   double commit_ms = 0;  // writing into the checkpoint
@@ -51,7 +46,6 @@ enum class BaseTrust : unsigned char {
 struct StagedApply {
   std::unique_ptr<JournalWriter> journal;
   CheckpointState before, after;
-  Digest digest_change;  // of the weights as they were read
   AppliedVersion applied;
 };
 

@@ -97,11 +97,8 @@ Status CheckpointWriter::end_tensor() {
   DRIFTLESS_RETURN_IF_ERROR(writer_->end_tensor(plan_->tensors[tensor_].shape));
   in_tensor_ = false;
   ++tensor_;
-  return tensor_ == plan_->first[file_ + 1] ? close_file() : Status();
-}
-
-Status CheckpointWriter::close_file() {
-  DRIFTLESS_ASSIGN_OR_RETURN([[maybe_unused]] const std::uint64_t size, writer_->finish());
+  if (tensor_ != plan_->first[file_ + 1]) return {};
+  DRIFTLESS_RETURN_IF_ERROR(writer_->finish().status());
   writer_.reset();
   ++file_;
   return {};

@@ -2,17 +2,6 @@
 // Writes a Hugging Face checkpoint directory, tensor after tensor, without holding one in memory.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "core/file_system.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/safetensors.h"
 
 namespace driftless {
@@ -49,7 +38,6 @@ class CheckpointWriter {
  private:
   [[nodiscard]] Status begin_tensor();
   [[nodiscard]] Status end_tensor();
-  [[nodiscard]] Status close_file();
 
   FileSystem* fs_;
   std::string directory_;

@@ -5,20 +5,26 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "formats/bucket.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"
+#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
 
 namespace driftless {
 namespace {
 
+// Version, base and run of what is to be published, from the options and from what is there.
+struct Identity {
+  std::uint64_t version = 0;
+  std::uint64_t base_version = 0;
+  Hash128 run;
+  std::optional<Digest> base_digest;  // where a version that is there tells it
+};
+
 struct DeltaInput {
   const Checkpoint* before = nullptr;
   const Checkpoint* after = nullptr;
-  std::uint64_t version = 0;
-  std::uint64_t base_version = 0;
+  const Identity* identity = nullptr;
   Encoding encoding = Encoding::kXor;
   const DeltaOptions* options = nullptr;
 
@@ -31,14 +37,6 @@ struct DeltaFindings {
   Digest digest;
   std::uint64_t payload_bytes = 0;     // of the payload files
   std::vector<std::string> checksums;  // per tensor; empty where not changed
-};
-
-// Version, base and run of what is to be published, from the options and from what is there.
-struct Identity {
-  std::uint64_t version = 0;
-  std::uint64_t base_version = 0;
-  Hash128 run;
-  std::optional<Digest> base_digest;  // where a version that is there tells it
 };
 
 // The manifest of a version that is there, whole and ours.
@@ -123,11 +121,10 @@ Status check_sizes(const WeightLayout& layout, Encoding encoding) {
   return {};
 }
 
-Manifest describe(const DeltaInput& input, const Identity& identity,
-                  const DeltaFindings& findings) {
+Manifest describe(const DeltaInput& input, const DeltaFindings& findings) {
   Manifest manifest;
-  manifest.id = {identity.run, identity.version};
-  manifest.base_version = identity.base_version;
+  manifest.id = {input.identity->run, input.identity->version};
+  manifest.base_version = input.identity->base_version;
   manifest.directory_layout = input.options->directory_layout;
   manifest.encoding = input.encoding;
   manifest.checksum = input.options->checksum;
@@ -223,8 +220,9 @@ Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const Versio
     const std::string path = version.file_path(flush_file_name(0, flushes++));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::uint64_t size,
-        write_flush_file(fs, path, input.layout(), builder.view(), input.encoding, input.version,
-                         {{"base_version", std::to_string(input.base_version)},
+        write_flush_file(fs, path, input.layout(), builder.view(), input.encoding,
+                         input.identity->version,
+                         {{"base_version", std::to_string(input.identity->base_version)},
                           {std::string(kOursKey), std::to_string(kManifestFormat)}}));
     findings.payload_bytes += size;
     builder.clear();
@@ -272,8 +270,8 @@ Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWr
   const std::vector<std::uint32_t> tensors = listed_tensors(input, findings);
   HfDeltaIndex index;
   index.ours = true;
-  index.version = input.version;
-  index.base_version = input.base_version;
+  index.version = input.identity->version;
+  index.base_version = input.identity->base_version;
   if (input.encoding != Encoding::kFull) index.encoding = input.encoding;
   index.checksum = input.options->checksum;
   if (!tensors.empty()) {
@@ -300,8 +298,7 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
       before.layout().check_same(after.layout(), before.path(), after.path()));
   DRIFTLESS_RETURN_IF_ERROR(check_sizes(before.layout(), encoding));
   DRIFTLESS_ASSIGN_OR_RETURN(const Identity identity, identify(fs, options));
-  const DeltaInput input{&before,  &after,  identity.version, identity.base_version,
-                         encoding, &options};
+  const DeltaInput input{&before, &after, &identity, encoding, &options};
   DRIFTLESS_ASSIGN_OR_RETURN(VersionWriter version,
                              VersionWriter::create(fs, options.directory, identity.version));
   DeltaFindings findings;
@@ -310,7 +307,7 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
                                 : write_hf_payload(fs, input, version, findings));
   DRIFTLESS_RETURN_IF_ERROR(check_base(options, identity, findings.base_digest));
   DeltaReport report;
-  report.manifest = describe(input, identity, findings);
+  report.manifest = describe(input, findings);
   report.manifest.timings_ms["process_ms"] = watch.lap_ms();
   DRIFTLESS_RETURN_IF_ERROR(version.publish(report.manifest));
   report.path = version.final_path();

@@ -2,11 +2,6 @@
 // Making a version: the exact delta between two checkpoints, as a version directory.
 #pragma once
 
-#include <optional>
-
-#include "formats/checksum.h"
-#include "formats/encoding.h"
-#include "formats/manifest.h"
 #include "plugin/targets/version_stager.h"
 
 namespace driftless {

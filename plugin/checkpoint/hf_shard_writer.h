@@ -3,18 +3,7 @@
 // safetensors file, written as the tensors come.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "core/delta_view.h"
-#include "core/file_system.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/checksum.h"
 #include "formats/encoding.h"
 #include "formats/safetensors.h"

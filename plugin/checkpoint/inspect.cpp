@@ -5,9 +5,7 @@
 #include <cstring>
 
 #include "formats/run_info.h"
-#include "formats/safetensors.h"
 #include "formats/version_dir.h"
-#include "formats/zstd_stream.h"
 #include "plugin/checkpoint/journal.h"
 
 namespace driftless {
@@ -28,7 +26,8 @@ bool begins_with(std::span<const std::byte> bytes, std::string_view magic) {
   return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
 }
 
-void add_manifest(const Manifest& manifest, Inspection& result) {
+Inspection inspect_manifest(std::string kind, const Manifest& manifest) {
+  Inspection result{std::move(kind)};
   const auto fact = [&result](std::string name, std::string value) {
     result.facts.emplace_back(std::move(name), std::move(value));
   };
@@ -53,6 +52,7 @@ void add_manifest(const Manifest& manifest, Inspection& result) {
   for (const ManifestFile& file : manifest.files) {
     result.rows.push_back({file.name, std::to_string(file.size_bytes), to_hex(file.hash)});
   }
+  return result;
 }
 
 std::vector<std::string> tensor_columns() { return {"tensor", "dtype", "shape", "bytes"}; }
@@ -67,20 +67,16 @@ Result<Inspection> inspect_version(FileSystem& fs, const std::string& path) {
                              parse_version_string(name.substr(name.find("_v") + 2)));
   DRIFTLESS_ASSIGN_OR_RETURN(const VersionDirectory version,
                              open_version(fs, parent(path), number));
-  Inspection result;
-  result.kind = "version";
-  if (version.manifest) {
-    add_manifest(*version.manifest, result);
-    return result;
-  }
-  result.facts = {
-      {"version", std::to_string(version.version)},
-      {"base_version", version.full() ? "none (full)" : std::to_string(version.base_version)},
-      {"layout", std::string(to_string(version.directory_layout))},
-      {"encoding", std::string(info(version.encoding).name)},
-      {"checksum", std::string(to_string(version.checksum))},
-      {"changed_tensors", std::to_string(version.weight_map.size())},
-      {"manifest", "none: written by another tool"}};
+  if (version.manifest) return inspect_manifest("version", *version.manifest);
+  Inspection result{
+      "version",
+      {{"version", std::to_string(version.version)},
+       {"base_version", version.full() ? "none (full)" : std::to_string(version.base_version)},
+       {"layout", std::string(to_string(version.directory_layout))},
+       {"encoding", std::string(info(version.encoding).name)},
+       {"checksum", std::string(to_string(version.checksum))},
+       {"changed_tensors", std::to_string(version.weight_map.size())},
+       {"manifest", "none: written by another tool"}}};
   result.columns = {"file"};
   for (const std::string& file : version.payload_files) result.rows.push_back({file});
   return result;
@@ -88,10 +84,9 @@ Result<Inspection> inspect_version(FileSystem& fs, const std::string& path) {
 
 Result<Inspection> inspect_versions(FileSystem& fs, const std::string& path,
                                     const std::vector<std::uint64_t>& versions) {
-  Inspection result;
-  result.kind = "versions";
-  result.facts = {{"versions", std::to_string(versions.size())},
-                  {"newest", std::to_string(versions.back())}};
+  Inspection result{
+      "versions",
+      {{"versions", std::to_string(versions.size())}, {"newest", std::to_string(versions.back())}}};
   result.columns = {"version",       "base",  "layout",      "encoding",
                     "changed units", "bytes", "run or error"};
   for (const std::uint64_t number : versions) {
@@ -116,13 +111,12 @@ Result<Inspection> inspect_versions(FileSystem& fs, const std::string& path,
 Result<Inspection> inspect_checkpoint(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, path));
   DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, path));
-  Inspection result;
-  result.kind = "checkpoint";
-  result.facts = {{"files", std::to_string(checkpoint.files().size())},
-                  {"tensors", std::to_string(checkpoint.layout().size())},
-                  {"bytes", std::to_string(checkpoint.layout().total_bytes())},
-                  {"weight_layout", to_hex(checkpoint.layout().signature())},
-                  {"version", std::to_string(state.version)}};
+  Inspection result{"checkpoint",
+                    {{"files", std::to_string(checkpoint.files().size())},
+                     {"tensors", std::to_string(checkpoint.layout().size())},
+                     {"bytes", std::to_string(checkpoint.layout().total_bytes())},
+                     {"weight_layout", to_hex(checkpoint.layout().signature())},
+                     {"version", std::to_string(state.version)}}};
   if (!state.run.is_zero()) result.facts.emplace_back("run", to_hex(state.run));
   if (state.digest) result.facts.emplace_back("digest", to_hex(*state.digest));
   if (!check_no_journal(fs, path).ok()) {
@@ -140,41 +134,35 @@ Result<Inspection> inspect_checkpoint(FileSystem& fs, const std::string& path) {
 
 Result<Inspection> inspect_frame(std::span<const std::byte> bytes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo frame, read_frame_header(bytes));
-  Inspection result;
-  result.kind = "frame";
-  result.facts = {{"run", to_hex(frame.context.id.run)},
-                  {"version", std::to_string(frame.context.id.version)},
-                  {"base_version", std::to_string(frame.context.base_version)},
-                  {"weight_layout", to_hex(frame.context.layout)},
-                  {"encoding", std::string(info(frame.context.encoding).name)},
-                  {"dtype", std::string(info(frame.dtype).name)},
-                  {"rank", std::to_string(frame.context.rank)},
-                  {"index", std::to_string(frame.context.index)},
-                  {"entries", std::to_string(frame.entries)},
-                  {"bytes", std::to_string(frame.frame_bytes)}};
-  return result;
+  return Inspection{"frame",
+                    {{"run", to_hex(frame.context.id.run)},
+                     {"version", std::to_string(frame.context.id.version)},
+                     {"base_version", std::to_string(frame.context.base_version)},
+                     {"weight_layout", to_hex(frame.context.layout)},
+                     {"encoding", std::string(info(frame.context.encoding).name)},
+                     {"dtype", std::string(info(frame.dtype).name)},
+                     {"rank", std::to_string(frame.context.rank)},
+                     {"index", std::to_string(frame.context.index)},
+                     {"entries", std::to_string(frame.entries)},
+                     {"bytes", std::to_string(frame.frame_bytes)}}};
 }
 
 Result<Inspection> inspect_journal(std::span<const std::byte> bytes, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::parse(bytes, path));
-  Inspection result;
-  result.kind = "journal";
-  result.facts = {{"from_version", std::to_string(journal.before().version)},
-                  {"to_version", std::to_string(journal.after().version)},
-                  {"frames", std::to_string(journal.frames().size())},
-                  {"bytes", std::to_string(bytes.size())}};
-  return result;
+  return Inspection{"journal",
+                    {{"from_version", std::to_string(journal.before().version)},
+                     {"to_version", std::to_string(journal.after().version)},
+                     {"frames", std::to_string(journal.frames().size())},
+                     {"bytes", std::to_string(bytes.size())}}};
 }
 
 Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsHeader header,
                              parse_safetensors_header(bytes, bytes.size(), path));
-  Inspection result;
-  result.kind = header.metadata.contains("encoding") && header.metadata.contains("params")
-                    ? "flush"
-                    : "safetensors";
-  result.facts = {{"tensors", std::to_string(header.tensors.size())},
-                  {"bytes", std::to_string(bytes.size())}};
+  const bool flush = header.metadata.contains("encoding") && header.metadata.contains("params");
+  Inspection result{flush ? "flush" : "safetensors",
+                    {{"tensors", std::to_string(header.tensors.size())},
+                     {"bytes", std::to_string(bytes.size())}}};
   for (const auto& [key, value] : header.metadata) {
     result.facts.emplace_back(concat("metadata ", key), value);
   }
@@ -186,14 +174,13 @@ Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const s
 }
 
 Inspection inspect_run(const RunInfo& run) {
-  Inspection result;
-  result.kind = "run";
-  result.facts = {{"run", to_hex(run.run)},
-                  {"ranks", std::to_string(run.ranks)},
-                  {"base_digest", to_hex(run.base_digest)},
-                  {"weight_layout", to_hex(run.layout.signature())},
-                  {"tensors", std::to_string(run.layout.size())},
-                  {"bytes", std::to_string(run.layout.total_bytes())}};
+  Inspection result{"run",
+                    {{"run", to_hex(run.run)},
+                     {"ranks", std::to_string(run.ranks)},
+                     {"base_digest", to_hex(run.base_digest)},
+                     {"weight_layout", to_hex(run.layout.signature())},
+                     {"tensors", std::to_string(run.layout.size())},
+                     {"bytes", std::to_string(run.layout.total_bytes())}}};
   result.columns = tensor_columns();
   for (const TensorSpec& tensor : run.layout.tensors()) result.rows.push_back(tensor_row(tensor));
   return result;
@@ -209,10 +196,7 @@ Result<Inspection> inspect_file(FileSystem& fs, const std::string& path) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxManifestBytes));
     if (const Result<RunInfo> run = parse_run_info(text, path); run.ok()) return inspect_run(*run);
     DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, parse_manifest(text, path));
-    Inspection result;
-    result.kind = "manifest";
-    add_manifest(manifest, result);
-    return result;
+    return inspect_manifest("manifest", manifest);
   }
   if (!is_zstd_frame(bytes)) return inspect_safetensors(bytes, path);
   const Result<std::vector<std::byte>> inflated = zstd_decompress(bytes, kMaxInflatedBytes);

@@ -2,20 +2,15 @@
 // What a file or directory is, and what it says of itself.
 #pragma once
 
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "core/file_system.h"
-#include "core/status.h"
 
 namespace driftless {
 
 struct Inspection {
   std::string kind;  // "checkpoint", "version", "versions", "safetensors", "flush", "frame", ...
-  std::vector<std::pair<std::string, std::string>> facts;  // name, value
-  std::vector<std::string> columns;                        // of `rows`; empty if there are none
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::pair<std::string, std::string>> facts{};  // name, value
+  std::vector<std::string> columns{};                        // of `rows`; empty if there are none
+  std::vector<std::vector<std::string>> rows{};
 };
 
 // Reads headers and tables, not weights; what it shows was checked.

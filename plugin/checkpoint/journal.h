@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The journal of an apply: the new bits of everything that one version changes, written and synced
-// before the first byte of the checkpoint is touched; and writing it out into the files.
+// What is kept beside a local checkpoint: its state, and the journal of an apply: the new bits of
+// everything that one version changes, written and synced before the first byte of the checkpoint
+// is touched; and writing it out into the files.
 //
 // It is written as journal.tmp and renamed to journal once whole. A file named journal therefore
 // always says "go on to the new version", and writing it out again, any number of times, ends
@@ -11,18 +12,37 @@
 //   bytes)
 #pragma once
 
-#include <cstddef>
-#include <memory>
 #include <mutex>
-#include <span>
-#include <vector>
 
-#include "core/layout.h"
 #include "formats/checkpoint.h"
 #include "formats/frame.h"
-#include "plugin/checkpoint/checkpoint_state.h"
 
 namespace driftless {
+
+inline constexpr std::string_view kSyncDirectory = ".weight_sync";
+
+// Which version a local checkpoint directory holds: <checkpoint>/.weight_sync/state.json. The file
+// and the lock beside it are the ones that other tools of the hf_delta family use; they read
+// "version" and pass over our further keys.
+struct CheckpointState {
+  std::uint64_t version = 0;
+  Hash128 run;                   // zero: unknown (no version of ours was applied yet)
+  Hash128 layout;                // zero: unknown
+  std::optional<Digest> digest;  // of all weights, where known
+
+  friend bool operator==(const CheckpointState&, const CheckpointState&) = default;
+};
+
+[[nodiscard]] std::string sync_path(const std::string& checkpoint, std::string_view name);
+[[nodiscard]] std::string state_to_json(const CheckpointState& state);
+[[nodiscard]] Result<CheckpointState> parse_state(std::string_view text, std::string_view what);
+// A checkpoint without a state file is version 0 of an unknown run.
+[[nodiscard]] Result<CheckpointState> load_state(FileSystem& fs, const std::string& checkpoint);
+// Replaces the state file; durable once it returns ok.
+[[nodiscard]] Status save_state(FileSystem& fs, const std::string& checkpoint,
+                                const CheckpointState& state);
+// kBusy if an interrupted apply left a journal: the weights may be between two versions.
+[[nodiscard]] Status check_no_journal(FileSystem& fs, const std::string& checkpoint);
 
 inline constexpr std::string_view kJournalName = "journal";
 

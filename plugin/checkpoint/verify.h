@@ -2,8 +2,6 @@
 // Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
 #pragma once
 
-#include <optional>
-
 #include "kernels/tensor_ops.h"
 #include "plugin/targets/version_stager.h"
 

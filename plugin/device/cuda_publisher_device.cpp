@@ -29,7 +29,8 @@ class CudaPublisherDevice final : public PublisherDevice {
 
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
     if (on_device()) return work_.memory->allocate(bytes);
-    DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer, DeviceBuffer::pinned(bytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer,
+                               DeviceBuffer::make(bytes, MemoryKind::kHost));
     std::memset(buffer.data(), 0, bytes);
     return buffer.memory();
   }

@@ -66,8 +66,7 @@ class DeviceBuckets final : public PlacedChanges {
   // Everything is queued at once and looked at once: each bucket keeps what it replaces, so that
   // what turns out wrong is put back to the bit, whoever wrote it.
   Result<std::optional<std::size_t>> write() override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
       DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
       written_ = i + 1;
@@ -80,8 +79,7 @@ class DeviceBuckets final : public PlacedChanges {
 
   // The last first: versions may touch the same units.
   Status take_back() override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     while (written_ > 0) {
       const PlacedBucket& each = buckets_[--written_];
       DRIFTLESS_RETURN_IF_ERROR(each.patch->scatter(each.old_dev, gpu_->stream.get()));

@@ -41,8 +41,7 @@ class ChangesOnDevice final : public PlacedChanges {
   }
 
   Result<std::optional<std::size_t>> write() override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(queue_exchange(group));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     for (const Group& group : groups_) {
@@ -55,8 +54,7 @@ class ChangesOnDevice final : public PlacedChanges {
   }
 
   Status take_back() override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (const Group& group : groups_) {
       DRIFTLESS_RETURN_IF_ERROR(
           group.patch->scatter_strided(dev(group.old_at), true, gpu_->stream.get()));

@@ -3,7 +3,6 @@
 // too, and only their heads come from the host; on any other the streams are fetched once.
 #include <algorithm>
 
-#include "formats/frame.h"
 #include "kernels/device_hash.h"
 #include "plugin/device/device_payload.h"
 

@@ -21,7 +21,6 @@
 
 #include "plugin/publish/publisher_device.h"
 #include "plugin/targets/masked_device.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 

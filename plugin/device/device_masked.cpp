@@ -21,8 +21,7 @@ class DeviceMasked final : public MaskedDevice {
 
   Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                std::span<const Dense> first) override {
-    const OnDevice on(device_);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device_));
     tensors_.assign(tensors.begin(), tensors.end());
     forgotten_ += writes_.size();
     writes_.clear();
@@ -37,14 +36,12 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   Status fill(std::span<const Dense> dense, void* stream) override {
-    const OnDevice on(device_);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device_));
     return queue_fill(dense, stream);
   }
 
   Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into, void* stream) override {
-    const OnDevice on(device_);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device_));
     parts_.clear();
     const std::uint64_t old_units = add_parts(tensor, into, 0);
     Write write;
@@ -58,8 +55,7 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   Status take_back(std::size_t write, void* stream) override {
-    const OnDevice on(device_);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device_));
     if (write < forgotten_ || write - forgotten_ >= writes_.size()) {
       return error(StatusCode::kInvalidArgument, "masked overwrite ", write,
                    " is of a version that is no longer staged");
@@ -179,8 +175,7 @@ class DeviceMasked final : public MaskedDevice {
 }  // namespace
 
 Result<std::unique_ptr<MaskedDevice>> make_masked_device(int device) {
-  const OnDevice on(device);
-  DRIFTLESS_RETURN_IF_ERROR(on.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device));
   DRIFTLESS_ASSIGN_OR_RETURN(DeviceStream stream, DeviceStream::make());
   DRIFTLESS_ASSIGN_OR_RETURN(Uploader uploader, Uploader::make());
   DRIFTLESS_RETURN_IF_ERROR(load_patch_kernels(stream));

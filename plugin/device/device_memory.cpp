@@ -10,7 +10,6 @@
 #include <cstring>
 #include <optional>
 #include <type_traits>
-#include <utility>
 
 namespace driftless {
 namespace {
@@ -114,6 +113,12 @@ Status check_device(int device) {
 }
 
 OnDevice::OnDevice(int device) : status_(check_device(device)) {}
+
+Result<std::unique_ptr<const OnDevice>> OnDevice::enter(int device) {
+  auto on = std::make_unique<const OnDevice>(device);
+  DRIFTLESS_RETURN_IF_ERROR(on->status());
+  return on;
+}
 
 void DeviceDeleter::operator()(void* made) const {
   if (destroy == nullptr) return;
@@ -219,26 +224,20 @@ Status GrowingMemory::grow(std::uint64_t bytes) {
   return {};
 }
 
-Result<DeviceBuffer> DeviceBuffer::device(std::uint64_t bytes) {
+Result<DeviceBuffer> DeviceBuffer::make(std::uint64_t bytes, MemoryKind kind) {
+  const bool device = kind == MemoryKind::kDevice;
+  const std::uint64_t size = std::max<std::uint64_t>(bytes, 1);
   void* memory = nullptr;
   DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMalloc(&memory, std::max<std::uint64_t>(bytes, 1)), "taking device memory")
-          .with_context(concat(bytes, " bytes on the GPU")));
+      check(device ? cudaMalloc(&memory, size) : cudaMallocHost(&memory, size),
+            device ? "taking device memory" : "taking pinned memory")
+          .with_context(
+              concat(bytes, device ? " bytes on the GPU" : " bytes of the host, pinned")));
   DeviceBuffer buffer;
-  buffer.memory_ = owned(memory, [](void* made) { cudaFree(made); });
+  buffer.memory_ = device ? owned(memory, [](void* made) { cudaFree(made); })
+                          : owned(memory, [](void* made) { cudaFreeHost(made); });
   buffer.size_ = bytes;
-  return buffer;
-}
-
-Result<DeviceBuffer> DeviceBuffer::pinned(std::uint64_t bytes) {
-  void* memory = nullptr;
-  DRIFTLESS_RETURN_IF_ERROR(
-      check(cudaMallocHost(&memory, std::max<std::uint64_t>(bytes, 1)), "taking pinned memory")
-          .with_context(concat(bytes, " bytes of the host, pinned")));
-  DeviceBuffer buffer;
-  buffer.memory_ = owned(memory, [](void* made) { cudaFreeHost(made); });
-  buffer.size_ = bytes;
-  buffer.kind_ = MemoryKind::kHost;
+  buffer.kind_ = kind;
   return buffer;
 }
 
@@ -254,7 +253,7 @@ Status DeviceBuffer::grow_device(std::uint64_t bytes) {
     growing_ = GrowingMemory::make();
   }
   if (growing_ == nullptr) {
-    DRIFTLESS_ASSIGN_OR_RETURN(*this, device(bytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(*this, make(bytes));
     return {};
   }
   DRIFTLESS_RETURN_IF_ERROR(growing_->grow(std::max<std::uint64_t>(bytes, 1))
@@ -265,7 +264,8 @@ Status DeviceBuffer::grow_device(std::uint64_t bytes) {
 }
 
 Status DeviceBuffer::grow_pinned(std::uint64_t bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer larger, pinned(std::max(bytes, size() + size() / 2)));
+  DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer larger,
+                             make(std::max(bytes, size() + size() / 2), MemoryKind::kHost));
   larger.kept_.swap(kept_);
   if (memory_ && size_ <= kKept) larger.kept_.push_back(std::move(*this));
   *this = std::move(larger);
@@ -336,10 +336,8 @@ Result<std::byte*> DeviceArena::take(std::uint64_t bytes) {
     used_ = 0;
   }
   if (block_ == blocks_.size()) {
-    const std::uint64_t size = std::max(bytes, kBlockBytes);
-    DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer block, kind_ == MemoryKind::kDevice
-                                                       ? DeviceBuffer::device(size)
-                                                       : DeviceBuffer::pinned(size));
+    DRIFTLESS_ASSIGN_OR_RETURN(DeviceBuffer block,
+                               DeviceBuffer::make(std::max(bytes, kBlockBytes), kind_));
     blocks_.push_back(std::move(block));
     used_ = 0;
   }
@@ -367,7 +365,7 @@ std::uint64_t DeviceArena::held_bytes() const {
 Result<Uploader> Uploader::make() {
   Uploader uploader;
   for (Slot& slot : uploader.slots_) {
-    DRIFTLESS_ASSIGN_OR_RETURN(slot.buffer, DeviceBuffer::pinned(kSlotBytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(slot.buffer, DeviceBuffer::make(kSlotBytes, MemoryKind::kHost));
     DRIFTLESS_ASSIGN_OR_RETURN(slot.travelled, DeviceEvent::make());
   }
   return uploader;
@@ -422,8 +420,8 @@ Status Uploader::read(std::span<std::byte> to, const std::byte* from_dev,
 
 Result<DeviceWorkspace> DeviceWorkspace::make(const cuda::WorkspaceSize& size) {
   DeviceWorkspace made;
-  DRIFTLESS_ASSIGN_OR_RETURN(made.dev, DeviceBuffer::device(size.dev_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(made.host, DeviceBuffer::pinned(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(made.dev, DeviceBuffer::make(size.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(made.host, DeviceBuffer::make(size.host_bytes, MemoryKind::kHost));
   return made;
 }
 

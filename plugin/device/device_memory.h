@@ -5,15 +5,7 @@
 // Errors: kNoSpace if memory is lacking, kIo for what else CUDA says.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <vector>
-
 #include "core/memory_kind.h"
-#include "core/status.h"
 #include "core/thread_gpu.h"
 #include "kernels/cuda/operations.h"
 
@@ -27,6 +19,8 @@ namespace driftless {
 class OnDevice {
  public:
   explicit OnDevice(int device);
+  // check_device()'s status, if it is not ok.
+  [[nodiscard]] static Result<std::unique_ptr<const OnDevice>> enter(int device);
   // check_device()'s.
   [[nodiscard]] const Status& status() const { return status_; }
 
@@ -50,8 +44,8 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&&) = default;
   DeviceBuffer& operator=(DeviceBuffer&&) = default;
-  [[nodiscard]] static Result<DeviceBuffer> device(std::uint64_t bytes);
-  [[nodiscard]] static Result<DeviceBuffer> pinned(std::uint64_t bytes);
+  [[nodiscard]] static Result<DeviceBuffer> make(std::uint64_t bytes,
+                                                 MemoryKind kind = MemoryKind::kDevice);
 
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
   [[nodiscard]] std::uint64_t size() const { return memory_ ? size_ : 0; }

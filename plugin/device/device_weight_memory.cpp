@@ -148,27 +148,23 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
 
   Result<std::unique_ptr<PlacedChanges>> place(std::span<const ChangePart> parts,
                                                unsigned /*threads*/) override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return place_on_device(gpu_, parts);
   }
   Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
                                std::vector<VersionSource> chain) override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return place_buckets_on_device(gpu_, tensors, std::move(chain));
   }
   Result<Digest> digest(std::span<const TensorBytes> bytes, unsigned /*threads*/) override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return sum_on_device(gpu_, bytes);
   }
 
   Status read(std::span<const WeightMap* const> maps, std::uint64_t origin, std::uint64_t count,
               std::byte* values) override {
     if (maps.empty() || count == 0) return {};
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     const unsigned width = maps.front()->unit_bytes;
     bool gathered = false;
     for (const WeightMap* map : maps) {
@@ -196,8 +192,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Status write(std::span<const WeightMap* const> maps, std::uint64_t origin, std::uint64_t count,
                const std::byte* values, MemoryKind from) override {
     if (maps.empty() || count == 0) return {};
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     const unsigned width = source_bytes(maps.front()->cast, maps.front()->unit_bytes);
     bool copied = false;
     for (const WeightMap* map : maps) {
@@ -223,21 +218,18 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   }
 
   Status finish() override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return gpu_->stream.wait();
   }
 
   Status fetch(std::span<std::byte> to, const std::byte* from) override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return gpu_->uploader.read(to, from, gpu_->stream);
   }
 
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
-    const OnDevice on(gpu_->device);
-    DRIFTLESS_RETURN_IF_ERROR(on.status());
-    const Result<DeviceBuffer> made = DeviceBuffer::device(bytes);
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    const Result<DeviceBuffer> made = DeviceBuffer::make(bytes);
     if (!made.ok()) return made.status().with_context("weights on the GPU");
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.clear(made->data(), bytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
@@ -301,8 +293,7 @@ WorkspaceLease::~WorkspaceLease() {
 
 Result<std::shared_ptr<WeightMemory>> make_bounded_device_memory(int device,
                                                                  std::uint64_t max_staging_bytes) {
-  const OnDevice on(device);
-  DRIFTLESS_RETURN_IF_ERROR(on.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device));
   auto gpu = std::make_shared<GpuContext>();
   gpu->device = device;
   gpu->max_staging_bytes = max_staging_bytes;

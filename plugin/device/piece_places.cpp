@@ -63,7 +63,7 @@ Status load_patch_kernels(const DeviceStream& stream) {
   part.count = 1;
   const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(std::span(&part, 1));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace table, DeviceWorkspace::make(size));
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer units, DeviceBuffer::device(kSlots * kSlotBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer units, DeviceBuffer::make(kSlots * kSlotBytes));
   const auto slot = [&](std::size_t number) { return units.data() + number * kSlotBytes; };
   part.data_dev = slot(0);
   for (const unsigned width : {1U, 2U, 4U, 8U}) {

@@ -110,16 +110,8 @@ Result<SliceResults> SliceDiffer::take() {
     DRIFTLESS_RETURN_IF_ERROR(compare(lane, units));
     DRIFTLESS_RETURN_IF_ERROR(lane.done.wait());
   }
-  const cuda::DiffBatch::Results results = lane.batch->results();
-  SliceResults found;
-  found.pieces = lane.pieces;
-  found.old_dev = lane.old_dev;
-  found.entries = results.entries;
-  found.changed = results.changed;
-  found.position_bytes = results.position_bytes;
-  found.positions_dev = lane.positions.data();
-  found.values_dev = lane.values.data();
-  return found;
+  return SliceResults{lane.batch->results(), lane.pieces, lane.old_dev, lane.positions.data(),
+                      lane.values.data()};
 }
 
 Status SliceDiffer::release() { return lanes_[(taken_ - 1) % lanes_.size()].read.record(*work_); }

@@ -4,8 +4,6 @@
 // overlaps comparing this one.
 #pragma once
 
-#include <optional>
-
 #include "plugin/device/device_memory.h"
 
 namespace driftless {
@@ -24,12 +22,9 @@ struct SlicePiece {
 
 // What was found in a slice; everything on the device. Valid until the next but one slice starts,
 // for work that was queued before release().
-struct SliceResults {
+struct SliceResults : cuda::DiffBatch::Results {
   std::span<const SlicePiece> pieces;
   std::span<const std::byte* const> old_dev;  // of each piece, where its old side is
-  std::span<const cuda::StreamEntry> entries;
-  std::uint64_t changed = 0;
-  std::uint64_t position_bytes = 0;
   const std::byte* positions_dev = nullptr;
   const std::byte* values_dev = nullptr;
 };

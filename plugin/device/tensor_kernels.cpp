@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "plugin/device/device_memory.h"
 
@@ -76,7 +75,7 @@ Result<Attempt> try_diff(const DeviceUnits& before, const std::byte* after_dev, 
 }  // namespace
 
 Result<std::shared_ptr<std::byte>> allocate_on_device(std::uint64_t bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer, DeviceBuffer::device(bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer buffer, DeviceBuffer::make(bytes));
   return buffer.memory();
 }
 
@@ -106,8 +105,7 @@ Status scatter_on_device(const DeviceUnits& to, const DevicePositions& positions
 Result<std::uint64_t> masked_overwrite_on_device(const DeviceUnits& to, const std::byte* source_dev,
                                                  std::uint64_t sentinel, void* stream) {
   if (to.units == 0) return std::uint64_t{0};
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer written,
-                             DeviceBuffer::device(sizeof(std::uint64_t)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer written, DeviceBuffer::make(sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(
       DeviceStream::borrowed(stream).clear(written.data(), sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(
@@ -140,7 +138,7 @@ Result<Digest> digest_on_device(std::string_view tensor, std::span<const std::by
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace memory,
                              DeviceWorkspace::make(cuda::digest_workspace_size(one)));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer sums,
-                             DeviceBuffer::device(cuda::kDigestSums * sizeof(std::uint64_t)));
+                             DeviceBuffer::make(cuda::kDigestSums * sizeof(std::uint64_t)));
   DRIFTLESS_RETURN_IF_ERROR(
       cuda::digest(one, memory.get(), reinterpret_cast<std::uint64_t*>(sums.data()), stream));
   std::array<std::uint64_t, cuda::kDigestSums> fetched{};

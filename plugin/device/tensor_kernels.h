@@ -7,14 +7,7 @@
 // tensors is current (check_device()). kernels/cuda/operations.h is for batches without a wait.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
-
 #include "core/digest.h"
-#include "core/status.h"
 
 namespace driftless {
 

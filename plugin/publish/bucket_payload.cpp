@@ -3,9 +3,7 @@
 // one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
 // one are all that is held.
 #include <algorithm>
-#include <utility>
 
-#include "plugin/publish/background_writer.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {

@@ -12,18 +12,8 @@
 // a call starts end with it. The group, the roads and the file system outlive the publisher.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "collectives/group.h"
 #include "collectives/road.h"
-#include "core/digest.h"
-#include "core/version.h"
-#include "formats/checksum.h"
-#include "formats/encoding.h"
 #include "formats/manifest.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"

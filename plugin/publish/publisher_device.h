@@ -9,8 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string_view>
 
 #include "core/status.h"
 

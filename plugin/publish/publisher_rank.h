@@ -3,8 +3,6 @@
 // through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
-#include <utility>
-
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
 

@@ -5,7 +5,6 @@
 
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"
-#include "plugin/publish/background_writer.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {

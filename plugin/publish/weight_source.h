@@ -2,15 +2,8 @@
 // WeightSource: the current weights of one publisher rank, offered batch by batch.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <span>
-#include <vector>
 
-#include "core/layout.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
 #include "formats/checkpoint.h"
 
 namespace driftless {

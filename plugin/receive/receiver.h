@@ -8,14 +8,7 @@
 // One thread at a time. Road and target outlive it.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "collectives/road.h"
 #include "formats/receiver_proof.h"

@@ -4,7 +4,6 @@
 // One thread at a time. The road outlives it.
 #pragma once
 
-#include "core/hash128.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {

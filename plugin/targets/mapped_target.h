@@ -20,19 +20,7 @@
 // is partial. Or, if the caller asks for it, that of the tensors that are held (digest_of_held).
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "core/digest.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "plugin/targets/weight_memory.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 

@@ -8,8 +8,6 @@
 // bytes for each piece of changes and each copy.
 #pragma once
 
-#include <memory>
-
 #include "plugin/targets/masked_write.h"
 
 namespace driftless {

@@ -3,8 +3,6 @@
 // through a map, and only what is not the sentinel is written.
 #pragma once
 
-#include "kernels/strided_map.h"
-#include "kernels/value_cast.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {

@@ -3,20 +3,8 @@
 // and for each what makes its new bytes. The same for a directory and for what came over a road.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/file_system.h"
-#include "core/layout.h"
-#include "core/status.h"
 #include "formats/flush_file.h"
 #include "formats/frame.h"
-#include "formats/safetensors.h"
 #include "formats/tensor_patcher.h"
 #include "formats/version_dir.h"
 
@@ -101,8 +89,6 @@ class VersionSource {
                   MemoryKind memory);
   Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
   Status check_coverage();
-  // Of a full version.
-  [[nodiscard]] std::unique_ptr<TensorPatcher> dense_patcher(const TensorChange& change) const;
   Status adopt_manifest_checksums();
   void order_changes();
 

@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "core/parallel.h"
-#include "formats/bucket.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {

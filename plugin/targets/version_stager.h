@@ -4,9 +4,6 @@
 // versions of a chain, summed, and compared with the old ones; what differs goes into frames.
 #pragma once
 
-#include <cstddef>
-
-#include "core/digest.h"
 #include "formats/checkpoint.h"
 #include "plugin/targets/version_source.h"
 

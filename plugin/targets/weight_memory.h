@@ -5,26 +5,39 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "core/digest.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
-#include "plugin/targets/delta_pieces.h"
 #include "plugin/targets/version_source.h"
 #include "plugin/targets/weight_target.h"
 
 namespace driftless {
+
+// Deltas of several versions, decoded and folded: every changed unit once, with its last value.
+
+inline constexpr std::uint32_t kMaxPieceUnits = 16384;
+
+// Changes of one tensor, close to each other: units origin + offsets[k] become values[k].
+struct DeltaPiece {
+  std::uint32_t tensor = 0;
+  std::uint32_t count = 0;   // at most kMaxPieceUnits
+  std::uint64_t origin = 0;  // in units
+  const std::uint32_t* offsets = nullptr;
+  const std::byte* values = nullptr;  // in the buckets, or in the fold's memory
+  std::byte* old_values = nullptr;    // room for as many, for who commits
+};
+
+// Changes and what they point to, in the order of the tensors. No two touch the same unit.
+struct DeltaPieces {
+  struct Memory {
+    std::vector<std::uint32_t> offsets;
+    std::vector<std::byte> values;  // empty if the pieces' values lie elsewhere
+    std::vector<std::byte> old_values;
+  };
+  std::vector<DeltaPiece> pieces;
+  std::vector<Memory> memory;
+  std::uint64_t units = 0;
+};
 
 // One place where units of a checkpoint's tensor lie. A contiguous tensor is one map, the identity;
 // a slice of a tensor-parallel group, a fused projection, a stacked expert and a caller's strided

@@ -2,18 +2,8 @@
 // WeightTarget: where a receiver keeps weights. Host memory, or a local checkpoint directory.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/digest.h"
 #include "core/file_system.h"
 #include "core/layout.h"
-#include "core/status.h"
-#include "core/version.h"
 #include "formats/manifest.h"
 
 namespace driftless {

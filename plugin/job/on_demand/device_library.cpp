@@ -11,8 +11,7 @@ namespace driftless {
 namespace {
 
 Status wait_for_streams(int device, std::span<void* const> streams) {
-  const OnDevice on(device);
-  DRIFTLESS_RETURN_IF_ERROR(on.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(device));
   for (void* const stream : streams) {
     const cudaError_t code = cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
     if (code == cudaSuccess) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/publish/background_writer.h"
+#include "plugin/publish/rank_payload.h"
 
 #include <gtest/gtest.h>
 
