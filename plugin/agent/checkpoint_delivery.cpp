@@ -2,7 +2,6 @@
 // Delivery into a checkpoint directory.
 #include <unistd.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "collectives/forwarding_receive_road.h"

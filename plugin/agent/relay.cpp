@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/agent/relay.h"
 
-#include <algorithm>
-
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/frame.h"

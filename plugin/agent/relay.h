@@ -10,15 +10,9 @@
 // One thread at a time. Both roads outlive it.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include "collectives/road.h"
-#include "core/hash128.h"
 #include "core/layout.h"
 #include "formats/manifest.h"
 #include "plugin/agent/delivery.h"

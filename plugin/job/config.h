@@ -7,21 +7,11 @@
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "collectives/host_shm/host_shm_road.h"
 #include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "core/status.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/publisher_device.h"

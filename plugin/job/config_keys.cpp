@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of keys.
-#include <algorithm>
 #include <array>
 
 #include "plugin/job/config_key_makers.h"

@@ -3,11 +3,6 @@
 // the calls say so.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-
-#include "core/status.h"
 #include "plugin/job/config.h"
 #include "plugin/targets/masked_device.h"
 #include "plugin/targets/weight_memory.h"

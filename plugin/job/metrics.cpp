@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "plugin/job/job_process.h"
 

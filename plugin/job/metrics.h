@@ -5,13 +5,8 @@
 // happens is told. One thread at a time.
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <string>
-#include <string_view>
 
-#include "core/status.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 

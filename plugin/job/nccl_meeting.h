@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 
 #include "collectives/nccl/nccl_road.h"
 #include "collectives/nccl/rendezvous.h"

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
 
 #include "kernels/device_hash.h"
 #include "plugin/job/nccl_meeting.h"

@@ -3,9 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <utility>
-
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "formats/receiver_proof.h"
 

@@ -11,13 +11,8 @@
 // One thread at a time. Targets outlive the session, or drop() comes first.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 
-#include "core/deadline.h"
 #include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
