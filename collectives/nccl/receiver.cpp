@@ -76,8 +76,8 @@ class Receiver final : public ReceiveRoad {
     std::unique_lock lock(mutex_);
     DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
     lock.unlock();
-    if (fabric_->memory() == options_.landing || held.bytes.empty()) {
-      return MappedFile(part.name, held.owner, held.bytes, options_.landing);
+    if (fabric_->memory() == options_.arrival || held.bytes.empty()) {
+      return MappedFile(part.name, held.owner, held.bytes, options_.arrival);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(held.bytes.size()));
     DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));

@@ -266,7 +266,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   }
   if (part->memory_kind() != MemoryKind::kHost) {
     return error(StatusCode::kUnsupported, what,
-                 ": lies in device memory: set road.nccl.landing: host for an agent");
+                 ": lies in device memory: set road.nccl.arrival: host for an agent");
   }
   if (part->bytes().size() != file.size_bytes || xxh3_128(part->bytes()) != file.hash) {
     return error(StatusCode::kCorrupt, what, " has ", part->bytes().size(), " bytes with xxh3-128 ",

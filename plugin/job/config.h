@@ -96,7 +96,7 @@ struct Config {
   }
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
-    return road == kNccl && nccl.landing == MemoryKind::kDevice;
+    return road == kNccl && nccl.arrival == MemoryKind::kDevice;
   }
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {

@@ -13,7 +13,7 @@ constexpr Choice<UpdateMode> kModes[] = {{"delta", UpdateMode::kDelta},
                                          {"full", UpdateMode::kFull}};
 constexpr Choice<RendezvousKind> kRendezvous[] = {
     {"mpi", RendezvousKind::kMpi}, {"tcp", RendezvousKind::kTcp}, {"file", RendezvousKind::kFile}};
-constexpr Choice<MemoryKind> kLandings[] = {{"host", MemoryKind::kHost},
+constexpr Choice<MemoryKind> kArrivals[] = {{"host", MemoryKind::kHost},
                                             {"device", MemoryKind::kDevice}};
 constexpr Choice<ResumeMode> kResumes[] = {
     {"auto", ResumeMode::kAuto}, {"never", ResumeMode::kNever}, {"require", ResumeMode::kRequire}};
@@ -149,8 +149,8 @@ constexpr std::array kKeys = {
         "road.nccl.dir", kPath, "file: a directory that all see, closed to other users"),
     key<Count<0, 1023>, DRIFTLESS_FIELD(nccl.device)>(
         "road.nccl.device", "The GPU, among those that the process may use"),
-    key<OneOf<kLandings>, DRIFTLESS_FIELD(nccl.landing)>(
-        "road.nccl.landing", "host or device", "Where a rollout finds the frames that arrived"),
+    key<OneOf<kArrivals>, DRIFTLESS_FIELD(nccl.arrival)>(
+        "road.nccl.arrival", "host or device", "Where a rollout finds the frames that arrived"),
     key<Count<>, DRIFTLESS_FIELD(nccl.receivers)>(
         "road.nccl.receivers",
         "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
