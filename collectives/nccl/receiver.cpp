@@ -18,8 +18,8 @@
 #include <thread>
 
 #include "collectives/held_publications.h"
-#include "collectives/nccl/medium.h"
 #include "collectives/nccl/message.h"
+#include "collectives/nccl/nccl_road.h"
 
 namespace driftless::nccl {
 namespace {

@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include "collectives/nccl/control.h"
-#include "collectives/nccl/medium.h"
+#include "collectives/nccl/nccl_road.h"
 #include "collectives/open_part.h"
 
 namespace driftless::nccl {

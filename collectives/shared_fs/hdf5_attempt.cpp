@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/shared_fs/hdf5_attempt.h"
-
-#include "collectives/shared_fs/hdf5_container.h"
-#include "collectives/shared_fs/hdf5_handle.h"
+#include "collectives/shared_fs/hdf5_rounds.h"
 
 namespace driftless {
 

@@ -32,7 +32,6 @@ class MetricsWriter {
 
   // The first failure is returned, later ones are only counted.
   [[nodiscard]] Status write(const nlohmann::ordered_json& line);
-  [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
 
  private:
   MetricsWriter(std::string path, int descriptor) : path_(std::move(path)), fd_(descriptor) {}

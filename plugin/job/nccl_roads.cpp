@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "kernels/device_hash.h"
-#include "plugin/job/nccl_meeting.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {

@@ -85,7 +85,6 @@ class ReceiverSession {
   [[nodiscard]] Status close(const Deadline& deadline);
 
   [[nodiscard]] bool joined() const { return road_ != nullptr; }
-  [[nodiscard]] bool opened() const { return receiver_ != nullptr; }
   [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] JobProcess& process() { return *process_; }
   // [opened]
