@@ -9,7 +9,6 @@
 #include "core/version.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
-#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

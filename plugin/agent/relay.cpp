@@ -7,7 +7,6 @@
 #include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/zstd_stream.h"
-#include "plugin/receive/receiver.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {

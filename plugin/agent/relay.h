@@ -13,7 +13,6 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "collectives/road.h"
 #include "core/layout.h"
 #include "formats/manifest.h"
 #include "plugin/agent/delivery.h"

@@ -6,8 +6,6 @@
 #pragma once
 
 #include "collectives/group.h"
-#include "collectives/road.h"
-#include "plugin/job/config.h"
 #include "plugin/job/roads.h"
 
 namespace driftless {

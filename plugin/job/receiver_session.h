@@ -13,11 +13,9 @@
 
 #include <functional>
 
-#include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/run_end.h"
-#include "plugin/receive/receiver.h"
 
 namespace driftless {
 

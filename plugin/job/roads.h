@@ -8,7 +8,6 @@
 
 #include <functional>
 
-#include "collectives/road.h"
 #include "plugin/job/config.h"
 #include "plugin/job/watchdog.h"
 

@@ -6,7 +6,6 @@
 // of host_shm a word in the shared memory (the road's row in roads.cpp).
 #pragma once
 
-#include "core/digest.h"
 #include "plugin/job/job_process.h"
 
 namespace driftless {
