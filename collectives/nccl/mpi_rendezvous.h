@@ -18,6 +18,6 @@ namespace driftless::nccl {
 // message that a world before has left in it is passed over.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job);
 // `leader`: the rank of the hub in `job`.
-[[nodiscard]] Result<std::unique_ptr<Connector>> make_mpi_connector(MPI_Comm job, int leader);
+[[nodiscard]] Result<Connector> make_mpi_connector(MPI_Comm job, int leader);
 
 }  // namespace driftless::nccl

@@ -38,12 +38,12 @@ namespace nccl {
 [[nodiscard]] std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                                           unsigned ranks,
                                                           std::shared_ptr<Fabric> fabric,
-                                                          std::unique_ptr<Connector> connector);
+                                                          Connector connector);
 // With a thread that follows: it joins the group as soon as there is a leader, and receives what is
 // published from then on. One road for each receiver.
-[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(
-    const NcclOptions& options, std::shared_ptr<Fabric> fabric,
-    std::unique_ptr<Connector> connector);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
+                                                                 std::shared_ptr<Fabric> fabric,
+                                                                 Connector connector);
 
 }  // namespace nccl
 }  // namespace driftless

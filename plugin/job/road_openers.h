@@ -34,7 +34,7 @@ namespace driftless {
 // How the processes find each other.
 struct NcclMeeting {
   std::function<Result<std::unique_ptr<nccl::Hub>>()> hub;
-  std::function<Result<std::unique_ptr<nccl::Connector>>()> connector;
+  std::function<Result<nccl::Connector>()> connector;
 };
 
 // Hashes are computed on the device.

@@ -20,7 +20,7 @@ namespace driftless::testing {
 
 struct HostRendezvous {
   std::function<Result<std::unique_ptr<nccl::Hub>>()> hub;
-  std::function<Result<std::unique_ptr<nccl::Connector>>()> connector;
+  std::function<Result<nccl::Connector>()> connector;
 };
 
 // Over a directory of its own.
