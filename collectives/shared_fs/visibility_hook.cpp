@@ -14,7 +14,7 @@
 #include <optional>
 #include <string_view>
 
-#include "collectives/descriptor.h"
+#include "core/descriptor.h"
 
 extern char** environ;  // NOLINT: passed on to the command, not looked at
 

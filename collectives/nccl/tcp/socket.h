@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "collectives/descriptor.h"
+#include "core/descriptor.h"
 #include "core/deadline.h"
 #include "core/status.h"
 
