@@ -7,7 +7,6 @@
 
 #include "collectives/mpi_rma/mpi_mailbox.h"
 #include "collectives/mpi_rma/mpi_status.h"
-#include "core/hash128.h"
 
 namespace driftless::nccl {
 namespace {

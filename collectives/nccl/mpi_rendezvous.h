@@ -8,8 +8,6 @@
 
 #include <mpi.h>
 
-#include <memory>
-
 #include "collectives/nccl/rendezvous.h"
 
 namespace driftless::nccl {

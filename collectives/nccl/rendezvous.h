@@ -6,17 +6,10 @@
 // Made by nccl_road.h. Nothing here knows what messages mean.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "collectives/nccl/nccl_options.h"
-#include "core/deadline.h"
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::nccl {
 

@@ -2,12 +2,8 @@
 // Sockets, and waits on them that end.
 #pragma once
 
-#include <string>
-#include <string_view>
-
+#include "collectives/road.h"
 #include "core/descriptor.h"
-#include "core/deadline.h"
-#include "core/status.h"
 
 namespace driftless::nccl {
 
