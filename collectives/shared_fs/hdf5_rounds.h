@@ -28,8 +28,7 @@ namespace driftless {
 // threads, which fill parts, and the rounds, which write them.
 
 struct Hdf5FinishedPart {
-  std::string name;
-  Hash128 hash;
+  PartReceipt receipt;
   PartBuffer buffer;
 };
 
