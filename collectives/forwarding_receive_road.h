@@ -2,11 +2,6 @@
 // A ReceiveRoad that hands every call on: the base of those that change a few.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "collectives/road.h"
 
 namespace driftless {

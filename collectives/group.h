@@ -7,12 +7,7 @@
 // thread at a time.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "core/deadline.h"
+#include "collectives/road.h"
 
 namespace driftless {
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/part_buffer.h"
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 namespace driftless {
 namespace {

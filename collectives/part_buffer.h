@@ -2,14 +2,10 @@
 // PartBuffer: the bytes of a part in memory, growing while it is written.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <vector>
+
+#include "collectives/road.h"
 
 namespace driftless {
 

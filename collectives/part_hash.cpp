@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/part_hash.h"
 
-#include <algorithm>
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -4,14 +4,9 @@
 // Safe to use from any thread, as File::pwrite() is.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
 
-#include "core/hash128.h"
+#include "collectives/road.h"
 
 namespace driftless {
 

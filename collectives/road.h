@@ -13,7 +13,8 @@
 // a SendRoad, kWrongRun: fenced. Another publisher has taken the road over, so nothing that this
 // one publishes can count any more, and it must stop. A road is fenced for good.
 //
-// This header brings the vocabulary of all roads: files that include it do not repeat its includes.
+// This header brings the vocabulary of all roads: files that include it, also by way of another one
+// (plugin/job/config.h), do not repeat its includes.
 #pragma once
 
 #include <algorithm>

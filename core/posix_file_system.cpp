@@ -15,6 +15,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "core/descriptor.h"
 #include "core/file_system.h"
 
 namespace driftless {
@@ -23,25 +24,31 @@ namespace {
 // Linux moves at most this much in one call.
 constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const { return fd_; }
-  [[nodiscard]] bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
 // Of a system call that returns 0 if all went well.
 template <typename... What>
 Status status_of(int result, const What&... what) {
   return result == 0 ? Status() : errno_status(errno, concat(what...));
+}
+
+template <typename Call, typename Byte>
+Status transfer(const Call& call, std::string_view verb, const Descriptor& file,
+                std::uint64_t offset, std::span<Byte> bytes, std::string_view what) {
+  while (!bytes.empty()) {
+    const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
+    const ssize_t moved = call(file.get(), bytes.data(), wanted, static_cast<off_t>(offset));
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return errno_status(errno, concat(verb, what, " at ", offset));
+    if (moved == 0 && std::is_const_v<Byte>) {
+      return error(StatusCode::kIo, verb, what, " at ", offset, ": nothing was written");
+    }
+    if (moved == 0) {
+      return error(StatusCode::kCorrupt, what, ": ends at byte ", offset, ", ", bytes.size(),
+                   " more were expected");
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(moved));
+    offset += static_cast<std::uint64_t>(moved);
+  }
+  return {};
 }
 
 class PosixFile final : public File {
@@ -49,40 +56,15 @@ class PosixFile final : public File {
   PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
 
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    return transfer(::pwrite, "writing ", offset, bytes);
+    return write_at(fd_, offset, bytes, path_);
   }
-
   Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return transfer(::pread, "reading ", offset, bytes);
+    return read_at(fd_, offset, bytes, path_);
   }
-
   Status sync() override { return status_of(::fsync(fd_.get()), "syncing ", path_); }
-
   [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
-  // All of `bytes`, however many calls it takes.
-  template <typename Call, typename Byte>
-  Status transfer(const Call& call, std::string_view verb, std::uint64_t offset,
-                  std::span<Byte> bytes) {
-    while (!bytes.empty()) {
-      const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
-      const ssize_t moved = call(fd_.get(), bytes.data(), wanted, static_cast<off_t>(offset));
-      if (moved < 0 && errno == EINTR) continue;
-      if (moved < 0) return errno_status(errno, concat(verb, path_, " at ", offset));
-      if (moved == 0 && std::is_const_v<Byte>) {
-        return error(StatusCode::kIo, verb, path_, " at ", offset, ": nothing was written");
-      }
-      if (moved == 0) {
-        return error(StatusCode::kCorrupt, path_, ": ends at byte ", offset, ", ", bytes.size(),
-                     " more were expected");
-      }
-      bytes = bytes.subspan(static_cast<std::size_t>(moved));
-      offset += static_cast<std::uint64_t>(moved);
-    }
-    return {};
-  }
-
   Descriptor fd_;
   std::string path_;
 };
@@ -251,6 +233,16 @@ class PosixFileSystem final : public FileSystem {
 };
 
 }  // namespace
+
+Status write_at(const Descriptor& file, std::uint64_t offset, std::span<const std::byte> bytes,
+                std::string_view what) {
+  return transfer(::pwrite, "writing ", file, offset, bytes, what);
+}
+
+Status read_at(const Descriptor& file, std::uint64_t offset, std::span<std::byte> bytes,
+               std::string_view what) {
+  return transfer(::pread, "reading ", file, offset, bytes, what);
+}
 
 FileSystem& posix_file_system() {
   static PosixFileSystem file_system;

@@ -16,7 +16,6 @@ namespace host_shm {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 64;
-constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;
 constexpr std::string_view kTemporarySuffix = ".tmp";
 
 bool is_plain(std::string_view name) {
@@ -47,8 +46,7 @@ Status check_private(int fd, mode_t kind, const std::string& path) {
   return {};
 }
 
-Status space_status(int errno_value, std::string_view what) {
-  Status status = errno_status(errno_value, what);
+Status with_space_hint(Status status) {
   if (status.code() != StatusCode::kNoSpace) return status;
   return error(StatusCode::kNoSpace, status.message(),
                ": shared memory is full; enlarge that file system (a container's --shm-size), or "
@@ -77,7 +75,7 @@ std::string segment_name(const PublicationId& id, std::string_view token, std::u
 
 Result<Directory> Directory::adopt(std::string path, int parent, const char* name, bool make) {
   if (make && ::mkdirat(parent, name, 0700) != 0 && errno != EEXIST) {
-    return space_status(errno, concat("creating ", path));
+    return with_space_hint(errno_status(errno, concat("creating ", path)));
   }
   Descriptor fd(::openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!fd.valid()) return errno_status(errno, path);
@@ -106,7 +104,8 @@ Result<Descriptor> Directory::checked(int fd, const std::string& name) const {
 Result<Descriptor> Directory::create(const std::string& name) const {
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   Descriptor fd(::openat(fd_.get(), name.c_str(), flags, 0600));
-  if (!fd.valid()) return space_status(errno, concat("creating ", join_path(path_, name)));
+  if (!fd.valid())
+    return with_space_hint(errno_status(errno, concat("creating ", join_path(path_, name))));
   return fd;
 }
 
@@ -222,32 +221,7 @@ Status SenderLock::check(const Directory& directory) const {
 
 Status write_all(const Descriptor& file, std::uint64_t offset, std::span<const std::byte> bytes,
                  std::string_view what) {
-  while (!bytes.empty()) {
-    const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
-    const ssize_t written = ::pwrite(file.get(), bytes.data(), wanted, static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return space_status(written < 0 ? errno : ENOSPC, concat("writing ", what));
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-    offset += static_cast<std::uint64_t>(written);
-  }
-  return {};
-}
-
-Status read_all(const Descriptor& file, std::uint64_t offset, std::span<std::byte> bytes,
-                std::string_view what) {
-  while (!bytes.empty()) {
-    const std::size_t wanted = std::min<std::uint64_t>(bytes.size(), kMaxTransferBytes);
-    const ssize_t got = ::pread(file.get(), bytes.data(), wanted, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_status(errno, concat("reading ", what));
-    if (got == 0) {
-      return error(StatusCode::kCorrupt, what, ": ends at byte ", offset, ", ", bytes.size(),
-                   " more were expected");
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(got));
-    offset += static_cast<std::uint64_t>(got);
-  }
-  return {};
+  return with_space_hint(write_at(file, offset, bytes, what));
 }
 
 Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
@@ -260,7 +234,7 @@ Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
                  " are expected");
   }
   std::string text(size, '\0');
-  DRIFTLESS_RETURN_IF_ERROR(read_all(file, 0, std::as_writable_bytes(std::span(text)), what));
+  DRIFTLESS_RETURN_IF_ERROR(read_at(file, 0, std::as_writable_bytes(std::span(text)), what));
   return text;
 }
 

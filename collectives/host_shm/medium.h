@@ -4,8 +4,8 @@
 // link, and only if it is ours and closed to others.
 #pragma once
 
-#include "collectives/descriptor.h"
 #include "collectives/host_shm/host_shm_road.h"
+#include "core/descriptor.h"
 
 namespace driftless::host_shm {
 
@@ -80,8 +80,6 @@ class SenderLock {
 // Bytes of an open file. kNoSpace, saying what to raise, where memory is full.
 [[nodiscard]] Status write_all(const Descriptor& file, std::uint64_t offset,
                                std::span<const std::byte> bytes, std::string_view what);
-[[nodiscard]] Status read_all(const Descriptor& file, std::uint64_t offset,
-                              std::span<std::byte> bytes, std::string_view what);
 // All that is in it now; kCorrupt if that is longer.
 [[nodiscard]] Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
                                              std::string_view what);

@@ -31,7 +31,7 @@ class SegmentPart final : public HashedPart {
   }
 
   Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return read_all(file_, offset, bytes, name());
+    return read_at(file_, offset, bytes, name());
   }
 
   // No byte of it is left without memory: a reader of the mapping can then not be hit by a lack.

@@ -79,105 +79,14 @@ class LoopbackMail {
 };
 
 // What the two sides of the road share: the publications, the announcement and what the receivers
-// said. Every call may come from any thread.
+// said. Used with the mutex held.
+struct LoopbackMedium {
+  LoopbackMedium(const LoopbackOptions& given, unsigned publishers)
+      : options(given),
+        ranks(publishers),
+        ring("loopback", given.ring_bytes, given.ring_versions) {}
 
-class LoopbackMedium {
- public:
-  LoopbackMedium(const LoopbackOptions& options, unsigned ranks)
-      : options_(options),
-        ranks_(ranks),
-        ring_("loopback", options.ring_bytes, options.ring_versions) {}
-
-  [[nodiscard]] const LoopbackOptions& options() const { return options_; }
-
-  // The sending side.
-  [[nodiscard]] Status announce(std::string_view run_info) {
-    const std::scoped_lock lock(mutex_);
-    if (run_info_.has_value() && *run_info_ != run_info) {
-      return error(StatusCode::kAlreadyExists,
-                   "loopback: the hub carries another run; use a hub of its own for this one");
-    }
-    run_info_ = run_info;
-    changed_.notify_all();
-    return {};
-  }
-
-  // The number of the attempt, by which the calls below tell a late word about an earlier one.
-  [[nodiscard]] Result<std::uint64_t> begin(const PublicationId& id, unsigned rank) {
-    const std::scoped_lock lock(mutex_);
-    if (ring_.manifest(id)) {
-      return error(StatusCode::kAlreadyExists, "loopback: ", to_string(id),
-                   " is there already, and publications are never replaced");
-    }
-    if (rank == 0) {
-      const Status order = ring_.check_new(id);
-      if (!order.ok()) return error(StatusCode::kInvalidArgument, order.message());
-      pending_.emplace(Pending{id, ++attempts_, {}});
-      held_.forget_staged();
-    }
-    if (!pending_.has_value() || pending_->id != id) {
-      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank, " begins ", to_string(id),
-                   " which rank 0 has not begun");
-    }
-    pending_->bytes.erase(rank);
-    return pending_->attempt;
-  }
-
-  [[nodiscard]] Status flush(std::uint64_t attempt, unsigned rank, std::vector<HeldPart> parts) {
-    const std::scoped_lock lock(mutex_);
-    if (!is_pending(attempt)) {
-      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank,
-                   " flushes a publication that rank 0 has aborted");
-    }
-    std::uint64_t& bytes = pending_->bytes[rank] = 0;
-    for (const HeldPart& part : parts) bytes += part.bytes.size();
-    held_.stage(attempt, rank, std::move(parts));
-    return {};
-  }
-
-  [[nodiscard]] Status seal(std::uint64_t attempt, std::string_view manifest) {
-    const std::scoped_lock lock(mutex_);
-    if (!is_pending(attempt)) {
-      return error(StatusCode::kInvalidArgument,
-                   "loopback: nothing was begun that could be sealed");
-    }
-    for (unsigned rank = 0; rank < ranks_; ++rank) {
-      if (!pending_->bytes.contains(rank)) {
-        return error(StatusCode::kInvalidArgument, "loopback: ", to_string(pending_->id),
-                     " cannot be sealed: rank ", rank, " has not flushed");
-      }
-    }
-    ring_.add(pending_->id, xxh3_128(manifest), std::move(pending_->bytes));
-    (void)held_.commit(attempt, pending_->id, std::string(manifest), ring_.ids());
-    pending_.reset();
-    changed_.notify_all();
-    return {};
-  }
-
-  void abort(std::uint64_t attempt, unsigned rank) {
-    const std::scoped_lock lock(mutex_);
-    if (!is_pending(attempt)) return;
-    pending_->bytes.erase(rank);
-    if (rank == 0) pending_.reset();
-  }
-
-  [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const {
-    const std::scoped_lock lock(mutex_);
-    return ring_.manifest(id);
-  }
-
-  [[nodiscard]] std::vector<ReceiverReport> receivers() {
-    const std::scoped_lock lock(mutex_);
-    const auto now = Deadline::Clock::now();
-    std::erase_if(heard_,
-                  [&](const auto& entry) { return now - entry.second.at > options_.patience; });
-    std::vector<ReceiverReport> reports;
-    for (const auto& [id, heard] : heard_) reports.push_back(heard.report);
-    return reports;
-  }
-
- private:
-  friend class LoopbackReceiver;
+  // Begun by the leader. The number of the attempt tells a late word about an earlier one.
   struct Pending {
     PublicationId id;
     std::uint64_t attempt = 0;
@@ -188,21 +97,16 @@ class LoopbackMedium {
     Deadline::Clock::time_point at;
   };
 
-  // With the mutex held.
-  [[nodiscard]] bool is_pending(std::uint64_t attempt) const {
-    return pending_.has_value() && pending_->attempt == attempt;
-  }
-
-  const LoopbackOptions options_;
-  const unsigned ranks_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;  // announced, or sealed
-  std::optional<std::string> run_info_;
-  RetentionRing ring_;
-  HeldPublications held_{"loopback"};
-  std::optional<Pending> pending_;  // begun by the leader
-  std::uint64_t attempts_ = 0;
-  std::map<std::string, Heard> heard_;
+  const LoopbackOptions options;
+  const unsigned ranks;
+  std::mutex mutex;
+  std::condition_variable changed;  // announced, or sealed
+  std::optional<std::string> run_info;
+  RetentionRing ring;
+  HeldPublications held{"loopback"};
+  std::optional<Pending> pending;
+  std::uint64_t attempts = 0;
+  std::map<std::string, Heard> heard;
 };
 
 namespace {
@@ -264,16 +168,40 @@ class LoopbackSender final : public SendRoad {
 
   Status announce(std::string_view run_info, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check("loopback: announcing the run"));
-    return medium_->announce(run_info);
+    const std::scoped_lock lock(medium_->mutex);
+    if (medium_->run_info.has_value() && *medium_->run_info != run_info) {
+      return error(StatusCode::kAlreadyExists,
+                   "loopback: the hub carries another run; use a hub of its own for this one");
+    }
+    medium_->run_info = run_info;
+    medium_->changed.notify_all();
+    return {};
   }
 
   Status begin(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("loopback: beginning ", to_string(id))));
     drop();
-    DRIFTLESS_ASSIGN_OR_RETURN(attempt_, medium_->begin(id, rank_));
+    const std::scoped_lock lock(medium_->mutex);
+    if (medium_->ring.manifest(id)) {
+      return error(StatusCode::kAlreadyExists, "loopback: ", to_string(id),
+                   " is there already, and publications are never replaced");
+    }
+    std::optional<LoopbackMedium::Pending>& pending = medium_->pending;
+    if (rank_ == 0) {
+      const Status order = medium_->ring.check_new(id);
+      if (!order.ok()) return error(StatusCode::kInvalidArgument, order.message());
+      pending.emplace(LoopbackMedium::Pending{id, ++medium_->attempts, {}});
+      medium_->held.forget_staged();
+    }
+    if (!pending.has_value() || pending->id != id) {
+      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank_, " begins ",
+                   to_string(id), " which rank 0 has not begun");
+    }
+    pending->bytes.erase(rank_);
+    attempt_ = pending->attempt;
     // Anchors are beside the ring.
     room_ = make_byte_budget(
-        is_step(id) ? medium_->options().ring_bytes : std::numeric_limits<std::uint64_t>::max(),
+        is_step(id) ? medium_->options.ring_bytes : std::numeric_limits<std::uint64_t>::max(),
         "ring_bytes");
     return {};
   }
@@ -294,19 +222,42 @@ class LoopbackSender final : public SendRoad {
       DRIFTLESS_ASSIGN_OR_RETURN(receipts.emplace_back(), part->finish(rank_, deadline));
     }
     std::vector<HeldPart> finished;
+    std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       const std::shared_ptr<const PartBuffer> buffer = pool_->share(parts_[i]->take());
       finished.push_back({receipts[i], buffer, buffer->bytes()});
+      bytes += buffer->bytes().size();
     }
     parts_.clear();
-    DRIFTLESS_RETURN_IF_ERROR(medium_->flush(*attempt_, rank_, std::move(finished)));
+    const std::scoped_lock lock(medium_->mutex);
+    if (!is_pending()) {
+      return error(StatusCode::kInvalidArgument, "loopback: rank ", rank_,
+                   " flushes a publication that rank 0 has aborted");
+    }
+    medium_->pending->bytes[rank_] = bytes;
+    medium_->held.stage(*attempt_, rank_, std::move(finished));
     return receipts;
   }
 
   Status seal(std::string_view manifest, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
     DRIFTLESS_RETURN_IF_ERROR(deadline.check("loopback: sealing"));
-    DRIFTLESS_RETURN_IF_ERROR(medium_->seal(*attempt_, manifest));
+    const std::scoped_lock lock(medium_->mutex);
+    if (!is_pending()) {
+      return error(StatusCode::kInvalidArgument,
+                   "loopback: nothing was begun that could be sealed");
+    }
+    LoopbackMedium::Pending& pending = *medium_->pending;
+    for (unsigned rank = 0; rank < medium_->ranks; ++rank) {
+      if (!pending.bytes.contains(rank)) {
+        return error(StatusCode::kInvalidArgument, "loopback: ", to_string(pending.id),
+                     " cannot be sealed: rank ", rank, " has not flushed");
+      }
+    }
+    medium_->ring.add(pending.id, xxh3_128(manifest), std::move(pending.bytes));
+    (void)medium_->held.commit(*attempt_, pending.id, std::string(manifest), medium_->ring.ids());
+    medium_->pending.reset();
+    medium_->changed.notify_all();
     attempt_.reset();
     return {};
   }
@@ -317,10 +268,20 @@ class LoopbackSender final : public SendRoad {
   }
 
   Result<std::optional<Hash128>> published(const PublicationId& id, const Deadline&) override {
-    return medium_->published(id);
+    const std::scoped_lock lock(medium_->mutex);
+    return medium_->ring.manifest(id);
   }
 
-  Result<std::vector<ReceiverReport>> receivers() override { return medium_->receivers(); }
+  Result<std::vector<ReceiverReport>> receivers() override {
+    const std::scoped_lock lock(medium_->mutex);
+    const auto now = Deadline::Clock::now();
+    std::erase_if(medium_->heard, [&](const auto& entry) {
+      return now - entry.second.at > medium_->options.patience;
+    });
+    std::vector<ReceiverReport> reports;
+    for (const auto& [id, heard] : medium_->heard) reports.push_back(heard.report);
+    return reports;
+  }
 
  private:
   [[nodiscard]] Status check_begun(std::string_view what) const {
@@ -329,9 +290,18 @@ class LoopbackSender final : public SendRoad {
                  " without a begin()");
   }
 
+  // With the mutex held: whether the leader's publication is the one that was begun here.
+  [[nodiscard]] bool is_pending() const {
+    return attempt_ && medium_->pending && medium_->pending->attempt == *attempt_;
+  }
+
   void drop() {
     parts_.clear();
-    if (attempt_.has_value()) medium_->abort(*attempt_, rank_);
+    const std::scoped_lock lock(medium_->mutex);
+    if (is_pending()) {
+      medium_->pending->bytes.erase(rank_);
+      if (rank_ == 0) medium_->pending.reset();
+    }
     attempt_.reset();
   }
 
@@ -343,56 +313,54 @@ class LoopbackSender final : public SendRoad {
   std::vector<std::shared_ptr<BufferPart>> parts_;
 };
 
-}  // namespace
-
 class LoopbackReceiver final : public ReceiveRoad {
  public:
   explicit LoopbackReceiver(std::shared_ptr<LoopbackMedium> medium) : medium_(std::move(medium)) {}
 
   Result<std::string> run_info(const Deadline& deadline) override {
-    std::unique_lock lock(medium_->mutex_);
-    const std::optional<std::string>& info = medium_->run_info_;
-    wait_until(medium_->changed_, lock, deadline.at(), [&] { return info.has_value(); });
+    std::unique_lock lock(medium_->mutex);
+    const std::optional<std::string>& info = medium_->run_info;
+    wait_until(medium_->changed, lock, deadline.at(), [&] { return info.has_value(); });
     if (info.has_value()) return *info;
     return deadline.check("loopback: waiting for the announcement of the run");
   }
 
   Result<std::vector<PublicationId>> list(const Deadline&) override {
-    const std::scoped_lock lock(medium_->mutex_);
-    return medium_->held_.list();
+    const std::scoped_lock lock(medium_->mutex);
+    return medium_->held.list();
   }
 
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
-    std::unique_lock lock(medium_->mutex_);
-    const bool there = wait_until(medium_->changed_, lock, deadline.at(),
-                                  [&] { return medium_->held_.has_step_past(version); });
+    std::unique_lock lock(medium_->mutex);
+    const bool there = wait_until(medium_->changed, lock, deadline.at(),
+                                  [&] { return medium_->held.has_step_past(version); });
     return there ? Status()
                  : deadline.check(concat("loopback: waiting for a step past version ", version));
   }
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {
-    const std::scoped_lock lock(medium_->mutex_);
-    return medium_->held_.manifest(id);
+    const std::scoped_lock lock(medium_->mutex);
+    return medium_->held.manifest(id);
   }
 
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline&) override {
-    const std::scoped_lock lock(medium_->mutex_);
-    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, medium_->held_.part(id, part));
+    const std::scoped_lock lock(medium_->mutex);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, medium_->held.part(id, part));
     return MappedFile(part.name, held.owner, held.bytes);
   }
 
   Status report(const ReceiverReport& report, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-    const std::scoped_lock lock(medium_->mutex_);
-    medium_->heard_[report.id] = {report, Deadline::Clock::now()};
+    const std::scoped_lock lock(medium_->mutex);
+    medium_->heard[report.id] = {report, Deadline::Clock::now()};
     id_ = report.id;
     return {};
   }
 
   Status leave(const Deadline&) override {
-    const std::scoped_lock lock(medium_->mutex_);
-    medium_->heard_.erase(std::exchange(id_, {}));
+    const std::scoped_lock lock(medium_->mutex);
+    medium_->heard.erase(std::exchange(id_, {}));
     return {};
   }
 
@@ -400,6 +368,8 @@ class LoopbackReceiver final : public ReceiveRoad {
   std::shared_ptr<LoopbackMedium> medium_;
   std::string id_;  // as last reported
 };
+
+}  // namespace
 
 LoopbackHub::LoopbackHub(const LoopbackOptions& options, unsigned ranks)
     : medium_(std::make_shared<LoopbackMedium>(options, ranks)),

@@ -18,7 +18,7 @@ struct LoopbackOptions {
   std::chrono::milliseconds patience{60'000};         // with a silent receiver
 };
 
-class LoopbackMedium;
+struct LoopbackMedium;
 class LoopbackMail;
 
 // What both sides share. Safe to use from any thread; roads and groups made from it may outlive it.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/mpi_rma/mpi_mailbox.h"
 
-#include <algorithm>
 #include <set>
 
 #include "collectives/mpi_rma/mpi_status.h"

@@ -8,14 +8,9 @@
 
 #include <mpi.h>
 
-#include <cstdint>
 #include <list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::mpi_rma {
 

@@ -46,8 +46,8 @@ class Control {
 
 // For publisher ranks other than the leader. Connects when it is first used, and again once the
 // link was lost.
-[[nodiscard]] std::unique_ptr<Control> make_remote_control(std::unique_ptr<Connector> connector,
-                                                           unsigned rank, unsigned ranks);
+[[nodiscard]] std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank,
+                                                           unsigned ranks);
 
 // LeaderControl: what the leading publisher rank knows, and the thread that answers everybody else.
 //

@@ -6,17 +6,7 @@
 // The product's is made by make_nccl_fabric() (nccl_road.h); tests have one of threads.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "core/hash128.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::nccl {
 

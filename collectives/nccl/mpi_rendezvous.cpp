@@ -7,7 +7,6 @@
 
 #include "collectives/mpi_rma/mpi_mailbox.h"
 #include "collectives/mpi_rma/mpi_status.h"
-#include "core/hash128.h"
 
 namespace driftless::nccl {
 namespace {
@@ -174,18 +173,6 @@ class MpiLink final : public Link {
   MpiMailbox mailbox_;
 };
 
-class MpiConnector final : public Connector {
- public:
-  MpiConnector(MPI_Comm job, int leader) : job_(job), leader_(leader) {}
-  Result<std::unique_ptr<Link>> connect(const Deadline&) override {
-    return std::unique_ptr<Link>(std::make_unique<MpiLink>(job_, leader_));
-  }
-
- private:
-  const MPI_Comm job_;
-  const int leader_;
-};
-
 }  // namespace
 
 Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job) {
@@ -193,9 +180,11 @@ Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job) {
   return std::unique_ptr<Hub>(std::make_unique<MpiHub>(job));
 }
 
-Result<std::unique_ptr<Connector>> make_mpi_connector(MPI_Comm job, int leader) {
+Result<Connector> make_mpi_connector(MPI_Comm job, int leader) {
   DRIFTLESS_RETURN_IF_ERROR(check_threads());
-  return std::unique_ptr<Connector>(std::make_unique<MpiConnector>(job, leader));
+  return Connector([job, leader](const Deadline&) -> Result<std::unique_ptr<Link>> {
+    return std::unique_ptr<Link>(std::make_unique<MpiLink>(job, leader));
+  });
 }
 
 }  // namespace driftless::nccl

@@ -8,8 +8,6 @@
 
 #include <mpi.h>
 
-#include <memory>
-
 #include "collectives/nccl/rendezvous.h"
 
 namespace driftless::nccl {
@@ -18,6 +16,6 @@ namespace driftless::nccl {
 // message that a world before has left in it is passed over.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_mpi_hub(MPI_Comm job);
 // `leader`: the rank of the hub in `job`.
-[[nodiscard]] Result<std::unique_ptr<Connector>> make_mpi_connector(MPI_Comm job, int leader);
+[[nodiscard]] Result<Connector> make_mpi_connector(MPI_Comm job, int leader);
 
 }  // namespace driftless::nccl

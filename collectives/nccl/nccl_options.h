@@ -40,7 +40,7 @@ using DeviceHash =
 struct NcclOptions {
   int device = 0;  // of CUDA
   // What fetch_part() returns: bytes copied down to pinned memory, or as they lie on the device.
-  MemoryKind landing = MemoryKind::kHost;
+  MemoryKind arrival = MemoryKind::kHost;
   // Of the steps that a receiver holds, of each publisher rank; and of one step on its rank. While
   // a version travels a receiver needs room for it beside them.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;

@@ -13,11 +13,13 @@
 // deadline, and the next one goes to who is there. A receiver that joins late, or again, finds
 // that steps are missing, and asks for an anchor as on any other road.
 //
-// medium.h puts a road together from a fabric and a rendezvous:
-//   make_leading_sender(options, ranks, fabric, hub), make_other_sender(...), make_receiver(...)
+// A road is put together from a fabric (fabric.h) and a rendezvous; tests have fabrics of their
+// own.
 #pragma once
 
-#include "collectives/nccl/medium.h"
+#include "collectives/nccl/fabric.h"
+#include "collectives/nccl/rendezvous.h"
+#include "collectives/road.h"
 
 namespace driftless {
 
@@ -25,4 +27,23 @@ namespace driftless {
 // such GPU. Threads other than the caller's keep their current device.
 [[nodiscard]] Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options);
 
+namespace nccl {
+
+// Of the leading publisher rank, with a thread that answers the others.
+[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options,
+                                                                    unsigned ranks,
+                                                                    std::shared_ptr<Fabric> fabric,
+                                                                    std::unique_ptr<Hub> hub);
+// Of any other publisher rank.
+[[nodiscard]] std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
+                                                          unsigned ranks,
+                                                          std::shared_ptr<Fabric> fabric,
+                                                          Connector connector);
+// With a thread that follows: it joins the group as soon as there is a leader, and receives what is
+// published from then on. One road for each receiver.
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
+                                                                 std::shared_ptr<Fabric> fabric,
+                                                                 Connector connector);
+
+}  // namespace nccl
 }  // namespace driftless

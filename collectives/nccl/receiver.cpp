@@ -18,8 +18,8 @@
 #include <thread>
 
 #include "collectives/held_publications.h"
-#include "collectives/nccl/medium.h"
 #include "collectives/nccl/message.h"
+#include "collectives/nccl/nccl_road.h"
 
 namespace driftless::nccl {
 namespace {
@@ -32,8 +32,7 @@ constexpr milliseconds kBusySlice{1};
 
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(NcclOptions options, std::shared_ptr<Fabric> fabric,
-           std::unique_ptr<Connector> connector)
+  Receiver(NcclOptions options, std::shared_ptr<Fabric> fabric, Connector connector)
       : options_(std::move(options)),
         fabric_(std::move(fabric)),
         connector_(std::move(connector)),
@@ -76,8 +75,8 @@ class Receiver final : public ReceiveRoad {
     std::unique_lock lock(mutex_);
     DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
     lock.unlock();
-    if (fabric_->memory() == options_.landing || held.bytes.empty()) {
-      return MappedFile(part.name, held.owner, held.bytes, options_.landing);
+    if (fabric_->memory() == options_.arrival || held.bytes.empty()) {
+      return MappedFile(part.name, held.owner, held.bytes, options_.arrival);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(held.bytes.size()));
     DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));
@@ -175,15 +174,12 @@ class Receiver final : public ReceiveRoad {
 
   void look_for_the_leader() {
     const Deadline slice = Deadline::after(kConnectSlice);
-    Result<std::unique_ptr<Link>> made = connector_->connect(slice);
+    Result<std::unique_ptr<Link>> made = connector_(slice);
     if (made.ok()) {
       const Message hello{.kind = MessageKind::kHello};
       if ((*made)->send(to_bytes(hello), slice).ok()) {
         heard_ = pinged_ = Clock::now();
-        const std::scoped_lock lock(mutex_);
-        link_ = std::move(*made);
-        changed_.notify_all();
-        return;
+        return update([&] { link_ = std::move(*made); });
       }
     }
     // Refused at once: not again at once.
@@ -223,9 +219,16 @@ class Receiver final : public ReceiveRoad {
     lost_ = false;
     communicators_.clear();
     transfers_.clear();
+    update([&] {
+      held_.forget_staged();
+      link_.reset();
+    });
+  }
+
+  // Changes what other threads wait for.
+  void update(const auto& change) {
     const std::scoped_lock lock(mutex_);
-    held_.forget_staged();
-    link_.reset();
+    change();
     changed_.notify_all();
   }
 
@@ -242,32 +245,20 @@ class Receiver final : public ReceiveRoad {
       case MessageKind::kReceive: receive(message); return;
       case MessageKind::kDrop: cut_off(message.attempt); return;
       case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
-      case MessageKind::kAnnounce: {
-        const std::scoped_lock lock(mutex_);
-        run_info_ = std::move(message.text);
-        changed_.notify_all();
-        return;
-      }
-      case MessageKind::kGoodbye: {
+      case MessageKind::kAnnounce: return update([&] { run_info_ = std::move(message.text); });
+      case MessageKind::kGoodbye:
         lost_ = true;  // another leader may come
-        const std::scoped_lock lock(mutex_);
-        closed_ = true;
-        changed_.notify_all();
-        return;
-      }
-      case MessageKind::kReply: {
-        const std::scoped_lock lock(mutex_);
-        const auto waiting = replies_.find(message.request);
-        if (waiting != replies_.end()) waiting->second = std::move(message);
-        changed_.notify_all();
-        return;
-      }
+        return update([&] { closed_ = true; });
+      case MessageKind::kReply:
+        return update([&] {
+          const auto waiting = replies_.find(message.request);
+          if (waiting != replies_.end()) waiting->second = std::move(message);
+        });
       case MessageKind::kCommit: {
-        std::unique_lock lock(mutex_);
-        const bool done =
-            held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
-        changed_.notify_all();
-        lock.unlock();
+        bool done = false;
+        update([&] {
+          done = held_.commit(message.attempt, message.id, std::move(message.text), message.ids);
+        });
         if (done) tell({.kind = MessageKind::kCommitted, .attempt = message.attempt});
         return;
       }
@@ -397,7 +388,7 @@ class Receiver final : public ReceiveRoad {
 
   const NcclOptions options_;
   const std::shared_ptr<Fabric> fabric_;
-  const std::unique_ptr<Connector> connector_;
+  const Connector connector_;
   std::atomic<bool> stop_ = false;
   bool reported_ = false;
 
@@ -423,7 +414,7 @@ class Receiver final : public ReceiveRoad {
 
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                    std::shared_ptr<Fabric> fabric,
-                                                   std::unique_ptr<Connector> connector) {
+                                                   Connector connector) {
   try {
     return std::unique_ptr<ReceiveRoad>(
         std::make_unique<Receiver>(options, std::move(fabric), std::move(connector)));

@@ -9,7 +9,7 @@ using std::chrono::milliseconds;
 
 class RemoteControl final : public Control {
  public:
-  RemoteControl(std::unique_ptr<Connector> connector, unsigned rank, unsigned ranks)
+  RemoteControl(Connector connector, unsigned rank, unsigned ranks)
       : connector_(std::move(connector)), rank_(rank), ranks_(ranks) {}
 
   Status announce(std::string_view) override { return leaders("announce()"); }
@@ -69,7 +69,7 @@ class RemoteControl final : public Control {
     if (link_ != nullptr) return {};
     Backoff backoff(milliseconds(5), milliseconds(200));
     for (;;) {
-      Result<std::unique_ptr<Link>> made = connector_->connect(deadline);
+      Result<std::unique_ptr<Link>> made = connector_(deadline);
       if (made.ok()) {
         link_ = std::move(*made);
         break;
@@ -124,7 +124,7 @@ class RemoteControl final : public Control {
     return std::move(*reply_);
   }
 
-  const std::unique_ptr<Connector> connector_;
+  const Connector connector_;
   const unsigned rank_, ranks_;
   std::unique_ptr<Link> link_;
   std::uint64_t request_ = 0;
@@ -135,8 +135,7 @@ class RemoteControl final : public Control {
 
 }  // namespace
 
-std::unique_ptr<Control> make_remote_control(std::unique_ptr<Connector> connector, unsigned rank,
-                                             unsigned ranks) {
+std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank, unsigned ranks) {
   return std::make_unique<RemoteControl>(std::move(connector), rank, ranks);
 }
 

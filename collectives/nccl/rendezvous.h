@@ -6,16 +6,10 @@
 // Made by nccl_road.h. Nothing here knows what messages mean.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <functional>
 
 #include "collectives/nccl/nccl_options.h"
-#include "core/deadline.h"
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::nccl {
 
@@ -51,13 +45,9 @@ class Link {
   [[nodiscard]] virtual Result<std::optional<std::string>> receive(const Deadline& deadline) = 0;
 };
 
-// Makes links: the first, and another after one was lost. One thread.
-class Connector {
- public:
-  virtual ~Connector() = default;
-  // Tries once. Any failure may pass: nobody listens yet, or the leader is being started again.
-  [[nodiscard]] virtual Result<std::unique_ptr<Link>> connect(const Deadline& deadline) = 0;
-};
+// Makes links: the first, and another after one was lost. Tries once. Any failure may pass: nobody
+// listens yet, or the leader is being started again. One thread.
+using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& deadline)>;
 
 // TCP, for jobs that mpirun did not start (library driftless_nccl_tcp, where libcrypto is). The
 // leader listens on options.address and nowhere else. Who connects proves that it knows the run's
@@ -68,14 +58,12 @@ class Connector {
 // themselves are held; beyond that the oldest goes, so that silent strangers shut nobody out.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options,
                                                         std::string* bound = nullptr);
-[[nodiscard]] Result<std::unique_ptr<Connector>> make_tcp_connector(
-    const RendezvousOptions& options);
+[[nodiscard]] Result<Connector> make_tcp_connector(const RendezvousOptions& options);
 
 // A directory that all see, owned by this user and closed to others (made so where it is missing):
 // who may write there is who takes part. The hub takes over what an earlier one left; kBusy if that
 // one lives.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options);
-[[nodiscard]] Result<std::unique_ptr<Connector>> make_file_connector(
-    const RendezvousOptions& options);
+[[nodiscard]] Result<Connector> make_file_connector(const RendezvousOptions& options);
 
 }  // namespace driftless::nccl

@@ -233,29 +233,21 @@ class FileLink final : public Link {
   FilePeer peer_;
 };
 
-class FileConnector final : public Connector {
- public:
-  explicit FileConnector(std::string root) : root_(std::move(root)) {}
-
-  Result<std::unique_ptr<Link>> connect(const Deadline&) override {
-    FileSystem& fs = posix_file_system();
-    DRIFTLESS_RETURN_IF_ERROR(make_private(root_));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string session,
-                               read_text(fs, join_path(root_, kLeader), kSessionBytes));
-    DRIFTLESS_RETURN_IF_ERROR(check_file_name(session));
-    const std::string name = to_hex(random_hash128());
-    const std::string dir = join_path(join_path(root_, session), name);
-    const std::string made = join_path(join_path(root_, session), "." + name);
-    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(made));
-    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "up")));
-    DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "down")));
-    DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(made, dir));
-    return std::unique_ptr<Link>(std::make_unique<FileLink>(root_, session, dir));
-  }
-
- private:
-  const std::string root_;
-};
+Result<std::unique_ptr<Link>> connect_by_files(const std::string& root) {
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_RETURN_IF_ERROR(make_private(root));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string session,
+                             read_text(fs, join_path(root, kLeader), kSessionBytes));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(session));
+  const std::string name = to_hex(random_hash128());
+  const std::string dir = join_path(join_path(root, session), name);
+  const std::string made = join_path(join_path(root, session), "." + name);
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(made));
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "up")));
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "down")));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(made, dir));
+  return std::unique_ptr<Link>(std::make_unique<FileLink>(root, session, dir));
+}
 
 }  // namespace
 
@@ -282,11 +274,11 @@ Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
   return std::unique_ptr<Hub>(std::move(hub));
 }
 
-Result<std::unique_ptr<Connector>> make_file_connector(const RendezvousOptions& options) {
+Result<Connector> make_file_connector(const RendezvousOptions& options) {
   if (options.dir.empty()) {
     return error(StatusCode::kInvalidArgument, "nccl: the rendezvous has no directory");
   }
-  return std::unique_ptr<Connector>(std::make_unique<FileConnector>(options.dir));
+  return Connector([root = options.dir](const Deadline&) { return connect_by_files(root); });
 }
 
 }  // namespace driftless::nccl

@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include "collectives/nccl/control.h"
-#include "collectives/nccl/medium.h"
+#include "collectives/nccl/nccl_road.h"
 #include "collectives/open_part.h"
 
 namespace driftless::nccl {
@@ -225,7 +225,7 @@ Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options
 
 std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                             unsigned ranks, std::shared_ptr<Fabric> fabric,
-                                            std::unique_ptr<Connector> connector) {
+                                            Connector connector) {
   return std::make_unique<Sender>(options, rank, std::move(fabric),
                                   make_remote_control(std::move(connector), rank, ranks));
 }

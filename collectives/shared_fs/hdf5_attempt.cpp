@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/shared_fs/hdf5_attempt.h"
-
-#include "collectives/shared_fs/hdf5_container.h"
-#include "collectives/shared_fs/hdf5_handle.h"
+#include "collectives/shared_fs/hdf5_rounds.h"
 
 namespace driftless {
 
@@ -88,8 +85,7 @@ void Hdf5Attempt::close_part(std::size_t index, PartBuffer buffer,
   if (!part.synced || !failure_.ok() || over_) return;
   part.receipt.size_bytes = finished->buffer.bytes().size();
   part.receipt.hash = *hash;
-  finished->name = part.receipt.name;
-  finished->hash = *hash;
+  finished->receipt = part.receipt;
   queue_.push_back(std::move(finished));
   monitor_->changed.notify_all();
 }

@@ -49,6 +49,6 @@ struct Hdf5Options {
 // Reads with plain system calls: needs no MPI_Init, and no other rank. fetch() returns kIncomplete
 // where version.h5 is missing, cannot be opened (yet) or is shorter than it should be, kCorrupt
 // where it holds something else than the receipt says. Any thread; fetches take turns.
-[[nodiscard]] std::unique_ptr<PartReader> make_hdf5_reader();
+[[nodiscard]] PartReader make_hdf5_reader();
 
 }  // namespace driftless

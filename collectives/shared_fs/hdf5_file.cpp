@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/shared_fs/hdf5_file.h"
-
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstring>
 
-#include "collectives/mpi_rma/mpi_status.h"
+#include "collectives/shared_fs/hdf5_rounds.h"
 
 namespace driftless {
 namespace {

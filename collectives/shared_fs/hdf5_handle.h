@@ -6,11 +6,8 @@
 #include <hdf5.h>
 
 #include <mutex>
-#include <string>
-#include <string_view>
-#include <utility>
 
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless {
 

@@ -91,48 +91,44 @@ Status read_all(const Hid& dataset, std::byte* to, std::uint64_t size, const std
   return {};
 }
 
-class Hdf5Reader final : public PartReader {
- public:
-  Result<MappedFile> fetch(const std::string& directory, const PartReceipt& part,
-                           const Deadline& deadline) override {
-    const std::string path = join_path(directory, kHdf5FileName);
-    const std::string what = concat(path, ":", hdf5_group_name(part.rank), "/", part.name);
-    DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
-    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-    const Result<FileInfo> info = posix_file_system().info(path);
-    if (!info.ok() && info.status().code() == StatusCode::kNotFound) {
-      return error(StatusCode::kIncomplete, path, ": is not there (yet)");
-    }
-    if (!info.ok()) return info.status();
-    if (info->kind != FileKind::kFile) {
-      return error(StatusCode::kCorrupt, path, ": is no regular file");
-    }
-    // The file holds the part verbatim, so nothing larger than the file is allocated for it.
-    if (info->size_bytes < part.size_bytes) {
-      return error(StatusCode::kIncomplete, what, ": the file has ", info->size_bytes,
-                   " bytes, the part alone has ", part.size_bytes);
-    }
-    const Hdf5Scope scope;
-    DRIFTLESS_ASSIGN_OR_RETURN(const Hid file, open_file(path));
-    DRIFTLESS_ASSIGN_OR_RETURN(const Hid dataset, open_part(file, part, what));
-    return read(dataset, part.size_bytes, what, deadline);
+Result<MappedFile> read_dataset(const Hid& dataset, std::uint64_t size, const std::string& what,
+                                const Deadline& deadline) {
+  const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(std::malloc(size + 1)),
+                                          [](std::byte* bytes) { std::free(bytes); });
+  if (memory == nullptr) {
+    return error(StatusCode::kNoSpace, what, ": no memory for ", size, " bytes");
   }
+  DRIFTLESS_RETURN_IF_ERROR(read_all(dataset, memory.get(), size, what, deadline));
+  return MappedFile(what, memory, std::span<const std::byte>(memory.get(), size));
+}
 
- private:
-  static Result<MappedFile> read(const Hid& dataset, std::uint64_t size, const std::string& what,
+Result<MappedFile> fetch_dataset(const std::string& directory, const PartReceipt& part,
                                  const Deadline& deadline) {
-    const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(std::malloc(size + 1)),
-                                            [](std::byte* bytes) { std::free(bytes); });
-    if (memory == nullptr) {
-      return error(StatusCode::kNoSpace, what, ": no memory for ", size, " bytes");
-    }
-    DRIFTLESS_RETURN_IF_ERROR(read_all(dataset, memory.get(), size, what, deadline));
-    return MappedFile(what, memory, std::span<const std::byte>(memory.get(), size));
+  const std::string path = join_path(directory, kHdf5FileName);
+  const std::string what = concat(path, ":", hdf5_group_name(part.rank), "/", part.name);
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+  const Result<FileInfo> info = posix_file_system().info(path);
+  if (!info.ok() && info.status().code() == StatusCode::kNotFound) {
+    return error(StatusCode::kIncomplete, path, ": is not there (yet)");
   }
-};
+  if (!info.ok()) return info.status();
+  if (info->kind != FileKind::kFile) {
+    return error(StatusCode::kCorrupt, path, ": is no regular file");
+  }
+  // The file holds the part verbatim, so nothing larger than the file is allocated for it.
+  if (info->size_bytes < part.size_bytes) {
+    return error(StatusCode::kIncomplete, what, ": the file has ", info->size_bytes,
+                 " bytes, the part alone has ", part.size_bytes);
+  }
+  const Hdf5Scope scope;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hid file, open_file(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hid dataset, open_part(file, part, what));
+  return read_dataset(dataset, part.size_bytes, what, deadline);
+}
 
 }  // namespace
 
-std::unique_ptr<PartReader> make_hdf5_reader() { return std::make_unique<Hdf5Reader>(); }
+PartReader make_hdf5_reader() { return fetch_dataset; }
 
 }  // namespace driftless

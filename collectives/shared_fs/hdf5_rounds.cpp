@@ -128,9 +128,9 @@ Hdf5Rounds::Progress Hdf5Rounds::announce() {
       part_ = active_->front();
       if (part_ == nullptr) return Progress::kMoved;  // it failed this very moment
       message.kind = Hdf5Message::kPart;
-      message.size_bytes = part_->buffer.bytes().size();
-      message.hash = part_->hash;
-      std::copy(part_->name.begin(), part_->name.end(), message.name.begin());
+      message.size_bytes = part_->receipt.size_bytes;
+      message.hash = part_->receipt.hash;
+      std::ranges::copy(part_->receipt.name, message.name.begin());
       break;
   }
   return post(message, Phase::kAnnounced);

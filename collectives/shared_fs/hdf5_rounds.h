@@ -13,11 +13,154 @@
 // the leader's any more drop it, and all say their word again.
 #pragma once
 
+#include <array>
+#include <condition_variable>
+#include <deque>
+
 #include "collectives/mpi_rma/mpi_status.h"
-#include "collectives/shared_fs/hdf5_attempt.h"
-#include "collectives/shared_fs/hdf5_file.h"
+#include "collectives/open_part.h"
+#include "collectives/shared_fs/hdf5_container.h"
+#include "collectives/shared_fs/hdf5_handle.h"
 
 namespace driftless {
+
+// --- hdf5_attempt.cpp: one publication as this rank sees it. It stands between the callers'
+// threads, which fill parts, and the rounds, which write them.
+
+struct Hdf5FinishedPart {
+  PartReceipt receipt;
+  PartBuffer buffer;
+};
+
+// What a sink's threads share: one lock for all attempts, so that one condition wakes everybody.
+struct Hdf5Monitor {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
+// All calls from any thread, except where a line says otherwise. Shared by the sink, its rounds and
+// the parts' files.
+class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
+ public:
+  struct Limits {
+    std::uint64_t part_bytes = 0;
+    std::size_t queued_parts = 0;
+  };
+
+  // `id` is the same on all ranks, and no other attempt's. `deadline` bounds waits for room.
+  Hdf5Attempt(std::shared_ptr<Hdf5Monitor> monitor, std::string directory, Hash128 id,
+              unsigned rank, Limits limits, const Deadline& deadline);
+
+  [[nodiscard]] const std::string& directory() const { return directory_; }
+  [[nodiscard]] const Hash128& id() const { return id_; }
+
+  // For the callers. create_part() waits while the queue is full.
+  [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
+  // Nothing more comes; kInvalidArgument where a part is open, or was not synced.
+  [[nodiscard]] Status start_flush();
+  // Ok or failed for good.
+  [[nodiscard]] bool over() const;
+  // Waits until it is over, but not past the deadline.
+  [[nodiscard]] bool wait_over(const Deadline& deadline) const;
+  // How it ended, or why it will fail.
+  [[nodiscard]] Status status() const;
+  [[nodiscard]] std::vector<PartReceipt> receipts() const;
+  // From here on this rank says that it failed. The first reason stays; ok where it is over.
+  void fail(const Status& why);
+
+  // For the rounds.
+  enum class Word : unsigned char { kNothing, kPart, kNoMore, kFailed };
+  [[nodiscard]] Word word() const;
+  [[nodiscard]] Word word_locked() const;  // where the caller holds the monitor's lock
+  // The oldest finished part; stays in the queue, and counts against its bound, until it is popped.
+  [[nodiscard]] std::shared_ptr<const Hdf5FinishedPart> front() const;
+  void pop_front();
+  void end(const Status& how);
+
+ private:
+  friend class Hdf5Part;
+  struct Part {
+    PartReceipt receipt;
+    bool closed = false, synced = false;
+  };
+
+  // A part's file is closed; `hash` is there where it was synced after its last write. Does not
+  // wait.
+  void close_part(std::size_t index, PartBuffer buffer, const std::optional<Hash128>& hash);
+  [[nodiscard]] Status wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path);
+
+  const std::shared_ptr<Hdf5Monitor> monitor_;
+  const std::string directory_;
+  const Hash128 id_;
+  const unsigned rank_;
+  const Limits limits_;
+  const Deadline deadline_;
+  // Guarded by the monitor.
+  std::vector<Part> parts_;  // in the order of creation
+  std::deque<std::shared_ptr<const Hdf5FinishedPart>> queue_;
+  bool flushing_ = false, over_ = false;
+  Status failure_;
+};
+
+// --- hdf5_file.cpp: version.h5 while it is written, by calls that all ranks make together.
+
+// As it travels, between ranks of one build: plain bytes.
+struct Hdf5Message {
+  enum Kind : std::uint32_t { kPart = 1, kNoMore = 2, kFailed = 3, kGo = 4 };
+
+  std::uint32_t kind = kFailed;
+  std::uint32_t code = 0;       // of a failure
+  std::uint64_t file_open = 0;  // whether the sender takes part in closing the file
+  Hash128 attempt;
+  std::uint64_t size_bytes = 0;  // of a part, like the following
+  Hash128 hash;
+  std::array<char, kMaxHdf5PartName + 1> name{};  // ends with a zero
+  std::array<char, 512> text{};                   // of a failure; ends with a zero
+
+  void set_failure(const Status& why);
+  [[nodiscard]] Status failure(unsigned rank) const;
+};
+
+// Each call is made by all ranks, in the same order, with the same arguments except `mine`; the
+// ranks agree on that before. A call that fails leaves the file open where it was.
+class Hdf5VersionFile {
+ public:
+  Hdf5VersionFile(MPI_Comm ranks, unsigned rank, unsigned size, Hdf5Options options)
+      : ranks_(ranks), rank_(rank), size_(size), options_(std::move(options)) {}
+
+  [[nodiscard]] bool is_open() const { return file_.valid(); }
+  // Overwrites what is at `path`.
+  [[nodiscard]] Status create(const std::string& path);
+  // A dataset for every rank that announced a part, in the order of ranks; then each rank writes
+  // its own.
+  [[nodiscard]] Status write_round(const std::vector<Hdf5Message>& announced,
+                                   std::span<const std::byte> mine);
+  // All bytes handed to stable storage. Where it failed on any rank, discard() is next.
+  [[nodiscard]] Status flush();
+  // After flush() went well on all ranks: closed, and synced once more by the leader.
+  [[nodiscard]] Status close();
+  // Closes a file that is not wanted, and removes its content first: room for what HDF5 writes even
+  // then. Nothing where it is not open.
+  void discard();
+  // Left open: another rank does not take part in closing it, or HDF5 could not write what it must
+  // (a close that failed would end the process in H5close()).
+  void leave();
+
+ private:
+  [[nodiscard]] Result<Hid> access_properties() const;
+  [[nodiscard]] Status create_groups();
+  [[nodiscard]] Result<Hid> create_dataset(unsigned rank, const Hdf5Message& part);
+  [[nodiscard]] Status write(const Hid& dataset, std::span<const std::byte> bytes);
+  [[nodiscard]] Status write_error(std::uint64_t bytes) const;
+
+  const MPI_Comm ranks_;
+  const unsigned rank_, size_;
+  const Hdf5Options options_;
+  std::string path_;
+  Hid file_;
+};
+
+// --- hdf5_rounds.cpp
 
 // What the leader's begin() leaves in place of version.h5 until the file is made: the attempt's id.
 [[nodiscard]] Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id);

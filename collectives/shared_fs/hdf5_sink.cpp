@@ -2,7 +2,6 @@
 #include <limits>
 #include <thread>
 
-#include "collectives/shared_fs/hdf5_container.h"
 #include "collectives/shared_fs/hdf5_rounds.h"
 
 namespace driftless {

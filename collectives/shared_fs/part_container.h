@@ -3,6 +3,8 @@
 // HDF5 file written by all ranks together (hdf5_container.h, where it is built).
 #pragma once
 
+#include <functional>
+
 #include "collectives/road.h"
 
 namespace driftless {
@@ -18,20 +20,17 @@ class PartSink {
   [[nodiscard]] virtual Status abort() = 0;
 };
 
-class PartReader {
- public:
-  virtual ~PartReader() = default;
-  // kIncomplete where the part is not there, or not whole (yet).
-  [[nodiscard]] virtual Result<MappedFile> fetch(const std::string& directory,
-                                                 const PartReceipt& part,
-                                                 const Deadline& deadline) = 0;
-};
+// Reads a part out of a publication's directory. kIncomplete where it is not there, or not whole
+// (yet).
+using PartReader = std::function<Result<MappedFile>(
+    const std::string& directory, const PartReceipt& part, const Deadline& deadline)>;
 
 // A file each. `fs` outlives them. The sink leaves removing to the directory's owner.
 [[nodiscard]] std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs);
 // Reads a file into memory; maps it where it is larger than `map_above_bytes`. A mapping is
 // cheaper, but an I/O error in it ends the process.
-[[nodiscard]] std::unique_ptr<PartReader> make_part_files_reader(
-    FileSystem& fs, std::uint64_t map_above_bytes = std::uint64_t{1} << 30);
+[[nodiscard]] PartReader make_part_files_reader(FileSystem& fs,
+                                                std::uint64_t map_above_bytes = std::uint64_t{1}
+                                                                                << 30);
 
 }  // namespace driftless

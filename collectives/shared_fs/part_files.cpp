@@ -86,69 +86,60 @@ class PartFilesSink final : public PartSink {
   std::vector<std::shared_ptr<FilePart>> parts_;
 };
 
-class PartFilesReader final : public PartReader {
- public:
-  PartFilesReader(FileSystem& fs, std::uint64_t map_above_bytes)
-      : fs_(&fs), map_above_bytes_(map_above_bytes) {}
-
-  Result<MappedFile> fetch(const std::string& directory, const PartReceipt& part,
-                           const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-    const std::string path = join_path(directory, part.name);
-    const Result<FileInfo> info = fs_->info(path);
-    if (!info.ok()) {
-      return info.status().code() == StatusCode::kNotFound
-                 ? error(StatusCode::kIncomplete, path, ": the part is not there (yet)")
-                 : info.status();
-    }
-    if (info->kind != FileKind::kFile) {
-      return error(StatusCode::kCorrupt, path, ": not a regular file");
-    }
-    if (info->size_bytes != part.size_bytes) {
-      const bool shorter = info->size_bytes < part.size_bytes;
-      return error(shorter ? StatusCode::kIncomplete : StatusCode::kCorrupt, path, ": ",
-                   info->size_bytes, " bytes", shorter ? " so far, " : ", ", part.size_bytes,
-                   " were expected");
-    }
-    if (part.size_bytes > map_above_bytes_) return map(path, part);
-    return read(path, part, deadline);
+// Under the part's name, as on every road.
+Result<MappedFile> map_part(FileSystem& fs, const std::string& path, const PartReceipt& part) {
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
+  if (mapped.bytes().size() != part.size_bytes) {
+    return error(StatusCode::kIncomplete, path, ": its size is changing");
   }
+  auto owner = std::make_shared<const MappedFile>(std::move(mapped));
+  const std::span<const std::byte> bytes = owner->bytes();
+  return MappedFile(part.name, std::move(owner), bytes);
+}
 
- private:
-  // Under the part's name, as on every road.
-  [[nodiscard]] Result<MappedFile> map(const std::string& path, const PartReceipt& part) {
-    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs_->map(path));
-    if (mapped.bytes().size() != part.size_bytes) {
-      return error(StatusCode::kIncomplete, path, ": its size is changing");
-    }
-    auto owner = std::make_shared<const MappedFile>(std::move(mapped));
-    const std::span<const std::byte> bytes = owner->bytes();
-    return MappedFile(part.name, std::move(owner), bytes);
+Result<MappedFile> read_part(FileSystem& fs, const std::string& path, const PartReceipt& part,
+                             const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open_to_read(path));
+  const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[part.size_bytes]);
+  if (memory == nullptr) {
+    return error(StatusCode::kNoSpace, path, ": no memory for ", part.size_bytes, " bytes");
   }
-
-  [[nodiscard]] Result<MappedFile> read(const std::string& path, const PartReceipt& part,
-                                        const Deadline& deadline) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->open_to_read(path));
-    const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[part.size_bytes]);
-    if (memory == nullptr) {
-      return error(StatusCode::kNoSpace, path, ": no memory for ", part.size_bytes, " bytes");
+  const std::span<std::byte> bytes(memory.get(), part.size_bytes);
+  for (std::uint64_t done = 0; done < bytes.size(); done += kReadPieceBytes) {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path)));
+    const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, bytes.size() - done);
+    const Status read = file->pread(done, bytes.subspan(done, size));
+    if (read.code() == StatusCode::kCorrupt) {
+      return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
     }
-    const std::span<std::byte> bytes(memory.get(), part.size_bytes);
-    for (std::uint64_t done = 0; done < bytes.size(); done += kReadPieceBytes) {
-      DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path)));
-      const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, bytes.size() - done);
-      const Status read = file->pread(done, bytes.subspan(done, size));
-      if (read.code() == StatusCode::kCorrupt) {
-        return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
-      }
-      DRIFTLESS_RETURN_IF_ERROR(read);
-    }
-    return MappedFile(part.name, memory, bytes);
+    DRIFTLESS_RETURN_IF_ERROR(read);
   }
+  return MappedFile(part.name, memory, bytes);
+}
 
-  FileSystem* fs_;
-  std::uint64_t map_above_bytes_;
-};
+Result<MappedFile> fetch_file(FileSystem& fs, std::uint64_t map_above_bytes,
+                              const std::string& directory, const PartReceipt& part,
+                              const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+  const std::string path = join_path(directory, part.name);
+  const Result<FileInfo> info = fs.info(path);
+  if (!info.ok()) {
+    return info.status().code() == StatusCode::kNotFound
+               ? error(StatusCode::kIncomplete, path, ": the part is not there (yet)")
+               : info.status();
+  }
+  if (info->kind != FileKind::kFile) {
+    return error(StatusCode::kCorrupt, path, ": not a regular file");
+  }
+  if (info->size_bytes != part.size_bytes) {
+    const bool shorter = info->size_bytes < part.size_bytes;
+    return error(shorter ? StatusCode::kIncomplete : StatusCode::kCorrupt, path, ": ",
+                 info->size_bytes, " bytes", shorter ? " so far, " : ", ", part.size_bytes,
+                 " were expected");
+  }
+  if (part.size_bytes > map_above_bytes) return map_part(fs, path, part);
+  return read_part(fs, path, part, deadline);
+}
 
 }  // namespace
 
@@ -156,8 +147,11 @@ std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs) {
   return std::make_unique<PartFilesSink>(fs);
 }
 
-std::unique_ptr<PartReader> make_part_files_reader(FileSystem& fs, std::uint64_t map_above_bytes) {
-  return std::make_unique<PartFilesReader>(fs, map_above_bytes);
+PartReader make_part_files_reader(FileSystem& fs, std::uint64_t map_above_bytes) {
+  return [&fs, map_above_bytes](const std::string& directory, const PartReceipt& part,
+                                const Deadline& deadline) {
+    return fetch_file(fs, map_above_bytes, directory, part, deadline);
+  };
 }
 
 }  // namespace driftless

@@ -11,7 +11,7 @@ namespace {
 
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(FileSystem& fs, SharedFsOptions options, std::unique_ptr<PartReader> reader)
+  Receiver(FileSystem& fs, SharedFsOptions options, PartReader reader)
       : fs_(&fs),
         options_(std::move(options)),
         reader_(std::move(reader)),
@@ -74,7 +74,7 @@ class Receiver final : public ReceiveRoad {
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
-    auto bytes = reader_->fetch(path(id), part, deadline);
+    auto bytes = reader_(path(id), part, deadline);
     if (!bytes.ok()) return or_gone(id, bytes.status());
     return bytes;
   }
@@ -135,7 +135,7 @@ class Receiver final : public ReceiveRoad {
 
   FileSystem* fs_;
   const SharedFsOptions options_;
-  std::unique_ptr<PartReader> reader_;
+  PartReader reader_;
   std::optional<Deadline::Clock::time_point> hook_ended_;
   std::set<PublicationId> whole_;  // seen with DONE; need no second look
   std::string id_;                 // as last reported
@@ -147,7 +147,7 @@ class Receiver final : public ReceiveRoad {
 
 Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(FileSystem& fs,
                                                              const SharedFsOptions& options,
-                                                             std::unique_ptr<PartReader> reader) {
+                                                             PartReader reader) {
   DRIFTLESS_RETURN_IF_ERROR(shared_fs::check_options(options));
   if (reader == nullptr) reader = make_part_files_reader(fs);
   return std::unique_ptr<ReceiveRoad>(

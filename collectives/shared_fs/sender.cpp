@@ -288,9 +288,6 @@ class Sender final : public SendRoad {
     return removed;
   }
 
-  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
-  void progress() override {}
-
  private:
   struct Pending {
     PublicationId id;

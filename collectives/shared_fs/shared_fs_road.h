@@ -54,6 +54,6 @@ struct SharedFsOptions {
     std::unique_ptr<PartSink> sink = nullptr);
 // `reader` finds the parts that the publishers' sinks wrote (null: a file each).
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(
-    FileSystem& fs, const SharedFsOptions& options, std::unique_ptr<PartReader> reader = nullptr);
+    FileSystem& fs, const SharedFsOptions& options, PartReader reader = nullptr);
 
 }  // namespace driftless

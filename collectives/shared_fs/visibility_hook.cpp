@@ -7,14 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <optional>
-#include <string_view>
 
-#include "collectives/descriptor.h"
+#include "core/descriptor.h"
 
 extern char** environ;  // NOLINT: passed on to the command, not looked at
 

@@ -2,13 +2,7 @@
 // A visibility hook: a command of the operator's, run through /bin/sh.
 #pragma once
 
-#include <chrono>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "core/deadline.h"
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::shared_fs {
 

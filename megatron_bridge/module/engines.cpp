@@ -212,7 +212,7 @@ std::shared_ptr<MappedHolder> make_mapped(
     parts.writer =
         std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
   }
-  if (device) parts.memory = take(open_device_memory(*device));
+  if (device) parts.memory = take(make_device_memory(*device));
   MappedOptions options;
   if (version) {
     options.initial.emplace();
@@ -258,7 +258,7 @@ class HeldMasked {
  public:
   using Dense = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
 
-  explicit HeldMasked(int device) : device_(device), masked_(take(open_masked_device(device))) {}
+  explicit HeldMasked(int device) : device_(device), masked_(take(make_masked_device(device))) {}
 
   void stage(std::shared_ptr<HeldChanges> changes, const std::vector<std::string>& names,
              std::uint64_t dense_bytes, const std::vector<Dense>& first) {

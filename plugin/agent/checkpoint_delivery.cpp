@@ -2,7 +2,6 @@
 // Delivery into a checkpoint directory.
 #include <unistd.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "collectives/forwarding_receive_road.h"
@@ -10,7 +9,6 @@
 #include "core/version.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
-#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

@@ -5,20 +5,8 @@
 // One thread at a time. The road outlives it.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "collectives/road.h"
-#include "core/digest.h"
-#include "core/hash128.h"
 #include "plugin/engines/engine_session.h"
 #include "plugin/job/config.h"
-#include "plugin/receive/receiver.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 

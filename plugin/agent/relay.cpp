@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/agent/relay.h"
 
-#include <algorithm>
-
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/frame.h"
 #include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/zstd_stream.h"
-#include "plugin/receive/receiver.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -268,7 +265,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   }
   if (part->memory_kind() != MemoryKind::kHost) {
     return error(StatusCode::kUnsupported, what,
-                 ": lies in device memory: set road.nccl.landing: host for an agent");
+                 ": lies in device memory: set road.nccl.arrival: host for an agent");
   }
   if (part->bytes().size() != file.size_bytes || xxh3_128(part->bytes()) != file.hash) {
     return error(StatusCode::kCorrupt, what, " has ", part->bytes().size(), " bytes with xxh3-128 ",

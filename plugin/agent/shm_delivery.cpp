@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery through shared memory.
 
-#include "collectives/host_shm/host_shm_road.h"
-#include "plugin/agent/delivery.h"
 #include "plugin/agent/relay.h"
-#include "plugin/engines/engine_session.h"
 #include "plugin/job/report_proof.h"
-#include "plugin/receive/receiver.h"
 
 namespace driftless {
 namespace {

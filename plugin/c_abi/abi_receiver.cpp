@@ -155,7 +155,7 @@ Status AbiReceiver::start(const std::optional<VersionId>& holds, std::optional<W
   if (phase_ == Phase::kBroken) return check_started();
   if (config_.frames_on_device() && tensors_.device() == nullptr) {
     return error(StatusCode::kInvalidArgument,
-                 "road.nccl.landing: device needs tensors on a GPU: others are patched from host "
+                 "road.nccl.arrival: device needs tensors on a GPU: others are patched from host "
                  "memory");
   }
   // A wrong tensor is told before anybody is met.

@@ -8,7 +8,6 @@
 #include <yaml-cpp/mark.h>
 #include <yaml-cpp/parser.h>
 
-#include <algorithm>
 #include <set>
 #include <sstream>
 

@@ -7,24 +7,12 @@
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "collectives/host_shm/host_shm_road.h"
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "core/status.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
-#include "plugin/publish/publisher_device.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
@@ -61,8 +49,8 @@ struct AgentOptions {
 };
 
 // Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
-inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs",
-                                  kLoopback = "loopback", kNccl = "nccl", kHostShm = "host_shm";
+inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs", kNccl = "nccl",
+                                  kHostShm = "host_shm";
 
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token
@@ -78,7 +66,6 @@ struct Config {
   std::string road{kMpiRma};  // road.kind: the name of a road
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
-  LoopbackOptions loopback;
   HostShmOptions host_shm;
   NcclOptions nccl;              // without its hash
   RendezvousOptions rendezvous;  // of nccl
@@ -106,7 +93,7 @@ struct Config {
   }
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
-    return road == kNccl && nccl.landing == MemoryKind::kDevice;
+    return road == kNccl && nccl.arrival == MemoryKind::kDevice;
   }
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {

@@ -2,13 +2,8 @@
 // Rows of the table of keys, made of kinds of values and of the fields that they are kept in.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <limits>
-#include <string>
-#include <string_view>
 #include <type_traits>
-#include <utility>
 
 #include "formats/strict_json.h"
 #include "plugin/job/config.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of keys.
-#include <algorithm>
 #include <array>
 
 #include "plugin/job/config_key_makers.h"
@@ -14,7 +13,7 @@ constexpr Choice<UpdateMode> kModes[] = {{"delta", UpdateMode::kDelta},
                                          {"full", UpdateMode::kFull}};
 constexpr Choice<RendezvousKind> kRendezvous[] = {
     {"mpi", RendezvousKind::kMpi}, {"tcp", RendezvousKind::kTcp}, {"file", RendezvousKind::kFile}};
-constexpr Choice<MemoryKind> kLandings[] = {{"host", MemoryKind::kHost},
+constexpr Choice<MemoryKind> kArrivals[] = {{"host", MemoryKind::kHost},
                                             {"device", MemoryKind::kDevice}};
 constexpr Choice<ResumeMode> kResumes[] = {
     {"auto", ResumeMode::kAuto}, {"never", ResumeMode::kNever}, {"require", ResumeMode::kRequire}};
@@ -120,16 +119,15 @@ constexpr std::array kKeys = {
         "road.layout", kLayouts,
         "Files of a version on shared_fs. auto: flush there, frames on other roads"),
     key<Size<64 * kKiB, 16 * kTiB>, DRIFTLESS_FIELD(mpi_rma.ring_bytes),
-        DRIFTLESS_FIELD(loopback.ring_bytes), DRIFTLESS_FIELD(nccl.ring_bytes)>(
+        DRIFTLESS_FIELD(nccl.ring_bytes)>(
         "road.ring_size",
-        "mpi_rma, loopback: memory for versions on each trainer rank; nccl: on each rollout's GPU, "
-        "of each trainer rank"),
+        "mpi_rma: memory for versions on each trainer rank; nccl: on each rollout's GPU, of each "
+        "trainer rank"),
     road_key<Count<1, 65'536>, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.ring_versions)>,
-             OfRoad<kLoopback, DRIFTLESS_FIELD(loopback.ring_versions)>,
              OfRoad<kNccl, DRIFTLESS_FIELD(nccl.ring_versions)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.versions), false>>(
         "road.ring_versions", kNumberOrAuto,
-        "mpi_rma, loopback, nccl: versions kept at most. auto: 64, on loopback and nccl 32"),
+        "mpi_rma, nccl: versions kept at most. auto: 64, on nccl 32"),
     auto_key<Size<0, 16 * kTiB>, DRIFTLESS_FIELD(anchor_auto),
              DRIFTLESS_FIELD(mpi_rma.anchor_bytes), true>(
         "road.anchor_size", kSizeOrAuto,
@@ -150,8 +148,8 @@ constexpr std::array kKeys = {
         "road.nccl.dir", kPath, "file: a directory that all see, closed to other users"),
     key<Count<0, 1023>, DRIFTLESS_FIELD(nccl.device)>(
         "road.nccl.device", "The GPU, among those that the process may use"),
-    key<OneOf<kLandings>, DRIFTLESS_FIELD(nccl.landing)>(
-        "road.nccl.landing", "host or device", "Where a rollout finds the frames that arrived"),
+    key<OneOf<kArrivals>, DRIFTLESS_FIELD(nccl.arrival)>(
+        "road.nccl.arrival", "host or device", "Where a rollout finds the frames that arrived"),
     key<Count<>, DRIFTLESS_FIELD(nccl.receivers)>(
         "road.nccl.receivers",
         "The first version waits until so many rollouts have joined; 0: those of the mpirun job"),
@@ -186,11 +184,9 @@ constexpr std::array kKeys = {
         "Its longest. auto: 1s, on mpi_rma and host_shm 50ms"),
     road_key<Duration, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.patience)>,
              OfRoad<kSharedFs, DRIFTLESS_FIELD(shared_fs.patience)>,
-             OfRoad<kLoopback, DRIFTLESS_FIELD(loopback.patience)>,
              OfRoad<kNccl, DRIFTLESS_FIELD(nccl.patience)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.patience)>>(
-        "road.patience", kDurationOrAuto,
-        "How long a silent rollout counts as there. auto: 10min, on loopback 1min"),
+        "road.patience", kDurationOrAuto, "How long a silent rollout counts as there. auto: 10min"),
     key<Switch, DRIFTLESS_FIELD(publisher.first_anchor)>(
         "anchors.first", "Publish version 0 whole, for rollouts that have no base"),
     key<Count<>, DRIFTLESS_FIELD(publisher.anchor_every)>(

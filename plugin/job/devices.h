@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's part of a job, as its configuration asks for it. Built with or without CUDA: without,
-// the calls say so.
+// these calls, make_device_memory() and make_masked_device() say so.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-
-#include "core/status.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/job/config.h"
-#include "plugin/targets/masked_device.h"
-#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -21,10 +15,5 @@ namespace driftless {
 using DeviceTarget = MappedTarget;
 [[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
     const Config& config, const std::optional<std::string>& base);
-
-// Where a module on a GPU keeps its parameters (make_device_memory()).
-[[nodiscard]] Result<std::shared_ptr<WeightMemory>> open_device_memory(int device);
-// What its loader's masked overwrites go through (make_masked_device()).
-[[nodiscard]] Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device);
 
 }  // namespace driftless

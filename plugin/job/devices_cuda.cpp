@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // devices.h where CUDA is in the build.
-#include "plugin/device/device_factories.h"
 #include "plugin/job/devices.h"
 #include "plugin/targets/mapped_target.h"
 
@@ -16,14 +15,6 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config& config,
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<WeightMemory> memory,
                              make_device_memory(config.gpu.device));
   return make_owned_target(posix_file_system(), base, config.receiver.threads, std::move(memory));
-}
-
-Result<std::shared_ptr<WeightMemory>> open_device_memory(int device) {
-  return make_device_memory(device);
-}
-
-Result<std::unique_ptr<MaskedDevice>> open_masked_device(int device) {
-  return make_masked_device(device);
 }
 
 }  // namespace driftless

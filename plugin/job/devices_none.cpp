@@ -22,11 +22,11 @@ Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config&,
   return no_cuda("receiver.target: device");
 }
 
-Result<std::shared_ptr<WeightMemory>> open_device_memory(int) {
+Result<std::shared_ptr<WeightMemory>> make_device_memory(int) {
   return no_cuda("parameters on a GPU");
 }
 
-Result<std::unique_ptr<MaskedDevice>> open_masked_device(int) {
+Result<std::unique_ptr<MaskedDevice>> make_masked_device(int) {
   return no_cuda("parameters on a GPU");
 }
 

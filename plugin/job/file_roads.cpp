@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The roads that need no further library, for a process of a job.
-#include "collectives/host_shm/host_shm_road.h"
-#include "collectives/shared_fs/shared_fs_road.h"
-#include "core/file_system.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {

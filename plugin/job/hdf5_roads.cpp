@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // shared_fs with one HDF5 file per version, which the trainers write together.
 #include "collectives/shared_fs/hdf5_container.h"
-#include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/job/mpi_comms.h"
 #include "plugin/job/road_openers.h"
 

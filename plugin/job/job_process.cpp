@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -36,11 +35,6 @@ class SoloProcess final : public JobProcess {
   }
 };
 
-const Road* find_road(const RoadTable& table, std::string_view name) {
-  const auto at = std::ranges::find(table.roads, name, &Road::name);
-  return at == table.roads.end() ? nullptr : &*at;
-}
-
 Status check_part(const RoadTable& table, std::string_view name, std::string_view key) {
   const auto at = std::ranges::find(table.parts, name, &Part::name);
   if (at == table.parts.end() || at->why_not.empty()) return {};
@@ -48,8 +42,9 @@ Status check_part(const RoadTable& table, std::string_view name, std::string_vie
 }
 
 Result<const Road*> road_of(const RoadTable& table, const Config& config) {
-  const Road* const road = find_road(table, config.road_row());
-  if (road == nullptr) {
+  const auto road =
+      std::ranges::find(table.roads, std::string_view(config.road_row()), &Road::name);
+  if (road == table.roads.end()) {
     std::string names;
     for (const Road& row : table.roads) {
       if (row.name.find('/') == std::string_view::npos) names += concat(" ", row.name);
@@ -61,7 +56,7 @@ Result<const Road*> road_of(const RoadTable& table, const Config& config) {
     return error(StatusCode::kUnsupported, road->key, ": ", road->name,
                  " is not in this build: ", road->at.why_not);
   }
-  return road;
+  return &*road;
 }
 
 Result<const RoadTable*> load_roads(const Availability& at) {

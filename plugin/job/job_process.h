@@ -5,18 +5,7 @@
 // destroyed before close().
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-
 #include "collectives/group.h"
-#include "collectives/road.h"
-#include "core/deadline.h"
-#include "core/status.h"
-#include "plugin/job/config.h"
 #include "plugin/job/roads.h"
 
 namespace driftless {

@@ -2,12 +2,9 @@
 #include "plugin/job/metrics.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "plugin/job/job_process.h"
 
@@ -68,18 +65,16 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& pa
                                                            std::string_view role, unsigned rank) {
   if (path.empty()) return std::unique_ptr<MetricsWriter>();
   std::string file = filled_in(path, role, rank);
-  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  if (fd < 0) return errno_status(errno, concat("metrics.file: ", file));
-  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file), fd));
+  Descriptor fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd.valid()) return errno_status(errno, concat("metrics.file: ", file));
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file), std::move(fd)));
 }
-
-MetricsWriter::~MetricsWriter() { ::close(fd_); }
 
 Status MetricsWriter::write(const OrderedJson& line) {
   const std::string text = concat(torn_ ? "\n" : "", json_line(line), "\n");
   ssize_t written = -1;
   do {
-    written = ::write(fd_, text.data(), text.size());
+    written = ::write(file_.get(), text.data(), text.size());
   } while (written < 0 && errno == EINTR);
   const int reason = written < 0 ? errno : ENOSPC;
   if (written == static_cast<ssize_t>(text.size())) {

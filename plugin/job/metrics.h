@@ -5,13 +5,9 @@
 // happens is told. One thread at a time.
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <string>
-#include <string_view>
 
-#include "core/status.h"
+#include "core/descriptor.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
@@ -31,18 +27,14 @@ class MetricsWriter {
   [[nodiscard]] static Result<std::unique_ptr<MetricsWriter>> open(const std::string& path,
                                                                    std::string_view role,
                                                                    unsigned rank);
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
-  ~MetricsWriter();
-
   // The first failure is returned, later ones are only counted.
   [[nodiscard]] Status write(const nlohmann::ordered_json& line);
-  [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
 
  private:
-  MetricsWriter(std::string path, int descriptor) : path_(std::move(path)), fd_(descriptor) {}
+  MetricsWriter(std::string path, Descriptor file)
+      : path_(std::move(path)), file_(std::move(file)) {}
   std::string path_;
-  int fd_;
+  Descriptor file_;
   std::uint64_t dropped_ = 0;
   bool torn_ = false;  // the last line was cut: the next begins on a new one
 };

@@ -6,7 +6,6 @@
 // that initialized MPI.
 #include <array>
 #include <cstdlib>
-#include <vector>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/mpi_rma/mpi_status.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/mpi_rendezvous.h"
 #include "plugin/job/mpi_comms.h"
-#include "plugin/job/nccl_meeting.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {

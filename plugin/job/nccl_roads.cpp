@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>
 
 #include "kernels/device_hash.h"
-#include "plugin/job/nccl_meeting.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {
@@ -16,7 +14,7 @@ Result<std::unique_ptr<SendRoad>> make_nccl_sender(const NcclOptions& options,
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Hub> hub, meeting.hub());
     return nccl::make_leading_sender(options, place.trainers, std::move(fabric), std::move(hub));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector, meeting.connector());
+  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, meeting.connector());
   return nccl::make_other_sender(options, place.rank, place.trainers, std::move(fabric),
                                  std::move(connector));
 }
@@ -24,7 +22,7 @@ Result<std::unique_ptr<SendRoad>> make_nccl_sender(const NcclOptions& options,
 Result<std::unique_ptr<ReceiveRoad>> make_nccl_receiver(const NcclOptions& options,
                                                         const NcclMeeting& meeting) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<nccl::Fabric> fabric, make_nccl_fabric(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector, meeting.connector());
+  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, meeting.connector());
   return nccl::make_receiver(options, std::move(fabric), std::move(connector));
 }
 

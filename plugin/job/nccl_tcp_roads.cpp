@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/nccl_meeting.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/notified_engines.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <system_error>
 

@@ -3,13 +3,6 @@
 // and the account of what they took. One thread.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "plugin/engines/engine_notifier.h"
 #include "plugin/job/config.h"
 
 namespace driftless {

@@ -3,12 +3,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
-#include <utility>
-
-#include "collectives/shared_fs/shared_fs_road.h"
-#include "formats/receiver_proof.h"
-
 namespace driftless {
 
 Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,

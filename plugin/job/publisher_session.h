@@ -6,16 +6,10 @@
 // Collective calls are those of Publisher. One thread at a time. The process outlives it.
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
-#include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
 #include "plugin/job/run_end.h"
-#include "plugin/publish/publisher.h"
 
 namespace driftless {
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/receiver_session.h"
 
-#include <algorithm>
-#include <utility>
-
 #include <nlohmann/json.hpp>
 
 #include "collectives/forwarding_receive_road.h"

@@ -11,18 +11,11 @@
 // One thread at a time. Targets outlive the session, or drop() comes first.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 
-#include "core/deadline.h"
-#include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/run_end.h"
-#include "plugin/receive/receiver.h"
 
 namespace driftless {
 
@@ -90,7 +83,6 @@ class ReceiverSession {
   [[nodiscard]] Status close(const Deadline& deadline);
 
   [[nodiscard]] bool joined() const { return road_ != nullptr; }
-  [[nodiscard]] bool opened() const { return receiver_ != nullptr; }
   [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] JobProcess& process() { return *process_; }
   // [opened]

@@ -3,6 +3,7 @@
 // table knows which are.
 #pragma once
 
+#include "collectives/nccl/nccl_road.h"
 #include "plugin/job/roads.h"
 
 namespace driftless {
@@ -28,5 +29,16 @@ namespace driftless {
 [[nodiscard]] Result<OpenRoad> open_nccl_road(const Config& config, const RoadPlace& place);
 [[nodiscard]] Result<OpenRoad> open_nccl_tcp_road(const Config& config, const RoadPlace& place);
 [[nodiscard]] Result<OpenRoad> open_nccl_mpi_road(const Config& config, const RoadPlace& place);
+
+// What these have in common.
+// How the processes find each other.
+struct NcclMeeting {
+  std::function<Result<std::unique_ptr<nccl::Hub>>()> hub;
+  std::function<Result<nccl::Connector>()> connector;
+};
+
+// Hashes are computed on the device.
+[[nodiscard]] OpenRoad nccl_road(const NcclOptions& options, const RoadPlace& place,
+                                 const NcclMeeting& meeting);
 
 }  // namespace driftless

@@ -54,15 +54,14 @@ constexpr std::array kRoads = {
     Road{.name = "nccl/tcp",
          .help = "rendezvous of the nccl road over TCP",
          .at = nccl_with(DRIFTLESS_WHY_NOT_OPENSSL),
-         .open = if_linked < kHasNccl && kTcp,
-         open_nccl_tcp_road >,
+         .open = if_linked<(kHasNccl && kTcp), open_nccl_tcp_road>,
          .key = "road.nccl.rendezvous"},
     Road{.name = "nccl/mpi",
          .help = "rendezvous of the nccl road in one mpirun job",
          .at = nccl_with(DRIFTLESS_WHY_NOT_MPI),
-         .open = if_linked < kHasNccl && kMpi,
-         open_nccl_mpi_road >
-         , .needs_mpi = always, .key = "road.nccl.rendezvous"},
+         .open = if_linked<(kHasNccl && kMpi), open_nccl_mpi_road>,
+         .needs_mpi = always,
+         .key = "road.nccl.rendezvous"},
 };
 
 constexpr std::array kParts = {

@@ -6,17 +6,8 @@
 // is loaded when a job asks for it (on_demand/loaded_library.h).
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "collectives/road.h"
-#include "core/status.h"
 #include "plugin/job/config.h"
 #include "plugin/job/watchdog.h"
 

@@ -6,15 +6,6 @@
 // of host_shm a word in the shared memory (the road's row in roads.cpp).
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-
-#include "core/digest.h"
-#include "core/hash128.h"
-#include "core/status.h"
 #include "plugin/job/job_process.h"
 
 namespace driftless {

@@ -2,7 +2,9 @@
 // Watchdog: a deadline for calls into a library that has none (MPI_Init, making windows).
 #pragma once
 
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -20,7 +22,16 @@ using LateHandler = std::function<void(const Status& why)>;
 // a handler it does nothing, and starts no thread.
 class Watchdog {
  public:
-  Watchdog(const Deadline& deadline, std::string what, const LateHandler& late);
+  Watchdog(const Deadline& deadline, std::string what, const LateHandler& late) {
+    if (!late) return;
+    thread_ = std::jthread([deadline, late, what = std::move(what)](const std::stop_token& done) {
+      std::mutex mutex;
+      std::condition_variable_any ended;
+      std::unique_lock lock(mutex);
+      ended.wait_until(lock, done, deadline.at(), [] { return false; });
+      if (!done.stop_requested()) late(deadline.check(what));
+    });
+  }
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 

@@ -185,7 +185,7 @@ int main(int argc, char** argv) {
   setenv("NCCL_HOSTID", trains ? "trainer" : "rollout", 0);
   setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   const auto config = parse_config(
-      "snapshot: device\nencoding: deltas\nroad: {kind: nccl, nccl: {landing: device}}\n",
+      "snapshot: device\nencoding: deltas\nroad: {kind: nccl, nccl: {arrival: device}}\n",
       "the benchmark's configuration", {});
   must(config.status());
   auto process =

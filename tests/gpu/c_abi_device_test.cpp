@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "gpu/landing.h"
+#include "gpu/arrival.h"
 #include "plugin/publish/publisher.h"
 #include "support/published_run.h"
 #include "support/temp_dir.h"

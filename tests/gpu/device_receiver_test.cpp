@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/loopback_road.h"
-#include "gpu/landing.h"
+#include "gpu/arrival.h"
 #include "plugin/device/device_factories.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 struct Setting {
   Encoding encoding;
-  Landing landing;
+  Arrival arrival;
 };
 
 // Every dtype that there is, and several sizes of bf16.
@@ -33,8 +33,8 @@ Weights weights_of_all_dtypes(std::uint64_t seed) {
 }
 
 struct Follower {
-  Follower(LoopbackHub& hub, Landing landing, std::string id, std::unique_ptr<WeightTarget> kept)
-      : road(hub.receiver(), landing), target(std::move(kept)) {
+  Follower(LoopbackHub& hub, Arrival arrival, std::string id, std::unique_ptr<WeightTarget> kept)
+      : road(hub.receiver(), arrival), target(std::move(kept)) {
     ReceiverOptions options;
     options.id = std::move(id);
     auto opened = Receiver::open(options, road, *target, Deadline::after(5s));
@@ -50,7 +50,7 @@ struct Follower {
     }
   }
 
-  LandingRoad road;
+  ArrivalRoad road;
   std::unique_ptr<WeightTarget> target;
   std::unique_ptr<Receiver> receiver;
   UpdateReport last;
@@ -70,8 +70,8 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
     ASSERT_TRUE(gpu.ok()) << gpu.status().to_string();
     auto device = make_contiguous_target(layout_, model_->pointers(), initial, 1, *gpu);
     ASSERT_TRUE(memory.ok() && device.ok()) << device.status().to_string();
-    host_ = std::make_unique<Follower>(hub_, Landing::kHost, "host", std::move(*memory));
-    device_ = std::make_unique<Follower>(hub_, GetParam().landing, "gpu", std::move(*device));
+    host_ = std::make_unique<Follower>(hub_, Arrival::kHost, "host", std::move(*memory));
+    device_ = std::make_unique<Follower>(hub_, GetParam().arrival, "gpu", std::move(*device));
   }
   PublisherOptions options() const {
     PublisherOptions options;
@@ -161,12 +161,12 @@ TEST_P(DeviceReceiver, StartsFromAnAnchorAndTakesFullVersions) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, DeviceReceiver,
-                         ::testing::Values(Setting{Encoding::kIndices, Landing::kHost},
-                                           Setting{Encoding::kIndices, Landing::kDevice},
-                                           Setting{Encoding::kDeltas, Landing::kHost},
-                                           Setting{Encoding::kDeltas, Landing::kDevice},
-                                           Setting{Encoding::kDeltasZstd, Landing::kHost},
-                                           Setting{Encoding::kDeltasZstd, Landing::kDevice}));
+                         ::testing::Values(Setting{Encoding::kIndices, Arrival::kHost},
+                                           Setting{Encoding::kIndices, Arrival::kDevice},
+                                           Setting{Encoding::kDeltas, Arrival::kHost},
+                                           Setting{Encoding::kDeltas, Arrival::kDevice},
+                                           Setting{Encoding::kDeltasZstd, Arrival::kHost},
+                                           Setting{Encoding::kDeltasZstd, Arrival::kDevice}));
 
 }  // namespace
 }  // namespace driftless::testing

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "formats/frame.h"
-#include "gpu/landing.h"
+#include "gpu/arrival.h"
 #include "plugin/targets/mapped_target.h"
 #include "support/published_run.h"
 
@@ -15,13 +15,13 @@ namespace {
 struct Kind {
   DirectoryLayout layout;
   Encoding encoding;
-  Landing landing;
+  Arrival arrival;
 };
 
 std::string name_of(const ::testing::TestParamInfo<Kind>& instance) {
-  constexpr const char* kLandings[] = {"host", "device", "shifted"};
+  constexpr const char* kArrivals[] = {"host", "device", "shifted"};
   return concat(to_string(instance.param.layout), "_", info(instance.param.encoding).name, "_",
-                kLandings[static_cast<int>(instance.param.landing)]);
+                kArrivals[static_cast<int>(instance.param.arrival)]);
 }
 
 std::shared_ptr<WeightMemory> gpu_memory(std::uint64_t max_staging_bytes = 0) {
@@ -60,16 +60,16 @@ struct Pair {
 
 using Chain = std::vector<Publication>;
 
-std::vector<FetchedVersion> fetched(const Chain& chain, Landing landing) {
+std::vector<FetchedVersion> fetched(const Chain& chain, Arrival arrival) {
   std::vector<FetchedVersion> versions;
-  for (const Publication& each : chain) versions.push_back(land(each.fetched(), landing));
+  for (const Publication& each : chain) versions.push_back(land(each.fetched(), arrival));
   return versions;
 }
 
-void commit_both(Pair& pair, const Chain& chain, Landing landing) {
-  auto on_host = pair.memory->stage(fetched(chain, Landing::kHost));
+void commit_both(Pair& pair, const Chain& chain, Arrival arrival) {
+  auto on_host = pair.memory->stage(fetched(chain, Arrival::kHost));
   ASSERT_TRUE(on_host.ok()) << on_host.status().to_string();
-  auto on_device = pair.device->stage(fetched(chain, landing));
+  auto on_device = pair.device->stage(fetched(chain, arrival));
   ASSERT_TRUE(on_device.ok()) << on_device.status().to_string();
   EXPECT_TRUE(pair.model.holds(pair.held)) << "staging touched the weights";
   const auto expected = (*on_host)->commit();
@@ -90,7 +90,7 @@ class DeviceDelta : public ::testing::TestWithParam<Kind> {
     return run_.step(version, GetParam().layout, GetParam().encoding);
   }
   auto stage(Pair& pair, const Chain& chain) {
-    return pair.device->stage(fetched(chain, GetParam().landing));
+    return pair.device->stage(fetched(chain, GetParam().arrival));
   }
   PublishedRun run_{random_weights(1, 200)};
 };
@@ -101,7 +101,7 @@ TEST_P(DeviceDelta, EndsWhereTheMemoryTargetEnds) {
   for (const std::size_t fold : {1, 3, 1, 1, 2}) {
     Chain chain;
     for (std::size_t i = 0; i < fold; ++i) chain.push_back(step(++version));
-    commit_both(pair, chain, GetParam().landing);
+    commit_both(pair, chain, GetParam().arrival);
   }
   EXPECT_TRUE(pair.model.holds(run_.weights[version]));
   EXPECT_EQ(pair.device->state().digest, digest_of(run_.weights[version]));
@@ -112,7 +112,7 @@ TEST_P(DeviceDelta, EndsWhereTheMemoryTargetEnds) {
 
 TEST_P(DeviceDelta, UndoBringsEveryBitBack) {
   Pair pair(run_.weights[0], run_.layout);
-  commit_both(pair, {step(1)}, GetParam().landing);
+  commit_both(pair, {step(1)}, GetParam().arrival);
   const TargetState before = pair.device->state();
   {
     const auto staged = stage(pair, {step(2), step(3)});
@@ -125,7 +125,7 @@ TEST_P(DeviceDelta, UndoBringsEveryBitBack) {
     EXPECT_EQ(pair.device->state(), before);
     EXPECT_FALSE((*staged)->undo().ok()) << "twice";
   }
-  commit_both(pair, {step(2)}, GetParam().landing);
+  commit_both(pair, {step(2)}, GetParam().arrival);
 }
 
 TEST_P(DeviceDelta, AWrongDigestLeavesEveryBitAsItWas) {
@@ -169,23 +169,23 @@ TEST_P(DeviceDelta, APartialTargetTakesWhatItHolds) {
   for (std::size_t missing = 0; missing < run_.layout.size(); missing += 2) {
     Pair pair(run_.weights[0], run_.layout, VersionId{}, missing);
     ASSERT_EQ(pair.device->state().partial, run_.layout[missing].size_bytes > 0);
-    commit_both(pair, {step(1), step(2)}, GetParam().landing);
-    commit_both(pair, {step(3)}, GetParam().landing);
+    commit_both(pair, {step(1), step(2)}, GetParam().arrival);
+    commit_both(pair, {step(3)}, GetParam().arrival);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, DeviceDelta,
-    ::testing::Values(Kind{DirectoryLayout::kFrames, Encoding::kIndices, Landing::kHost},
-                      Kind{DirectoryLayout::kFrames, Encoding::kIndices, Landing::kDevice},
-                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Landing::kHost},
-                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Landing::kDevice},
-                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Landing::kShifted},
-                      Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Landing::kHost},
-                      Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Landing::kDevice},
-                      Kind{DirectoryLayout::kHdf5, Encoding::kDeltas, Landing::kHost},
-                      Kind{DirectoryLayout::kFlush, Encoding::kIndices, Landing::kHost},
-                      Kind{DirectoryLayout::kFlush, Encoding::kDeltasZstd, Landing::kDevice}),
+    ::testing::Values(Kind{DirectoryLayout::kFrames, Encoding::kIndices, Arrival::kHost},
+                      Kind{DirectoryLayout::kFrames, Encoding::kIndices, Arrival::kDevice},
+                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Arrival::kHost},
+                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Arrival::kDevice},
+                      Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Arrival::kShifted},
+                      Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Arrival::kHost},
+                      Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Arrival::kDevice},
+                      Kind{DirectoryLayout::kHdf5, Encoding::kDeltas, Arrival::kHost},
+                      Kind{DirectoryLayout::kFlush, Encoding::kIndices, Arrival::kHost},
+                      Kind{DirectoryLayout::kFlush, Encoding::kDeltasZstd, Arrival::kDevice}),
     name_of);
 
 class DeviceFull : public ::testing::TestWithParam<Kind> {
@@ -197,36 +197,36 @@ class DeviceFull : public ::testing::TestWithParam<Kind> {
 TEST_P(DeviceFull, ReplacesWhateverIsThere) {
   Pair pair(changed_weights(run_.weights[0], 99, 0.5, "none"), run_.layout, std::nullopt);
   EXPECT_FALSE(pair.device->state().valid);
-  commit_both(pair, {run_.anchor(2, GetParam().layout)}, GetParam().landing);
+  commit_both(pair, {run_.anchor(2, GetParam().layout)}, GetParam().arrival);
   EXPECT_TRUE(pair.model.holds(run_.weights[2]));
   EXPECT_EQ(pair.device->state().digest, digest_of(run_.weights[2]));
-  EXPECT_EQ(pair.device->stage(fetched({run_.anchor(1)}, Landing::kHost)).status().code(),
+  EXPECT_EQ(pair.device->stage(fetched({run_.anchor(1)}, Arrival::kHost)).status().code(),
             StatusCode::kWrongBase)
       << "never back";
-  commit_both(pair, {run_.step(3)}, Landing::kHost);
+  commit_both(pair, {run_.step(3)}, Arrival::kHost);
 }
 
 TEST_P(DeviceFull, ADigestThatIsNotItsOwnIsRefusedBeforeAnythingIsTouched) {
   Publication anchor = run_.anchor(2, GetParam().layout);
   anchor.manifest.digest.lanes[1] ^= 1;
   Pair pair(run_.weights[0], run_.layout);
-  const auto staged = pair.device->stage(fetched({anchor}, GetParam().landing));
+  const auto staged = pair.device->stage(fetched({anchor}, GetParam().arrival));
   EXPECT_EQ(staged.status().code(), StatusCode::kMismatch) << staged.status().to_string();
   pair.expect_same();
 }
 
 TEST_P(DeviceFull, APartialTargetTakesWhatItHolds) {
   Pair pair(run_.weights[0], run_.layout, std::nullopt, 1);
-  commit_both(pair, {run_.anchor(3, GetParam().layout)}, GetParam().landing);
+  commit_both(pair, {run_.anchor(3, GetParam().layout)}, GetParam().arrival);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, DeviceFull,
-    ::testing::Values(Kind{DirectoryLayout::kFrames, Encoding::kFull, Landing::kHost},
-                      Kind{DirectoryLayout::kFrames, Encoding::kFull, Landing::kDevice},
-                      Kind{DirectoryLayout::kFrames, Encoding::kFull, Landing::kShifted},
-                      Kind{DirectoryLayout::kHfDelta, Encoding::kFull, Landing::kHost},
-                      Kind{DirectoryLayout::kHfDelta, Encoding::kFull, Landing::kDevice}),
+    ::testing::Values(Kind{DirectoryLayout::kFrames, Encoding::kFull, Arrival::kHost},
+                      Kind{DirectoryLayout::kFrames, Encoding::kFull, Arrival::kDevice},
+                      Kind{DirectoryLayout::kFrames, Encoding::kFull, Arrival::kShifted},
+                      Kind{DirectoryLayout::kHfDelta, Encoding::kFull, Arrival::kHost},
+                      Kind{DirectoryLayout::kHfDelta, Encoding::kFull, Arrival::kDevice}),
     name_of);
 
 TEST(DeviceTarget, ChangesOfBitsComeToTheHostFirst) {
@@ -234,8 +234,8 @@ TEST(DeviceTarget, ChangesOfBitsComeToTheHostFirst) {
   Pair pair(run.weights[0], run.layout);
   const Publication first = run.step(1, DirectoryLayout::kHfDelta, Encoding::kXor);
   const Publication second = run.step(2, DirectoryLayout::kHfDelta, Encoding::kOverwrite);
-  commit_both(pair, {first}, Landing::kDevice);
-  commit_both(pair, {second, run.step(3)}, Landing::kDevice);  // frames in such a chain, too
+  commit_both(pair, {first}, Arrival::kDevice);
+  commit_both(pair, {second, run.step(3)}, Arrival::kDevice);  // frames in such a chain, too
   EXPECT_TRUE(pair.model.holds(run.weights[3]));
 }
 
@@ -245,8 +245,8 @@ TEST(DeviceTarget, WhatItDoesNotTakeIsRefused) {
   const auto refusal = [&](std::vector<FetchedVersion> chain) {
     return pair.device->stage(std::move(chain)).status().code();
   };
-  EXPECT_EQ(refusal(fetched({run.step(2)}, Landing::kHost)), StatusCode::kWrongBase);
-  EXPECT_EQ(pair.memory->stage(fetched({run.step(1)}, Landing::kDevice)).status().code(),
+  EXPECT_EQ(refusal(fetched({run.step(2)}, Arrival::kHost)), StatusCode::kWrongBase);
+  EXPECT_EQ(pair.memory->stage(fetched({run.step(1)}, Arrival::kDevice)).status().code(),
             StatusCode::kUnsupported)
       << "the host does not follow pointers into the device";
   pair.expect_same();
@@ -258,7 +258,7 @@ TEST(DeviceTarget, StagingKeepsWithinItsBound) {
   const auto target =
       make_contiguous_target(run.layout, model.pointers(), VersionId{}, 1, gpu_memory(4096));
   ASSERT_TRUE(target.ok()) << target.status().to_string();
-  const auto staged = (*target)->stage(fetched({run.step(1)}, Landing::kHost));
+  const auto staged = (*target)->stage(fetched({run.step(1)}, Arrival::kHost));
   EXPECT_EQ(staged.status().code(), StatusCode::kNoSpace) << staged.status().to_string();
   EXPECT_TRUE(model.holds(run.weights[0]));
 }
@@ -275,9 +275,9 @@ TEST(DeviceTarget, DamagedPositionsAreRefused) {
     std::ranges::copy(frame_trailer(xxh3_128(hashed)), bytes.end() - kFrameTrailerBytes);
   }
   bad.list_parts();
-  for (const Landing landing : {Landing::kHost, Landing::kDevice}) {
+  for (const Arrival arrival : {Arrival::kHost, Arrival::kDevice}) {
     Pair pair(run.weights[0], run.layout);
-    const auto staged = pair.device->stage(fetched({bad}, landing));
+    const auto staged = pair.device->stage(fetched({bad}, arrival));
     EXPECT_EQ(staged.status().code(), StatusCode::kCorrupt) << staged.status().to_string();
     pair.expect_same();
   }
@@ -294,7 +294,7 @@ TEST(DeviceTarget, OwnsItsWeights) {
     ASSERT_TRUE((*target)->adopt_layout(run.layout).ok());
     EXPECT_EQ((*target)->state().valid, with_base);
     const Publication next = with_base ? run.step(1) : run.anchor(1);
-    auto staged = (*target)->stage(fetched({next}, Landing::kHost));
+    auto staged = (*target)->stage(fetched({next}, Arrival::kHost));
     ASSERT_TRUE(staged.ok()) << staged.status().to_string();
     ASSERT_TRUE((*staged)->commit().ok());
     for (std::size_t i = 0; i < run.layout.size(); ++i) {

@@ -46,8 +46,7 @@ NcclOptions options_of(const RemoteWorldOptions& remote, unsigned receivers) {
 Result<std::unique_ptr<nccl::Hub>> make_hub(MPI_Comm workers, const RendezvousOptions& meet) {
   return by_mpi ? nccl::make_mpi_hub(workers) : nccl::make_file_hub(meet);
 }
-Result<std::unique_ptr<nccl::Connector>> make_connector(MPI_Comm workers,
-                                                        const RendezvousOptions& meet) {
+Result<nccl::Connector> make_connector(MPI_Comm workers, const RendezvousOptions& meet) {
   return by_mpi ? nccl::make_mpi_connector(workers, 0) : nccl::make_file_connector(meet);
 }
 
@@ -61,8 +60,7 @@ Status make_sender(MPI_Comm workers, unsigned rank, const RemoteWorldOptions& re
         ends.sender, nccl::make_leading_sender(options, remote.ranks, home.fabric, std::move(hub)));
     return {};
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector,
-                             make_connector(workers, meet));
+  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, make_connector(workers, meet));
   ends.sender =
       nccl::make_other_sender(options, rank, remote.ranks, home.fabric, std::move(connector));
   return {};
@@ -88,8 +86,7 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
   }
   if (rank >= remote.ranks + receivers) return ends;
   const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector,
-                             make_connector(workers, meet));
+  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, make_connector(workers, meet));
   DRIFTLESS_ASSIGN_OR_RETURN(home->receiver,
                              nccl::make_receiver(options, home->fabric, std::move(connector)));
   ends.receiver = [home = home.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {

@@ -70,8 +70,7 @@ inline Status receive(const std::string& dir, const std::string& name) {
   be_a_host(name);
   const NcclOptions options = options_of();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<nccl::Fabric> fabric, make_nccl_fabric(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Connector> connector,
-                             nccl::make_file_connector(meet_in(dir)));
+  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, nccl::make_file_connector(meet_in(dir)));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<ReceiveRoad> road,
                              nccl::make_receiver(options, fabric, std::move(connector)));
   ReceiverReport report{name, 0, "there"};

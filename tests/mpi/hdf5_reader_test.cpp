@@ -65,15 +65,14 @@ class Hdf5ReaderTest : public ::testing::Test {
     H5Sclose(space);
   }
   [[nodiscard]] Result<MappedFile> fetch(const std::string& name, std::uint64_t size) {
-    return reader_->fetch(dir_.path(), receipt_of(name, size),
-                          Deadline::after(std::chrono::seconds(10)));
+    return reader_(dir_.path(), receipt_of(name, size), Deadline::after(std::chrono::seconds(10)));
   }
   [[nodiscard]] StatusCode code_of(const std::string& name, std::uint64_t size) {
     return fetch(name, size).status().code();
   }
 
   TempDir dir_{TempDir::Where::kMemory};
-  std::unique_ptr<PartReader> reader_ = make_hdf5_reader();
+  PartReader reader_ = make_hdf5_reader();
   hid_t file_ = -1, group_ = -1;
 };
 
@@ -171,8 +170,8 @@ TEST_F(Hdf5ReaderTest, NoMemoryIsTakenForALengthThatTheFileCannotHold) {
 
 TEST_F(Hdf5ReaderTest, ALateCallIsRefused) {
   close();
-  const Result<MappedFile> part = reader_->fetch(dir_.path(), receipt_of("a", 1),
-                                                 Deadline::after(std::chrono::milliseconds(0)));
+  const Result<MappedFile> part =
+      reader_(dir_.path(), receipt_of("a", 1), Deadline::after(std::chrono::milliseconds(0)));
   EXPECT_EQ(part.status().code(), StatusCode::kDeadlineExceeded);
 }
 

@@ -120,8 +120,7 @@ TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
   ASSERT_OK(hub);
   auto connector = meet_.connector();
   ASSERT_OK(connector);
-  auto connecting =
-      std::async(std::launch::async, [&] { return (*connector)->connect(in_ms(5'000)); });
+  auto connecting = std::async(std::launch::async, [&] { return (*connector)(in_ms(5'000)); });
   while (connecting.wait_for(milliseconds(0)) != std::future_status::ready) {
     EXPECT_LE((*hub)->poll(in_ms(5)).size(), 1U);
   }

@@ -209,7 +209,7 @@ TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
     ASSERT_OK(hub);
     auto connector = meet.connector();
     ASSERT_OK(connector);
-    auto link = (*connector)->connect(soon());
+    auto link = (*connector)(soon());
     ASSERT_OK(link);
     const std::vector<nccl::HubEvent> came = (*hub)->poll(soon());
     ASSERT_EQ(came.size(), 1U);
@@ -240,7 +240,7 @@ TEST(NcclFileRendezvous, TwoLeadersDoNotMeet) {
   EXPECT_TRUE(std::filesystem::exists(dir.file("meet/leader"))) << "the name is the second one's";
   auto connector = meet.connector();
   ASSERT_OK(connector);
-  EXPECT_TRUE(is_ok((*connector)->connect(soon())));
+  EXPECT_TRUE(is_ok((*connector)(soon())));
 }
 
 TEST(NcclFileRendezvous, RefusesADirectoryThatIsOpenToOthers) {

@@ -44,7 +44,7 @@ class TcpRendezvousTest : public ::testing::Test {
         for (HubEvent& event : hub_->poll(in_ms(5))) seen_.push_back(std::move(event));
       }
     });
-    auto link = (*connector)->connect(in_ms(5'000));
+    auto link = (*connector)(in_ms(5'000));
     done = true;
     looking.join();
     return link;

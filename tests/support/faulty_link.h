@@ -41,18 +41,13 @@ class FaultyLink final : public nccl::Link {
   std::shared_ptr<LinkFaults> faults_;
 };
 
-class FaultyConnector final : public nccl::Connector {
- public:
-  FaultyConnector(std::unique_ptr<nccl::Connector> connector, std::shared_ptr<LinkFaults> faults)
-      : connector_(std::move(connector)), faults_(std::move(faults)) {}
-  Result<std::unique_ptr<nccl::Link>> connect(const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Link> link, connector_->connect(deadline));
-    return std::unique_ptr<nccl::Link>(std::make_unique<FaultyLink>(std::move(link), faults_));
-  }
-
- private:
-  std::unique_ptr<nccl::Connector> connector_;
-  std::shared_ptr<LinkFaults> faults_;
-};
+[[nodiscard]] inline nccl::Connector faulty_connector(nccl::Connector connector,
+                                                      std::shared_ptr<LinkFaults> faults) {
+  return [connector = std::move(connector), faults = std::move(faults)](
+             const Deadline& deadline) -> Result<std::unique_ptr<nccl::Link>> {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Link> link, connector(deadline));
+    return std::unique_ptr<nccl::Link>(std::make_unique<FaultyLink>(std::move(link), faults));
+  };
+}
 
 }  // namespace driftless::testing

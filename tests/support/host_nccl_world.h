@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "collectives/loopback/loopback_road.h"
-#include "collectives/nccl/medium.h"
+#include "collectives/nccl/nccl_road.h"
 #include "support/host_fabric.h"
 #include "support/road_contract.h"
 #include "support/shared_receive_road.h"
@@ -20,7 +20,7 @@ namespace driftless::testing {
 
 struct HostRendezvous {
   std::function<Result<std::unique_ptr<nccl::Hub>>()> hub;
-  std::function<Result<std::unique_ptr<nccl::Connector>>()> connector;
+  std::function<Result<nccl::Connector>()> connector;
 };
 
 // Over a directory of its own.

@@ -98,7 +98,7 @@ Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const s
   // Others, who bring weights of their own, may land on the device whatever the target.
   if (config.target != TargetKind::kDevice && config.frames_on_device()) {
     return error(StatusCode::kInvalidArgument,
-                 "road.nccl.landing: device needs receiver.target: device: other weights are "
+                 "road.nccl.arrival: device needs receiver.target: device: other weights are "
                  "patched from host memory");
   }
   const auto start = base.empty() ? std::nullopt : std::optional(base);

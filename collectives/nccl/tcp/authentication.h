@@ -4,12 +4,7 @@
 //   server: greeting, nonce    client: nonce, proof    server: proof
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-
-#include "core/status.h"
+#include "collectives/road.h"
 
 namespace driftless::nccl {
 

@@ -9,10 +9,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <memory>
 
 namespace driftless::nccl {
 namespace {

@@ -2,12 +2,8 @@
 // Sockets, and waits on them that end.
 #pragma once
 
-#include <string>
-#include <string_view>
-
-#include "collectives/descriptor.h"
-#include "core/deadline.h"
-#include "core/status.h"
+#include "collectives/road.h"
+#include "core/descriptor.h"
 
 namespace driftless::nccl {
 

@@ -266,34 +266,25 @@ class TcpLink final : public Link {
   std::atomic<bool> torn_ = false;
 };
 
-class TcpConnector final : public Connector {
- public:
-  TcpConnector(std::string address, std::string token)
-      : address_(std::move(address)), token_(std::move(token)) {}
-
-  Result<std::unique_ptr<Link>> connect(const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(Socket socket, connect_to(address_, deadline));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string hello,
-                               read_all(socket, kServerHelloBytes, deadline));
-    std::string expected;
-    DRIFTLESS_ASSIGN_OR_RETURN(const Admission mine, answer_hello(token_, hello, &expected));
-    DRIFTLESS_RETURN_IF_ERROR(write_all(socket, mine.answer, deadline));
-    const Result<std::string> proof = read_all(socket, kProofBytes, deadline);
-    if (!proof.ok()) {
-      return proof.status().with_context(
-          concat("the leader at ", address_, " did not admit us; is the token the same?"));
-    }
-    if (!same_proof(*proof, expected)) {
-      return error(StatusCode::kInvalidArgument, "nccl: what listens on ", address_,
-                   " does not know the run's token");
-    }
-    return std::unique_ptr<Link>(std::make_unique<TcpLink>(std::move(socket), mine.key));
+Result<std::unique_ptr<Link>> connect_by_tcp(const std::string& address, const std::string& token,
+                                             const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Socket socket, connect_to(address, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string hello,
+                             read_all(socket, kServerHelloBytes, deadline));
+  std::string expected;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Admission mine, answer_hello(token, hello, &expected));
+  DRIFTLESS_RETURN_IF_ERROR(write_all(socket, mine.answer, deadline));
+  const Result<std::string> proof = read_all(socket, kProofBytes, deadline);
+  if (!proof.ok()) {
+    return proof.status().with_context(
+        concat("the leader at ", address, " did not admit us; is the token the same?"));
   }
-
- private:
-  const std::string address_;
-  const std::string token_;
-};
+  if (!same_proof(*proof, expected)) {
+    return error(StatusCode::kInvalidArgument, "nccl: what listens on ", address,
+                 " does not know the run's token");
+  }
+  return std::unique_ptr<Link>(std::make_unique<TcpLink>(std::move(socket), mine.key));
+}
 
 }  // namespace
 
@@ -306,10 +297,11 @@ Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options, std:
       std::make_unique<TcpHub>(std::move(listener), std::move(wake), std::move(token)));
 }
 
-Result<std::unique_ptr<Connector>> make_tcp_connector(const RendezvousOptions& options) {
+Result<Connector> make_tcp_connector(const RendezvousOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(options.token_file));
-  return std::unique_ptr<Connector>(
-      std::make_unique<TcpConnector>(options.address, std::move(token)));
+  return Connector([address = options.address, token = std::move(token)](const Deadline& deadline) {
+    return connect_by_tcp(address, token, deadline);
+  });
 }
 
 }  // namespace driftless::nccl

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptor: a file descriptor or socket that closes itself.
+// Descriptor: a file descriptor or socket that closes itself; and whole reads and writes of files.
 #pragma once
 
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
 #include <utility>
+
+#include "core/status.h"
 
 namespace driftless {
 
@@ -29,5 +35,11 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+// All of `bytes`, however many calls it takes. kCorrupt if the file ends before.
+[[nodiscard]] Status write_at(const Descriptor& file, std::uint64_t offset,
+                              std::span<const std::byte> bytes, std::string_view what);
+[[nodiscard]] Status read_at(const Descriptor& file, std::uint64_t offset,
+                             std::span<std::byte> bytes, std::string_view what);
 
 }  // namespace driftless

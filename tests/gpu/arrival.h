@@ -15,29 +15,29 @@
 
 namespace driftless::testing {
 
-enum class Landing : unsigned char {
+enum class Arrival : unsigned char {
   kHost,
   kDevice,
   kShifted,  // on the device, where streams are not aligned
 };
 
-[[nodiscard]] inline MappedFile land(MappedFile part, Landing where) {
-  if (where == Landing::kHost) return part;
-  const std::uint64_t shift = where == Landing::kShifted ? 3 : 0;
+[[nodiscard]] inline MappedFile land(MappedFile part, Arrival where) {
+  if (where == Arrival::kHost) return part;
+  const std::uint64_t shift = where == Arrival::kShifted ? 3 : 0;
   const auto held = std::make_shared<DeviceBytes>(part.bytes(), shift);
   must(cudaDeviceSynchronize());
   return MappedFile(part.path(), held, {held->data(), held->size()}, MemoryKind::kDevice);
 }
 
-[[nodiscard]] inline FetchedVersion land(FetchedVersion version, Landing where) {
+[[nodiscard]] inline FetchedVersion land(FetchedVersion version, Arrival where) {
   for (MappedFile& part : version.parts) part = land(std::move(part), where);
   return version;
 }
 
 // Fetches over another road; what it returns has been compared there.
-class LandingRoad final : public SharedReceiveRoad {
+class ArrivalRoad final : public SharedReceiveRoad {
  public:
-  LandingRoad(std::unique_ptr<ReceiveRoad> road, Landing where)
+  ArrivalRoad(std::unique_ptr<ReceiveRoad> road, Arrival where)
       : SharedReceiveRoad(std::move(road)), where_(where) {}
 
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
@@ -48,7 +48,7 @@ class LandingRoad final : public SharedReceiveRoad {
   }
 
  private:
-  Landing where_;
+  Arrival where_;
 };
 
 // All tensors of some weights on the device, each with a guard, at uneven places.
