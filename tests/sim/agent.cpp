@@ -105,26 +105,24 @@ Status Agent::run(Process& process) {
     relay = Relay::open(options, up, down, Deadline::after(kConnectDeadline));
   });
   DRIFTLESS_RETURN_IF_ERROR(relay.status());
-  const auto digests = std::make_shared<VersionDigests>();
-  if (const auto base = (*relay)->digest(0)) digests->note(0, *base);
   std::vector<std::string> names;
   std::vector<std::unique_ptr<EngineSession>> sessions;
   for (Engine* engine : engines_) {
     names.push_back(engine->name());
-    sessions.push_back(session(*engine, to_hex((*relay)->run()), digests));
+    sessions.push_back(session(*engine, to_hex((*relay)->run()), (*relay)->digests()));
   }
   EngineFleet fleet({.retries = 1, .retry_wait = milliseconds(500)}, std::move(names));
   fleet.start(std::move(sessions));
-  const Status followed = follow(**relay, fleet, up, *digests);
+  const Status followed = follow(**relay, fleet, up);
   fleet.stop();
   return followed;
 }
 
-Status Agent::follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road, VersionDigests& digests) {
+Status Agent::follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road) {
   Deadline alive = Deadline::after(milliseconds(0));
   while (!world_.ending) {
     DRIFTLESS_RETURN_IF_ERROR(world_.simulation.step());
-    const Result<bool> delivered = deliver(relay, digests);
+    const Result<bool> delivered = deliver(relay);
     DRIFTLESS_RETURN_IF_ERROR(delivered.status());
     if (*delivered) fleet.set_goal(relay.version());
     const bool taken = !fleet.take_updates().empty();
@@ -135,8 +133,8 @@ Status Agent::follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road, Versio
   return road.leave(Deadline::after(kReportDeadline));
 }
 
-Result<bool> Agent::deliver(Relay& relay, VersionDigests& digests) {
-  Result<std::optional<RelayReport>> taken = std::optional<RelayReport>();
+Result<bool> Agent::deliver(Relay& relay) {
+  Result<std::optional<DeliveryReport>> taken = std::optional<DeliveryReport>();
   world_.simulation.within(kRelayLimit, "the relay", [&] {
     taken = relay.help();
     if (taken.ok() && !*taken) taken = relay.follow(Deadline::after(kLook));
@@ -147,9 +145,7 @@ Result<bool> Agent::deliver(Relay& relay, VersionDigests& digests) {
     world_.simulation.sleep(milliseconds(500));
     return false;
   }
-  if (!*taken) return false;
-  digests.note((*taken)->id.version, (*taken)->digest);
-  return true;
+  return taken->has_value();
 }
 
 // What every engine has.
@@ -158,7 +154,7 @@ void Agent::report(const Relay& relay, const EngineFleet& fleet, ReceiveRoad& ro
   report.id = "agent";
   std::uint64_t least = relay.version();
   for (const EngineState& engine : fleet.states()) least = std::min(least, engine.version);
-  if (const auto digest = relay.digest(least)) {
+  if (const auto digest = relay.digests()->find(least)) {
     report.version = least;
     report.proof = to_hex(*digest);
   }

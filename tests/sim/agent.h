@@ -27,8 +27,8 @@ class Agent {
 
  private:
   Status run(Process& process);
-  Status follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road, VersionDigests& digests);
-  Result<bool> deliver(Relay& relay, VersionDigests& digests);
+  Status follow(Relay& relay, EngineFleet& fleet, ReceiveRoad& road);
+  Result<bool> deliver(Relay& relay);
   void report(const Relay& relay, const EngineFleet& fleet, ReceiveRoad& road);
   [[nodiscard]] std::unique_ptr<EngineSession> session(
       Engine& engine, const std::string& run, const std::shared_ptr<VersionDigests>& digests);
