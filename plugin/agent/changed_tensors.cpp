@@ -3,7 +3,7 @@
 
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
-#include "plugin/targets/fetched_version.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {

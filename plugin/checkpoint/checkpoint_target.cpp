@@ -2,7 +2,6 @@
 // make_checkpoint_target(): a local checkpoint directory, through the patcher.
 #include "core/parallel.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
-#include "plugin/targets/fetched_version.h"
 
 namespace driftless {
 namespace {

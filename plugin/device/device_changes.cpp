@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "plugin/device/gpu_context.h"
-#include "plugin/device/piece_places.h"
 
 namespace driftless {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/device/device_factories.h"
 
-#include "plugin/device/piece_places.h"
+#include "plugin/device/gpu_context.h"
 
 namespace driftless {
 namespace {

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "plugin/device/gpu_context.h"
-#include "plugin/device/piece_places.h"
 
 namespace driftless {
 namespace {

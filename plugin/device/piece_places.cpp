@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/device/piece_places.h"
+#include "plugin/device/gpu_context.h"
 
 #include <cstring>
 

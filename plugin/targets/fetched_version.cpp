@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/targets/fetched_version.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
-#include "plugin/targets/fetched_version.h"
 #include "plugin/targets/mapped_weights.h"
 
 namespace driftless {

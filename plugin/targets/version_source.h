@@ -7,6 +7,7 @@
 #include "formats/frame.h"
 #include "formats/tensor_patcher.h"
 #include "formats/version_dir.h"
+#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 
@@ -108,5 +109,18 @@ class VersionSource {
   std::map<std::uint32_t, Payload> payloads_;
   std::vector<TensorChange> changes_;
 };
+
+// What targets do with fetched versions before they look at payloads: whether they follow from the
+// target's state, and their payloads opened.
+
+// Ok if `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
+// kWrongLayout, or kWrongBase naming the version and what it needs.
+[[nodiscard]] Status check_chain(const TargetState& state, const WeightLayout& layout,
+                                 std::span<const FetchedVersion> chain);
+
+// The payloads, in order (VersionSource::open). The layout outlives them.
+[[nodiscard]] Result<std::vector<VersionSource>> open_chain(
+    FileSystem& spool_fs, std::vector<FetchedVersion> chain, const WeightLayout& layout,
+    const std::string& spool_directory, unsigned threads, const FrontReader& front = {});
 
 }  // namespace driftless

@@ -9,7 +9,6 @@
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
 #include "plugin/targets/version_source.h"
-#include "plugin/targets/weight_target.h"
 
 namespace driftless {
 
