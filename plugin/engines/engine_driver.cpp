@@ -202,10 +202,20 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
       return leave(failed
                        ? answer.status
                        : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
-    case Step::kFirstClear:  // with requests running it may fail, and then nothing is stale
-      if (failed && !first_ && tries_ < kTries) return again();
-      dirty_ = failed && !first_;
+    case Step::kFirstClear:
+      if (failed && tries_ < kTries) return again();
+      // With requests running it may fail: paused it should not.
+      if (failed && pause_ != PauseState::kPaused) {
+        return make(Step::kPauseToClear, EngineOp::kPause);
+      }
+      dirty_ = failed;
       return make(Step::kFirstResume, EngineOp::kResume);
+    case Step::kPauseToClear:
+      if (failed && tries_ < kTries) return again();
+      dirty_ = failed;
+      if (failed) return make(Step::kFirstResume, EngineOp::kResume);
+      pause_ = PauseState::kPaused;
+      return make(Step::kFirstClear, EngineOp::kClearCache);
     case Step::kFirstResume:
       if (failed && tries_ < kTries) return again();
       if (failed) return on_resumed(answer);
@@ -399,6 +409,7 @@ EngineCall EngineDriver::tidy() {
 
 EngineCall EngineDriver::ready() {
   first_ = tidying_ = false;
+  if (dirty_) remember(stale_cache());
   if (request_ == Request::kClose || request_ == Request::kOpen) return end({});
   if (result_.known) before_ = result_.identity;
   result_.from_version = result_.known ? result_.identity.version : 0;

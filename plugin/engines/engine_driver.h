@@ -129,6 +129,7 @@ class EngineDriver {
     kPauseToUndo,
     kBroughtTogether,
     kFirstClear,
+    kPauseToClear,
     kFirstResume,
     kAhead,
     kStaging,
@@ -179,6 +180,7 @@ class EngineDriver {
   [[nodiscard]] EngineCall settle();
   [[nodiscard]] EngineCall go_on();
   [[nodiscard]] EngineCall clear();
+  [[nodiscard]] static Status stale_cache();
   [[nodiscard]] EngineCall resume();
   [[nodiscard]] EngineCall on_resumed(const EngineAnswer& answer);
   [[nodiscard]] EngineCall read_label();

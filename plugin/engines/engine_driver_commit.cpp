@@ -183,6 +183,11 @@ EngineCall EngineDriver::go_on() {
   return first_ || dirty_ ? clear() : resume();
 }
 
+Status EngineDriver::stale_cache() {
+  return error(StatusCode::kBusy,
+               "the prefix cache was not cleared and holds what the old weights made");
+}
+
 EngineCall EngineDriver::clear() { return make(Step::kClearing, EngineOp::kClearCache); }
 
 EngineCall EngineDriver::resume() { return make(Step::kResuming, EngineOp::kResume); }
@@ -196,10 +201,7 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
                      "the engine was not resumed and is left paused, though its ranks hold ",
                      to_string(result_.identity), ": ", answer.status.message()));
   }
-  if (wrote_ && dirty_) {
-    remember(error(StatusCode::kBusy,
-                   "the prefix cache was not cleared and holds what the old weights made"));
-  }
+  if (wrote_ && dirty_) remember(stale_cache());
   if (!reached_) {
     remember(finish_problem_.with_context("its update was not finished"));
     return end(problem_);

@@ -205,7 +205,9 @@ void Fleet::new_run() {
   ++world_.wipes;
   world_.road_is_damaged = false;
   const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
-  if (told_ && !same(base, trainer().base())) told_->start_server(base);
+  // A call that is still on its way names a directory, not a run: the operator waits for it, or
+  // starts the engine anew, as docs/operate/notify.md asks.
+  if (told_ && (!same(base, trainer().base()) || !told_->idle())) told_->start_server(base);
   trainers_.push_back(new_trainer(base));
   trainer().start(100);
 }

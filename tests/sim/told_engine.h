@@ -28,6 +28,8 @@ class ToldEngine {
   // Whether what is served is what the label says, of the run whose files were loaded last.
   [[nodiscard]] std::string check() const;
   [[nodiscard]] bool serves(const VersionId& id) const;
+  // No call is on its way to it.
+  [[nodiscard]] bool idle() const { return queue_ == nullptr || queue_->taken == queue_->done; }
   // Nobody has told this server anything: it is not the one that said what was heard last.
   [[nodiscard]] bool started_anew() const { return !alive() || life_->label == "default"; }
 
