@@ -63,8 +63,8 @@ class FirstFailure {
 
 class Pipeline {
  public:
-  using Step = std::function<Status(std::size_t, std::size_t)>;
-  Pipeline(std::size_t tasks, std::size_t slots, const Step& produce, const Step& consume)
+  using Work = std::function<Status(std::size_t, std::size_t)>;
+  Pipeline(std::size_t tasks, std::size_t slots, const Work& produce, const Work& consume)
       : tasks_(tasks), ready_(slots, false), produce_(produce), consume_(consume) {}
 
   void work() {
@@ -121,8 +121,8 @@ class Pipeline {
   bool consuming_ = false;
   std::vector<bool> ready_;
   FirstFailure failure_;
-  const Step& produce_;
-  const Step& consume_;
+  const Work& produce_;
+  const Work& consume_;
 };
 
 }  // namespace

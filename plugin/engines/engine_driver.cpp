@@ -32,7 +32,7 @@ EngineCall EngineDriver::start(Request request) {
   before_.reset();
   stage_attempts_ = 0;
   staging_ms_ = 0;
-  return make(Step::kFirstAsk, EngineOp::kAsk);
+  return make(Phase::kFirstAsk, EngineOp::kAsk);
 }
 
 EngineCall EngineDriver::begin_open() {
@@ -53,7 +53,7 @@ EngineCall EngineDriver::begin_wait_staged(std::int64_t stage_ms) {
   options_.stage_ms = stage_ms;
   goal_ = {};
   static_cast<void>(start(Request::kWaitStaged));
-  return make(Step::kStaged, EngineOp::kLook);
+  return make(Phase::kStaged, EngineOp::kLook);
 }
 
 EngineCall EngineDriver::begin_update(EngineGoal goal, bool staged) {
@@ -72,8 +72,8 @@ EngineCall EngineDriver::begin_close() {
 
 // --- calls -------------------------------------------------------------------------------------
 
-EngineCall EngineDriver::make(Step step, EngineCall call) {
-  step_ = step;
+EngineCall EngineDriver::make(Phase phase, EngineCall call) {
+  phase_ = phase;
   tries_ = 0;
   call.pause = pause_;
   call.must = pause_ == PauseState::kPaused || call.op == EngineOp::kResume || wrote_ ||
@@ -96,7 +96,7 @@ EngineCall EngineDriver::again() {
 }
 
 EngineCall EngineDriver::end(Status status) {
-  step_ = Step::kEnded;
+  phase_ = Phase::kEnded;
   result_.status = std::move(status);
   call_ = EngineCall{.op = EngineOp::kEnd};
   return call_;
@@ -140,7 +140,7 @@ EngineCall EngineDriver::leave(const Status& problem) {
     return end(error(problem_.code(), problem_.message(),
                      "; a commit of the driver before may still come, so it is left as it is"));
   }
-  return settle();
+  return label_and_resume();
 }
 
 EngineCall EngineDriver::stay_paused(const std::string& why) {
@@ -164,12 +164,12 @@ void EngineDriver::take(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::next(const EngineAnswer& answer) {
-  double& spent = step_ <= Step::kStaged    ? result_.times.stage_ms
-                  : step_ == Step::kPausing ? result_.times.pause_ms
-                  : step_ <= Step::kUndone  ? result_.times.apply_ms
-                                            : result_.times.resume_ms;
+  double& spent = phase_ <= Phase::kStaged    ? result_.times.stage_ms
+                  : phase_ == Phase::kPausing ? result_.times.pause_ms
+                  : phase_ <= Phase::kUndone  ? result_.times.apply_ms
+                                              : result_.times.resume_ms;
   spent += answer.elapsed_ms;
-  if (step_ == Step::kStaged || step_ == Step::kAhead) staging_ms_ += answer.elapsed_ms;
+  if (phase_ == Phase::kStaged || phase_ == Phase::kAhead) staging_ms_ += answer.elapsed_ms;
   if (call_.op == EngineOp::kWait && answer.status.ok()) {
     call_ = pending_;
     call_.pause = pause_;
@@ -178,85 +178,85 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
   if (call_.op == EngineOp::kWait) call_ = pending_;  // cut short: as if the call had failed
   take(answer);
   const bool failed = !answer.status.ok();
-  switch (step_) {
-    case Step::kFirstAsk: return on_first_ask(answer);
-    case Step::kReopen:
+  switch (phase_) {
+    case Phase::kFirstAsk: return on_first_ask(answer);
+    case Phase::kReopen:
       if (failed) return leave(answer.status);
       {
         EngineCall open{.op = EngineOp::kOpen};
         open.source = options_.source;
-        return make(Step::kOpened, std::move(open));
+        return make(Phase::kOpened, std::move(open));
       }
-    case Step::kOpened: return on_opened(answer);
-    case Step::kPauseToUndo:
+    case Phase::kOpened: return on_opened(answer);
+    case Phase::kPauseToUndo:
       pause_ = failed ? PauseState::kUnknown : PauseState::kPaused;
       if (failed && tries_ < kTries) return again();
       if (!failed) return bring_together();
       return end(error(answer.status.code(), "the ranks hold different weights (",
                        holdings_of_ranks(result_.replies),
                        "), and the engine could not be paused: ", answer.status.message()));
-    case Step::kBroughtTogether:
+    case Phase::kBroughtTogether:
       if (failed && tries_ < kTries) return again();
       if (!failed && same_processes(answer.ranks)) return judge();
       result_.known = false;
       return leave(failed
                        ? answer.status
                        : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
-    case Step::kFirstClear:
+    case Phase::kFirstClear:
       if (failed && tries_ < kTries) return again();
       // With requests running it may fail: paused it should not.
       if (failed && pause_ != PauseState::kPaused) {
-        return make(Step::kPauseToClear, EngineOp::kPause);
+        return make(Phase::kPauseToClear, EngineOp::kPause);
       }
       dirty_ = failed;
-      return make(Step::kFirstResume, EngineOp::kResume);
-    case Step::kPauseToClear:
+      return make(Phase::kFirstResume, EngineOp::kResume);
+    case Phase::kPauseToClear:
       if (failed && tries_ < kTries) return again();
       dirty_ = failed;
-      if (failed) return make(Step::kFirstResume, EngineOp::kResume);
+      if (failed) return make(Phase::kFirstResume, EngineOp::kResume);
       pause_ = PauseState::kPaused;
-      return make(Step::kFirstClear, EngineOp::kClearCache);
-    case Step::kFirstResume:
+      return make(Phase::kFirstClear, EngineOp::kClearCache);
+    case Phase::kFirstResume:
       if (failed && tries_ < kTries) return again();
       if (failed) return on_resumed(answer);
       pause_ = PauseState::kRunning;
       first_ = false;
       return ready();
-    case Step::kAhead: return on_ahead(answer);
-    case Step::kStaging: return on_staging(answer);
-    case Step::kStaged: return on_staged(answer);
-    case Step::kPausing: return on_paused(answer);
-    case Step::kBeginning:
+    case Phase::kAhead: return on_ahead(answer);
+    case Phase::kStaging: return on_staging(answer);
+    case Phase::kStaged: return on_staged(answer);
+    case Phase::kPausing: return on_paused(answer);
+    case Phase::kBeginning:
       if (failed && told_label_ && tries_ < kTries) return again();
       if (failed) return leave(answer.status.with_context("its update did not begin"));
-      return told_label_ ? make(Step::kProof, EngineOp::kAsk) : write();
-    case Step::kWriting: remember(answer.status); return make(Step::kProof, EngineOp::kAsk);
-    case Step::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
-    case Step::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
-    case Step::kFinishing:
+      return told_label_ ? make(Phase::kProof, EngineOp::kAsk) : write();
+    case Phase::kWriting: remember(answer.status); return make(Phase::kProof, EngineOp::kAsk);
+    case Phase::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
+    case Phase::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
+    case Phase::kFinishing:
       if (failed && tries_ < kTries) return again();
       finish_problem_ = answer.status;
       if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
-      return settle();
-    case Step::kClearing:
+      return label_and_resume();
+    case Phase::kClearing:
       if (failed && tries_ < kTries) return again();
       dirty_ = failed;
       return resume();
-    case Step::kResuming: return failed && tries_ < kTries ? again() : on_resumed(answer);
-    case Step::kReadLabel:
+    case Phase::kResuming: return failed && tries_ < kTries ? again() : on_resumed(answer);
+    case Phase::kReadLabel:
       if (failed && pause_ != PauseState::kRunning && tries_ < kTries &&
           answer.status.code() != StatusCode::kUnsupported) {
         return again();
       }
       return on_label(answer);
-    case Step::kSetLabel:
+    case Phase::kSetLabel:
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
       }
-      return make(Step::kLabelProof, EngineOp::kAsk);
-    case Step::kLabelProof: return on_label_proof(answer);
-    case Step::kTakeLabelBack: return leave(problem_);
-    case Step::kEnded: break;
+      return make(Phase::kLabelProof, EngineOp::kAsk);
+    case Phase::kLabelProof: return on_label_proof(answer);
+    case Phase::kTakeLabelBack: return leave(problem_);
+    case Phase::kEnded: break;
   }
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
 }
@@ -319,7 +319,7 @@ EngineCall EngineDriver::on_first_ask(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
-  const bool asked = step_ == Step::kOpened;
+  const bool asked = phase_ == Phase::kOpened;
   if (!answer.status.ok()) return leave(answer.status);
   if (!same_processes(answer.ranks)) {
     result_.known = false;
@@ -341,7 +341,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   if (other_run && !reopened_) {
     reopened_ = true;
     staged_already_ = false;
-    return make(Step::kReopen, EngineOp::kClose);
+    return make(Phase::kReopen, EngineOp::kClose);
   }
   if (other_run) {
     return leave(error(StatusCode::kWrongRun, "the engine's workers follow run ",
@@ -352,7 +352,7 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
     staged_already_ = staged_already_ && !closed;
     EngineCall open{.op = EngineOp::kOpen};
     open.source = options_.source;
-    return make(Step::kOpened, std::move(open));
+    return make(Phase::kOpened, std::move(open));
   }
   return judge();
 }
@@ -370,7 +370,7 @@ EngineCall EngineDriver::judge() {
   const bool apart = held.kind == Held::kDiffer || held.kind == Held::kTorn;
   if (apart && !brought_) {
     if (pause_ == PauseState::kPaused) return bring_together();
-    return make(Step::kPauseToUndo, EngineOp::kPause);
+    return make(Phase::kPauseToUndo, EngineOp::kPause);
   }
   if (request_ == Request::kUpdate) return ready();  // a whole version helps
   problem_ = error(StatusCode::kMismatch, "the ranks hold different weights (",
@@ -393,7 +393,7 @@ EngineCall EngineDriver::bring_together() {
   EngineCall rollback{.op = EngineOp::kRollback};
   rollback.version = static_cast<std::uint64_t>(oldest);
   dirty_ = dirty_ || !result_.known;
-  return make(Step::kBroughtTogether, std::move(rollback));
+  return make(Phase::kBroughtTogether, std::move(rollback));
 }
 
 // The ranks hold one version: what a driver before this one may have left is cleared and resumed.
@@ -402,7 +402,7 @@ EngineCall EngineDriver::tidy() {
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
     tidying_ = true;
-    return settle();
+    return label_and_resume();
   }
   return ready();
 }
@@ -418,10 +418,10 @@ EngineCall EngineDriver::ready() {
     return read_label();
   }
   if (result_.known && is_ahead(result_.identity)) {
-    static_cast<void>(make(Step::kAhead, EngineOp::kAsk));
+    static_cast<void>(make(Phase::kAhead, EngineOp::kAsk));
     return again();
   }
-  if (staged_already_) return make(Step::kStaged, EngineOp::kLook);
+  if (staged_already_) return make(Phase::kStaged, EngineOp::kLook);
   return stage();
 }
 

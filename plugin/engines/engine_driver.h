@@ -122,7 +122,7 @@ class EngineDriver {
 
  private:
   enum class Request : unsigned char { kNone, kOpen, kStaging, kWaitStaged, kUpdate, kClose };
-  enum class Step : unsigned char {
+  enum class Phase : unsigned char {
     kFirstAsk,
     kReopen,
     kOpened,
@@ -154,8 +154,10 @@ class EngineDriver {
   };
 
   [[nodiscard]] EngineCall start(Request request);
-  [[nodiscard]] EngineCall make(Step step, EngineCall call);
-  [[nodiscard]] EngineCall make(Step step, EngineOp op) { return make(step, EngineCall{.op = op}); }
+  [[nodiscard]] EngineCall make(Phase phase, EngineCall call);
+  [[nodiscard]] EngineCall make(Phase phase, EngineOp op) {
+    return make(phase, EngineCall{.op = op});
+  }
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
   [[nodiscard]] EngineCall leave(const Status& problem);
@@ -177,7 +179,7 @@ class EngineDriver {
   [[nodiscard]] EngineCall on_proof(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_undone(const EngineAnswer& answer);
   [[nodiscard]] EngineCall finish();
-  [[nodiscard]] EngineCall settle();
+  [[nodiscard]] EngineCall label_and_resume();
   [[nodiscard]] EngineCall go_on();
   [[nodiscard]] EngineCall clear();
   [[nodiscard]] static Status stale_cache();
@@ -200,7 +202,7 @@ class EngineDriver {
 
   DriverOptions options_;
   Request request_ = Request::kNone;
-  Step step_ = Step::kEnded;
+  Phase phase_ = Phase::kEnded;
   EngineCall call_, pending_;  // the call that is out; the one to make after a wait
   EngineGoal goal_;
   DriverResult result_;

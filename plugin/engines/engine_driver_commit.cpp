@@ -30,7 +30,7 @@ EngineCall EngineDriver::stage() {
   stage.timeout_s = static_cast<double>(options_.stage_ms) / 1e3;
   stage.ticket = concat(options_.ticket, "-", ++stagings_);
   ++stage_attempts_;
-  return make(Step::kStaging, std::move(stage));
+  return make(Phase::kStaging, std::move(stage));
 }
 
 EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
@@ -43,7 +43,7 @@ EngineCall EngineDriver::on_staging(const EngineAnswer& answer) {
         error(StatusCode::kIncomplete, "staging did not begin: ", words_of_ranks(answer.ranks)));
   }
   if (request_ == Request::kStaging) return end({});
-  return make(Step::kStaged, EngineOp::kLook);
+  return make(Phase::kStaged, EngineOp::kLook);
 }
 
 EngineCall EngineDriver::on_staged(const EngineAnswer& answer) {
@@ -77,7 +77,7 @@ EngineCall EngineDriver::judge_staged() {
   if (good) {
     staged_ = *first;
     paused_running_ = pause_ == PauseState::kRunning;
-    return make(Step::kPausing, EngineOp::kPause);
+    return make(Phase::kPausing, EngineOp::kPause);
   }
   // The publisher may have been faster than some of them: they look again.
   if (stage_attempts_ < kStageAttempts) return stage();
@@ -94,7 +94,7 @@ EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
     return leave(answer.status.with_context("the engine was not paused"));
   }
   pause_ = PauseState::kPaused;
-  if (options_.session) return make(Step::kBeginning, EngineOp::kBegin);
+  if (options_.session) return make(Phase::kBeginning, EngineOp::kBegin);
   return write();
 }
 
@@ -103,7 +103,7 @@ EngineCall EngineDriver::write() {
   EngineCall write{.op = EngineOp::kWrite};
   write.version = staged_;
   write.ticket = concat(options_.ticket, "-", stagings_);
-  return make(Step::kWriting, std::move(write));
+  return make(Phase::kWriting, std::move(write));
 }
 
 bool EngineDriver::is_staged_version(const Held& held) const {
@@ -139,7 +139,7 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
       said);
   EngineCall rollback{.op = EngineOp::kRollback};
   rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
-  return make(Step::kUndone, std::move(rollback));
+  return make(Phase::kUndone, std::move(rollback));
 }
 
 EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
@@ -161,17 +161,17 @@ EngineCall EngineDriver::on_undone(const EngineAnswer& answer) {
 }
 
 EngineCall EngineDriver::finish() {
-  if (!options_.session) return settle();
+  if (!options_.session) return label_and_resume();
   EngineCall finish{.op = EngineOp::kFinish};
   if (reached_ || told_label_) {
     finish.label = std::to_string(result_.identity.version);
     labelled_.reset();
   }
-  return make(Step::kFinishing, std::move(finish));
+  return make(Phase::kFinishing, std::move(finish));
 }
 
 // The ranks hold one version: before the engine serves it, its label tells so.
-EngineCall EngineDriver::settle() {
+EngineCall EngineDriver::label_and_resume() {
   const bool base = result_.identity.run.empty();  // has the label that the server began with
   if (!result_.known || base || labelled_ == result_.identity) return go_on();
   return read_label();
@@ -179,7 +179,7 @@ EngineCall EngineDriver::settle() {
 
 EngineCall EngineDriver::go_on() {
   told_label_ = false;
-  if (tidying_) return make(Step::kFirstClear, EngineOp::kClearCache);
+  if (tidying_) return make(Phase::kFirstClear, EngineOp::kClearCache);
   return first_ || dirty_ ? clear() : resume();
 }
 
@@ -188,9 +188,9 @@ Status EngineDriver::stale_cache() {
                "the prefix cache was not cleared and holds what the old weights made");
 }
 
-EngineCall EngineDriver::clear() { return make(Step::kClearing, EngineOp::kClearCache); }
+EngineCall EngineDriver::clear() { return make(Phase::kClearing, EngineOp::kClearCache); }
 
-EngineCall EngineDriver::resume() { return make(Step::kResuming, EngineOp::kResume); }
+EngineCall EngineDriver::resume() { return make(Phase::kResuming, EngineOp::kResume); }
 
 EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
   first_ = false;
@@ -212,7 +212,7 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
 // --- the label ---------------------------------------------------------------------------------
 
 // Of an engine that serves, to end with; of any other, before it is resumed.
-EngineCall EngineDriver::read_label() { return make(Step::kReadLabel, EngineOp::kReadLabel); }
+EngineCall EngineDriver::read_label() { return make(Phase::kReadLabel, EngineOp::kReadLabel); }
 
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
   const bool serves = pause_ == PauseState::kRunning;
@@ -237,12 +237,12 @@ EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
   if (!options_.session) {
     EngineCall set{.op = EngineOp::kSetLabel};
     set.label = wanted;
-    return make(Step::kSetLabel, std::move(set));
+    return make(Phase::kSetLabel, std::move(set));
   }
   if (pause_ == PauseState::kPaused) {
-    return make(Step::kBeginning, EngineOp::kBegin);
+    return make(Phase::kBeginning, EngineOp::kBegin);
   }
-  return make(Step::kPausing, EngineOp::kPause);
+  return make(Phase::kPausing, EngineOp::kPause);
 }
 
 // A server that was started anew in between has got a label that is not its own.
@@ -256,12 +256,12 @@ EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
                  answer.status.message(), "): its label is not proven"));
   EngineCall set{.op = EngineOp::kSetLabel};
   set.label = kUnprovenLabel;
-  return make(Step::kTakeLabelBack, std::move(set));
+  return make(Phase::kTakeLabelBack, std::move(set));
 }
 
 std::string EngineDriver::fingerprint() const {
   std::string text =
-      concat(static_cast<int>(request_), "/", static_cast<int>(step_), "/", to_string(call_.op),
+      concat(static_cast<int>(request_), "/", static_cast<int>(phase_), "/", to_string(call_.op),
              "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
              tries_, "/", stage_attempts_, "/", corrections_, "/", staged_, "/", stagings_);
   for (const bool flag : {first_, dirty_, reopened_, brought_, tidying_, paused_running_,

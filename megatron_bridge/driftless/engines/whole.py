@@ -31,7 +31,7 @@ class WholeLoad(Watching):
                 with self:
                     load_weights(iter([(name, tensor)]))
                 for binding in list(self.bound.rebound()):
-                    self.settle(binding)
+                    self.complete(binding)
         except BaseException:
             self.undo()
             raise
@@ -40,7 +40,7 @@ class WholeLoad(Watching):
         if storage.key not in self.before:
             self.before[storage.key] = storage.save()
 
-    def settle(self, binding: Binding) -> None:
+    def complete(self, binding: Binding) -> None:
         current = binding.current()
         storage = self.bound.find(binding.data)
         same = (
