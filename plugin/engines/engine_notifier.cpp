@@ -85,6 +85,7 @@ class Notified {
         load["files"] = version.files;
       }
       posted_ = number;
+      told_apart_ = label_ != label;
       if (version.files.empty() && !version.full) {
         DRIFTLESS_RETURN_IF_ERROR(set_label(label, deadline, result));
       } else {
@@ -109,7 +110,8 @@ class Notified {
     }
     const std::string& label = *said;
     if (holds_ && label == label_) return {};
-    if (posted_ && label == std::to_string(*posted_) && versions.contains(*posted_)) {
+    if (posted_ && told_apart_ && label == std::to_string(*posted_) &&
+        versions.contains(*posted_)) {
       holds_ = posted_;  // the post went well, its answer was lost
     } else if (label.empty() || label == kFreshLabel) {
       holds_ = 0;  // as it was started, from the base
@@ -203,6 +205,7 @@ class Notified {
   EngineLink link_;
   std::optional<std::uint64_t> holds_;   // none: nobody knows
   std::optional<std::uint64_t> posted_;  // last, whatever came of it
+  bool told_apart_ = false;              // its label was another before that post
   std::string label_;                    // that goes with holds_
   bool kept_ = false;                    // the connection of the last ask_label()
 };

@@ -203,6 +203,18 @@ TEST_F(FlushNotifierTest, AnEngineOfAnotherRunGetsNoDelta) {
   EXPECT_FALSE(engine_.posts[0].contains("files"));
 }
 
+// Its number was there before the post, so it tells nothing of what came of it.
+TEST_F(FlushNotifierTest, ALabelOfAnotherRunWithTheSameNumberProvesNothing) {
+  engine_.label = "2";
+  engine_.failures = 1;
+  engine_.acts = false;
+  PublishedVersion full = delta(2);
+  full.full = true;
+  EXPECT_FALSE(tell(full).ok());
+  ASSERT_TRUE(tell(full).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"2", "2"})) << "it is posted again";
+}
+
 TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
   PublishedVersion empty = delta(1);
   empty.files.clear();
