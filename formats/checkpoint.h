@@ -28,7 +28,7 @@ using TensorFiles = std::map<std::string, std::string>;
 // is not plain. Unknown keys are ignored, as every reader of such files does. `what` names the
 // index in errors.
 [[nodiscard]] Result<TensorFiles> parse_checkpoint_index(std::string_view text,
-                                                       std::string_view what);
+                                                         std::string_view what);
 // The same of an index that is parsed already.
 [[nodiscard]] Result<TensorFiles> read_weight_map(const Json& index, std::string_view what);
 

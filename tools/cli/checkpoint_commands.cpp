@@ -5,9 +5,9 @@
 
 #include "formats/version_dir.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
-#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/checkpoint/inspect.h"
+#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
 #include "tools/cli/commands.h"
 
