@@ -73,13 +73,18 @@ class VllmTransport final : public EngineTransport {
     const auto end_another = [&] {
       const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
     };
+    // One that this began, and could not finish, goes on.
+    if (updating_.value_or(false) && ours_) {
+      session_ = true;
+      return {};
+    }
     if (updating_.value_or(false)) end_another();
     Status begun = link_.post("/start_weight_update", in_place, true).status();
     if (says(begun, "active")) {
       end_another();
       begun = link_.post("/start_weight_update", in_place, true).status();
     }
-    session_ = begun.ok();
+    session_ = ours_ = begun.ok();
     finish_failed_ = false;
     return begun;
   }
@@ -97,6 +102,7 @@ class VllmTransport final : public EngineTransport {
     session_ = false;
     const Status finished = link_.post("/finish_weight_update", body, true).status();
     finish_failed_ = !finished.ok();
+    if (finished.ok()) ours_ = false;
     return finished;
   }
 
@@ -109,6 +115,7 @@ class VllmTransport final : public EngineTransport {
 
   EngineLink link_;
   bool session_ = false, finish_failed_ = false;
+  bool ours_ = false;             // the active update was begun here
   std::optional<bool> updating_;  // whether an update is active, as the ranks said last
 };
 
