@@ -37,7 +37,10 @@ class NotingWriter final : public ExternalWriter {
     said += "undo ";
     return {};
   }
-  void drop() override { said += "drop "; }
+  void drop() override {
+    said += "drop ";
+    changes.reset();
+  }
 
   std::shared_ptr<const TensorChanges> changes;
   std::string said;
