@@ -12,12 +12,12 @@ constexpr std::uint64_t kMaxItems = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMaxNameBytes = 255;
 constexpr std::uint64_t kMaxMeetingBytes = 1024;
 
-constexpr auto walk_id = [](auto& fields, auto& id) {
+constexpr auto kWalkId = [](auto& fields, auto& id) {
   fields.number(id.version);
   fields.choice(id.kind, PublicationKind::kAnchor);
 };
 
-constexpr auto walk_part = [](auto& fields, auto& part) {
+constexpr auto kWalkPart = [](auto& fields, auto& part) {
   fields.text(part.name, kMaxNameBytes);
   fields.number(part.rank);
   fields.number(part.size_bytes);
@@ -37,12 +37,12 @@ void walk(Fields& fields, Value& message) {
   fields.number(message.attempt);
   fields.number(message.generation);
   fields.number(message.wait_ms);
-  walk_id(fields, message.id);
+  kWalkId(fields, message.id);
   fields.text(message.name, kMaxNameBytes);
   fields.text(message.meeting, kMaxMeetingBytes);
   fields.text(message.text, kMaxMessageBytes);
-  fields.list(message.parts, kMaxItems, 36, walk_part);
-  fields.list(message.ids, kMaxItems, 9, walk_id);
+  fields.list(message.parts, kMaxItems, 36, kWalkPart);
+  fields.list(message.ids, kMaxItems, 9, kWalkId);
 }
 
 }  // namespace

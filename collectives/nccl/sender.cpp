@@ -61,9 +61,12 @@ class FabricPart final : public OpenPart {
 
 class Sender final : public SendRoad {
  public:
-  Sender(const NcclOptions& options, unsigned rank, std::shared_ptr<Fabric> fabric,
+  Sender(NcclOptions options, unsigned rank, std::shared_ptr<Fabric> fabric,
          std::unique_ptr<Control> control)
-      : options_(options), rank_(rank), fabric_(std::move(fabric)), control_(std::move(control)) {}
+      : options_(std::move(options)),
+        rank_(rank),
+        fabric_(std::move(fabric)),
+        control_(std::move(control)) {}
   ~Sender() override { drop(); }
 
   Status announce(std::string_view run_info, const Deadline& deadline) override {

@@ -302,7 +302,7 @@ class Sender final : public SendRoad {
   // `failed`, or, if that is why, that another publisher has taken the directory over.
   [[nodiscard]] Status or_fenced(Status failed) {
     if (failed.ok()) return failed;
-    Status held = lock_.check();
+    const Status held = lock_.check();
     return held.code() == StatusCode::kWrongRun ? held : failed;
   }
 

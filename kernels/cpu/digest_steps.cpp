@@ -38,9 +38,9 @@ unsigned sum_blocks(UnitChanges& changes, const HalfKeys* keys, BlockSteps* bloc
       if (place >= kBlockUnits) break;
       const Unit value = load_unit<Unit>(after, k);
       if constexpr (kWrite) store_unit<Unit>(units, offsets[k], value);
-      std::int32_t step = std::int32_t{value} - std::int32_t{load_unit<Unit>(before, k)};
-      if constexpr (sizeof(Unit) == 1) step *= 1 << (8 * (place % 2));
-      sums.add(keys[place * sizeof(Unit) / 2].limbs, step);
+      const std::int32_t shifted = sizeof(Unit) == 1 ? 1 << (8 * (place % 2)) : 1;
+      const std::int32_t step = std::int32_t{value} - std::int32_t{load_unit<Unit>(before, k)};
+      sums.add(keys[place * sizeof(Unit) / 2].limbs, step * shifted);
     }
     blocks[found].block = block;
     sums.store(blocks[found].sums);

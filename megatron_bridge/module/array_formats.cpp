@@ -44,7 +44,7 @@ Result<DType> dtype_of_typestr(std::string_view typestr, std::string_view name) 
     if (spelling.numpy == kind) return spelling.dtype;
   }
   // ml_dtypes keeps elements below a byte in a byte each, which safetensors does not.
-  const Result<DType> named = parse_torch_dtype(name);
+  Result<DType> named = parse_torch_dtype(name);
   if (named.ok() && info(*named).bits >= 8) return named;
   return error(StatusCode::kInvalidArgument, "has dtype ", name.empty() ? typestr : name,
                ", which safetensors has not");

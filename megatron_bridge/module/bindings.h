@@ -28,7 +28,7 @@ void bind_engine_driver(py::module_& module);
 
 // How values look to Python: hashes as hexadecimal text, types and encodings by their names.
 template <typename T>
-const T& as_python(const T& value) {
+T as_python(T value) {
   return value;
 }
 inline std::string as_python(const Digest& digest) { return to_hex(digest); }

@@ -38,8 +38,9 @@ class OnDevice {
   }
   [[nodiscard]] TensorRef result(DType dtype, std::uint64_t count,
                                  std::shared_ptr<std::byte> memory) const {
+    std::byte* const data = memory.get();
     TensorRef ref =
-        TensorRef::of(take(TensorSpec::make("result", dtype, {count})), memory.get(), memory);
+        TensorRef::of(take(TensorSpec::make("result", dtype, {count})), data, std::move(memory));
     ref.set_cuda(number_);
     return ref;
   }

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "plugin/engines/engine_transport.h"
+#include "plugin/engines/engine_shares.h"
 #include "plugin/engines/server_calls.h"
 
 namespace driftless::python {
@@ -114,6 +114,15 @@ class HeldDriver {
     transport_.rethrow();
     check(answer.status.with_context(transport_.name()));
     return replies_of(answer.ranks).dump();
+  }
+
+  // The ranks' shares, added up.
+  std::string prove(bool sweep) {
+    const Result<std::vector<RankShares>> asked =
+        without_gil([&] { return ask_shares(transport_, sweep, driver_->pause_state()); });
+    transport_.rethrow();
+    const std::vector<RankShares> ranks = take(asked);
+    return proof_to_json(add_up(ranks), ranks, false).dump();
   }
 
  private:
@@ -218,6 +227,7 @@ void bind_engine_driver(py::module_& module) {
       .def("wait_staged", &HeldDriver::wait_staged, py::arg("timeout_s"))
       .def("update", &HeldDriver::update, py::arg("timeout_s"), py::arg("staged"))
       .def("ask", &HeldDriver::ask)
+      .def("prove", &HeldDriver::prove, py::arg("sweep"))
       .def("close", &HeldDriver::close);
 }
 

@@ -13,7 +13,7 @@ Status PythonFailure::capture(std::string_view what) {
   } catch (const StatusError& failure) {
     return failure.status.with_context(what);
   } catch (const std::exception& failure) {
-    std::string text = failure.what();
+    const std::string text = failure.what();
     return error(StatusCode::kInternal, what, ": ", text.substr(0, text.find('\n')));
   } catch (...) {
     return error(StatusCode::kInternal, what, ": an unknown exception");
@@ -26,7 +26,7 @@ void PythonFailure::rethrow() {
 }
 
 void bind_errors(py::module_& /*module*/) {
-  py::register_local_exception_translator([](std::exception_ptr failure) {
+  py::register_local_exception_translator([](const std::exception_ptr& failure) {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const StatusError& caught) {

@@ -39,7 +39,10 @@ Job::Job(Config config, JobRole role, bool launched)
   process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launched_); }));
 }
 
-Job::~Job() { leave(); }
+// Every member holds the job, so that none is left here.
+Job::~Job() {  // NOLINT(bugprone-exception-escape): only without an interpreter
+  leave();
+}
 
 const std::shared_ptr<JobProcess>& Job::shared_process() {
   if (process_ == nullptr) fail(StatusCode::kInvalidArgument, "the job is closed");

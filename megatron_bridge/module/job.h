@@ -122,7 +122,9 @@ class HeldSession : public JobMember {
     fail(StatusCode::kInvalidArgument, "a ", name, " needs a job of role ", to_string(role),
          ", this one is ", to_string(job_->role()));
   }
-  ~HeldSession() override { drop_now(); }
+  ~HeldSession() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
+    drop_now();
+  }
 
   // With the GIL, after every call: what Python may ask while another thread is at work.
   virtual void refresh() = 0;

@@ -28,7 +28,9 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   }
   HeldPublisher(const HeldPublisher&) = delete;
   HeldPublisher& operator=(const HeldPublisher&) = delete;
-  ~HeldPublisher() override { drop_now(); }
+  ~HeldPublisher() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
+    drop_now();
+  }
 
   // The last version that was committed, as of the last call: another thread may be at work.
   [[nodiscard]] const EndOfRun& newest() {

@@ -45,7 +45,9 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
   }
   HeldReceiver(const HeldReceiver&) = delete;
   HeldReceiver& operator=(const HeldReceiver&) = delete;
-  ~HeldReceiver() override { drop_now(); }
+  ~HeldReceiver() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
+    drop_now();
+  }
 
   void drop() override {
     HeldSession::drop();

@@ -136,7 +136,7 @@ class PythonGroup final : public Group {
   }
   PythonGroup(const PythonGroup&) = delete;
   PythonGroup& operator=(const PythonGroup&) = delete;
-  ~PythonGroup() override {
+  ~PythonGroup() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const py::gil_scoped_acquire acquired;
     object_ = py::object();
   }

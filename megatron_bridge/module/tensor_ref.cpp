@@ -251,7 +251,7 @@ void bind_tensor_ref(py::module_& module) {
           [](std::uintptr_t data, const std::string& dtype, std::vector<std::uint64_t> shape,
              const std::string& device, bool read_only, const py::object& owner) {
             TensorRef ref;
-            ref.data = reinterpret_cast<std::byte*>(data);
+            ref.data = memory_at(data);
             ref.dtype = take(parse_dtype(dtype));
             ref.shape = std::move(shape);
             settle_size(ref, "from_pointer");

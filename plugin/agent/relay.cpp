@@ -12,7 +12,7 @@
 namespace driftless {
 namespace {
 
-using std::chrono_literals::operator""ms;
+using namespace std::chrono_literals;
 
 // What may be otherwise at the next look.
 bool may_pass(StatusCode code) {

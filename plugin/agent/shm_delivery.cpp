@@ -14,8 +14,8 @@ std::string worker_source(const Config& config) {
 
 class ShmDelivery final : public Delivery {
  public:
-  ShmDelivery(const Config& config, std::unique_ptr<SendRoad> sender)
-      : config_(config), sender_(std::move(sender)) {}
+  ShmDelivery(Config config, std::unique_ptr<SendRoad> sender)
+      : config_(std::move(config)), sender_(std::move(sender)) {}
 
   [[nodiscard]] Status open(ReceiveRoad& road, bool threads, const Deadline& deadline) {
     RelayOptions options;

@@ -154,7 +154,7 @@ Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const 
 // the weights, then the state, and only then the journal goes.
 Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Frame> frames,
                                     const std::string& journal_path) {
-  if (Status replayed = replay_journal(*fs_, frames, *checkpoint_, options_.threads);
+  if (const Status replayed = replay_journal(*fs_, frames, *checkpoint_, options_.threads);
       !replayed.ok()) {
     return replayed.code() == StatusCode::kCorrupt ? damaged(journal_path, replayed) : replayed;
   }

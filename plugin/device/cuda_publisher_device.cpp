@@ -22,8 +22,8 @@ class CudaPublisherDevice final : public PublisherDevice {
     return std::shared_ptr<PublisherDevice>(std::move(made));
   }
 
-  const DeviceOptions& options() const override { return work_.options; }
-  std::uint64_t device_bytes() const override {
+  [[nodiscard]] const DeviceOptions& options() const override { return work_.options; }
+  [[nodiscard]] std::uint64_t device_bytes() const override {
     return work_.differ.device_bytes() + work_.found.held_bytes();
   }
 
@@ -40,7 +40,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     return work_.stream.wait();
   }
 
-  std::shared_ptr<WeightMemory> memory() const override { return work_.memory; }
+  [[nodiscard]] std::shared_ptr<WeightMemory> memory() const override { return work_.memory; }
 
   Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
     const bool full = context.frame.encoding == Encoding::kFull;

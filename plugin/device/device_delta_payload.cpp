@@ -72,7 +72,7 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::uint64_t first = 0; first < units;) {
       if (slice_units_ >= most) DRIFTLESS_RETURN_IF_ERROR(start_slice());
       // At a multiple of 16 bytes: the next stretch is as well aligned as the tensor.
-      std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
+      const std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
       SlicePiece piece;
       piece.tensor = offered.tensor;
       piece.first_unit = first;

@@ -381,7 +381,7 @@ Status Uploader::copy(std::byte* to_dev, std::span<const std::byte> from,
                       const DeviceStream& stream) {
   while (!from.empty()) {
     const auto piece = from.first(std::min<std::uint64_t>(from.size(), kSlotBytes));
-    Slot& slot = next();
+    const Slot& slot = next();
     DRIFTLESS_RETURN_IF_ERROR(slot.travelled.wait());
     std::memcpy(slot.buffer.data(), piece.data(), piece.size());
     DRIFTLESS_RETURN_IF_ERROR(stream.copy(to_dev, slot.buffer.data(), piece.size()));

@@ -11,7 +11,7 @@
 namespace driftless {
 namespace {
 
-using std::chrono_literals::operator""ms;
+using namespace std::chrono_literals;
 
 class DiskTransport : public EngineTransport {
  public:

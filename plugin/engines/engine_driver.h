@@ -45,6 +45,7 @@ enum class EngineOp : unsigned char {
   kSetLabel,    // label
   kClearCache,  //
   kResume,
+  kShares,  // sweep: the ranks' shares (engine_shares.h); no part of a request
 };
 [[nodiscard]] std::string_view to_string(EngineOp op);
 
@@ -57,12 +58,13 @@ struct EngineCall {
   double timeout_s = 0;
   std::string source{}, ticket{}, label{};
   bool must = false;  // to be made also while everything ends
+  bool sweep = false;
   PauseState pause = PauseState::kUnknown;
 };
 
 struct EngineAnswer {
   Status status{};                 // kUnsupported: this engine has no such call
-  std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback
+  std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares
   std::string label{};             // of kReadLabel
   bool paused = false;             // the transport had to pause the engine, and left it so
   double elapsed_ms = 0;

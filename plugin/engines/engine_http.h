@@ -16,7 +16,7 @@
 
 namespace driftless {
 
-inline constexpr std::size_t kMaxEngineReplyBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxEngineReplyBytes = std::size_t{64} << 20;
 
 struct HttpCall {
   std::string url;

@@ -275,7 +275,8 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
   if (!http) {
     DRIFTLESS_RETURN_IF_ERROR(check_http());
   }
-  return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options), http));
+  return std::unique_ptr<EngineNotifier>(
+      std::make_unique<HttpNotifier>(std::move(options), std::move(http)));
 }
 
 Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,

@@ -3,6 +3,8 @@
 
 #include <iterator>
 
+#include "plugin/engines/engine_shares.h"
+
 namespace driftless {
 namespace {
 
@@ -33,9 +35,11 @@ class DrivenSession final : public EngineSession {
       const std::optional<Digest> found = digests ? digests->find(version) : std::nullopt;
       return found ? std::optional<std::string>(to_hex(*found)) : std::nullopt;
     };
+    DRIFTLESS_RETURN_IF_ERROR(prove());
     const DriverResult result =
         run_request(driver_, driver_.begin_update(std::move(wanted)), *transport_);
     times = result.times;
+    if (proven_ != processes_of(result.replies)) proven_.clear();  // another server answers
     DRIFTLESS_RETURN_IF_ERROR(result.status);
     return static_cast<std::uint64_t>(result.identity.version);
   }
@@ -45,6 +49,29 @@ class DrivenSession final : public EngineSession {
   }
 
  private:
+  // Once for each server process: what the ranks hold must add up to the version that they name.
+  // Each of them proves its own share from then on (receiver.prove).
+  [[nodiscard]] Status prove() {
+    if (!proven_.empty() || options_.source.empty()) return {};
+    const DriverResult opened = run_request(driver_, driver_.begin_open(), *transport_);
+    if (!opened.status.ok() || !opened.known) return {};  // the update tells why
+    const Result<EngineProof> proof = prove_engine(*transport_, false, driver_.pause_state());
+    if (!proof.ok()) return {};  // asked again before the next update
+    if (proof->verdict == ShareVerdict::kDiffers) {
+      return error(StatusCode::kMismatch, transport_->name(), ": ", proof->why,
+                   "; the engine is not updated: publish a full version, or restart it");
+    }
+    proven_ = processes_of(opened.replies);
+    return {};
+  }
+  [[nodiscard]] static std::vector<std::string> processes_of(
+      const std::vector<RankReply>& replies) {
+    std::vector<std::string> processes;
+    for (const RankReply& reply : replies) processes.push_back(reply.process);
+    return processes;
+  }
+
+  std::vector<std::string> proven_;  // of these processes
   std::unique_ptr<EngineTransport> transport_;
   EngineSessionOptions options_;
   EngineDriver driver_;

@@ -25,6 +25,7 @@ class InProcessTransport final : public EngineTransport {
       case EngineOp::kStage:
         return ask("driftless_stage", {{"timeout_s", call.timeout_s}, {"ticket", call.ticket}});
       case EngineOp::kRollback: return ask("driftless_rollback", {{"version", call.version}});
+      case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}});
       default: return tell(call);
     }
   }

@@ -17,8 +17,8 @@
 namespace driftless {
 namespace {
 
-using std::chrono_literals::operator""ms;
-constexpr std::uint64_t kMaxAnswerBytes = 1 << 20;
+using namespace std::chrono_literals;
+constexpr std::uint64_t kMaxAnswerBytes = 256 << 20;  // some 150 for each tensor of a rank
 constexpr unsigned kMaxSglangRanks = 4096;
 constexpr int kContinueTries = 4;
 
@@ -50,6 +50,7 @@ class SglangTransport final : public EngineTransport {
             call, {{"phase", "stage"}, {"timeout_s", call.timeout_s}, {"ticket", call.ticket}});
       case EngineOp::kRollback:
         return command(call, {{"phase", "rollback"}, {"version", call.version}});
+      case EngineOp::kShares: return command(call, {{"phase", "shares"}, {"sweep", call.sweep}});
       case EngineOp::kWrite:
         return command(call,
                        {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});
@@ -136,7 +137,7 @@ class SglangTransport final : public EngineTransport {
         {"selector", "target"},
         {"serialized_named_tensors", std::vector<std::string>(payloads_, sglang_command(command))}};
     if (!label.empty()) body["weight_version"] = label;
-    const Status sent = post("/update_weights_from_tensor", body, true);
+    Status sent = post("/update_weights_from_tensor", body, true);
     if (!own) return sent;
     const Status ended = post("/end_weight_update", Json::object(), true);
     session_ = false;
@@ -237,7 +238,8 @@ EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) 
       return {.status =
                   sglang_post(link, "/update_weight_version",
                               {{"new_version", call.label}, {"abort_all_requests", false}}, true)};
-    default: return {.status = error(StatusCode::kInternal, "SGLang has no ", to_string(call.op))};
+    default:
+      return {.status = error(StatusCode::kUnsupported, "SGLang has no ", to_string(call.op))};
   }
 }
 

@@ -28,6 +28,7 @@ class VllmTransport final : public EngineTransport {
                    call.must);
       case EngineOp::kRollback:
         return ask("driftless_rollback", {{"version", call.version}}, call.must);
+      case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}}, call.must);
       case EngineOp::kBegin: return {.status = begin()};
       case EngineOp::kWrite: return write(call);
       case EngineOp::kFinish: return {.status = finish(call.label)};
@@ -145,7 +146,7 @@ EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call) {
       return {
           .status = known_call(
               link.post("/update_weight_version", {{"new_version", call.label}}, true).status())};
-    default: return {.status = error(StatusCode::kInternal, "vLLM has no ", to_string(call.op))};
+    default: return {.status = error(StatusCode::kUnsupported, "vLLM has no ", to_string(call.op))};
   }
 }
 

@@ -76,7 +76,7 @@ Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config
                  linked.mpi.why_not);
   }
   if (at.library.empty()) return &linked;
-  const Result<const RoadTable*> loaded = load_roads(at);
+  Result<const RoadTable*> loaded = load_roads(at);
   if (loaded.ok()) return loaded;
   return loaded.status().with_context(
       launched ? std::string("this process was started by an MPI launcher")

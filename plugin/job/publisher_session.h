@@ -45,8 +45,8 @@ class PublisherSession {
   }
 
  private:
-  PublisherSession(const Config& config, JobProcess& process)
-      : config_(config), process_(process) {}
+  PublisherSession(Config config, JobProcess& process)
+      : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group);
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
 

@@ -24,7 +24,7 @@ constexpr Availability nccl_with(std::string_view why_not_other) {
 
 // What is linked here; null: it is in a library, or not built. Then nothing refers to it.
 template <bool kLinked, auto kFunction>
-constexpr decltype(kFunction) if_linked = kLinked ? kFunction : nullptr;
+constexpr decltype(kFunction) kIfLinked = kLinked ? kFunction : nullptr;
 constexpr bool kMpi = DRIFTLESS_HAS_MPI, kHdf5 = DRIFTLESS_HAS_HDF5, kHasNccl = DRIFTLESS_HAS_NCCL,
                kTcp = DRIFTLESS_HAS_OPENSSL;
 
@@ -46,20 +46,20 @@ constexpr std::array kRoads = {
          shared_fs_history, nullptr, withdraw_shared_fs_end, tell_shared_fs_end,
          hear_shared_fs_end},
     Road{"shared_fs/hdf5", "one file per version through parallel HDF5", kNeedsHdf5,
-         if_linked<kHdf5, open_hdf5_road>, if_linked<kHdf5, hdf5_history>, if_trainer,
+         kIfLinked<kHdf5, open_hdf5_road>, kIfLinked<kHdf5, hdf5_history>, if_trainer,
          withdraw_shared_fs_end, tell_shared_fs_end, hear_shared_fs_end, "road.layout"},
-    Road{"mpi_rma", "road of MPI one-sided gets", kNeedsMpi, if_linked<kMpi, open_mpi_rma_road>,
+    Road{"mpi_rma", "road of MPI one-sided gets", kNeedsMpi, kIfLinked<kMpi, open_mpi_rma_road>,
          nullptr, always},
-    Road{"nccl", "road of NCCL broadcasts", kNeedsNccl, if_linked<kHasNccl, open_nccl_road>},
+    Road{"nccl", "road of NCCL broadcasts", kNeedsNccl, kIfLinked<kHasNccl, open_nccl_road>},
     Road{.name = "nccl/tcp",
          .help = "rendezvous of the nccl road over TCP",
          .at = nccl_with(DRIFTLESS_WHY_NOT_OPENSSL),
-         .open = if_linked<(kHasNccl && kTcp), open_nccl_tcp_road>,
+         .open = kIfLinked<(kHasNccl && kTcp), open_nccl_tcp_road>,
          .key = "road.nccl.rendezvous"},
     Road{.name = "nccl/mpi",
          .help = "rendezvous of the nccl road in one mpirun job",
          .at = nccl_with(DRIFTLESS_WHY_NOT_MPI),
-         .open = if_linked<(kHasNccl && kMpi), open_nccl_mpi_road>,
+         .open = kIfLinked<(kHasNccl && kMpi), open_nccl_mpi_road>,
          .needs_mpi = always,
          .key = "road.nccl.rendezvous"},
 };
@@ -74,7 +74,7 @@ constexpr std::array kParts = {
 
 const RoadTable& road_table() {
   static const RoadTable table{build_text(), kRoads, kParts, kNeedsMpi,
-                               if_linked<kMpi, join_mpi_job>};
+                               kIfLinked<kMpi, join_mpi_job>};
   return table;
 }
 

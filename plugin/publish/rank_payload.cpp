@@ -48,6 +48,7 @@ class FullFramePayload final : public HostPayload {
     if (runs_.empty()) return {};
     auto runs = std::make_shared<const std::vector<DenseRun>>(std::exchange(runs_, {}));
     findings_.delta_bytes += std::exchange(pending_bytes_, 0);
+    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the task owns them
     return writer_.hand_over([this, dtype = dtype_, index = parts_++, runs = std::move(runs)] {
       return write_full_frame(context_, dtype, *runs, index);
     });

@@ -160,7 +160,7 @@ class FollowingReceiver final : public Receiver {
     if (!committed_) return error(StatusCode::kInvalidArgument, "there is nothing to take back");
     if (options_.pause) DRIFTLESS_RETURN_IF_ERROR(options_.pause());
     const Status undone = committed_->undo();
-    const Status resumed = resume();
+    Status resumed = resume();
     DRIFTLESS_RETURN_IF_ERROR(undone);
     committed_.reset();
     const Status ignored = report();  // said again by the next report()

@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-using std::chrono_literals::operator""ms;
+using namespace std::chrono_literals;
 
 // What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
 bool may_pass(StatusCode code) {

@@ -33,8 +33,8 @@ class VersionFetcher {
  public:
   // Of the options: fold_bytes (of the parts of a chain; one step always. Mapped parts are copied
   // as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
-  VersionFetcher(ReceiveRoad& road, const Hash128& run, const ReceiverOptions& options)
-      : road_(&road), run_(run), options_(options) {}
+  VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
+      : road_(&road), run_(run), options_(std::move(options)) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);

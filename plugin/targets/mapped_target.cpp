@@ -285,7 +285,7 @@ Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout&
 }
 
 Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& layout,
-                                                         std::vector<std::byte*> data,
+                                                         const std::vector<std::byte*>& data,
                                                          std::optional<VersionId> initial,
                                                          unsigned threads) {
   return make_contiguous_target(layout, data, initial, threads, make_host_memory());

@@ -127,7 +127,8 @@ class TensorFold {
             const std::span<const std::byte> values = delta.value_bytes();
             next.values.insert(next.values.end(), values.begin(), values.end());
           }));
-      all = all.positions.empty() ? std::move(next) : merge(all, next, width_);
+      if (!all.positions.empty()) next = merge(all, next, width_);
+      all = std::move(next);
     }
     memory_.values = std::move(all.values);
     for (const std::uint64_t position : all.positions) add(position);

@@ -96,8 +96,8 @@ class MappedTarget : public WeightTarget {
 // caller; null if this process does not hold it (then the state's digest is of the held ones).
 // With `initial` the bytes there are that version.
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_memory_target(
-    const WeightLayout& layout, std::vector<std::byte*> data, std::optional<VersionId> initial,
-    unsigned threads);
+    const WeightLayout& layout, const std::vector<std::byte*>& data,
+    std::optional<VersionId> initial, unsigned threads);
 // The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the
 // checkpoint at `base`, as version 0 of a run not known yet.
 using OwnedWeights = MappedTarget;

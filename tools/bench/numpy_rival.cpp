@@ -46,7 +46,7 @@ Status fill(const MemoryFile& file, std::span<const std::byte> bytes) {
 Status run_python(const std::string& python, const std::string& source, std::string_view arguments,
                   std::chrono::milliseconds limit) {
   return shared_fs::run_hook({"bench",
-                              concat("\"$DRIFTLESS_PYTHON\" -c \"$DRIFTLESS_SOURCE\"", arguments),
+                              concat(R"("$DRIFTLESS_PYTHON" -c "$DRIFTLESS_SOURCE")", arguments),
                               {{"DRIFTLESS_PYTHON", python}, {"DRIFTLESS_SOURCE", source}}},
                              limit, Deadline::after(limit));
 }

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "collectives/host_shm/host_shm_road.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "tools/bench/bench.h"
 #include "tools/cli/console.h"
@@ -36,6 +37,16 @@ struct VerifyArguments {
   std::string checkpoint;
   std::string like;
   std::string manifest;
+};
+
+struct VerifyEngineArguments {
+  std::string url;
+  std::string kind = "auto";
+  std::string token_file;
+  std::string loader = "driftless.engines.sglang.load";
+  std::string shm_dir = HostShmOptions().dir;
+  double timeout_seconds = 120;
+  bool all = false;
 };
 
 struct BenchArguments {
@@ -81,6 +92,8 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_diff(const Common& common, DiffArguments options);
 [[nodiscard]] Result<int> run_apply(const Common& common, const ApplyArguments& options);
 [[nodiscard]] Result<int> run_verify(const Common& common, const VerifyArguments& options);
+[[nodiscard]] Result<int> run_verify_engine(const Common& common,
+                                            const VerifyEngineArguments& options);
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);

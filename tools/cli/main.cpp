@@ -12,7 +12,8 @@ namespace driftless::cli {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 done (verify: identical), 1 verify found a difference (trainer, agent: a "
+    "Exit codes: 0 done (verify: identical), 1 verify found a difference (verify --engine: 2 "
+    "cannot tell) (trainer, agent: a "
     "rollout or\n"
     "an engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
     "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
@@ -25,6 +26,7 @@ struct Arguments {
   DiffArguments diff;
   ApplyArguments apply;
   VerifyArguments verify;
+  VerifyEngineArguments verify_engine;
   std::string inspect;
   BenchArguments bench;
   DemoArguments demo;
@@ -120,11 +122,44 @@ void add_apply(CLI::App& app, Arguments& all) {
   runs(*command, all, [&all] { return run_apply(all.common, all.apply); });
 }
 
+void add_verify_engine(CLI::App& command, CLI::Option* checkpoint, Arguments& all) {
+  VerifyEngineArguments& options = all.verify_engine;
+  CLI::Option* engine =
+      command
+          .add_option("--engine", options.url,
+                      "A running engine's address: every rank reads its weights, and their shares "
+                      "must add up to the version's digests; 0: proven, 1: differs, 2: cannot tell")
+          ->excludes(checkpoint);
+  command.add_option("--kind", options.kind, "The engine")
+      ->check(CLI::IsMember({"auto", "vllm", "sglang"}))
+      ->capture_default_str()
+      ->needs(engine);
+  command.add_option("--token-file", options.token_file, "File with the engine's API key")
+      ->needs(engine);
+  command.add_option("--loader", options.loader, "SGLang: what its --custom-weight-loader names")
+      ->capture_default_str()
+      ->needs(engine);
+  command.add_option("--shm-dir", options.shm_dir, "SGLang: where its ranks answer, on its host")
+      ->capture_default_str()
+      ->needs(engine);
+  add_number(command, "--timeout", options.timeout_seconds, "Seconds for the engine's answer", 1.0,
+             1e6)
+      ->needs(engine);
+  command.add_flag("--all", options.all, "Show every tensor, not only those that are not proven")
+      ->needs(engine);
+  runs(command, all, [&all]() -> Result<int> {
+    if (!all.verify_engine.url.empty()) return run_verify_engine(all.common, all.verify_engine);
+    if (!all.verify.checkpoint.empty()) return run_verify(all.common, all.verify);
+    return error(StatusCode::kInvalidArgument, "verify: say what: a checkpoint, or --engine URL");
+  });
+}
+
 void add_verify(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
-      "verify", "Prove that a checkpoint holds exactly the weights it should; 0: identical");
+      "verify",
+      "Prove that a checkpoint, or a running engine, holds exactly the weights it should");
   VerifyArguments& options = all.verify;
-  command->add_option("CKPT", options.checkpoint, "Checkpoint directory")->required();
+  CLI::Option* checkpoint = command->add_option("CKPT", options.checkpoint, "Checkpoint directory");
   CLI::Option* like = command->add_option(
       "--like", options.like,
       "Another checkpoint, compared bit for bit: the first difference is named");
@@ -134,7 +169,7 @@ void add_verify(CLI::App& app, Arguments& all) {
           "A version's manifest.json or directory, whose digest it must have (default: its "
           "own state)")
       ->excludes(like);
-  runs(*command, all, [&all] { return run_verify(all.common, all.verify); });
+  add_verify_engine(*command, checkpoint, all);
 }
 
 void add_inspect(CLI::App& app, Arguments& all) {

@@ -79,6 +79,13 @@ class Driver:
             raise errors.InvalidArgumentError(f"{method}: only driftless_status can be asked")
         return json.loads(self.native.ask())
 
+    def prove(self, sweep: bool = True) -> dict[str, Any]:
+        """What every rank holds, added up, and held against the version's digests: {"verdict":
+        "proven" | "differs" | "cannot tell", "why", "sum", "digest", "version", "run", "proven",
+        "differing", "cannot_tell", "tensors": those that are not proven}. With `sweep` the ranks
+        read their weights now."""
+        return json.loads(self.native.prove(sweep))
+
     def close(self) -> None:
         """Resumes what an update left paused, if its ranks hold one version."""
         result_of(self.native.close())

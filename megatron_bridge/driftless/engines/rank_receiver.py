@@ -124,6 +124,20 @@ class RankReceiver:
         """Back to `version`: drops what is staged, or takes the last commit back."""
         return self._answer(nonce, lambda: self._rollback(version))
 
+    def shares(self, sweep: bool = False, nonce: str = "") -> Reply:
+        """What this rank holds of each tensor, beside the reply: plugin/engines/engine_shares.h.
+        With `sweep` the weights are read now; else it is what was tracked since they were."""
+        told: dict[str, Any] = {}
+
+        def look() -> None:
+            receiver = self._ready()
+            try:
+                told.update(shares_of(self._native_target(), receiver, sweep))
+            finally:
+                self._look(receiver)  # weights that are not what they must be are no version
+
+        return {**self._answer(nonce, lambda: self._remember(look)), **told}
+
     def close(self, nonce: str = "") -> Reply:
         return self._answer(nonce, self._close)
 
@@ -160,14 +174,16 @@ class RankReceiver:
             self._target = self._make_target(settings.chunk_bytes)
         job = driftless.Job(settings, "rollout", launched=False)
         try:
-            native = getattr(self._target, "native", self._target)
-            receiver = driftless.Receiver(job, native, timeout_s=OPEN_TIMEOUT_S)
+            receiver = driftless.Receiver(job, self._native_target(), timeout_s=OPEN_TIMEOUT_S)
         except BaseException:
             job.leave()
             raise
         self._job, self._receiver, self._opened = job, receiver, (config, sets)
         self._state, self._error = "idle", None
         self._look(receiver)
+
+    def _native_target(self) -> Any:
+        return getattr(self._target, "native", self._target)
 
     def _stage(self, timeout_s: float, nonce: str, ticket: str) -> None:
         receiver = self._ready()
@@ -321,6 +337,25 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
         "run": "", "digest": "", "follows": "", "ways": {}, "timings": {},
     }  # fmt: skip
     return {"nonce": nonce, "rank": rank, "ok": error is None, "error": error, **nothing, **said}
+
+
+def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[str, Any]:
+    """Of a target that knows its shares; of another, nothing is told."""
+    if not hasattr(target, "sweep"):
+        return {}
+    found = target.sweep() if sweep else target.tracked()
+    manifest = receiver.tensor_digests or {}
+    sizes = {spec.name: spec.units for spec in target.layout.tensors}
+    rows = [
+        [name, units, sizes[name], region, digest, manifest.get(name, "")]
+        for name, units, region, digest in found.tensors
+    ]
+    told = {row[0] for row in rows} | {name for name, _ in found.unproven}
+    return {
+        "shares": rows,
+        "unproven": [list(each) for each in found.unproven],
+        "absent": [name for name in sizes if name not in told],
+    }
 
 
 def process_id() -> str:

@@ -55,6 +55,11 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
+    if command["phase"] == "shares":  # whoever asks: the driver's answers stay where they are
+        where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
+        nonce = str(command.get("nonce", ""))
+        Answers(where).write(receiver.shares(bool(command.get("sweep")), nonce))
+        return
     if "answers" in command:
         answer_to(receiver, command["answers"])
     answers: Answers = receiver.answers  # type: ignore[attr-defined]

@@ -84,6 +84,9 @@ class WorkerExtension:
     def driftless_rollback(self, version: int, nonce: str = "") -> Reply:
         return self._driftless_answer(nonce, lambda it: it.rollback(int(version), nonce))
 
+    def driftless_shares(self, sweep: bool = False, nonce: str = "") -> Reply:
+        return self._driftless_answer(nonce, lambda it: it.shares(bool(sweep), nonce))
+
     def driftless_close(self, nonce: str = "") -> Reply:
         return self._driftless_answer(nonce, lambda it: it.close(nonce))
 

@@ -6,7 +6,7 @@
 namespace driftless {
 
 Result<const DeviceTable*> device_table() {
-  constexpr std::string_view kWhyNot = DRIFTLESS_WHY_NOT_CUDA;  // empty: it is
+  constexpr std::string_view kWhyNot{DRIFTLESS_WHY_NOT_CUDA};  // empty: it is
   if (!kWhyNot.empty()) {
     return error(StatusCode::kUnsupported, "CUDA is not in this build: ", kWhyNot);
   }

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/engines/engine_shares.h"
+
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace driftless {
+namespace {
+
+// Names in an error: enough to look at.
+constexpr std::size_t kNamesShown = 3;
+
+Status malformed(std::string_view what, std::string_view how) {
+  return error(StatusCode::kCorrupt, what, ": ", how, "; is the same release on both sides?");
+}
+
+Result<std::string> text_at(const Json& row, std::size_t at, std::string_view what) {
+  if (row.is_array() && row.size() > at && row[at].is_string()) return row[at].get<std::string>();
+  return malformed(what, concat("a rank's share has no text in column ", at));
+}
+Result<std::uint64_t> count_at(const Json& row, std::size_t at, std::string_view what) {
+  if (row.is_array() && row.size() > at && row[at].is_number_unsigned()) {
+    return row[at].get<std::uint64_t>();
+  }
+  return malformed(what, concat("a rank's share has no count in column ", at));
+}
+
+Result<RankShare> parse_share(const Json& row, std::string_view what) {
+  RankShare share;
+  DRIFTLESS_ASSIGN_OR_RETURN(share.tensor, text_at(row, 0, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(share.units, count_at(row, 1, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(share.of_units, count_at(row, 2, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(share.region, text_at(row, 3, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string digest, text_at(row, 4, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(share.digest, digest_from_hex(digest).with_context(what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string manifest, text_at(row, 5, what));
+  if (!manifest.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(share.manifest, digest_from_hex(manifest).with_context(what));
+  }
+  if (share.units > share.of_units) return malformed(what, "a share is larger than its tensor");
+  return share;
+}
+
+// What all ranks say of one tensor.
+struct TensorShares {
+  std::vector<std::pair<std::int64_t, const RankShare*>> held;  // by rank
+  std::string unproven;                                         // why, and of which rank
+};
+
+TensorVerdict judge(const std::string& name, const TensorShares& said) {
+  TensorVerdict result;
+  result.tensor = name;
+  const auto verdict = [&](ShareVerdict found, std::string why) {
+    result.verdict = found;
+    result.why = std::move(why);
+    return result;
+  };
+  std::map<std::string_view, std::pair<std::int64_t, const RankShare*>> regions;
+  std::uint64_t units = 0, of_units = 0;
+  for (const auto& [rank, share] : said.held) {
+    if (share->manifest && result.manifest && *share->manifest != *result.manifest) {
+      return verdict(ShareVerdict::kDiffers, "the ranks know different digests of it");
+    }
+    if (share->manifest) result.manifest = share->manifest;
+    if (of_units != 0 && of_units != share->of_units) {
+      return verdict(ShareVerdict::kDiffers, "the ranks know different sizes of it");
+    }
+    of_units = share->of_units;
+    const auto [known, added] = regions.try_emplace(share->region, rank, share);
+    if (added) {
+      units += share->units;
+      result.sum += share->digest;
+    } else if (known->second.second->digest != share->digest) {
+      return verdict(ShareVerdict::kDiffers, concat("ranks ", known->second.first, " and ", rank,
+                                                    " hold the same elements with different bits"));
+    }
+  }
+  if (!said.unproven.empty()) return verdict(ShareVerdict::kCannotTell, said.unproven);
+  if (said.held.empty()) return verdict(ShareVerdict::kCannotTell, "no rank holds any of it");
+  if (units != of_units) {
+    return verdict(ShareVerdict::kCannotTell,
+                   concat("the ranks' shares have ", units, " of its ", of_units, " elements"));
+  }
+  if (!result.manifest) {
+    return verdict(ShareVerdict::kCannotTell, "the run does not tell its digest");
+  }
+  if (result.sum == *result.manifest) return result;
+  std::string holders;
+  for (const auto& [rank, share] : said.held) {
+    holders += concat(holders.empty() ? "" : ", ", rank);
+  }
+  return verdict(ShareVerdict::kDiffers,
+                 concat("the shares of ranks ", holders, " add up to ", to_hex(result.sum),
+                        ", the manifest says ", to_hex(*result.manifest)));
+}
+
+std::map<std::string, TensorShares> by_tensor(const std::vector<RankShares>& ranks) {
+  std::map<std::string, TensorShares> tensors;
+  for (const RankShares& rank : ranks) {
+    for (const RankShare& share : rank.shares) {
+      tensors[share.tensor].held.emplace_back(rank.rank, &share);
+    }
+    for (const auto& [name, why] : rank.unproven) {
+      tensors[name].unproven = concat("rank ", rank.rank, " cannot read it back: ", why);
+    }
+    for (const std::string& name : rank.absent) static_cast<void>(tensors[name]);
+  }
+  return tensors;
+}
+
+// Why the ranks are not all at one version that each of them can prove; empty: they are.
+std::string disagreement(const std::vector<RankShares>& ranks, EngineProof& proof) {
+  if (ranks.empty()) return "no rank answered";
+  proof.holds = ranks.front().holds;
+  for (const RankShares& rank : ranks) {
+    if (!rank.error.empty() || rank.holds.version == kTornVersion) {
+      proof.verdict = ShareVerdict::kDiffers;
+      return concat("rank ", rank.rank, ": ",
+                    rank.error.empty() ? "holds parts of two versions" : rank.error);
+    }
+    if (rank.holds != proof.holds) {
+      proof.verdict = ShareVerdict::kDiffers;
+      return concat("rank ", ranks.front().rank, " holds ", to_string(proof.holds), ", rank ",
+                    rank.rank, " ", to_string(rank.holds));
+    }
+  }
+  return {};
+}
+
+std::string summary(const EngineProof& proof) {
+  std::string text;
+  std::size_t shown = 0;
+  for (const ShareVerdict kind : {ShareVerdict::kDiffers, ShareVerdict::kCannotTell}) {
+    for (const TensorVerdict& tensor : proof.tensors) {
+      if (tensor.verdict != kind || shown == kNamesShown) continue;
+      text += concat(shown++ == 0 ? "" : "; ", "tensor '", tensor.tensor, "': ", tensor.why);
+    }
+  }
+  const std::uint64_t rest = proof.differing + proof.untold - shown;
+  return rest == 0 ? text : concat(text, "; and ", rest, " more");
+}
+
+}  // namespace
+
+Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(reply.text, what));
+  RankShares result{reply.rank, reply.holds, reply.error, {}, {}, {}};
+  if (!json.contains("shares")) {
+    if (!reply.error.empty()) return result;
+    return error(StatusCode::kUnsupported, what, ": rank ", reply.rank, " tells no shares");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* shares, json_array(json, "shares", what));
+  for (const Json& row : *shares) {
+    DRIFTLESS_ASSIGN_OR_RETURN(RankShare share, parse_share(row, what));
+    result.shares.push_back(std::move(share));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* unproven, json_array(json, "unproven", what));
+  for (const Json& row : *unproven) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string name, text_at(row, 0, what));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string why, text_at(row, 1, what));
+    result.unproven.emplace_back(std::move(name), std::move(why));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* absent, json_array(json, "absent", what));
+  for (const Json& name : *absent) {
+    if (!name.is_string()) return malformed(what, "an absent tensor has no name");
+    result.absent.push_back(name.get<std::string>());
+  }
+  return result;
+}
+
+std::string_view to_string(ShareVerdict verdict) {
+  static constexpr std::array<std::string_view, 3> kNames{"proven", "differs", "cannot tell"};
+  return kNames.at(static_cast<std::size_t>(verdict));
+}
+
+EngineProof add_up(const std::vector<RankShares>& ranks) {
+  EngineProof proof;
+  proof.why = disagreement(ranks, proof);
+  if (!proof.why.empty()) return proof;
+  for (const auto& [name, said] : by_tensor(ranks)) {
+    proof.tensors.push_back(judge(name, said));
+    proof.sum += proof.tensors.back().sum;
+    switch (proof.tensors.back().verdict) {
+      case ShareVerdict::kProven: ++proof.proven; break;
+      case ShareVerdict::kDiffers: ++proof.differing; break;
+      case ShareVerdict::kCannotTell: ++proof.untold; break;
+    }
+  }
+  proof.verdict = proof.differing > 0                     ? ShareVerdict::kDiffers
+                  : proof.untold > 0 || proof.proven == 0 ? ShareVerdict::kCannotTell
+                                                          : ShareVerdict::kProven;
+  proof.why = proof.tensors.empty() ? "the ranks hold no tensor" : summary(proof);
+  // The tensors' digests are those of the version that the ranks name.
+  if (proof.verdict == ShareVerdict::kProven && to_hex(proof.sum) != proof.holds.digest) {
+    proof.verdict = ShareVerdict::kDiffers;
+    proof.why = concat("all tensors add up to ", to_hex(proof.sum), ", and the ranks hold ",
+                       to_string(proof.holds));
+  }
+  return proof;
+}
+
+nlohmann::ordered_json proof_to_json(const EngineProof& proof, const std::vector<RankShares>& ranks,
+                                     bool all) {
+  nlohmann::ordered_json json;
+  json["verdict"] = to_string(proof.verdict);
+  json["run"] = proof.holds.run;
+  json["version"] = proof.holds.version;
+  json["digest"] = proof.holds.digest;
+  json["sum"] = to_hex(proof.sum);
+  json["proven"] = proof.proven;
+  json["differing"] = proof.differing;
+  json["cannot_tell"] = proof.untold;
+  if (!proof.why.empty()) json["why"] = proof.why;
+  json["ranks"] = nlohmann::ordered_json::array();
+  for (const RankShares& rank : ranks) {
+    Digest sum;
+    for (const RankShare& share : rank.shares) sum += share.digest;
+    json["ranks"].push_back({{"rank", rank.rank},
+                             {"version", rank.holds.version},
+                             {"tensors", rank.shares.size()},
+                             {"share", to_hex(sum)},
+                             {"unproven", rank.unproven.size()},
+                             {"error", rank.error}});
+  }
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const TensorVerdict& tensor : proof.tensors) {
+    if (!all && tensor.verdict == ShareVerdict::kProven) continue;
+    json["tensors"].push_back({{"tensor", tensor.tensor},
+                               {"verdict", to_string(tensor.verdict)},
+                               {"sum", to_hex(tensor.sum)},
+                               {"manifest", tensor.manifest ? to_hex(*tensor.manifest) : ""},
+                               {"why", tensor.why}});
+  }
+  return json;
+}
+
+Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
+                                           PauseState pause) {
+  EngineCall call{.op = EngineOp::kShares};
+  call.sweep = sweep;
+  call.pause = pause;
+  const EngineAnswer answer = transport.carry(call);
+  DRIFTLESS_RETURN_IF_ERROR(answer.status.with_context(transport.name()));
+  std::vector<RankShares> ranks;
+  for (const RankReply& reply : answer.ranks) {
+    DRIFTLESS_ASSIGN_OR_RETURN(RankShares rank, parse_rank_shares(reply, transport.name()));
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+Result<EngineProof> prove_engine(EngineTransport& transport, bool sweep, PauseState pause) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
+                             ask_shares(transport, sweep, pause));
+  return add_up(ranks);
+}
+
+}  // namespace driftless

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// driftless verify --engine: what every rank of a running engine holds, added up.
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "core/secret_file.h"
+#include "plugin/engines/engine_shares.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+namespace {
+
+constexpr int kExitCannotTell = 2;
+
+// SGLang says how many ranks it has; vLLM's page of the same name does not.
+Result<bool> is_sglang(const VerifyEngineArguments& options, const EngineLink& link) {
+  if (options.kind != "auto") return options.kind == "sglang";
+  const Result<Json> info = link.get("/server_info", true);
+  if (!info.ok() && info.status().code() == StatusCode::kIo) return info.status();
+  return info.ok() && info->contains("tp_size");
+}
+
+Result<std::unique_ptr<EngineTransport>> connect(const VerifyEngineArguments& options) {
+  std::string token;
+  if (!options.token_file.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(token, read_secret_file(options.token_file));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_engine_url(options.url, token));
+  const std::chrono::milliseconds timeout(static_cast<long>(options.timeout_seconds * 1000));
+  EngineLink link(options.url, token, timeout, nullptr);
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool sglang, is_sglang(options, link));
+  if (!sglang) return make_vllm_transport(std::move(link));
+  return make_sglang_transport(std::move(link), options.loader, timeout, options.shm_dir);
+}
+
+void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool all) {
+  std::vector<std::vector<std::string>> rows;
+  for (const RankShares& rank : ranks) {
+    Digest sum;
+    for (const RankShare& share : rank.shares) sum += share.digest;
+    rows.push_back({concat(rank.rank), concat(rank.holds.version), concat(rank.shares.size()),
+                    to_hex(sum), concat(rank.unproven.size())});
+  }
+  print_table({"rank", "version", "tensors", "share", "unproven"}, rows);
+  rows.clear();
+  for (const TensorVerdict& tensor : proof.tensors) {
+    if (!all && tensor.verdict == ShareVerdict::kProven) continue;
+    rows.push_back({tensor.tensor, std::string(to_string(tensor.verdict)), to_hex(tensor.sum),
+                    tensor.manifest ? to_hex(*tensor.manifest) : "-",
+                    tensor.why.empty() ? "-" : tensor.why});
+  }
+  std::cout << "\n";
+  if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
+  std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": " << proof.proven
+            << " tensors proven, " << proof.differing << " differ, " << proof.untold
+            << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why << "\n";
+}
+
+}  // namespace
+
+Result<int> run_verify_engine(const Common& common, const VerifyEngineArguments& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<EngineTransport> transport, connect(options));
+  // As it is: neither paused nor resumed by this.
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
+                             ask_shares(*transport, true, PauseState::kPaused));
+  const EngineProof proof = add_up(ranks);
+  if (common.json) {
+    print_json(proof_to_json(proof, ranks, options.all));
+  } else {
+    print(proof, ranks, options.all);
+  }
+  switch (proof.verdict) {
+    case ShareVerdict::kProven: return int{kExitOk};
+    case ShareVerdict::kDiffers: return int{kExitDifferent};
+    case ShareVerdict::kCannotTell: return kExitCannotTell;
+  }
+  return int{kExitInternal};
+}
+
+}  // namespace driftless::cli
