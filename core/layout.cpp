@@ -99,22 +99,26 @@ std::optional<std::uint32_t> WeightLayout::find(std::string_view name) const {
 Status WeightLayout::check_same(const WeightLayout& other, std::string_view ours,
                                 std::string_view theirs) const {
   for (const TensorSpec& tensor : tensors_) {
-    const auto index = other.find(tensor.name);
-    if (!index) {
-      return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is in ", ours,
-                   " but not in ", theirs);
-    }
-    const TensorSpec& counterpart = other[*index];
-    if (counterpart.dtype != tensor.dtype || counterpart.shape != tensor.shape) {
-      return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
-                   info(tensor.dtype).name, " ", tensor.shape_string(), " in ", ours, " but ",
-                   info(counterpart.dtype).name, " ", counterpart.shape_string(), " in ", theirs);
-    }
+    if (other.find(tensor.name)) continue;
+    return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is in ", ours,
+                 " but not in ", theirs);
   }
+  return check_has(other, ours, theirs);
+}
+
+Status WeightLayout::check_has(const WeightLayout& other, std::string_view ours,
+                               std::string_view theirs) const {
   for (const TensorSpec& tensor : other.tensors_) {
-    if (!find(tensor.name)) {
+    const std::optional<std::uint32_t> index = find(tensor.name);
+    if (!index) {
       return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is in ", theirs,
                    " but not in ", ours);
+    }
+    const TensorSpec& own = tensors_[*index];
+    if (own.dtype != tensor.dtype || own.shape != tensor.shape) {
+      return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ", info(own.dtype).name,
+                   " ", own.shape_string(), " in ", ours, " but ", info(tensor.dtype).name, " ",
+                   tensor.shape_string(), " in ", theirs);
     }
   }
   return {};

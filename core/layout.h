@@ -68,6 +68,9 @@ class WeightLayout {
   // `ours` and `theirs` as the words for the two sides.
   [[nodiscard]] Status check_same(const WeightLayout& other, std::string_view ours,
                                   std::string_view theirs) const;
+  // The same, where there may be more tensors here.
+  [[nodiscard]] Status check_has(const WeightLayout& other, std::string_view ours,
+                                 std::string_view theirs) const;
 
  private:
   std::vector<TensorSpec> tensors_;

@@ -176,6 +176,24 @@ Result<Checkpoint> Checkpoint::open(FileSystem& fs, const std::string& path) {
   return checkpoint;
 }
 
+Status Checkpoint::keep_only(const WeightLayout& kept) {
+  DRIFTLESS_RETURN_IF_ERROR(layout_.check_has(kept, path_, "the run"));
+  std::vector<TensorLocation> locations;
+  std::vector<bool> taken(layout_.size());
+  for (const TensorSpec& spec : kept.tensors()) {
+    const std::uint32_t own = *layout_.find(spec.name);
+    taken[own] = true;
+    locations.push_back(locations_[own]);
+  }
+  for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
+    if (!taken[tensor]) others_.push_back({layout_[tensor], locations_[tensor]});
+  }
+  std::ranges::sort(others_, {}, [](const OtherTensor& other) { return other.spec.name; });
+  layout_ = kept;
+  locations_ = std::move(locations);
+  return {};
+}
+
 void Checkpoint::forget(std::size_t tensor, std::uint64_t byte_offset,
                         std::uint64_t size_bytes) const {
   const TensorLocation& at = locations_[tensor];

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,32 +39,57 @@ struct TensorLocation {
   std::uint64_t file_offset = 0;  // of its first byte
 };
 
+// A tensor that is stored here and not kept (Checkpoint::keep_only()).
+struct OtherTensor {
+  TensorSpec spec;
+  TensorLocation at;
+  // Of which it is a stored copy (a tied lm_head.weight): who writes that tensor writes this, too.
+  std::optional<std::uint32_t> copy_of{};
+};
+
 // `path` is a directory with model.safetensors.index.json and the files that it names, a directory
 // with one *.safetensors file, or such a file itself. The index and the files must agree on every
 // tensor; files that the index does not name are ignored. File names must be plain, and no file may
-// be a symbolic link that leads out of the directory. Immutable; safe to share between threads.
+// be a symbolic link that leads out of the directory. Once set up immutable, and safe to share
+// between threads.
 class Checkpoint {
  public:
   [[nodiscard]] static Result<Checkpoint> open(FileSystem& fs, const std::string& path);
 
+  // From now on the tensors of `kept` only: a checkpoint may store what a run does not publish.
+  // kWrongLayout naming a tensor that is not here, or is of another type or shape; then nothing
+  // changed.
+  [[nodiscard]] Status keep_only(const WeightLayout& kept);
+  // The tensor of others() is a copy of one that is kept, of the same type and size.
+  void mark_copy(std::size_t other, std::uint32_t tensor) { others_[other].copy_of = tensor; }
+
   [[nodiscard]] const std::string& path() const { return path_; }
+  // In ascending order of their names.
+  [[nodiscard]] const std::vector<OtherTensor>& others() const { return others_; }
   [[nodiscard]] const WeightLayout& layout() const { return layout_; }
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const { return files_; }
   [[nodiscard]] const TensorLocation& location(std::size_t tensor) const {
     return locations_[tensor];
   }
   [[nodiscard]] TensorView tensor(std::size_t index) const {
-    const TensorLocation& at = locations_[index];
-    return {&layout_[index], files_[at.file].file().bytes().data() + at.file_offset};
+    return {&layout_[index], data(locations_[index])};
+  }
+  [[nodiscard]] TensorView view(const OtherTensor& other) const {
+    return {&other.spec, data(other.at)};
   }
   // MappedFile::forget() for a range of a tensor.
   void forget(std::size_t tensor, std::uint64_t byte_offset, std::uint64_t size_bytes) const;
 
  private:
+  [[nodiscard]] const std::byte* data(const TensorLocation& at) const {
+    return files_[at.file].file().bytes().data() + at.file_offset;
+  }
+
   std::string path_;
   WeightLayout layout_;
   std::vector<SafetensorsFile> files_;
   std::vector<TensorLocation> locations_;
+  std::vector<OtherTensor> others_;
 };
 
 }  // namespace driftless

@@ -17,6 +17,8 @@ namespace driftless {
 
 inline constexpr std::uint64_t kRunInfoFormat = 1;
 inline constexpr std::uint64_t kMaxRunInfoBytes = 256ULL << 20;
+// Beside the versions in a directory.
+inline constexpr std::string_view kRunInfoName = "run.json";
 
 struct RunInfo {
   Hash128 run;              // never zero

@@ -25,6 +25,9 @@ class WatchedTarget final : public WeightTarget {
   [[nodiscard]] Status adopt_layout(const WeightLayout& layout) override {
     return target_->adopt_layout(layout);
   }
+  [[nodiscard]] std::vector<std::string> left_alone() const override {
+    return target_->left_alone();
+  }
   [[nodiscard]] TargetState state() const override { return target_->state(); }
   [[nodiscard]] Status recover() override { return target_->recover(); }
   [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
+#include "formats/run_info.h"
 #include "plugin/checkpoint/verify.h"
 
 namespace driftless {
@@ -62,6 +63,17 @@ Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& di
   return chain;
 }
 
+// What the run publishes, if its announcement lies beside its versions.
+Status adopt_announced(FileSystem& fs, const std::string& directory,
+                       const std::vector<VersionDirectory>& chain, CheckpointPatcher& patcher) {
+  const std::string path = join_path(directory, kRunInfoName);
+  if (!chain.front().manifest || !exists(fs, path)) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxRunInfoBytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run, parse_run_info(text, path));
+  if (run.run != chain.front().manifest->id.run) return {};  // refused later, with the reason
+  return patcher.adopt_layout(run.layout);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& fs,
@@ -96,6 +108,7 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
   patcher->recovered_ = patcher->interrupted();
   DRIFTLESS_RETURN_IF_ERROR(patcher->recover());
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->state_, load_state(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(leave_others(patcher->state_, *patcher->checkpoint_));
   DRIFTLESS_RETURN_IF_ERROR(patcher->check_layout());
   return patcher;
 }
@@ -112,10 +125,11 @@ Status CheckpointPatcher::check_files() const { return check_same_files(*fs_, *c
 
 Status CheckpointPatcher::reopen() {
   DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint now, Checkpoint::open(*fs_, path_));
-  DRIFTLESS_RETURN_IF_ERROR(checkpoint_->layout().check_same(now.layout(), path_, "the new files"));
+  const WeightLayout kept = checkpoint_->layout();
+  DRIFTLESS_RETURN_IF_ERROR(now.layout().check_has(kept, "the new files", path_));
   checkpoint_ = std::move(now);
   digest_proven_ = false;
-  return {};
+  return leave_others(state_, *checkpoint_);
 }
 
 Status CheckpointPatcher::remove_leftovers() {
@@ -158,6 +172,7 @@ Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Fram
       !replayed.ok()) {
     return replayed.code() == StatusCode::kCorrupt ? damaged(journal_path, replayed) : replayed;
   }
+  if (copies_differ_) DRIFTLESS_RETURN_IF_ERROR(write_copies());
   const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
   if (full && sweep() != *journal.after().digest) {
     return error(StatusCode::kMismatch, path_, ": after writing version ", journal.after().version,
@@ -233,6 +248,8 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
   CheckpointState after;
   after.version = last.version;
   after.layout = checkpoint_->layout().signature();
+  after.left_alone = state_.left_alone;
+  after.copies = state_.copies;
   if (state_.digest) after.digest = *state_.digest + staged.digest_change;
   if (!last.manifest) return after;
   const Manifest& manifest = *last.manifest;
@@ -318,6 +335,7 @@ Status CheckpointPatcher::recover() {
   if (!interrupted()) return {};
   const std::string journal_path = sync_path(path_, kJournalName);
   DRIFTLESS_ASSIGN_OR_RETURN(const Journal journal, Journal::open(*fs_, journal_path));
+  DRIFTLESS_RETURN_IF_ERROR(leave_others(journal.after(), *checkpoint_));
   if (journal.after().layout != checkpoint_->layout().signature()) {
     return error(StatusCode::kWrongLayout, journal_path,
                  ": belongs to a checkpoint with other tensors; ", kResync);
@@ -377,6 +395,9 @@ Status CheckpointPatcher::check_full() {
                  ": a tensor was damaged since it was applied. Nothing was changed; ", kResync);
   }
   state_.digest = found;
+  const Status copied = check_copies();
+  copies_differ_ = !copied.ok();
+  DRIFTLESS_RETURN_IF_ERROR(copied);
   digest_proven_ = true;
   return {};
 }
@@ -412,6 +433,7 @@ Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<VersionDirectory> chain,
                              plan(fs, directory, report.from_version, target));
+  DRIFTLESS_RETURN_IF_ERROR(adopt_announced(fs, directory, chain, *patcher));
   for (const VersionDirectory& version : chain) {
     DRIFTLESS_ASSIGN_OR_RETURN(AppliedVersion applied, patcher->apply(version));
     report.applied.push_back(std::move(applied));

@@ -55,6 +55,11 @@ class CheckpointPatcher {
   [[nodiscard]] static Result<std::unique_ptr<CheckpointPatcher>> open(
       FileSystem& fs, const std::string& checkpoint, const ApplyOptions& options);
 
+  // The run publishes these tensors. What is stored beside them is left alone; a tied tensor's
+  // stored copy is written with it. kWrongLayout, naming a tensor, if the checkpoint does not have
+  // one, or was brought to a version of other tensors.
+  [[nodiscard]] Status adopt_layout(const WeightLayout& published);
+
   // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
   // if writing into it failed, keeps its journal and is finished by the next open() or recover().
   [[nodiscard]] Result<AppliedVersion> apply(const VersionDirectory& version);
@@ -82,7 +87,7 @@ class CheckpointPatcher {
   // that version says of itself: run, layout, digest, checksums of the tensors it changed.
   [[nodiscard]] Status check_at(const VersionDirectory& version);
   // Reads all weights and compares their digest with the state's, or learns it if the state has
-  // none.
+  // none; and stored copies with what they are copies of.
   [[nodiscard]] Status check_full();
 
   [[nodiscard]] const CheckpointState& state() const { return state_; }
@@ -93,6 +98,8 @@ class CheckpointPatcher {
   CheckpointPatcher(FileSystem& fs, std::string path, ApplyOptions options)
       : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
   Status remove_leftovers();
+  [[nodiscard]] Status check_copies() const;
+  Status write_copies();
   Status check_run_and_layout(const VersionDirectory& version) const;
   Status check_base(const VersionDirectory& version, BaseTrust trust);
   [[nodiscard]] Digest sweep() const;
@@ -111,6 +118,7 @@ class CheckpointPatcher {
   std::optional<Checkpoint> checkpoint_;
   CheckpointState state_;
   bool recovered_ = false;
+  bool copies_differ_ = false;  // a stored copy is not what it is a copy of
   bool digest_proven_ = false;  // state_.digest was read from the files, under this lock
 };
 

@@ -22,7 +22,11 @@ class CheckpointTarget final : public WeightTarget {
     return &patcher_->checkpoint().layout();
   }
   Status adopt_layout(const WeightLayout& layout) override {
-    return this->layout()->check_same(layout, path_, "the run");
+    return patcher_->adopt_layout(layout);
+  }
+
+  [[nodiscard]] std::vector<std::string> left_alone() const override {
+    return patcher_->state().left_alone;
   }
 
   [[nodiscard]] TargetState state() const override {

@@ -43,7 +43,7 @@ Status damaged(std::string_view what, std::string_view how) {
 }
 
 constexpr std::string_view kStateName = "state.json";
-constexpr std::uint64_t kMaxStateBytes = 1 << 20;
+constexpr std::uint64_t kMaxStateBytes = 64 << 20;
 
 // A stretch that is read, changed and written at once. Changes further apart than kMaxGapBytes go
 // into stretches of their own, so that what is written stays O(changed).
@@ -105,6 +105,15 @@ Status visit_frame(const Frame& frame, const Checkpoint& checkpoint,
     }
   }
   return {};
+}
+
+// Where the tensor's bits are stored: its own place, and its copies'.
+std::vector<TensorLocation> places(const Checkpoint& checkpoint, std::uint32_t tensor) {
+  std::vector<TensorLocation> found = {checkpoint.location(tensor)};
+  for (const OtherTensor& other : checkpoint.others()) {
+    if (other.copy_of == tensor) found.push_back(other.at);
+  }
+  return found;
 }
 
 // The files by their paths. Compared once they are open: what is written into is what is mapped.
@@ -224,8 +233,39 @@ std::string state_to_json(const CheckpointState& state) {
   if (!state.run.is_zero()) json["run"] = to_hex(state.run);
   if (!state.layout.is_zero()) json["weight_layout"] = to_hex(state.layout);
   if (state.digest) json["digest"] = to_hex(*state.digest);
+  if (!state.left_alone.empty()) json["left_alone"] = state.left_alone;
+  if (!state.copies.empty()) json["copies"] = state.copies;
   return json.dump() + "\n";
 }
+
+namespace {
+
+Status read_others(const Json& json, std::string_view what, CheckpointState& state) {
+  const auto name_of = [&](const Json& name) -> Result<std::string> {
+    if (!name.is_string()) {
+      return error(StatusCode::kCorrupt, what, ": a tensor's name must be a string, found ",
+                   name.type_name());
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(name.get<std::string>()).with_context(what));
+    return name.get<std::string>();
+  };
+  if (json.contains("left_alone")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Json* names, json_array(json, "left_alone", what));
+    for (const Json& each : *names) {
+      DRIFTLESS_ASSIGN_OR_RETURN(std::string name, name_of(each));
+      state.left_alone.push_back(std::move(name));
+    }
+  }
+  if (!json.contains("copies")) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* copies, json_object(json, "copies", what));
+  for (const auto& [copy, source] : copies->get_ref<const Json::object_t&>()) {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(copy).with_context(what));
+    DRIFTLESS_ASSIGN_OR_RETURN(state.copies[copy], name_of(source));
+  }
+  return {};
+}
+
+}  // namespace
 
 Result<CheckpointState> parse_state(std::string_view text, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
@@ -243,6 +283,7 @@ Result<CheckpointState> parse_state(std::string_view text, std::string_view what
   if (json.contains("digest")) {
     DRIFTLESS_ASSIGN_OR_RETURN(state.digest, json_digest(json, "digest", what));
   }
+  DRIFTLESS_RETURN_IF_ERROR(read_others(json, what, state));
   return state;
 }
 
@@ -285,11 +326,14 @@ Status replay_journal(FileSystem& fs, std::span<const Frame> frames, const Check
   std::vector<StretchWriter> writers(std::max(1U, threads));
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(frames.size(), threads, [&](std::size_t task, unsigned worker) {
-        return visit_frame(
-            frames[task], checkpoint, [&](std::uint32_t tensor, const DeltaView& delta) {
-              const TensorLocation& location = checkpoint.location(tensor);
-              return writers[worker].write(*files[location.file], location.file_offset, delta);
-            });
+        return visit_frame(frames[task], checkpoint,
+                           [&](std::uint32_t tensor, const DeltaView& delta) {
+                             for (const TensorLocation& at : places(checkpoint, tensor)) {
+                               DRIFTLESS_RETURN_IF_ERROR(
+                                   writers[worker].write(*files[at.file], at.file_offset, delta));
+                             }
+                             return Status();
+                           });
       }));
   return parallel_for(files.size(), threads,
                       [&](std::size_t file, unsigned) { return files[file]->sync(); });

@@ -12,6 +12,7 @@
 //   bytes)
 #pragma once
 
+#include <map>
 #include <mutex>
 
 #include "formats/checkpoint.h"
@@ -28,7 +29,11 @@ struct CheckpointState {
   std::uint64_t version = 0;
   Hash128 run;                   // zero: unknown (no version of ours was applied yet)
   Hash128 layout;                // zero: unknown
-  std::optional<Digest> digest;  // of all weights, where known
+  std::optional<Digest> digest;  // of all weights that the run publishes, where known
+  // What is stored here and the run does not publish: copies of published tensors, which are
+  // written with them, and what is left alone, ascending.
+  std::map<std::string, std::string> copies{};
+  std::vector<std::string> left_alone{};
 
   friend bool operator==(const CheckpointState&, const CheckpointState&) = default;
 };
@@ -41,6 +46,8 @@ struct CheckpointState {
 // Replaces the state file; durable once it returns ok.
 [[nodiscard]] Status save_state(FileSystem& fs, const std::string& checkpoint,
                                 const CheckpointState& state);
+// Keeps what the run publishes, as the state tells; the rest of what is stored is others().
+[[nodiscard]] Status leave_others(const CheckpointState& state, Checkpoint& checkpoint);
 // kBusy if an interrupted apply left a journal: the weights may be between two versions.
 [[nodiscard]] Status check_no_journal(FileSystem& fs, const std::string& checkpoint);
 
@@ -101,9 +108,10 @@ class Journal {
                                                         const WeightLayout& layout,
                                                         unsigned threads);
 
-// Writes every frame's values to their places, in parallel, and syncs the files. Idempotent: after
-// a failure or a crash it is called again, and ends the same. Only stretches that hold changes are
-// written. kMismatch, with nothing written, if a file was replaced (check_same_files()).
+// Writes every frame's values to their places, and to those of stored copies, in parallel, and
+// syncs the files. Idempotent: after a failure or a crash it is called again, and ends the same.
+// Only stretches that hold changes are written. kMismatch, with nothing written, if a file was
+// replaced (check_same_files()).
 [[nodiscard]] Status replay_journal(FileSystem& fs, std::span<const Frame> frames,
                                     const Checkpoint& checkpoint, unsigned threads);
 

@@ -27,12 +27,7 @@ Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
 
 // What the target holds must be of this run, as far as it says.
 Status check_target(const RunInfo& run, WeightTarget& target) {
-  if (target.layout() == nullptr) {
-    DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
-  } else {
-    DRIFTLESS_RETURN_IF_ERROR(
-        target.layout()->check_same(run.layout, "the receiver's weights", "the run"));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
   const TargetState state = target.state();
   if (!state.id.run.is_zero() && state.id.run != run.run) {
     return error(StatusCode::kWrongRun, "the weights are version ", state.id.version, " of run ",

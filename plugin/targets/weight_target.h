@@ -63,6 +63,8 @@ class WeightTarget {
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
   [[nodiscard]] virtual TargetState state() const = 0;
+  // Tensors that lie where the weights do and that the run does not publish: never written.
+  [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;

@@ -108,11 +108,22 @@ int answer(const Common& common, bool identical, const std::string& text,
   return identical ? kExitOk : kExitDifferent;
 }
 
+// Without what the run does not publish, as the checkpoint's state tells.
+Result<Checkpoint> open_published(FileSystem& fs, const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(fs, path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(leave_others(state, checkpoint));
+  return checkpoint;
+}
+
 Result<int> verify_like(const Common& common, const VerifyArguments& options,
                         const Checkpoint& checkpoint, const Progress& progress) {
   FileSystem& fs = posix_file_system();
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.like));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint other, Checkpoint::open(fs, options.like));
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint other, Checkpoint::open(fs, options.like));
+  if (!checkpoint.others().empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(other.keep_only(checkpoint.layout()));
+  }
   const auto result = compare_weights(checkpoint, other, common.thread_count(), progress);
   if (!result.ok() && result.status().code() == StatusCode::kWrongLayout) {
     return answer(common, false, concat("different: ", result.status().message()), {});
@@ -241,7 +252,7 @@ Result<int> run_apply(const Common& common, const ApplyArguments& options) {
 Result<int> run_verify(const Common& common, const VerifyArguments& options) {
   FileSystem& fs = posix_file_system();
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.checkpoint));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, options.checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_published(fs, options.checkpoint));
   ProgressBar bar("verifying");
   return options.like.empty() ? verify_digest(common, options, checkpoint, bar.callback())
                               : verify_like(common, options, checkpoint, bar.callback());

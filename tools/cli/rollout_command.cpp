@@ -54,7 +54,19 @@ class Rollout {
     // Trainers that mpirun started beside us may first make up a run; if they fail, the job ends.
     DRIFTLESS_RETURN_IF_ERROR(session_.join(
         Deadline::after(process_.together() ? std::chrono::hours(24) : config_.connect_deadline)));
-    return session_.open(*weights_.target, deadline);
+    DRIFTLESS_RETURN_IF_ERROR(session_.open(*weights_.target, deadline));
+    tell_left_alone();
+    return {};
+  }
+
+  void tell_left_alone() const {
+    const std::vector<std::string> names = weights_.target->left_alone();
+    if (names.empty()) return;
+    std::string text = concat(names.size(), names.size() == 1 ? " tensor" : " tensors",
+                              " of the base that the run does not publish: left alone: ");
+    for (std::size_t i = 0; i < names.size() && i < 8; ++i) text += concat(i ? ", " : "", names[i]);
+    if (names.size() > 8) text += concat(" and ", names.size() - 8, " more");
+    std::cerr << concat("driftless: ", session_.id(), ": note: ", text, "\n");
   }
 
   [[nodiscard]] bool at_least(std::uint64_t version) const {
