@@ -186,6 +186,8 @@ class SglangStandIn {
   std::vector<std::string> phases;
   std::string answers;
   std::optional<unsigned> refusing;  // this rank does not commit, nor go back
+  std::string refused_call;  // once the label is given
+  int lost_ends = 0;         // done, and their answers are lost
   std::function<bool(const std::string& phase)> restarts;
 
   void restart() {
@@ -206,10 +208,12 @@ class SglangStandIn {
     if (path == "/server_info") {
       return {200, nlohmann::json{{"tp_size", tensor_}, {"pp_size", stages_}}.dump(), {}, ""};
     }
+    if (path == refused_call && label == "5") return refused();
     if (path == "/pause_generation") paused = true;
     if (path == "/continue_generation") paused = false;
     if (path == "/begin_weight_update" && std::exchange(session, true)) return refused();
     if (path == "/end_weight_update" && !std::exchange(session, false)) return refused();
+    if (path == "/end_weight_update" && label == "5" && lost_ends-- > 0) return {500, R"({"message":"lost"})", {}, ""};
     const auto body = nlohmann::json::parse(request.body);
     if (path == "/update_weight_version") label = body.at("new_version");
     if (path == "/update_weights_from_tensor") {
@@ -329,6 +333,41 @@ TEST_F(AgentSglangTest, ARestartedSglangGetsNoLabelOfTheDeadOne) {
     EXPECT_EQ(engine.label, "6");
     EXPECT_FALSE(engine.paused);
   }
+}
+
+// SGLang's end of an update is what makes loaded weights usable (it packs quantized ones), and its
+// label is there before.
+TEST_F(AgentSglangTest, AnUpdateThatSglangDidNotEndIsNotServed) {
+  const TempDir shm(TempDir::Where::kMemory);
+  SglangStandIn engine(shm.path(), 2, 1);
+  engine.refused_call = "/end_weight_update";
+  auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+  ASSERT_TRUE(transport.ok());
+  const auto session = make_engine_session(std::move(*transport), options_of(kRun));
+  const auto reached = session->update(5, times_);
+  ASSERT_FALSE(reached.ok()) << "the update is open still";
+  EXPECT_NE(reached.status().message().find("left paused"), std::string::npos)
+      << reached.status().to_string();
+  EXPECT_TRUE(engine.paused);
+  EXPECT_TRUE(engine.session);
+  engine.refused_call.clear();
+  ASSERT_TRUE(session->update(5, times_).ok());
+  EXPECT_FALSE(engine.paused);
+  EXPECT_FALSE(engine.session);
+  EXPECT_EQ(engine.label, "5");
+}
+
+TEST_F(AgentSglangTest, AnEndOfAnUpdateWhoseAnswerIsLostIsAnEnd) {
+  const TempDir shm(TempDir::Where::kMemory);
+  SglangStandIn engine(shm.path(), 2, 1);
+  engine.lost_ends = 1;
+  auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+  ASSERT_TRUE(transport.ok());
+  const auto session = make_engine_session(std::move(*transport), options_of(kRun));
+  const auto reached = session->update(5, times_);
+  ASSERT_TRUE(reached.ok()) << reached.status().to_string();
+  EXPECT_FALSE(engine.paused);
+  EXPECT_FALSE(engine.session);
 }
 
 }  // namespace
