@@ -15,6 +15,36 @@ from driftless.engines.rank_receiver import RankReceiver, process_id  # noqa: E4
 RUN = "a" * 32
 
 
+def replica(**parallel):
+    """A worker of one data-parallel replica."""
+    made = vllm.WorkerExtension()
+    made.rank, made.weight_transfer_engine = 0, None
+    made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
+    made.__dict__["_driftless_made"] = RankReceiver(0, lambda chunk_bytes: None)
+    return made
+
+
+def test_a_replica_that_vllm_does_not_answer_for_raises():
+    """vLLM asks all its data-parallel replicas and hands on what the first says, unless one raises:
+    another one's failed commit would pass for done."""
+    assert replica(data_parallel_index=0).driftless_status("n")["ok"]
+    unheard = [
+        {"data_parallel_index": 1},
+        {"data_parallel_rank": 1},  # older releases
+        {"data_parallel_index": 3, "data_parallel_hybrid_lb": True, "data_parallel_rank_local": 1},
+    ]
+    for parallel in unheard:
+        for call in ("open", "stage", "status", "close"):
+            with pytest.raises(errors.UnsupportedError, match="data-parallel"):
+                getattr(replica(**parallel), f"driftless_{call}")(nonce="n")
+    servers_of_their_own = [
+        {"data_parallel_index": 1, "data_parallel_external_lb": True},
+        {"data_parallel_index": 2, "data_parallel_hybrid_lb": True, "data_parallel_rank_local": 0},
+    ]
+    for parallel in servers_of_their_own:
+        assert replica(**parallel).driftless_status("n")["ok"]
+
+
 class Llm:
     """vLLM's `LLM` with two ranks that follow a run. `fate(rank, what)`: "refused" or "torn"."""
 
