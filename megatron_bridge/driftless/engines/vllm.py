@@ -3,9 +3,9 @@
 
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
 methods stage and tell; the weight transfer backend `driftless` (vllm_backend.py) commits inside
-vLLM's own start/update/finish. Neither raises (but for check_heard): a rank that raises where another does not makes
-the reply queue slip by one, and half of the engine would serve other weights (rank_receiver.py,
-drive.py).
+vLLM's own start/update/finish. Neither raises (but for check_heard): a rank that raises where
+another does not makes the reply queue slip by one, and half of the engine would serve other weights
+(rank_receiver.py, drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
     driver = follow(llm)                   # the configuration that the engine was started with
