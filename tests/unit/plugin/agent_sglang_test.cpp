@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "plugin/agent/delivery.h"
 #include "plugin/engines/sglang_command.h"
 #include "support/agent_engines_fixture.h"
+#include "support/receiver_fixture.h"
 #include "support/temp_dir.h"
 
 namespace driftless::testing {
@@ -128,6 +130,51 @@ TEST_F(AgentSglangTest, SglangIsNotWrittenToWithAnotherShape) {
       options_of(kRun));
   EXPECT_EQ(session->update(1, times_).status().code(), StatusCode::kWrongLayout);
   EXPECT_EQ(engine.calls, (std::vector<std::string>{"/model_info", "/server_info"}));
+}
+
+// An engine that comes late, or again, loads what lies there then: a checkpoint that somebody has
+// restored meanwhile is not the version that the agent wrote.
+TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
+  if (check_http().code() == StatusCode::kUnsupported) GTEST_SKIP() << "built without libcurl";
+  for (const bool renamed : {false, true}) {
+    const TempDir dir(TempDir::Where::kMemory);
+    const std::string checkpoint = dir.file("served"), base = dir.file("base");
+    LoopbackHub hub{LoopbackOptions{.ring_versions = 8}, 1};
+    const auto sender = hub.sender(0);
+    const auto road = hub.receiver();
+    ASSERT_TRUE(sender->announce(run_info_to_json(run_.info()), soon()).ok());
+    write_checkpoint(checkpoint, run_.weights[0]);
+    write_checkpoint(base, run_.weights[0]);
+    auto target = make_checkpoint_target(posix_file_system(), checkpoint, 1);
+    ASSERT_TRUE(target.ok());
+    auto delivery = make_checkpoint_delivery(Config(), checkpoint, **target, *road, soon());
+    ASSERT_TRUE(delivery.ok()) << delivery.status().to_string();
+    send(*sender, run_.step(1));
+    const auto delivered = (*delivery)->step(soon());
+    ASSERT_TRUE(delivered.ok() && *delivered) << delivered.status().to_string();
+    SglangFiles engine;
+    engine.model_path = checkpoint;
+    const std::atomic<bool> stop{false};
+    auto session = (*delivery)->session(EngineKind::kSglang, {engine.url(), "", 10s, &stop});
+    ASSERT_TRUE(session.ok());
+    EngineTimes times;
+    ASSERT_TRUE((*session)->update(1, times).ok());
+    engine.started = 2.5;  // it is started anew, and meanwhile:
+    engine.version = "default";
+    engine.loaded.clear();
+    for (const auto& file : std::filesystem::directory_iterator(base)) {
+      const std::string to = checkpoint + "/" + file.path().filename().string();
+      const std::string first = renamed ? to + ".new" : to;
+      std::ofstream(first, std::ios::binary)
+          << std::ifstream(file.path(), std::ios::binary).rdbuf();
+      if (renamed) std::filesystem::rename(first, to);
+    }
+    const auto again = (*session)->update(1, times);
+    ASSERT_FALSE(again.ok()) << "it got the base for version 1";
+    EXPECT_NE(again.status().message().find(".safetensors"), std::string::npos)
+        << again.status().to_string();
+    EXPECT_TRUE(engine.loaded.empty());
+  }
 }
 
 std::string unbase64(const std::string& text) {
