@@ -97,6 +97,9 @@ struct FileInfo {
   std::uint64_t size_bytes = 0;
   std::uint64_t hard_links = 1;
   FileIdentity identity;
+  std::int64_t modified_ns = 0;  // when its content was changed last; 0: not known
+
+  friend bool operator==(const FileInfo&, const FileInfo&) = default;
 };
 
 class FileSystem {

@@ -119,7 +119,8 @@ class PosixFileSystem final : public FileSystem {
     struct stat status{};
     if (::lstat(path.c_str(), &status) != 0) return errno_status(errno, path);
     return FileInfo{kind_of(status.st_mode), static_cast<std::uint64_t>(status.st_size),
-                    static_cast<std::uint64_t>(status.st_nlink), identity_of(status)};
+                    static_cast<std::uint64_t>(status.st_nlink), identity_of(status),
+                    status.st_mtim.tv_sec * std::int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
   }
 
   Result<std::vector<std::string>> list(const std::string& directory) override {

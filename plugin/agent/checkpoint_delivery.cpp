@@ -2,11 +2,13 @@
 // Delivery into a checkpoint directory.
 #include <unistd.h>
 
+#include <map>
 #include <mutex>
 
 #include "collectives/forwarding_receive_road.h"
 #include "core/stopwatch.h"
 #include "core/version.h"
+#include "formats/checkpoint.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
 
@@ -52,6 +54,7 @@ class CheckpointDelivery final : public Delivery {
         watched_(target, std::max(1U, config.receiver.threads)),
         changed_root_(concat(checkpoint, kChangedSuffix)) {
     versions_.checkpoint = checkpoint;
+    versions_.check = [this] { return check_files(); };
   }
   CheckpointDelivery(const CheckpointDelivery&) = delete;
   CheckpointDelivery& operator=(const CheckpointDelivery&) = delete;
@@ -69,7 +72,7 @@ class CheckpointDelivery final : public Delivery {
     DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, road_, watched_, deadline));
     const TargetState state = watched_.state();
     if (state.valid) note(state.id.version, state.digest);
-    return {};
+    return keep_files();
   }
 
   Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
@@ -94,6 +97,7 @@ class CheckpointDelivery final : public Delivery {
     staged_ = false;
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
     Stopwatch watch;
+    DRIFTLESS_RETURN_IF_ERROR(keep_files());
     DRIFTLESS_RETURN_IF_ERROR(offer_changed(report));
     note(report.version, report.digest);
     DeliveryReport delivered{report, 0, report.stage_ms};
@@ -141,6 +145,30 @@ class CheckpointDelivery final : public Delivery {
     digests_->note(version, digest);
   }
 
+  // The checkpoint is at its version, and nobody reads.
+  [[nodiscard]] Status keep_files() {
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
+                               Checkpoint::open(fs, versions_.checkpoint));
+    files_.clear();
+    for (const SafetensorsFile& file : weights.files()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(files_[file.file().path()], fs.info(file.file().path()));
+    }
+    return {};
+  }
+
+  // What was copied over, or replaced, is no version that an engine may be told to load as one.
+  [[nodiscard]] Status check_files() const {
+    for (const auto& [path, before] : files_) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, posix_file_system().info(path));
+      if (now == before) continue;
+      return error(StatusCode::kMismatch, path, ": was written or replaced by somebody else since ",
+                   "version ", versions_.holds.version, " was written into it, so that no engine ",
+                   "is told to load it; stop who writes there, then start the agent again");
+    }
+    return {};
+  }
+
   // The checkpoint is at the new version, and nobody reads.
   [[nodiscard]] Status offer_changed(const UpdateReport& report) {
     versions_.changed.clear();
@@ -165,6 +193,7 @@ class CheckpointDelivery final : public Delivery {
   std::unique_ptr<Receiver> receiver_;
   DiskVersions versions_;
   std::string changed_root_;
+  std::map<std::string, FileInfo> files_;  // by path, as of the last commit
   bool parts_wanted_ = false;
   bool staged_ = false;
   std::uint64_t version_ = 0;

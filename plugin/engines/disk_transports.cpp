@@ -86,12 +86,15 @@ class DiskTransport : public EngineTransport {
 
   [[nodiscard]] Status write() {
     if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
+    const auto check = [this] { return versions_.check ? versions_.check() : Status(); };
+    DRIFTLESS_RETURN_IF_ERROR(check());
     const EngineIdentity version = *staged_;
     const bool little = holds_ && !process_.empty() && !versions_.changed.empty() &&
                         holds_->run == version.run &&
                         holds_->version == static_cast<std::int64_t>(versions_.changed_from);
     holds_ = EngineIdentity{version.run, kTornVersion, ""};
-    const Status loaded = load(version, little);
+    Status loaded = load(version, little);
+    if (loaded.ok()) loaded = check();
     release();
     if (loaded.ok()) holds_ = version;
     return loaded.with_context(

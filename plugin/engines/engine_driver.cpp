@@ -237,6 +237,10 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Phase::kFinishing:
       if (failed && tries_ < kTries) return again();
       finish_problem_ = answer.status;
+      if (answer.unfinished) {
+        remember(answer.status);
+        return stay_paused(concat(problem_.message(), "; its update was not finished"));
+      }
       if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
       return label_and_resume();
     case Phase::kClearing:

@@ -67,6 +67,7 @@ struct EngineAnswer {
   std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares
   std::string label{};             // of kReadLabel
   bool paused = false;             // the transport had to pause the engine, and left it so
+  bool unfinished = false;         // of kFinish: it may not have happened, whatever the label says
   double elapsed_ms = 0;
 };
 

@@ -62,9 +62,10 @@ bool EngineFleet::all_at(std::uint64_t version) const {
   });
 }
 
-void EngineFleet::stop() {
+void EngineFleet::stop(bool confirm) {
   {
     const std::scoped_lock lock(mutex_);
+    confirm_ = confirm && !stop_;
     stop_ = true;
     changed_.notify_all();
   }
@@ -87,9 +88,13 @@ void EngineFleet::run(Engine& engine) {
     {
       std::unique_lock lock(mutex_);
       const auto news = [&] { return stop_ || goal_ > engine.state.version; };
-      while (!wait_until(changed_, lock, environment().now() + kLongestWait, news)) continue;
+      const bool idle = !wait_until(changed_, lock, environment().now() + options_.look, news);
       if (stop_) break;
-      goal = goal_;
+      goal = idle ? 0 : goal_;
+    }
+    if (goal == 0) {
+      confirm(engine);
+      continue;
     }
     if (goal == failed_goal) {
       // Given up already: now and then, until something newer is there.
@@ -106,10 +111,21 @@ void EngineFleet::run(Engine& engine) {
     if (done.status.ok()) engine.state.version = done.version;
     if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(done));
   }
+  if (confirm_) confirm(engine);
   const Status closed = engine.session->close();
   if (closed.ok()) return;
   const std::scoped_lock lock(mutex_);
   engine.state.status = closed;
+}
+
+void EngineFleet::confirm(Engine& engine) {
+  if (engine.state.version == 0 || !engine.state.status.ok()) return;
+  Status still = engine.session->check(engine.state.version);
+  const std::scoped_lock lock(mutex_);
+  // One that does not answer now may serve it still, unless this was the last question.
+  if (still.ok() || (still.code() != StatusCode::kMismatch && !stop_)) return;
+  engine.state.version = 0;
+  if (stop_) engine.state.status = std::move(still);
 }
 
 EngineUpdate EngineFleet::update(Engine& engine, std::uint64_t goal) {

@@ -2,8 +2,9 @@
 // EngineFleet: keeps the engines of a host at the newest version, each on a thread of its own, so
 // that one that is slow, failing or dead holds up no other.
 //
-// An update that fails is tried again, ever more rarely, until a newer version takes its place. The
-// calls below are for one thread.
+// An update that fails is tried again, ever more rarely, until a newer version takes its place. An
+// engine that is idle is asked for its label now and then: one that was started anew is updated
+// again. The calls below are for one thread.
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@ namespace driftless {
 struct FleetOptions {
   unsigned retries = 3;                       // of one update, before it counts as failed
   std::chrono::milliseconds retry_wait{500};  // before the first of them; then twice as long
+  std::chrono::milliseconds look{10'000};     // between two questions to an engine that is idle
 };
 
 // One update that was finished, or given up for now.
@@ -62,8 +64,8 @@ class EngineFleet {
   // Whether every engine is at `version`.
   [[nodiscard]] bool all_at(std::uint64_t version) const;
   // Ends what may be ended; engines that are paused are resumed before it returns, if their ranks
-  // hold one version.
-  void stop();
+  // hold one version. `confirm`: each is asked once more what it serves.
+  void stop(bool confirm = false);
 
  private:
   struct Engine {
@@ -73,11 +75,14 @@ class EngineFleet {
   };
   void run(Engine& engine);
   [[nodiscard]] EngineUpdate update(Engine& engine, std::uint64_t goal);
+  // What is not at its version any more is at none.
+  void confirm(Engine& engine);
   // Sleeps; false: stopping, or there is a newer goal.
   [[nodiscard]] bool sleep(std::chrono::milliseconds wait, std::uint64_t goal);
 
   const FleetOptions options_;
   std::atomic<bool> stop_{false};
+  bool confirm_ = false;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t goal_ = 0;

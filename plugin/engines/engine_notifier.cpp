@@ -54,6 +54,8 @@ class Notified {
                          {"target_version", newest}};
       DRIFTLESS_RETURN_IF_ERROR(post("/pull_weights", pull, deadline, result));
     }
+    const bool loads_patched = engine_.action == EngineAction::kUpdateFromDisk;
+    if (loads_patched) DRIFTLESS_RETURN_IF_ERROR(version.patched);
     const Json load = {{"model_path", engine_.local_checkpoint_dir},
                        {"weight_version", std::to_string(newest)}};
     return post("/update_weights_from_disk", load, deadline, result);

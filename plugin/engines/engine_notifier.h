@@ -50,6 +50,7 @@ struct PublishedVersion {
   std::vector<std::string> files;  // base names of its payload, for kUpdateFlush; none: no change
   std::uint64_t base_version = 0;  // that its deltas build on
   bool full = false;               // every tensor, whole
+  Status patched{};  // not ok: checkpoints may be older, and kUpdateFromDisk is not asked for
 };
 // Read from the directory of versions. kIncomplete, kNotFound and kCorrupt as open_version().
 [[nodiscard]] Result<PublishedVersion> read_published_version(FileSystem& fs,

@@ -44,6 +44,18 @@ class DrivenSession final : public EngineSession {
     return static_cast<std::uint64_t>(result.identity.version);
   }
 
+  Status check(std::uint64_t version) override {
+    EngineCall ask{.op = EngineOp::kReadLabel};
+    ask.must = true;
+    const EngineAnswer said = transport_->carry(ask);
+    if (said.status.code() == StatusCode::kUnsupported) return {};  // it keeps no label
+    DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
+    if (said.label == std::to_string(version)) return {};
+    return error(StatusCode::kMismatch, transport_->name(), ": says that it serves version ",
+                 shown(said.label), ", expected ", version,
+                 ": it was started anew, or somebody else has changed it since");
+  }
+
   Status close() override {
     return run_request(driver_, driver_.begin_close(), *transport_).status;
   }

@@ -25,6 +25,8 @@ class EngineSession {
   // the way to it; returns to which. A failure leaves it at the version that it had, or says that
   // it did not. To be called again after a failure.
   [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) = 0;
+  // Ok unless the engine says that it serves something else: it was started anew, for instance.
+  [[nodiscard]] virtual Status check(std::uint64_t /*version*/) { return {}; }
   // Resumes what is still paused, if its ranks hold one version.
   [[nodiscard]] virtual Status close() = 0;
 };

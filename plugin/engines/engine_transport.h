@@ -66,6 +66,9 @@ struct DiskVersions {
   // directory; empty: only the checkpoint has them.
   std::string changed;
   std::uint64_t changed_from = 0;
+  // Whether the files are as they were when they were patched; asked before and after every load,
+  // while the lock is held shared.
+  std::function<Status()> check;
 };
 // vLLM as it comes: its workers load the checkpoint again. `versions` outlives it.
 [[nodiscard]] std::unique_ptr<EngineTransport> make_vllm_disk_transport(EngineLink link,

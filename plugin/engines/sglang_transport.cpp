@@ -55,7 +55,7 @@ class SglangTransport final : public EngineTransport {
         return command(call,
                        {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});
       case EngineOp::kBegin: return {.status = begin()};
-      case EngineOp::kFinish: return {.status = finish(call)};
+      case EngineOp::kFinish: return finish(call);
       default: return sglang_server_call(link_, call);
     }
   }
@@ -155,16 +155,23 @@ class SglangTransport final : public EngineTransport {
   }
 
   // The label goes through the session that the commit went through: a server that was started anew
-  // has none, and refuses.
-  [[nodiscard]] Status finish(const EngineCall& call) {
+  // has none, and refuses. So the label is there before the end, which makes the weights usable
+  // (quantized ones are packed then), and does not tell whether there was one.
+  [[nodiscard]] EngineAnswer finish(const EngineCall& call) {
     Status labelled;
     if (!call.label.empty() && session_) {
       const Json look = {{"phase", "status"}, {"nonce", new_nonce()}, {"answers", token_}};
       labelled = within_session(look, call.label);
+    } else if (!call.label.empty()) {
+      labelled = error(StatusCode::kIncomplete, "its session has ended without the label");
     }
-    const Status ended = post("/end_weight_update", Json::object(), true);
+    Status ended = post("/end_weight_update", Json::object(), true);
+    // One that was ended, and the answer lost, lets another begin.
+    if (!ended.ok() && post("/begin_weight_update", Json::object(), true).ok()) {
+      ended = post("/end_weight_update", Json::object(), true);
+    }
     if (ended.ok()) session_ = false;
-    return labelled.ok() ? ended : labelled;
+    return {.status = labelled.ok() ? ended : labelled, .unfinished = !ended.ok()};
   }
 
   [[nodiscard]] Status post(std::string_view path, const Json& body, bool must) const {

@@ -38,8 +38,10 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
       longest_(longest(config)),
       layout_(config.publisher.layout),
       notifier_(std::move(notifier)) {
-  for (const EngineConfig& engine : config.engines)
+  for (const EngineConfig& engine : config.engines) {
     tallies_.emplace_back().url = engine.endpoint.url;
+    load_patched_ = load_patched_ || engine.endpoint.action == EngineAction::kUpdateFromDisk;
+  }
 }
 
 std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
@@ -57,7 +59,7 @@ std::string NotifiedEngines::version_dir(std::uint64_t version) const {
   return join_path(dir_, version_directory_name(version));
 }
 
-std::vector<Status> NotifiedEngines::notify(std::uint64_t version) {
+std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status& patched) {
   Result<PublishedVersion> published = PublishedVersion{};
   published->source_dir = dir_;
   published->version_dir = version_dir(version);
@@ -67,6 +69,7 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version) {
   }
   std::vector<EngineResult> results(tallies_.size());
   if (published.ok()) {
+    published->patched = patched;
     results = notifier_->notify(*published, Deadline::after(longest_));
   } else {
     for (EngineResult& result : results) result.status = published.status();

@@ -26,7 +26,9 @@ class NotifiedEngines {
   [[nodiscard]] static std::chrono::milliseconds longest(const Config& config);
 
   // Tells all of them, and waits for their answers. Returns what failed, each with version and URL.
-  [[nodiscard]] std::vector<Status> notify(std::uint64_t version);
+  // `patched`: whether the rollouts' checkpoints hold it, for engines that load one.
+  [[nodiscard]] std::vector<Status> notify(std::uint64_t version, const Status& patched = {});
+  [[nodiscard]] bool load_patched() const { return load_patched_; }
   // Whether all of them took the last version.
   [[nodiscard]] bool acknowledged() const { return acknowledged_; }
   [[nodiscard]] Status cleanup(std::uint64_t version) const;
@@ -44,7 +46,7 @@ class NotifiedEngines {
   DirectoryLayout layout_;
   std::unique_ptr<EngineNotifier> notifier_;
   std::vector<EngineTally> tallies_;  // as config.engines
-  bool acknowledged_ = false;
+  bool acknowledged_ = false, load_patched_ = false;
 };
 
 }  // namespace driftless

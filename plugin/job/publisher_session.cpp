@@ -58,11 +58,26 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
   });
 }
 
+// Before, an engine would load the version before, or parts of two, and get the label of this one.
+Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollouts) {
+  Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
+  const Deadline deadline = Deadline::after(config_.notify.timeout);
+  while (needed(version, std::max<std::size_t>(rollouts, 1))) {
+    if (backoff.sleep(deadline)) continue;
+    return error(StatusCode::kIncomplete, "is not told to load its checkpoint: not every rollout, ",
+                 "or none, has reported that it patched version ", version,
+                 " into one within notify.timeout (", config_.notify.timeout.count(),
+                 " ms); start the rollout that patches it, or use action: pull_weights");
+  }
+  return {};
+}
+
 std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
   if (engines_ == nullptr) return {};
-  std::vector<Status> failures = engines_->notify(version);
-  if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
+  const Status patched = engines_->load_patched() ? wait_patched(version, rollouts) : Status();
+  std::vector<Status> failures = engines_->notify(version, patched);
+  if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
   if (needed(version, rollouts)) return failures;
   Status removed = engines_->cleanup(version);
   if (!removed.ok()) failures.push_back(std::move(removed));
@@ -70,6 +85,9 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
+  // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
+  // not end with this one's last version.
+  if (leads()) DRIFTLESS_RETURN_IF_ERROR(road_->prune(0).status());
   return process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline));
 }
 

@@ -23,7 +23,8 @@ class PublisherSession {
 
   // Collective: Publisher::publish(), and a line of metrics.
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
-  // [leader] Tells the engines that a version is there, and waits for them; returns what failed. A
+  // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
+  // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
   // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs
   // it; `rollouts` have to be heard of first. Nothing without engines.
   [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
@@ -49,6 +50,7 @@ class PublisherSession {
       : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group);
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
+  [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
 
   Config config_;
   JobProcess& process_;

@@ -34,6 +34,12 @@ Status check_target(const RunInfo& run, WeightTarget& target) {
                  to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
                  "; start from that run's base");
   }
+  // Manifests have no digests of tensors: nothing tells a part of this version from another's.
+  if (state.valid && state.partial && state.id.version > 0 && !state.version_digest) {
+    return error(StatusCode::kWrongBase, "the weights are said to be version ", state.id.version,
+                 " of run ", to_hex(run.run), ", and some tensors are not held here: what is held ",
+                 "proves it for version 0 only; start from the run's base, or as holding nothing");
+  }
   if (!state.valid || state.id.version != 0) return {};
   if (state.partial) return check_held_tensors(state, run.layout, run.tensor_digests);
   if (state.digest != run.base_digest) {

@@ -397,3 +397,21 @@ def test_torch_both_ways(work, rng, first):
     publisher.publish(Model())
     assert receiver.stage(5.0) and receiver.commit().changed_units == 1
     assert all(torch.equal(copy[n], p) for n, p in model.named_parameters())
+
+
+def test_a_trainer_that_lost_its_directory_ends_nobody(work, rng, first):
+    """It wakes up late, with nothing left to publish; another one has resumed its run."""
+    pair = binding.Pair(driftless, work / "road", first)
+    second = binding.step(rng, first)
+    publish(pair, second)
+    # As a file server does that gives up on a client.
+    (work / "road" / ".driftless-publisher.lock").unlink()
+    with driftless.Job(pair.config, "trainer", launched=False) as job:
+        other = driftless.Publisher(job, binding.Source(driftless, first))
+        assert other.run == pair.publisher.run and other.version == 1
+        with pytest.raises(driftless.errors.WrongRunError, match="does not hold the lock"):
+            pair.publisher.declare_end()
+        assert pair.receiver.end() is None
+        other.publish(binding.Source(driftless, binding.step(rng, second)))
+        other.declare_end()
+    assert pair.receiver.end().version == 2

@@ -1,18 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine driver as Python uses it: an `LLM` of this process, and what a rank says of itself."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 import binding
+from support import Tensor, write_checkpoint
 
 driftless = binding.driftless()
 from driftless import errors  # noqa: E402
-from driftless.engines import drive, vllm  # noqa: E402
+from driftless import _native  # noqa: E402
+from driftless.engines import drive, sglang_disk, vllm  # noqa: E402
 from driftless.engines.rank_receiver import RankReceiver, process_id  # noqa: E402
 
 RUN = "a" * 32
+
+
+def replica(**parallel):
+    """A worker of one data-parallel replica."""
+    made = vllm.WorkerExtension()
+    made.rank, made.weight_transfer_engine = 0, None
+    made.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(**parallel))
+    made.__dict__["_driftless_made"] = RankReceiver(0, lambda chunk_bytes: None)
+    return made
+
+
+def test_a_replica_that_vllm_does_not_answer_for_raises():
+    """vLLM asks all its data-parallel replicas and hands on what the first says, unless one raises:
+    another one's failed commit would pass for done."""
+    assert replica(data_parallel_index=0).driftless_status("n")["ok"]
+    unheard = [
+        {"data_parallel_index": 1},
+        {"data_parallel_rank": 1},  # older releases
+        {"data_parallel_index": 3, "data_parallel_hybrid_lb": True, "data_parallel_rank_local": 1},
+    ]
+    for parallel in unheard:
+        for call in ("open", "stage", "status", "close"):
+            with pytest.raises(errors.UnsupportedError, match="data-parallel"):
+                getattr(replica(**parallel), f"driftless_{call}")(nonce="n")
+    servers_of_their_own = [
+        {"data_parallel_index": 1, "data_parallel_external_lb": True},
+        {"data_parallel_index": 2, "data_parallel_hybrid_lb": True, "data_parallel_rank_local": 0},
+    ]
+    for parallel in servers_of_their_own:
+        assert replica(**parallel).driftless_status("n")["ok"]
 
 
 class Llm:
@@ -195,3 +228,90 @@ def test_a_part_of_the_tensors_has_no_digest_to_compare():
     receiver = Receiver()
     receiver.state = state(1, partial=True)
     assert staged_rank(receiver).status()["digest"] == ""
+
+
+# --- an SGLang that loads files -------------------------------------------------------------------
+
+
+class SglangServer:
+    """Takes the tensors of a directory, and keeps the others."""
+
+    def __init__(self, path, weights):
+        self.weights = {name: array.tobytes() for name, (_, array) in weights.items()}
+        self.directories, self.loaded, self.paused = {}, [], False
+        self.model_path, self.label, self.started = str(path), "default", 1.5
+
+    def call(self, url, path, body, timeout_s):
+        given = json.loads(body or "{}")
+        if path == "/update_weights_from_disk":
+            new = self.directories[given["model_path"]]
+            self.weights.update(new)
+            self.loaded.append(set(new))
+            self.model_path, self.label = given["model_path"], given["weight_version"]
+        elif path == "/update_weight_version":
+            self.label = given["new_version"]
+        elif path in ("/pause_generation", "/continue_generation"):
+            self.paused = path == "/pause_generation"
+        return json.dumps({"success": True, "model_path": self.model_path,
+                           "weight_version": self.label, "startup_time": self.started})  # fmt: skip
+
+
+@pytest.fixture
+def disk(work, rng, monkeypatch):
+    """A run over a directory, and a server that was started from its base."""
+    first = binding.weights(rng)
+    tensors = {n: Tensor(d, a.shape, a.tobytes()) for n, (d, a) in first.items()}
+    base = write_checkpoint(work / "base", tensors)
+    config = driftless.Config.parse(f"road: {{kind: shared_fs, dir: {work / 'road'}}}")
+    job = driftless.Job(config, "trainer", launched=False)
+    publisher = driftless.Publisher(job, binding.Source(driftless, first))
+    server = SglangServer(base, first)
+    calls = SimpleNamespace(sglang_call=server.call, EngineDriver=_native.EngineDriver)
+    monkeypatch.setattr(sglang_disk, "_native", calls)
+
+    def write(self, path, names):
+        server.directories[str(path)] = {n: self.target.tensor(n).tobytes() for n in names}
+
+    monkeypatch.setattr(sglang_disk.DiskFollower, "_write", write)
+
+    def publish(weights):
+        publisher.publish(binding.Source(driftless, weights))
+        return {name: array.tobytes() for name, (_, array) in weights.items()}
+
+    text = f"road: {{kind: shared_fs, dir: {work / 'road'}}}\n"
+    yield SimpleNamespace(
+        first=first, server=server, publish=publish,
+        follow=lambda: sglang_disk.DiskFollower("http://engine", text, base),
+    )  # fmt: skip
+    job.close()
+
+
+def test_a_server_that_was_started_from_the_base_gets_what_changed(disk, rng):
+    with disk.follow() as follower:
+        for version in (1, 2):
+            held = disk.publish(binding.step(rng, disk.first))
+            assert follower.update(5).version == version
+            assert disk.server.weights == held and disk.server.label == str(version)
+    assert "layers.2.frozen" not in disk.server.loaded[0]
+
+
+def test_a_server_that_holds_something_else_gets_every_tensor(disk, rng):
+    """It outlived a run, was started from elsewhere, or somebody else has loaded into it since."""
+    other = binding.step(rng, binding.weights(rng))
+    foreign = {name: array.tobytes() for name, (_, array) in other.items()}
+    disk.server.weights = dict(foreign)
+    disk.server.label = "8"
+    with disk.follow() as follower:
+        held = disk.publish(binding.step(rng, disk.first))
+        assert follower.update(5).version == 1
+        assert disk.server.weights == held and disk.server.label == "1"
+        disk.server.weights, disk.server.label = dict(foreign), "7"
+        held = disk.publish(binding.step(rng, disk.first))
+        assert follower.update(5).version == 2
+        assert disk.server.weights == held and disk.server.label == "2"
+    disk.server.weights, disk.server.label = dict(foreign), "default"
+    disk.server.model_path, disk.server.started = "/elsewhere", 2.5
+    with disk.follow() as follower:
+        held = disk.publish(binding.step(rng, disk.first))
+        assert follower.update(5).version == 3
+        assert disk.server.weights == held and disk.server.label == "3"

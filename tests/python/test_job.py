@@ -2,6 +2,7 @@
 """The main job with real processes: whatever the road, every rollout ends with the trainer's bits."""
 
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -355,6 +356,7 @@ def engine():
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
+            self.server.on_call()
             refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls
             if not refuse and "weight_version" in body:
                 self.server.weight_version = body["weight_version"]
@@ -376,7 +378,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.calls, server.refuse, server.refuse_calls = [], False, ()
-    server.weight_version = "default"
+    server.weight_version, server.on_call = "default", lambda: None
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -463,8 +465,29 @@ def test_engines_without_a_checkpoint_directory_take_the_rollouts(work, rng, eng
     job.settings[at - 1 : at + 1] = [
         "--set", "receiver.target=checkpoint", "--set", "receiver.checkpoint_dir=/host/model",
     ]  # fmt: skip
-    assert run(*job.trainer("--replay", work / "run")).returncode == 0
-    assert [body["model_path"] for _, body, _ in engine.calls] == ["/host/model"]
+    job.settings += ["--set", "notify.timeout=1s"]
+    alone = run(*job.trainer("--replay", work / "run"))
+    assert alone.returncode == 1 and engine.calls == []
+    assert "not told to load its checkpoint" in alone.stderr
+
+
+def test_an_engine_loads_its_checkpoint_once_the_rollout_has_patched_it(work, rng, engine):
+    need("engines")
+    make_run(work / "run", rng, 3)
+    shutil.copytree(work / "run/step_000000", work / "host")
+    held = []
+    engine.on_call = lambda: held.append(read_checkpoint(work / "host"))
+    job = with_engine(Job(work, "hf_delta"), engine, work, action="update_weights_from_disk")
+    at = job.settings.index("engines[0].local_checkpoint_dir=/local/model")
+    job.settings[at - 1 : at + 1] = [
+        "--set", "receiver.target=checkpoint", "--set", f"receiver.checkpoint_dir={work / 'host'}",
+    ]  # fmt: skip
+    rollout = start([COMMAND, *map(str, job.rollout())])
+    trained = run(*job.trainer("--replay", work / "run"))
+    assert trained.returncode == 0 and finish(rollout).returncode == 0, trained.stderr
+    assert [body["weight_version"] for _, body, _ in engine.calls] == ["1", "2", "3"]
+    for version, found in enumerate(held, 1):
+        assert found == read_checkpoint(work / f"run/step_{version:06d}"), version
 
 
 def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):

@@ -48,6 +48,7 @@ class CheckedSession final : public EngineSession {
     if (!wrong.empty()) world_.simulation.fail(wrong);
     return done;
   }
+  Status check(std::uint64_t version) override { return session_->check(version); }
   Status close() override { return session_->close(); }
 
  private:

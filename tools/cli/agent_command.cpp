@@ -321,9 +321,10 @@ class Agent {
   [[nodiscard]] Result<int> close() {
     const bool stopped = StopSignals::received() != 0 && !end_;
     const std::uint64_t last = end_ ? end_->version : delivery_->version();
-    const bool took = all_took(last) && fleet_->all_at(last);
+    const bool there = all_took(last);
     if (end_) log_.tell(delivery_->tell_end(end_to_json(*end_)));
-    fleet_->stop();
+    fleet_->stop(/*confirm=*/!stopped);
+    const bool took = there && fleet_->all_at(last);
     static_cast<void>(take_updates());
     Status wrong;
     const std::optional<Digest> digest = delivery_->digest(last);

@@ -23,8 +23,13 @@ from . import drive
 from .rank_receiver import TORN, Reply, load_config, reply, text_of
 
 
+# Of a server that nobody has told a version.
+FRESH_LABELS = ("default", "")
+
+
 class DiskFollower:
-    """One server, which was started with the checkpoint `base`. Its host sees `directory`, where
+    """One server, with the tensors of the checkpoint `base`: one that was started with it gets what
+    changed, one that holds anything else gets every tensor first. Its host sees `directory`, where
     the changed tensors of one version at a time lie. Needs torch and safetensors. Close it, or use
     it with `with`.
 
@@ -54,7 +59,11 @@ class DiskFollower:
         self._staged: int | None = None
         self._changed: list[str] = []  # by the last commit
         self._process = self._server_process()
-        self._holds: tuple[str, int, str] | None = self._version_now()  # the server; None: unknown
+        # The server; None: unknown. One that nobody has loaded anything into holds the base.
+        said = self._get("/model_info")
+        own = Path(str(said.get("model_path"))).resolve() == Path(base).resolve()
+        fresh = own and str(said.get("weight_version")) in FRESH_LABELS
+        self._holds: tuple[str, int, str] | None = self._version_now() if fresh else None
 
     @property
     def version(self) -> int:
@@ -101,7 +110,7 @@ class DiskFollower:
                 self._take_back(given["version"])
         except Exception as problem:  # noqa: BLE001  told by the reply
             error = text_of(problem)
-        self._see_process()
+        self._see_server()
         run, version, digest = self._holds or ("", 0, "")
         state = "staged" if self._staged is not None else "idle" if self._holds else "unknown"
         return reply(
@@ -152,9 +161,13 @@ class DiskFollower:
 
     # --- what is where -----------------------------------------------------------------------
 
-    def _see_process(self) -> None:
+    def _see_server(self) -> None:
+        """What another process holds, or somebody else has loaded since, is not known."""
         process = self._server_process()
-        if process != self._process:
+        label = str(self._get("/model_info").get("weight_version"))
+        version = self._holds[1] if self._holds else TORN
+        ours = version == TORN or label == str(version) or (version == 0 and label in FRESH_LABELS)
+        if process != self._process or not ours:
             self._process, self._holds = process, None
 
     def _server_process(self) -> str:

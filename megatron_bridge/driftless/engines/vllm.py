@@ -3,9 +3,9 @@
 
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
 methods stage and tell; the weight transfer backend `driftless` (vllm_backend.py) commits inside
-vLLM's own start/update/finish. Neither ever raises: a rank that raises where another does not makes
-the reply queue slip by one, and half of the engine would serve other weights (rank_receiver.py,
-drive.py).
+vLLM's own start/update/finish. Neither raises (but for check_heard): a rank that raises where
+another does not makes the reply queue slip by one, and half of the engine would serve other weights
+(rank_receiver.py, drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
     driver = follow(llm)                   # the configuration that the engine was started with
@@ -91,6 +91,7 @@ class WorkerExtension:
         return self._driftless_answer(nonce, lambda it: it.close(nonce))
 
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
+        check_heard(getattr(self, "vllm_config", None))
         try:
             said = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
@@ -113,6 +114,20 @@ class WorkerExtension:
             if hasattr(backend, "follower"):  # an older release: it commits what is staged here
                 backend.follower = made
         return made
+
+
+def check_heard(vllm_config: Any) -> None:
+    """vLLM asks all data-parallel replicas of a server and hands on what the first one says. The
+    others can only raise, each on all its ranks: else their failed commits would pass for done."""
+    given = getattr(vllm_config, "parallel_config", None)
+    number = getattr(given, "data_parallel_index", getattr(given, "data_parallel_rank", 0))
+    if getattr(given, "data_parallel_hybrid_lb", False):  # a server for each host
+        number = given.data_parallel_rank_local
+    if number and not getattr(given, "data_parallel_external_lb", False):
+        raise errors.UnsupportedError(
+            f"data-parallel replica {number} of this server is not heard: start a server for each "
+            "replica (--data-parallel-rank, or without data parallelism)"
+        )
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:

@@ -380,10 +380,12 @@ class ScriptedSession final : public EngineSession {
   explicit ScriptedSession(std::function<Result<std::uint64_t>(std::uint64_t)> act)
       : act_(std::move(act)) {}
   Result<std::uint64_t> update(std::uint64_t goal, EngineTimes&) override { return act_(goal); }
+  Status check(std::uint64_t version) override { return still ? still(version) : Status(); }
   Status close() override {
     ++closed;
     return {};
   }
+  std::function<Status(std::uint64_t)> still;
   static inline std::atomic<int> closed = 0;
 
  private:
@@ -428,6 +430,46 @@ TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
     said = said || (update.url == "failing" && !update.status.ok() && update.attempts <= 3);
   }
   EXPECT_TRUE(said);
+}
+
+// One that is started anew between two versions, or after the last, serves its base.
+TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
+  VllmStandIn engine(2);
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms, .look = 20ms}, {engine.url()});
+  std::vector<std::unique_ptr<EngineSession>> sessions;
+  sessions.push_back(vllm(engine));
+  fleet.start(std::move(sessions));
+  fleet.set_goal(1);
+  const auto wait_for = [&](auto done) {
+    const Deadline deadline = Deadline::after(5s);
+    while (!done() && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  };
+  wait_for([&] { return fleet.all_at(1); });
+  ASSERT_TRUE(fleet.all_at(1));
+  engine.restart();
+  wait_for([&] { return engine.weight_version() == "1" && fleet.all_at(1); });
+  EXPECT_EQ(engine.weight_version(), "1");
+  EXPECT_EQ(engine.ranks()[1].version, 1);
+  EXPECT_TRUE(fleet.all_at(1));
+}
+
+TEST(EngineFleetTest, AnEngineThatServesSomethingElseInTheEndIsNotAtTheVersion) {
+  for (const StatusCode code : {StatusCode::kOk, StatusCode::kMismatch, StatusCode::kIo}) {
+    EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"});
+    auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });
+    session->still = [code](std::uint64_t) {
+      return code == StatusCode::kOk ? Status() : error(code, "started anew");
+    };
+    std::vector<std::unique_ptr<EngineSession>> sessions;
+    sessions.push_back(std::move(session));
+    fleet.start(std::move(sessions));
+    fleet.set_goal(3);
+    const Deadline deadline = Deadline::after(20s);
+    while (!fleet.all_at(3) && !deadline.expired()) std::this_thread::sleep_for(1ms);
+    ASSERT_TRUE(fleet.all_at(3));
+    fleet.stop(/*confirm=*/true);
+    EXPECT_EQ(fleet.all_at(3), code == StatusCode::kOk) << to_string(code);
+  }
 }
 
 TEST_F(AgentEnginesTest, StoppingEndsStagingButNeverLeavesAPausedEngine) {

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "plugin/agent/delivery.h"
 #include "plugin/engines/sglang_command.h"
 #include "support/agent_engines_fixture.h"
+#include "support/receiver_fixture.h"
 #include "support/temp_dir.h"
 
 namespace driftless::testing {
@@ -130,6 +132,51 @@ TEST_F(AgentSglangTest, SglangIsNotWrittenToWithAnotherShape) {
   EXPECT_EQ(engine.calls, (std::vector<std::string>{"/model_info", "/server_info"}));
 }
 
+// An engine that comes late, or again, loads what lies there then: a checkpoint that somebody has
+// restored meanwhile is not the version that the agent wrote.
+TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
+  if (check_http().code() == StatusCode::kUnsupported) GTEST_SKIP() << "built without libcurl";
+  for (const bool renamed : {false, true}) {
+    const TempDir dir(TempDir::Where::kMemory);
+    const std::string checkpoint = dir.file("served"), base = dir.file("base");
+    LoopbackHub hub{LoopbackOptions{.ring_versions = 8}, 1};
+    const auto sender = hub.sender(0);
+    const auto road = hub.receiver();
+    ASSERT_TRUE(sender->announce(run_info_to_json(run_.info()), soon()).ok());
+    write_checkpoint(checkpoint, run_.weights[0]);
+    write_checkpoint(base, run_.weights[0]);
+    auto target = make_checkpoint_target(posix_file_system(), checkpoint, 1);
+    ASSERT_TRUE(target.ok());
+    auto delivery = make_checkpoint_delivery(Config(), checkpoint, **target, *road, soon());
+    ASSERT_TRUE(delivery.ok()) << delivery.status().to_string();
+    send(*sender, run_.step(1));
+    const auto delivered = (*delivery)->step(soon());
+    ASSERT_TRUE(delivered.ok() && *delivered) << delivered.status().to_string();
+    SglangFiles engine;
+    engine.model_path = checkpoint;
+    const std::atomic<bool> stop{false};
+    auto session = (*delivery)->session(EngineKind::kSglang, {engine.url(), "", 10s, &stop});
+    ASSERT_TRUE(session.ok());
+    EngineTimes times;
+    ASSERT_TRUE((*session)->update(1, times).ok());
+    engine.started = 2.5;  // it is started anew, and meanwhile:
+    engine.version = "default";
+    engine.loaded.clear();
+    for (const auto& file : std::filesystem::directory_iterator(base)) {
+      const std::string to = checkpoint + "/" + file.path().filename().string();
+      const std::string first = renamed ? to + ".new" : to;
+      std::ofstream(first, std::ios::binary)
+          << std::ifstream(file.path(), std::ios::binary).rdbuf();
+      if (renamed) std::filesystem::rename(first, to);
+    }
+    const auto again = (*session)->update(1, times);
+    ASSERT_FALSE(again.ok()) << "it got the base for version 1";
+    EXPECT_NE(again.status().message().find(".safetensors"), std::string::npos)
+        << again.status().to_string();
+    EXPECT_TRUE(engine.loaded.empty());
+  }
+}
+
 std::string unbase64(const std::string& text) {
   const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string out;
@@ -186,6 +233,8 @@ class SglangStandIn {
   std::vector<std::string> phases;
   std::string answers;
   std::optional<unsigned> refusing;  // this rank does not commit, nor go back
+  std::string refused_call;  // once the label is given
+  int lost_ends = 0;         // done, and their answers are lost
   std::function<bool(const std::string& phase)> restarts;
 
   void restart() {
@@ -206,10 +255,12 @@ class SglangStandIn {
     if (path == "/server_info") {
       return {200, nlohmann::json{{"tp_size", tensor_}, {"pp_size", stages_}}.dump(), {}, ""};
     }
+    if (path == refused_call && label == "5") return refused();
     if (path == "/pause_generation") paused = true;
     if (path == "/continue_generation") paused = false;
     if (path == "/begin_weight_update" && std::exchange(session, true)) return refused();
     if (path == "/end_weight_update" && !std::exchange(session, false)) return refused();
+    if (path == "/end_weight_update" && label == "5" && lost_ends-- > 0) return {500, R"({"message":"lost"})", {}, ""};
     const auto body = nlohmann::json::parse(request.body);
     if (path == "/update_weight_version") label = body.at("new_version");
     if (path == "/update_weights_from_tensor") {
@@ -329,6 +380,41 @@ TEST_F(AgentSglangTest, ARestartedSglangGetsNoLabelOfTheDeadOne) {
     EXPECT_EQ(engine.label, "6");
     EXPECT_FALSE(engine.paused);
   }
+}
+
+// SGLang's end of an update is what makes loaded weights usable (it packs quantized ones), and its
+// label is there before.
+TEST_F(AgentSglangTest, AnUpdateThatSglangDidNotEndIsNotServed) {
+  const TempDir shm(TempDir::Where::kMemory);
+  SglangStandIn engine(shm.path(), 2, 1);
+  engine.refused_call = "/end_weight_update";
+  auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+  ASSERT_TRUE(transport.ok());
+  const auto session = make_engine_session(std::move(*transport), options_of(kRun));
+  const auto reached = session->update(5, times_);
+  ASSERT_FALSE(reached.ok()) << "the update is open still";
+  EXPECT_NE(reached.status().message().find("left paused"), std::string::npos)
+      << reached.status().to_string();
+  EXPECT_TRUE(engine.paused);
+  EXPECT_TRUE(engine.session);
+  engine.refused_call.clear();
+  ASSERT_TRUE(session->update(5, times_).ok());
+  EXPECT_FALSE(engine.paused);
+  EXPECT_FALSE(engine.session);
+  EXPECT_EQ(engine.label, "5");
+}
+
+TEST_F(AgentSglangTest, AnEndOfAnUpdateWhoseAnswerIsLostIsAnEnd) {
+  const TempDir shm(TempDir::Where::kMemory);
+  SglangStandIn engine(shm.path(), 2, 1);
+  engine.lost_ends = 1;
+  auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+  ASSERT_TRUE(transport.ok());
+  const auto session = make_engine_session(std::move(*transport), options_of(kRun));
+  const auto reached = session->update(5, times_);
+  ASSERT_TRUE(reached.ok()) << reached.status().to_string();
+  EXPECT_FALSE(engine.paused);
+  EXPECT_FALSE(engine.session);
 }
 
 }  // namespace

@@ -59,12 +59,12 @@ TEST_F(ReceiverTest, AVersionWithAWrongDigestIsRefusedAndAFullOneHelps) {
 // A receiver of some of the tensors.
 class PartReceiverTest : public ReceiverTest {
  protected:
-  Status open_part(Weights held) {
+  Status open_part(Weights held, const VersionId& holds = {}) {
     receiver_.reset();
     held_ = std::move(held);
     std::vector<std::byte*> data = pointers(held_);
     data[*run_.layout.find("model.embed.weight")] = nullptr;
-    auto target = make_memory_target(run_.layout, std::move(data), VersionId{}, 1);
+    auto target = make_memory_target(run_.layout, std::move(data), holds, 1);
     if (!target.ok()) return target.status();
     target_ = std::move(*target);
     return open_on(*target_);
@@ -116,6 +116,22 @@ TEST_F(PartReceiverTest, RefusesALaterVersionThatBuildsOnAForeignOne) {
   send_of(other, 2);
   EXPECT_EQ(update().status().code(), StatusCode::kWrongBase) << "on another version 1";
   EXPECT_EQ(target_->state().id.version, 1U);
+}
+
+// The announcement has digests of the base's tensors, and manifests have none: nothing tells a part
+// of version 1 from a part of another run's.
+TEST_F(PartReceiverTest, RefusesALaterVersionThatItOnlyClaimsToHold) {
+  announce();
+  publish(1, 2);
+  const Weights foreign = changed_weights(run_.weights[0], 5, 0.2);
+  for (const Hash128& run : {Hash128(), run_.run}) {
+    const Status refused = open_part(foreign, VersionId{run, 1});
+    ASSERT_EQ(refused.code(), StatusCode::kWrongBase) << refused.to_string();
+    EXPECT_NE(refused.message().find("version 1"), std::string_view::npos) << refused.to_string();
+  }
+  ASSERT_TRUE(open_part(run_.weights[0]).ok());
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(open_on(*target_).ok()) << "it was brought there by this run";
 }
 
 }  // namespace
