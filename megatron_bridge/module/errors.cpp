@@ -26,7 +26,8 @@ void PythonFailure::rethrow() {
 }
 
 void bind_errors(py::module_& /*module*/) {
-  py::register_local_exception_translator([](const std::exception_ptr& failure) {
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is pybind11's
+  py::register_local_exception_translator([](std::exception_ptr failure) {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const StatusError& caught) {
