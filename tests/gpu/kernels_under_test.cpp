@@ -209,15 +209,20 @@ std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit
   const DeviceBytes other = place(target, bytes, unit_bytes);
   const DeviceBytes given = place(values, count * from, from);
   const DeviceBytes old(count * unit_bytes);
-  const std::uint32_t none = ~std::uint32_t{0};
-  const DeviceBytes differs(std::as_bytes(std::span(&none, 1)));
+  const std::uint32_t none[2] = {~std::uint32_t{0}, ~std::uint32_t{0}};
+  const DeviceBytes differs(std::as_bytes(std::span(none)));
   const OneStrided one(map, data.data(), unit_bytes, origin, offsets, count, cast);
   const OneStrided two(map, other.data(), unit_bytes, origin, offsets, count, cast);
   must(one.patch->scatter_strided(given.data(), false, nullptr));
   must(two.patch->gather_strided(old.data(), nullptr));
-  must(two.patch->exchange_strided(given.data(), old.data(),
-                                   reinterpret_cast<std::uint32_t*>(differs.data()), nullptr));
+  auto* const verdict = reinterpret_cast<std::uint32_t*>(differs.data());
+  must(two.patch->exchange_strided(given.data(), old.data(), verdict, nullptr));
+  must(two.patch->compare_strided(given.data(), verdict + 1, nullptr));
   must(cudaDeviceSynchronize());
+  std::uint32_t found[2] = {0, 0};
+  must(cudaMemcpy(found, differs.data(), sizeof(found), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(found[0], none[0]) << "the old values were just read";
+  EXPECT_EQ(found[1], none[1]) << "the new values were just written";
   EXPECT_TRUE(data.intact() && other.intact() && old.intact() && differs.intact());
   const std::vector<std::byte> before(static_cast<std::byte*>(target),
                                       static_cast<std::byte*>(target) + bytes);
