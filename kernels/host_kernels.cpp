@@ -17,7 +17,8 @@ constexpr HostKernels kReference{"reference",
                                  reference::digest,
                                  reference::scatter_digested,
                                  reference::gather_strided,
-                                 reference::scatter_strided};
+                                 reference::scatter_strided,
+                                 reference::digest_strided};
 
 template <cpu::DigestSums kSums>
 Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
@@ -33,11 +34,18 @@ Digest cpu_scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes,
                                new_values, units);
 }
 
+template <cpu::DigestSums kSums>
+StridedSum cpu_digest_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
+                              ValueCast cast, const DigestTensorKey& tensor, std::uint64_t begin,
+                              std::uint64_t end) {
+  return cpu::digest_strided(kSums, map, target, unit_bytes, cast, tensor, begin, end);
+}
+
 #define DRIFTLESS_CPU_KERNELS(target)                                                            \
   HostKernels {                                                                                  \
     "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
         cpu_digest<cpu::target::digest_sums>, cpu_scatter_digested<cpu::target::digest_steps>,   \
-        cpu::gather_strided, cpu::scatter_strided                                                \
+        cpu::gather_strided, cpu::scatter_strided, cpu_digest_strided<cpu::target::digest_sums>  \
   }
 
 std::vector<HostKernels> make_list() {

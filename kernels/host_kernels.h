@@ -23,6 +23,15 @@ inline constexpr std::uint32_t kDiffSlackUnits = 64;
 // The most units that one call of diff() compares.
 inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
 
+// The digest of units read through a map.
+struct StridedSum {
+  Digest digest;
+  std::uint64_t foreign =
+      0;  // units that the map's conversion makes of no value; not in the digest
+
+  friend bool operator==(const StridedSum&, const StridedSum&) = default;
+};
+
 // For each operation the type of its functions, and the function.
 struct HostKernels {
   std::string_view name;  // "reference", "cpu/portable", "cpu/neon", "cpu/avx2"
@@ -84,6 +93,13 @@ struct HostKernels {
                                        std::uint64_t origin, const std::uint32_t* offsets,
                                        std::uint64_t count, const void* values, ValueCast cast);
   ScatterStrided* scatter_strided;
+  // What units [begin, end) of the tensor contribute to its digest, as far as the map has them,
+  // read from the map's target and converted back. `cast` is reversible; `unit_bytes` is of the
+  // target.
+  using DigestStrided = StridedSum(const StridedMap& map, const void* target, unsigned unit_bytes,
+                                   ValueCast cast, const DigestTensorKey& tensor,
+                                   std::uint64_t begin, std::uint64_t end);
+  DigestStrided* digest_strided;
 };
 
 // All that this processor can run: reference first, the fastest last.

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "core/dtype.h"
 
@@ -83,6 +84,12 @@ enum class ValueCast : std::uint8_t {
   return static_cast<std::uint16_t>(sign | kept);
 }
 
+// Whether the value that went in can be told from what came out: widening. (Of a signalling NaN of
+// float16, the quiet one is told.)
+[[nodiscard]] constexpr bool reversible(ValueCast cast) {
+  return cast == ValueCast::kNone || cast == ValueCast::kBF16ToF32 || cast == ValueCast::kF16ToF32;
+}
+
 [[nodiscard]] constexpr std::uint16_t f16_of_bf16(std::uint16_t bits) {
   return f16_of_f32(f32_of_bf16(bits));
 }
@@ -104,14 +111,37 @@ struct CastBy {
   static constexpr To apply(From bits) { return kApply(bits); }
 };
 
+template <typename Bits>
+using SameBits = CastBy<Bits, Bits, same_bits<Bits>>;
+using BF16ToF32 = CastBy<std::uint16_t, std::uint32_t, f32_of_bf16>;
+using F16ToF32 = CastBy<std::uint16_t, std::uint32_t, f32_of_f16>;
+
+// The value that a reversible conversion made `bits` of; false if it makes them of none.
+template <typename Cast>
+[[nodiscard]] constexpr bool undo_cast(typename Cast::To bits, typename Cast::From& value) {
+  if constexpr (std::is_same_v<Cast, BF16ToF32>) {
+    value = static_cast<std::uint16_t>(bits >> 16);
+    return (bits & 0xffffU) == 0;
+  } else if constexpr (std::is_same_v<Cast, F16ToF32>) {
+    const bool nan = (bits & 0x7fffffffU) > 0x7f800000U;
+    value =
+        nan ? static_cast<std::uint16_t>((bits >> 16 & 0x8000U) | 0x7c00U | (bits >> 13 & 0x3ffU))
+            : f16_of_f32(bits);
+    return f32_of_f16(value) == bits;
+  } else {
+    value = static_cast<typename Cast::From>(bits);
+    return true;
+  }
+}
+
 // use(Cast{}) with the conversion's types, for units of `to_bytes` that come out.
 template <typename Use>
 constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
   using U16 = std::uint16_t;
   using U32 = std::uint32_t;
   switch (cast) {
-    case ValueCast::kBF16ToF32: return use(CastBy<U16, U32, f32_of_bf16>{});
-    case ValueCast::kF16ToF32: return use(CastBy<U16, U32, f32_of_f16>{});
+    case ValueCast::kBF16ToF32: return use(BF16ToF32{});
+    case ValueCast::kF16ToF32: return use(F16ToF32{});
     case ValueCast::kF32ToBF16: return use(CastBy<U32, U16, bf16_of_f32>{});
     case ValueCast::kF32ToF16: return use(CastBy<U32, U16, f16_of_f32>{});
     case ValueCast::kBF16ToF16: return use(CastBy<U16, U16, f16_of_bf16>{});
@@ -119,10 +149,10 @@ constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
     case ValueCast::kNone: break;
   }
   switch (to_bytes) {
-    case 1: return use(CastBy<std::uint8_t, std::uint8_t, same_bits>{});
-    case 2: return use(CastBy<U16, U16, same_bits>{});
-    case 4: return use(CastBy<U32, U32, same_bits>{});
-    default: return use(CastBy<std::uint64_t, std::uint64_t, same_bits>{});
+    case 1: return use(SameBits<std::uint8_t>{});
+    case 2: return use(SameBits<U16>{});
+    case 4: return use(SameBits<U32>{});
+    default: return use(SameBits<std::uint64_t>{});
   }
 }
 

@@ -22,5 +22,8 @@ Digest scatter_digested(DigestSteps digest_steps, const DigestTensorKey& tensor,
                         unsigned unit_bytes, std::uint64_t origin, const std::uint32_t* offsets,
                         std::uint64_t count, const void* old_values, const void* new_values,
                         void* units);
+StridedSum digest_strided(DigestSums digest_sums, const StridedMap& map, const void* target,
+                          unsigned unit_bytes, ValueCast cast, const DigestTensorKey& tensor,
+                          std::uint64_t begin, std::uint64_t end);
 
 }  // namespace driftless::cpu

@@ -1,86 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The digest (core/digest.h) on the device: a full sweep, and what a patch changes.
-//
-// Sums of field elements leave a warp as two halves of 32 bits and less, added with plain atomics:
-// 2^32 warps fit, and digest_from_sums() folds them once on the host.
 #include <algorithm>
 
+#include "kernels/cuda/digest.cuh"
 #include "kernels/cuda/patch.cuh"
 
 namespace driftless::cuda {
 namespace {
 
-constexpr unsigned kWarps = 8;
 constexpr std::uint32_t kSpanBlocks =
     32;  // digest blocks that a warp sweeps at a time: a key per lane
 
 struct DevPiece : DigestPiece {
   std::uint64_t first_span;
 };
-
-struct PlaceKeys {
-  // By lane and half; a lane of the warp reads four places at once.
-  std::uint32_t half[2 * kDigestLanes][kDigestBlockWords];
-};
-
-__device__ __forceinline__ void fill_place_keys(PlaceKeys& keys) {
-  for (unsigned i = threadIdx.x; i < kDigestLanes * kDigestBlockWords; i += blockDim.x) {
-    const unsigned lane = i / kDigestBlockWords, place = i % kDigestBlockWords;
-    const std::uint64_t halves = digest_place_halves(lane, place);
-    keys.half[2 * lane][place] = static_cast<std::uint32_t>(halves);
-    keys.half[2 * lane + 1][place] = static_cast<std::uint32_t>(halves >> 32);
-  }
-  __syncthreads();
-}
-
-// Any x: congruent, below 2^61 + 8.
-__device__ __forceinline__ std::uint64_t lazy_fold(std::uint64_t x) {
-  return (x & kDigestPrime) + (x >> 61);
-}
-
-// a * b modulo p, lazily: both below 2^62; the result is below 2^61 + 2^3.
-__device__ __forceinline__ std::uint64_t lazy_multiply(std::uint64_t a, std::uint64_t b) {
-  const std::uint64_t low = a * b, high = __umul64hi(a, b);
-  return lazy_fold((low & kDigestPrime) + ((high << 3) | (low >> 61)));
-}
-
-// x * 2^28 modulo p, x below 2^61 + 8.
-__device__ __forceinline__ std::uint64_t shift_28(std::uint64_t x) {
-  x = digest_fold(x);
-  return ((x << 28) & kDigestPrime) + (x >> 33);
-}
-
-__device__ __forceinline__ void add_sums(const std::uint64_t (&sums)[kDigestLanes],
-                                         std::uint64_t* out) {
-#pragma unroll
-  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
-    std::uint64_t sum = digest_fold(sums[lane]);
-#pragma unroll
-    for (unsigned step = 16; step > 0; step /= 2) {
-      sum = digest_add(sum, __shfl_xor_sync(~0U, sum, step));
-    }
-    if (threadIdx.x % 32 == 0 && sum != 0) {
-      auto* const halves = reinterpret_cast<unsigned long long*>(out) + 2 * lane;
-      atomicAdd(halves, sum & 0xffffffffU);
-      atomicAdd(halves + 1, sum >> 32);
-    }
-  }
-}
-
-__device__ __forceinline__ std::uint64_t wide(std::uint32_t a, std::uint32_t b) {
-  return std::uint64_t{a} * b;
-}
-
-// The four words of one 16-byte load, by the keys of their places.
-__device__ __forceinline__ void add_group(const PlaceKeys& keys, unsigned group, const uint4& words,
-                                          std::uint64_t (&sums)[2 * kDigestLanes]) {
-#pragma unroll
-  for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
-    const uint4 key = reinterpret_cast<const uint4*>(keys.half[half])[group];
-    sums[half] +=
-        wide(words.x, key.x) + wide(words.y, key.y) + wide(words.z, key.z) + wide(words.w, key.w);
-  }
-}
 
 // A whole block of 4096 bytes; a lane has 32 of its words.
 __device__ __forceinline__ void sweep_block(const PlaceKeys& keys, const uint4* words,
@@ -119,26 +52,15 @@ __device__ void sweep_part(const PlaceKeys& keys, const std::byte* bytes, std::u
   }
 }
 
-__device__ __forceinline__ void add_block(const std::uint64_t (&totals)[2 * kDigestLanes],
-                                          const std::uint64_t (&block_keys)[kDigestLanes],
-                                          std::uint64_t (&sums)[kDigestLanes]) {
-#pragma unroll
-  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
-    const std::uint64_t value =
-        lazy_fold(lazy_fold(totals[2 * lane]) + shift_28(lazy_fold(totals[2 * lane + 1])));
-    sums[lane] = lazy_fold(sums[lane] + lazy_multiply(value, block_keys[lane]));
-  }
-}
-
-__global__ void __launch_bounds__(kWarps * 32)
+__global__ void __launch_bounds__(kDigestWarps * 32)
     sweep(const DevPiece* pieces, const std::uint32_t* span_piece, std::uint32_t spans,
           std::uint64_t* out) {
   __shared__ PlaceKeys keys;
   fill_place_keys(keys);
   const unsigned lane = threadIdx.x % 32;
   std::uint64_t sums[kDigestLanes] = {};
-  for (std::uint32_t span = blockIdx.x * kWarps + threadIdx.x / 32; span < spans;
-       span += gridDim.x * kWarps) {
+  for (std::uint32_t span = blockIdx.x * kDigestWarps + threadIdx.x / 32; span < spans;
+       span += gridDim.x * kDigestWarps) {
     const DevPiece piece = pieces[span_piece[span]];
     const std::uint64_t first =
         piece.byte_offset / kDigestBlockBytes + (span - piece.first_span) * kSpanBlocks;
@@ -207,7 +129,8 @@ __device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
-                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out) {
+                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out,
+                std::uint32_t stride) {
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
   if (number >= chunks) return;
@@ -230,7 +153,7 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
     }
   });
   __syncwarp();
-  add_sums(sums, out);
+  add_sums(sums, out + std::uint64_t{stride} * parts.chunk_tensor[number]);
 }
 
 template <bool Gaps>
@@ -266,8 +189,8 @@ SweepParts carve_sweep(std::byte* begin, std::uint64_t pieces, std::uint64_t spa
   return parts;
 }
 
-Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream) {
-  return check(cudaMemsetAsync(sums_dev, 0, kDigestSums * sizeof(std::uint64_t), stream),
+Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream, std::uint64_t digests = 1) {
+  return check(cudaMemsetAsync(sums_dev, 0, digests * kDigestSums * sizeof(std::uint64_t), stream),
                "clearing the sums of a digest");
 }
 
@@ -305,22 +228,34 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
       cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
       "placing the pieces of a digest"));
   constexpr std::uint64_t kMaxBlocks = 132 * 6;
-  const auto blocks =
-      static_cast<unsigned>(std::min<std::uint64_t>((spans + kWarps - 1) / kWarps, kMaxBlocks));
-  sweep<<<blocks, kWarps * 32, 0, native(stream)>>>(dev.pieces, dev.span_piece,
-                                                    static_cast<std::uint32_t>(spans), sums_dev);
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::uint64_t>((spans + kDigestWarps - 1) / kDigestWarps, kMaxBlocks));
+  sweep<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(
+      dev.pieces, dev.span_piece, static_cast<std::uint32_t>(spans), sums_dev);
   return check_launch("sweep");
 }
 
 Status Patch::digest_change(const std::byte* old_values_dev, const std::byte* new_values_dev,
                             std::uint64_t* sums_dev, Stream stream) const {
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
+  return sum_changes(old_values_dev, new_values_dev, sums_dev, 0, stream);
+}
+
+Status Patch::digest_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                             std::uint64_t* sums_dev, Stream stream) const {
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream), tensors_));
+  return sum_changes(old_values_dev, new_values_dev, sums_dev, kDigestSums, stream);
+}
+
+// `stride`: from the sums of one tensor to those of the next; 0: all tensors have the same.
+Status Patch::sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                          std::uint64_t* sums_dev, std::uint32_t stride, Stream stream) const {
   if (chunks_ == 0) return {};
   const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_)
                                                        : changes_kernel<false>(unit_bytes_);
   kernel<<<patch_blocks(chunks_), kPatchWarps * 32, 0, native(stream)>>>(
       carve_patch(dev_, tensors_, chunks_), positions_dev_, chunks_, old_values_dev, new_values_dev,
-      sums_dev);
+      sums_dev, stride);
   return check_launch("sum_changes");
 }
 

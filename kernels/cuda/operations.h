@@ -141,9 +141,16 @@ class Patch {
   [[nodiscard]] Status digest_change(const std::byte* old_values_dev,
                                      const std::byte* new_values_dev, std::uint64_t* sums_dev,
                                      Stream stream) const;
+  // The same of each tensor by itself: kDigestSums of them, one tensor after the other.
+  [[nodiscard]] Status digest_changes(const std::byte* old_values_dev,
+                                      const std::byte* new_values_dev, std::uint64_t* sums_dev,
+                                      Stream stream) const;
 
  private:
   Patch() = default;
+  [[nodiscard]] Status sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                                   std::uint64_t* sums_dev, std::uint32_t stride,
+                                   Stream stream) const;
 
   unsigned unit_bytes_ = 1;
   PositionCoding coding_ = PositionCoding::kIndices;
@@ -189,6 +196,10 @@ class StridedPatch {
   // is null, they need not have said anything.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
+  // Whether the new values, converted, are there: `differs_dev` becomes the least number of a part
+  // of which one is not, else stays.
+  [[nodiscard]] Status compare_strided(const std::byte* values_dev, std::uint32_t* differs_dev,
+                                       Stream stream) const;
 
  private:
   StridedPatch() = default;
@@ -223,6 +234,24 @@ inline constexpr std::size_t kDigestSums = 4;  // of 8 bytes, on the device
 // Into `sums_dev`, zeroed first.
 [[nodiscard]] Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
                             std::uint64_t* sums_dev, Stream stream);
+// The digest of weights that lie as maps say: the GPU's digest_strided, for many at once. All
+// targets have units of one width, and all parts one conversion, which is reversible.
+struct DigestMap {
+  StridedMap map;
+  const std::byte* data_dev = nullptr;  // unit 0 of the map's target
+  ValueCast cast = ValueCast::kNone;
+  DigestTensorKey key;
+  std::uint32_t slot = 0;  // whose sums it adds to
+};
+// Per slot: kDigestSums, then how many units are foreign (kernels/host_kernels.h).
+inline constexpr std::size_t kDigestMapSums = kDigestSums + 1;
+// 264 bytes per part, 4 per 128 KiB of it.
+[[nodiscard]] WorkspaceSize digest_maps_workspace_size(std::span<const DigestMap> parts,
+                                                       unsigned unit_bytes);
+// Adds to the slots in `sums_dev`. In launches that hold the GPU for less than 0.1 ms each.
+[[nodiscard]] Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
+                                 const Workspace& workspace, std::uint64_t* sums_dev,
+                                 Stream stream);
 [[nodiscard]] Digest digest_from_sums(std::span<const std::uint64_t, kDigestSums> sums);
 
 }  // namespace driftless::cuda

@@ -45,6 +45,30 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
       });
 }
 
+template <unsigned W>
+__global__ void __launch_bounds__(kStridedWarps * 32)
+    compare(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
+            std::uint32_t end, const std::byte* values_dev, std::uint32_t* differs_dev) {
+  each_strided(
+      tables, offsets_dev, begin, end,
+      [&](const StridedPatch::Part& part, std::uint32_t number, const StridedChanges& changes) {
+        const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
+        Unit<W> there[kStridedTogether];
+#pragma unroll
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
+        }
+        bool differs = false;
+#pragma unroll
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] == StridedMap::kOutside) continue;
+          differs = differs || there[j] != load_converted<W>(values_dev + part.value_begin,
+                                                             changes.number[j], part.cast);
+        }
+        if (differs) atomicMin(differs_dev, number);
+      });
+}
+
 }  // namespace
 
 StridedTables carve_strided(std::byte* memory, std::uint32_t parts, std::uint32_t chunks,
@@ -103,6 +127,14 @@ Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* ol
   const auto kernel = by_width(unit_bytes_, exchange<1>, exchange<2>, exchange<4>, exchange<8>);
   return launch_strided(chunks_, chunks_, "exchange_strided", kernel, stream, tables, offsets_dev_,
                         values_dev, old_values_dev, differs_dev);
+}
+
+Status StridedPatch::compare_strided(const std::byte* values_dev, std::uint32_t* differs_dev,
+                                     Stream stream) const {
+  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto kernel = by_width(unit_bytes_, compare<1>, compare<2>, compare<4>, compare<8>);
+  return launch_strided(chunks_, chunks_, "compare_strided", kernel, stream, tables, offsets_dev_,
+                        values_dev, differs_dev);
 }
 
 }  // namespace driftless::cuda

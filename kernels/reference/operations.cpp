@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/reference/operations.h"
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 namespace driftless::reference {
 namespace {
@@ -130,6 +132,30 @@ Digest scatter_digested(const DigestTensorKey& tensor, unsigned unit_bytes, std:
   }
   if (units != nullptr) scatter(units, unit_bytes, offsets, count, new_values);
   return change;
+}
+
+StridedSum digest_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
+                          ValueCast cast, const DigestTensorKey& tensor, std::uint64_t begin,
+                          std::uint64_t end) {
+  const auto* units = static_cast<const std::byte*>(target);
+  StridedSum sum;
+  end = std::min(end, map.source_end);
+  for (std::uint64_t at = std::max(begin, map.source_offset); at < end; ++at) {
+    const std::uint64_t there = map.target_of(at);
+    if (there == StridedMap::kOutside) continue;
+    with_cast(cast, unit_bytes, [&](auto conversion) {
+      using Cast = decltype(conversion);
+      typename Cast::To bits;
+      std::memcpy(&bits, units + there * sizeof(bits), sizeof(bits));
+      typename Cast::From value;
+      if (!undo_cast<Cast>(bits, value)) {
+        ++sum.foreign;
+        return;
+      }
+      sum.digest += digest(tensor, at * sizeof(value), std::as_bytes(std::span(&value, 1)));
+    });
+  }
+  return sum;
 }
 
 }  // namespace driftless::reference

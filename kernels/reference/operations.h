@@ -14,5 +14,6 @@ HostKernels::DigestOf digest;
 HostKernels::ScatterDigested scatter_digested;
 HostKernels::GatherStrided gather_strided;
 HostKernels::ScatterStrided scatter_strided;
+HostKernels::DigestStrided digest_strided;
 
 }  // namespace driftless::reference

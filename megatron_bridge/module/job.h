@@ -129,6 +129,7 @@ class HeldSession : public JobMember {
   // With the GIL, after every call: what Python may ask while another thread is at work.
   virtual void refresh() = 0;
   [[nodiscard]] InUse::Turn take_turn() { return in_use_.take(concat("the ", name_)); }
+  [[nodiscard]] InUse& in_use() { return in_use_; }
   template <typename Work>
   auto native_call(Work&& work) {
     return python::native_call(failure_, work, [&] { refresh(); });

@@ -34,12 +34,14 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     }
     const std::shared_ptr<JobProcess>& process = job_->shared_process();
     use_ = target_->in_use().hold("the target");
+    target_->set_user(&in_use());
     const InUse::Turn turn = job_->in_use().take("the job");
     try {
       session_ = std::make_unique<ReceiverSession>(job_->config(), process, std::move(options));
       open(wait);
     } catch (...) {
       drop_now();
+      let_go();
       throw;
     }
   }
@@ -47,11 +49,12 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
   HeldReceiver& operator=(const HeldReceiver&) = delete;
   ~HeldReceiver() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     drop_now();
+    let_go();
   }
 
   void drop() override {
     HeldSession::drop();
-    use_.reset();
+    let_go();
   }
   [[nodiscard]] const std::string& id() const { return id_; }
 
@@ -80,6 +83,10 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
 
  private:
   void refresh() override { target_->refresh(); }
+  void let_go() {
+    if (use_) target_->set_user(nullptr);
+    use_.reset();
+  }
 
   static void look_at_signals() {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <span>
+#include <tuple>
 
 #include "core/file_system.h"
 #include "core/thread_gpu.h"
@@ -168,6 +169,24 @@ std::shared_ptr<CheckpointHolder> make_checkpoint(const py::object& path, unsign
       take(make_checkpoint_target(posix_file_system(), name, threads)));
 }
 
+// ([(tensor, units, region, digest), ...], [(tensor, why), ...])
+using SharesOfPython =
+    std::pair<std::vector<std::tuple<std::string, std::uint64_t, std::string, std::string>>,
+              std::vector<std::pair<std::string, std::string>>>;
+
+SharesOfPython as_python(const HeldTarget& held, const Shares& shares) {
+  SharesOfPython found;
+  const auto name = [&](std::uint32_t tensor) { return (*held.layout())[tensor].name; };
+  for (const TensorShare& each : shares.tensors) {
+    found.first.emplace_back(name(each.tensor), each.units, to_hex(each.region),
+                             to_hex(each.digest));
+  }
+  for (const UnprovenTensor& each : shares.unproven) {
+    found.second.emplace_back(name(each.tensor), each.why);
+  }
+  return found;
+}
+
 void bind_state(py::module_& module) {
   py::class_<TargetState> state(module, "TargetState");
   def_fields(state, "digest", &TargetState::digest, "valid", &TargetState::valid, "partial",
@@ -187,15 +206,49 @@ void bind_state(py::module_& module) {
 
 }  // namespace
 
+void HeldTarget::refresh() {
+  const TargetState state = target_->state();
+  const bool moved = state != state_ || layout_ == nullptr;
+  state_ = state;
+  layout_ = target_->layout();
+  const auto* const mapped = dynamic_cast<const MappedTarget*>(target_.get());
+  if (moved && mapped != nullptr) tracked_ = mapped->tracked();
+}
+
+Shares HeldTarget::sweep() {
+  auto* const mapped = dynamic_cast<MappedTarget*>(target_.get());
+  if (mapped == nullptr) {
+    fail(StatusCode::kUnsupported, "a checkpoint is read by driftless verify, not by a sweep");
+  }
+  const InUse::Turn turn =
+      user_ != nullptr ? user_->take("the receiver") : in_use_.take("the target");
+  Result<Shares> swept = without_gil([&]() -> Result<Shares> {
+    DRIFTLESS_RETURN_IF_ERROR(wait_for_stream());
+    return mapped->sweep();
+  });
+  refresh();
+  return take(std::move(swept));
+}
+
 void bind_targets(py::module_& module) {
   bind_state(module);
   const auto threads = py::arg("threads") = 0;
   py::class_<HeldTarget, std::shared_ptr<HeldTarget>>(
       module, "Target", "Where a receiver keeps weights. One receiver at a time.")
       .def_property_readonly("state", &HeldTarget::state)
-      .def_property_readonly("layout", [](const HeldTarget& held) {
-        return held.layout() == nullptr ? std::nullopt : std::optional(*held.layout());
-      });
+      .def_property_readonly("layout",
+                             [](const HeldTarget& held) {
+                               return held.layout() == nullptr ? std::nullopt
+                                                               : std::optional(*held.layout());
+                             })
+      .def(
+          "sweep", [](HeldTarget& held) { return as_python(held, held.sweep()); },
+          "Reads all weights. ([(tensor, units, region, digest), ...], [(tensor, why it cannot be "
+          "read back), ...]); raises MismatchError if they are not what tracked() says, and the "
+          "state is not valid then.")
+      .def(
+          "tracked", [](const HeldTarget& held) { return as_python(held, held.tracked()); },
+          "The same without reading, as of the last call.");
   py::class_<MemoryHolder, HeldTarget, std::shared_ptr<MemoryHolder>>(
       module, "MemoryTarget",
       "Tensors of the caller, written in place. `version` None: they hold no version yet; 0: the "

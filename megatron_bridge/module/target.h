@@ -32,23 +32,28 @@ class HeldTarget {
   [[nodiscard]] const TargetState& state() const { return state_; }
   [[nodiscard]] const WeightLayout* layout() const { return layout_; }
   // With the GIL, by who uses the target, between two calls.
-  void refresh() {
-    state_ = target_->state();
-    layout_ = target_->layout();
-  }
+  void refresh();
+  // Reads all weights (MappedTarget::sweep()), between two calls of the receiver that uses it.
+  [[nodiscard]] Shares sweep();
+  // MappedTarget::tracked().
+  [[nodiscard]] const Shares& tracked() const { return tracked_; }
   // Where the weights lie on a GPU: its library, and a wait for what the engine has queued on them.
   // Else null, and nothing.
   [[nodiscard]] virtual const DeviceTable* device() const { return nullptr; }
   [[nodiscard]] virtual Status wait_for_stream() const { return {}; }
   // Held by the receiver that uses it.
   [[nodiscard]] InUse& in_use() { return in_use_; }
+  // What that receiver is in, while it works; null once it is gone.
+  void set_user(InUse* user) { user_ = user; }
 
  private:
   std::shared_ptr<WeightTarget> target_;
   std::vector<TensorRef> tensors_;
   TargetState state_;
+  Shares tracked_;
   const WeightLayout* layout_ = nullptr;
   InUse in_use_;
+  InUse* user_ = nullptr;
 };
 
 }  // namespace driftless::python

@@ -30,6 +30,7 @@ class WatchedTarget final : public WeightTarget {
   }
   [[nodiscard]] TargetState state() const override { return target_->state(); }
   [[nodiscard]] Status recover() override { return target_->recover(); }
+  void set_proof(const ProofRule& rule) override { target_->set_proof(rule); }
   [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) override;
 

@@ -3,13 +3,14 @@
 // they replace are kept beside them.
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "plugin/device/gpu_context.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kBucketSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uint64_t kTensorSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uintptr_t kStreamAlignment = 8;  // frames have it, in memory that has it
 
 bool in_place(const SourceBucket& bucket) {
@@ -23,7 +24,10 @@ struct PlacedBucket {
   std::size_t version = 0;  // in the chain
   SourceBucket bucket;
   std::vector<cuda::Patch::Tensor> tensors;  // until the patch is made
-  std::uint64_t positions_at = 0, values_at = 0, old_at = 0, work_dev_at = 0, work_host_at = 0;
+  std::vector<std::uint32_t> numbers;        // of these tensors, in the layout
+  std::uint64_t positions_at = 0, values_at = 0, old_at = 0, read_at = 0, work_dev_at = 0,
+                work_host_at = 0;
+  std::uint64_t first_sum = 0;  // of its tensors' sums
   cuda::WorkspaceSize work;
   // On the device.
   const std::byte* positions_dev = nullptr;
@@ -64,17 +68,22 @@ class DeviceBuckets final : public PlacedChanges {
   [[nodiscard]] std::uint64_t units() const { return units_; }
 
   // Everything is queued at once and looked at once: each bucket keeps what it replaces, so that
-  // what turns out wrong is put back to the bit, whoever wrote it.
-  Result<std::optional<std::size_t>> write() override {
+  // what turns out wrong is put back to the bit, whoever wrote it. The digest is of what is there
+  // then, read back, not of what was to be written.
+  Result<std::optional<PartFault>> write() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
-      DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
+      const PlacedBucket& each = buckets_[i];
+      const cuda::Stream stream = gpu_->stream.get();
+      std::byte* const read = workspace_->dev.data() + each.read_at;
+      DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, stream));
       written_ = i + 1;
-      DRIFTLESS_RETURN_IF_ERROR(
-          buckets_[i].patch->scatter(buckets_[i].values_dev, gpu_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(each.patch->scatter(each.values_dev, stream));
+      DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(read, stream));
+      DRIFTLESS_RETURN_IF_ERROR(queue_sums(each, read));
     }
     DRIFTLESS_RETURN_IF_ERROR(measure(versions_));
-    return std::optional<std::size_t>();
+    return std::optional<PartFault>();
   }
 
   // The last first: versions may touch the same units.
@@ -88,6 +97,9 @@ class DeviceBuckets final : public PlacedChanges {
   }
 
   [[nodiscard]] std::span<const Digest> measured() const override { return measured_; }
+  [[nodiscard]] std::span<const TensorDigest> measured_tensors() const override {
+    return measured_tensors_;
+  }
 
  private:
   // What lies where in the workspace.
@@ -104,14 +116,17 @@ class DeviceBuckets final : public PlacedChanges {
           each.values_at = dev_plan_.take(bucket.view.values.size());
         }
         each.old_at = dev_plan_.take(bucket.view.values.size());
+        each.read_at = dev_plan_.take(bucket.view.values.size());
         each.work = cuda::Patch::workspace_size(each.tensors);
         each.work_dev_at = dev_plan_.take(each.work.dev_bytes);
         each.work_host_at = host_plan_.take(each.work.host_bytes);
+        each.first_sum = sums_;
+        sums_ += each.numbers.size();
         buckets_.push_back(std::move(each));
       }
     }
-    sums_dev_at_ = dev_plan_.take(buckets_.size() * kBucketSumsBytes);
-    sums_host_at_ = host_plan_.take(buckets_.size() * kBucketSumsBytes);
+    sums_dev_at_ = dev_plan_.take(sums_ * kTensorSumsBytes);
+    sums_host_at_ = host_plan_.take(sums_ * kTensorSumsBytes);
   }
 
   void add_tensors(PlacedBucket& bucket, std::span<const ContiguousTensor> tensors) {
@@ -128,6 +143,7 @@ class DeviceBuckets final : public PlacedChanges {
       tensor.key = *own.key;
       units_ += entry.count();
       bucket.tensors.push_back(tensor);
+      bucket.numbers.push_back(entry.tensor);
     }
   }
 
@@ -165,26 +181,35 @@ class DeviceBuckets final : public PlacedChanges {
   // What a bucket would change in the digest, into its sums; and the values that it replaces.
   Status queue_reading(std::size_t i) {
     const PlacedBucket& each = buckets_[i];
-    const cuda::Stream stream = gpu_->stream.get();
+    DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, gpu_->stream.get()));
+    return queue_sums(each, each.values_dev);
+  }
+  Status queue_sums(const PlacedBucket& each, const std::byte* new_dev) {
     auto* const sums = reinterpret_cast<std::uint64_t*>(workspace_->dev.data() + sums_dev_at_);
-    DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, stream));
-    return each.patch->digest_change(each.old_dev, each.values_dev, sums + i * cuda::kDigestSums,
-                                     stream);
+    return each.patch->digest_changes(
+        each.old_dev, new_dev, sums + each.first_sum * cuda::kDigestSums, gpu_->stream.get());
   }
 
   // Waits for all that was queued, and adds up what the first `versions` change in the digest.
   Status measure(std::size_t versions) {
     std::byte* const host = workspace_->host.data() + sums_host_at_;
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.copy(host, workspace_->dev.data() + sums_dev_at_,
-                                                buckets_.size() * kBucketSumsBytes));
+    DRIFTLESS_RETURN_IF_ERROR(
+        gpu_->stream.copy(host, workspace_->dev.data() + sums_dev_at_, sums_ * kTensorSumsBytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     measured_.assign(versions, Digest());
-    for (std::size_t i = 0; i < buckets_.size(); ++i) {
-      if (buckets_[i].version >= versions) continue;
-      std::uint64_t sums[cuda::kDigestSums];
-      std::memcpy(sums, host + i * kBucketSumsBytes, kBucketSumsBytes);
-      measured_[buckets_[i].version] += cuda::digest_from_sums(sums);
+    std::map<std::uint32_t, Digest> by_tensor;
+    for (const PlacedBucket& each : buckets_) {
+      if (each.version >= versions) continue;
+      for (std::size_t i = 0; i < each.numbers.size(); ++i) {
+        std::uint64_t sums[cuda::kDigestSums];
+        std::memcpy(sums, host + (each.first_sum + i) * kTensorSumsBytes, kTensorSumsBytes);
+        const Digest change = cuda::digest_from_sums(sums);
+        measured_[each.version] += change;
+        by_tensor[each.numbers[i]] += change;
+      }
     }
+    measured_tensors_.clear();
+    for (const auto& [tensor, change] : by_tensor) measured_tensors_.push_back({tensor, change});
     return {};
   }
 
@@ -193,11 +218,13 @@ class DeviceBuckets final : public PlacedChanges {
   std::size_t versions_;
   PlacePlan dev_plan_, host_plan_;
   std::vector<PlacedBucket> buckets_;
+  std::uint64_t sums_ = 0;  // of all tensors in all buckets
   std::uint64_t sums_dev_at_ = 0, sums_host_at_ = 0;
   std::uint64_t units_ = 0;
   std::vector<Digest> measured_;  // per version
-  std::size_t written_ = 0;       // buckets whose values are in the weights
-  WorkspaceLease workspace_;      // goes first: it waits for what works in it
+  std::vector<TensorDigest> measured_tensors_;
+  std::size_t written_ = 0;   // buckets whose values are in the weights
+  WorkspaceLease workspace_;  // goes first: it waits for what works in it
 };
 
 }  // namespace

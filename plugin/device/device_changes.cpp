@@ -9,7 +9,8 @@ namespace driftless {
 namespace {
 
 constexpr std::array<unsigned, 4> kWidths{1, 2, 4, 8};
-constexpr std::uint32_t kNoPartDiffers = ~std::uint32_t{0};
+using Verdict = std::array<std::uint32_t, 2>;
+constexpr Verdict kNoPartDiffers{~std::uint32_t{0}, ~std::uint32_t{0}};
 
 // Placed parts whose targets have one width. Offsets are into the workspace.
 struct Group {
@@ -17,6 +18,7 @@ struct Group {
   std::vector<std::size_t> numbers;  // of the parts
   std::vector<cuda::StridedPatch::Part> parts;
   std::uint64_t old_units = 0;
+  // Of the part that was not what it was, then of the one that does not hold what was written.
   std::uint64_t old_at = 0, work_at = 0, work_host_at = 0, differs_at = 0, differs_host_at = 0;
   cuda::WorkspaceSize work;
   std::optional<cuda::StridedPatch> patch;
@@ -39,17 +41,19 @@ class ChangesOnDevice final : public PlacedChanges {
     return gpu_->stream.wait();
   }
 
-  Result<std::optional<std::size_t>> write() override {
+  Result<std::optional<PartFault>> write() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(queue_exchange(group));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
-    for (const Group& group : groups_) {
-      std::uint32_t differs = kNoPartDiffers;
-      std::memcpy(&differs, workspace_->host.data() + group.differs_host_at, sizeof(differs));
-      if (differs == kNoPartDiffers) continue;
-      return std::optional<std::size_t>(group.numbers[differs]);
+    for (const bool written : {false, true}) {
+      for (const Group& group : groups_) {
+        Verdict verdict;
+        std::memcpy(&verdict, workspace_->host.data() + group.differs_host_at, sizeof(verdict));
+        if (verdict[written] == kNoPartDiffers[written]) continue;
+        return std::optional(PartFault{group.numbers[verdict[written]], written});
+      }
     }
-    return std::optional<std::size_t>();
+    return std::optional<PartFault>();
   }
 
   Status take_back() override {
@@ -88,8 +92,8 @@ class ChangesOnDevice final : public PlacedChanges {
       group.work = cuda::StridedPatch::workspace_size(group.parts);
       group.work_at = dev_plan_.take(group.work.dev_bytes);
       group.work_host_at = host_plan_.take(group.work.host_bytes);
-      group.differs_at = dev_plan_.take(sizeof(std::uint32_t));
-      group.differs_host_at = host_plan_.take(sizeof(std::uint32_t));
+      group.differs_at = dev_plan_.take(sizeof(Verdict));
+      group.differs_host_at = host_plan_.take(sizeof(Verdict));
       groups_.push_back(std::move(group));
     }
   }
@@ -133,9 +137,11 @@ class ChangesOnDevice final : public PlacedChanges {
     std::memcpy(host, &kNoPartDiffers, sizeof(kNoPartDiffers));
     DRIFTLESS_RETURN_IF_ERROR(
         gpu_->stream.copy(dev(group.differs_at), host, sizeof(kNoPartDiffers)));
-    DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(
-        dev(values_at_), dev(group.old_at), reinterpret_cast<std::uint32_t*>(dev(group.differs_at)),
-        gpu_->stream.get()));
+    auto* const differs = reinterpret_cast<std::uint32_t*>(dev(group.differs_at));
+    DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(dev(values_at_), dev(group.old_at),
+                                                            differs, gpu_->stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(
+        group.patch->compare_strided(dev(values_at_), differs + 1, gpu_->stream.get()));
     return gpu_->stream.copy(host, dev(group.differs_at), sizeof(kNoPartDiffers));
   }
 

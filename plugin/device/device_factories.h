@@ -12,11 +12,12 @@
 // while staging. A commit through maps is one launch for each width of unit, and a wait.
 //
 // Memory of the GPU beyond the weights and the parts that came there, held for the next version
-// once it was taken. For buckets: the values once (to go back), 56 bytes for each tensor in each
-// bucket and 12 for each 1024 changes, and the streams of buckets that came to the host. Through
-// maps: per changed unit 4 bytes and its width, and its width in the parameter again; 256 bytes for
-// each 16384 changes of a tensor and each map that they may lie in. For a full version 32 MiB.
-// Pinned memory: 16 MiB, and what the tables of a version take.
+// once it was taken. For buckets: the values twice (to go back, and to read back), 88 bytes for
+// each tensor in each bucket and 12 for each 1024 changes, and the streams of buckets that came to
+// the host. For a sweep 312 bytes for each map and 4 for each 128 KiB. Through maps: per changed
+// unit 4 bytes and its width, and its width in the parameter again; 256 bytes for each 16384
+// changes of a tensor and each map that they may lie in. For a full version 32 MiB. Pinned memory:
+// 16 MiB, and what the tables of a version take.
 #pragma once
 
 #include "plugin/publish/publisher_device.h"

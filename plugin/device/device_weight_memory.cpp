@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "plugin/device/gpu_context.h"
 
@@ -136,13 +137,63 @@ Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
   return sum.sum();
 }
 
+// Maps of one width and one conversion, and their numbers among all.
+struct MapGroup {
+  unsigned unit_bytes = 1;
+  std::vector<cuda::DigestMap> maps;
+  std::vector<std::size_t> numbers;
+};
+
+std::vector<MapGroup> grouped(std::span<const MapToSum> maps) {
+  std::map<std::pair<unsigned, ValueCast>, MapGroup> groups;
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    const WeightMap& map = *maps[i].map;
+    MapGroup& group = groups[{map.unit_bytes, map.cast}];
+    group.unit_bytes = map.unit_bytes;
+    const auto slot = static_cast<std::uint32_t>(group.maps.size());
+    group.maps.push_back({map.map, map.data, map.cast, *maps[i].key, slot});
+    group.numbers.push_back(i);
+  }
+  std::vector<MapGroup> found;
+  for (auto& [kind, group] : groups) found.push_back(std::move(group));
+  return found;
+}
+
+// WeightMemory::sum_maps() of one group: queued in short launches; waits for it.
+Status sum_group(GpuContext& gpu, DeviceWorkspace& workspace, const MapGroup& group,
+                 std::vector<StridedSum>& sums) {
+  constexpr std::uint64_t kSlotBytes = cuda::kDigestMapSums * sizeof(std::uint64_t);
+  const std::uint64_t bytes = group.maps.size() * kSlotBytes, at = device_aligned(bytes);
+  const cuda::WorkspaceSize size = cuda::digest_maps_workspace_size(group.maps, group.unit_bytes);
+  DRIFTLESS_RETURN_IF_ERROR(workspace.dev.reserve(at + size.dev_bytes, MemoryKind::kDevice));
+  DRIFTLESS_RETURN_IF_ERROR(workspace.host.reserve(at + size.host_bytes, MemoryKind::kHost));
+  std::byte* const dev = workspace.dev.data();
+  std::byte* const host = workspace.host.data();
+  const cuda::Workspace work{dev + at, size.dev_bytes, host + at, size.host_bytes};
+  DRIFTLESS_RETURN_IF_ERROR(gpu.stream.clear(dev, bytes));
+  DRIFTLESS_RETURN_IF_ERROR(cuda::digest_maps(
+      group.maps, group.unit_bytes, work, reinterpret_cast<std::uint64_t*>(dev), gpu.stream.get()));
+  DRIFTLESS_RETURN_IF_ERROR(gpu.stream.copy(host, dev, bytes));
+  DRIFTLESS_RETURN_IF_ERROR(gpu.stream.wait());
+  for (std::size_t i = 0; i < group.maps.size(); ++i) {
+    std::uint64_t slot[cuda::kDigestMapSums];
+    std::memcpy(slot, host + i * kSlotBytes, kSlotBytes);
+    sums[group.numbers[i]] = {cuda::digest_from_sums(std::span(slot).first<cuda::kDigestSums>()),
+                              slot[cuda::kDigestSums]};
+  }
+  return {};
+}
+
 class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
  public:
   explicit DeviceWeightMemory(std::shared_ptr<GpuContext> gpu) : gpu_(std::move(gpu)) {}
 
   [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kDevice; }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
-  [[nodiscard]] StagingMemory staging_memory() const override { return gpu_->staging; }
+  [[nodiscard]] StagingMemory staging_memory() const override {
+    return {gpu_->staging.device_bytes + sweep_.dev.size(),
+            gpu_->staging.pinned_bytes + sweep_.host.size()};
+  }
   [[nodiscard]] BucketMemory* buckets() override { return this; }
 
   Result<std::unique_ptr<PlacedChanges>> place(std::span<const ChangePart> parts,
@@ -158,6 +209,16 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<Digest> digest(std::span<const TensorBytes> bytes, unsigned /*threads*/) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return sum_on_device(gpu_, bytes);
+  }
+
+  Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
+                                           unsigned /*threads*/) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    std::vector<StridedSum> sums(maps.size());
+    for (const MapGroup& group : grouped(maps)) {
+      DRIFTLESS_RETURN_IF_ERROR(sum_group(*gpu_, sweep_, group, sums));
+    }
+    return sums;
   }
 
   Status read(std::span<const WeightMap* const> maps, std::uint64_t origin, std::uint64_t count,
@@ -260,6 +321,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
 
   std::shared_ptr<GpuContext> gpu_;
   DeviceWorkspace scratch_;  // for read() and write()
+  DeviceWorkspace sweep_;    // of its own: a change may be staged, and has the other
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ constexpr Choice<ResumeMode> kResumes[] = {
 constexpr Choice<TargetKind> kTargets[] = {{"memory", TargetKind::kMemory},
                                            {"checkpoint", TargetKind::kCheckpoint},
                                            {"device", TargetKind::kDevice}};
+constexpr Choice<bool> kProofs[] = {{"staged", false}, {"always", true}};
 constexpr Choice<HandOver> kHandOvers[] = {{"host_shm", HandOver::kHostShm},
                                            {"checkpoint", HandOver::kCheckpoint}};
 constexpr Choice<EngineKind> kEngineKinds[] = {{"vllm", EngineKind::kVllm},
@@ -225,6 +226,14 @@ constexpr std::array kKeys = {
         "parameters cannot be written in place"),
     key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.fold_bytes)>(
         "receiver.fold_size", "Versions folded into one commit, in bytes at most"),
+    key<OneOf<kProofs>, DRIFTLESS_FIELD(receiver.proof.always)>(
+        "receiver.prove", "staged or always, or every: N below it",
+        "When a rollout in memory or on a GPU reads all of its weights, and compares them with "
+        "what "
+        "they should be. staged: while the next version is made ready; what a commit touches is "
+        "compared and read back in the pause. always: in every pause, after the writing"),
+    key<Count<1>, DRIFTLESS_FIELD(receiver.proof.every)>(
+        "receiver.prove.every", "staged, but so many versions after the last time"),
     key<Text, DRIFTLESS_ENGINE(endpoint.url)>("engines[].url", "http://host:port",
                                               "An engine to tell about every version"),
     key<OneOf<kActions>, DRIFTLESS_ENGINE(endpoint.action)>(

@@ -257,6 +257,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
                              read_run_info(road, options.fetch_deadline, deadline));
   DRIFTLESS_RETURN_IF_ERROR(target.recover());
   DRIFTLESS_RETURN_IF_ERROR(check_target(run, target));
+  target.set_proof(options.proof);
   ReceiverOptions own = options;
   if (own.threads == 0) own.threads = default_threads();
   auto receiver = std::make_unique<FollowingReceiver>(own, road, target, run);

@@ -24,6 +24,7 @@ struct ReceiverOptions {
   std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
   std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
   unsigned threads = 0;                               // for hashing; 0: default_threads()
+  ProofRule proof;                                    // for the target
   // Called before a version is read, also before it is tried again; a failure is stage()'s. For
   // file systems that have to be told to look. May be empty.
   std::function<Status(std::uint64_t version)> before_read;

@@ -70,23 +70,28 @@ class HostChanges final : public PlacedChanges {
     });
   }
 
-  Result<std::optional<std::size_t>> write() override {
+  Result<std::optional<PartFault>> write() override {
     std::atomic<std::size_t> differs = kNoPart;
+    std::atomic<bool> lost = false;
     DRIFTLESS_RETURN_IF_ERROR(
         parallel_for(parts_.size(), threads_, [&](std::size_t i, unsigned worker) -> Status {
           std::uint32_t& written = written_[i];
           while (written < parts_[i].count && differs == kNoPart) {
             const std::uint32_t count = std::min(kBatchUnits, parts_[i].count - written);
-            if (!write_batch(parts_[i], written, count, scratch_[worker])) {
+            if (!is_old(parts_[i], written, count, scratch_[worker])) {
               differs = i;
               return {};
             }
-            written += count;
+            const std::uint32_t at = std::exchange(written, written + count);
+            if (!write_batch(parts_[i], at, count, scratch_[worker])) {
+              lost = true;
+              differs = i;
+            }
           }
           return {};
         }));
-    if (differs == kNoPart) return std::optional<std::size_t>();
-    return std::optional<std::size_t>(differs.load());
+    if (differs == kNoPart) return std::optional<PartFault>();
+    return std::optional(PartFault{differs, lost});
   }
 
   // On this thread alone: it must not be able to fail.
@@ -99,22 +104,34 @@ class HostChanges final : public PlacedChanges {
   }
 
  private:
-  using Scratch = std::array<std::byte, std::size_t{kBatchUnits} * 8>;
+  struct Scratch {
+    std::array<std::byte, std::size_t{kBatchUnits} * 8> there, expected;
+  };
 
-  // Changes [at, at + count); false, and nothing written, where the units are not the old ones.
+  // Whether changes [at, at + count) are `expected` in the weights. Units that the map does not
+  // have count as the same.
+  static bool holds(const ChangePart& part, std::uint32_t at, std::uint32_t count,
+                    const std::byte* expected, Scratch& scratch) {
+    const std::size_t size = std::size_t{count} * part.map->unit_bytes;
+    if (!part.map->map.solid()) std::memcpy(scratch.there.data(), expected, size);
+    gather_part(part, at, count, scratch.there.data());
+    return std::memcmp(scratch.there.data(), expected, size) == 0;
+  }
+  static bool is_old(const ChangePart& part, std::uint32_t at, std::uint32_t count,
+                     Scratch& scratch) {
+    return holds(part, at, count, part.old_values + std::size_t{at} * part.map->unit_bytes,
+                 scratch);
+  }
+  // False if what was written is not there.
   static bool write_batch(const ChangePart& part, std::uint32_t at, std::uint32_t count,
                           Scratch& scratch) {
+    const ValueCast cast = part.map->cast;
     const unsigned width = part.map->unit_bytes;
-    const std::byte* const old_values = part.old_values + std::size_t{at} * width;
-    const std::size_t size = std::size_t{count} * width;
-    // Units that the map does not have count as the same.
-    if (!part.map->map.solid()) std::memcpy(scratch.data(), old_values, size);
-    gather_part(part, at, count, scratch.data());
-    if (std::memcmp(scratch.data(), old_values, size) != 0) return false;
-    scatter_part(part, at, count,
-                 part.values() + std::size_t{at} * source_bytes(part.map->cast, width),
-                 part.map->cast);
-    return true;
+    const std::byte* const values = part.values() + std::size_t{at} * source_bytes(cast, width);
+    scatter_part(part, at, count, values, cast);
+    if (cast == ValueCast::kNone) return holds(part, at, count, values, scratch);
+    convert_values(cast, width, values, count, scratch.expected.data());
+    return holds(part, at, count, scratch.expected.data(), scratch);
   }
 
   std::vector<ChangePart> parts_;
@@ -180,6 +197,41 @@ class HostMemory final : public WeightMemory {
     return digest_on_host(bytes, threads);
   }
 
+  Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
+                                           unsigned threads) override {
+    struct Task {
+      std::size_t map;
+      std::uint64_t begin, end;
+      StridedSum sum;
+    };
+    std::vector<Task> tasks;
+    for (std::size_t m = 0; m < maps.size(); ++m) {
+      const StridedMap& map = maps[m].map->map;
+      const std::uint64_t held = map.units() * maps[m].map->unit_bytes;
+      const std::uint64_t count = (held + kDigestBytes - 1) / kDigestBytes;
+      const std::uint64_t span = map.source_end - map.source_offset;
+      for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t step = (span + count - 1) / count;
+        const std::uint64_t begin = map.source_offset + std::min(span, i * step);
+        tasks.push_back({m, begin, std::min(map.source_end, begin + step), {}});
+      }
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned) -> Status {
+          Task& task = tasks[i];
+          const WeightMap& map = *maps[task.map].map;
+          task.sum = host_kernels().digest_strided(map.map, map.data, map.unit_bytes, map.cast,
+                                                   *maps[task.map].key, task.begin, task.end);
+          return {};
+        }));
+    std::vector<StridedSum> sums(maps.size());
+    for (const Task& task : tasks) {
+      sums[task.map].digest += task.sum.digest;
+      sums[task.map].foreign += task.sum.foreign;
+    }
+    return sums;
+  }
+
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
     void* const memory =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -219,6 +271,19 @@ ChangePart part_of(const DeltaPiece& piece, const WeightMap& map) {
   part.begin = index_of(map.map.source_offset);
   part.count = std::max(part.begin, index_of(map.map.source_end)) - part.begin;
   return part;
+}
+
+void convert_values(ValueCast cast, unsigned unit_bytes, const std::byte* values,
+                    std::uint64_t count, std::byte* out) {
+  with_cast(cast, unit_bytes, [&](auto conversion) {
+    using Cast = decltype(conversion);
+    for (std::uint64_t k = 0; k < count; ++k) {
+      typename Cast::From value;
+      std::memcpy(&value, values + k * sizeof(value), sizeof(value));
+      const typename Cast::To converted = Cast::apply(value);
+      std::memcpy(out + k * sizeof(converted), &converted, sizeof(converted));
+    }
+  });
 }
 
 Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,

@@ -6,7 +6,7 @@
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
-#include "plugin/targets/mapped_weights.h"
+#include "plugin/targets/weight_sums.h"
 
 namespace driftless {
 namespace {
@@ -63,6 +63,7 @@ Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
                                                    const MappedOptions& options) {
   auto weights = std::make_shared<MappedWeights>();
   weights->threads = options.threads == 0 ? default_threads() : options.threads;
+  weights->rank = options.rank;
   DRIFTLESS_RETURN_IF_ERROR(weights->fill(std::move(parts)));
   weights->summed = weights->proven || options.digest_of_held;
   weights->state.partial = !weights->proven && (options.initial && !options.initial_digest);
@@ -73,7 +74,7 @@ Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
   if (options.initial) {
     weights->state.id = *options.initial;
     weights->state.digest = options.initial_digest.value_or(Digest());
-    if (weights->summed) DRIFTLESS_RETURN_IF_ERROR(weights->sum_state());
+    DRIFTLESS_RETURN_IF_ERROR(weights->sum_state());
     if (options.initial_digest && weights->state.digest != *options.initial_digest) {
       return error(StatusCode::kMismatch, "the module's weights have digest ",
                    to_hex(weights->state.digest), ", but those that it was loaded from have ",
@@ -183,7 +184,29 @@ class MemoryTarget final : public MappedTarget {
     return weights_ ? weights_->state : TargetState{};
   }
   [[nodiscard]] bool proven() const override { return weights_ && weights_->proven; }
+  [[nodiscard]] bool proven_in_share() const override {
+    return weights_ && weights_->state.valid && weights_->sums;
+  }
   Status recover() override { return {}; }  // what could not be undone stays so
+  void set_proof(const ProofRule& rule) override { proof_ = rule; }
+
+  Result<Shares> sweep() override {
+    if (!proven_in_share()) {
+      return error(StatusCode::kWrongBase,
+                   "the weights hold no version that they could be compared with; send a full one");
+    }
+    if (Status status = check_sums(*weights_, *weights_->sums); !status.ok()) {
+      weights_->state.valid = weights_->state.valid && status.code() != StatusCode::kMismatch;
+      return status;
+    }
+    swept_ = weights_->state.id.version;
+    return weights_->sums->shares;
+  }
+  [[nodiscard]] const Shares& tracked() const override {
+    static const Shares nothing;
+    if (!weights_) return nothing;
+    return weights_->sums ? weights_->sums->shares : weights_->no_shares;
+  }
   [[nodiscard]] StagingMemory staging_memory() const override { return memory_->staging_memory(); }
 
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
@@ -192,6 +215,8 @@ class MemoryTarget final : public MappedTarget {
     }
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
     if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
+    weights_->proof = proof_;
+    if (sweep_is_due(chain)) DRIFTLESS_RETURN_IF_ERROR(sweep().status());
     const bool in_place = applies_in_place(chain);
     FrameFronts fronts;
     FrontReader front;
@@ -244,6 +269,14 @@ class MemoryTarget final : public MappedTarget {
     return tensors;
   }
 
+  // A full version is compared with all weights, or replaces them.
+  [[nodiscard]] bool sweep_is_due(const std::vector<FetchedVersion>& chain) const {
+    if (!weights_->state.valid || chain.front().manifest.encoding == Encoding::kFull) return false;
+    if (proof_.always || proof_.every == 0) return false;
+    const std::uint64_t next = chain.back().manifest.id.version;
+    return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
+  }
+
   [[nodiscard]] bool contiguous(std::size_t tensor) const {
     return weights_ && tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
   }
@@ -261,6 +294,8 @@ class MemoryTarget final : public MappedTarget {
 
   std::shared_ptr<WeightMemory> memory_;
   unsigned threads_;
+  ProofRule proof_;
+  std::uint64_t swept_ = 0;                 // the version at the last sweep
   std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
   std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
 };

@@ -15,9 +15,16 @@
 // after the other. A full version is copied there, and what it replaces is kept on the host.
 //
 // The digest. If the maps hold every unit of every tensor, as it is, it is proven from the weights'
-// own bits. If they do not (a slice, a conversion, an external writer), it is the one that the
-// version's manifest says, on top of the base's that the caller vouches for; without that the state
-// is partial. Or, if the caller asks for it, that of the tensors that are held (digest_of_held).
+// own bits. If they do not (a slice, a conversion, an external writer), it is the version's name:
+// the one that the manifest says, on top of the base's that the caller vouches for; without that
+// the state is partial. Or, if the caller asks for it, that of the tensors that are held
+// (digest_of_held).
+//
+// The shares. Of every map that can be read back (the same bits, or widened ones) the digest of
+// what it holds is known: read once when the target is opened, then kept up to date by every commit
+// and undo. Replicas have digests of their own; each unit counts once in its tensor's share. A
+// sweep reads everything and compares (ProofRule); a map that differs is named, and the state is
+// not valid any more: only a full version is taken.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -48,7 +55,8 @@ struct MappedOptions {
   std::optional<VersionId> initial;
   // Of the whole version that the weights are (part of), if the caller knows it.
   std::optional<Digest> initial_digest;
-  unsigned threads = 0;  // 0: default_threads()
+  unsigned threads = 0;                              // 0: default_threads()
+  std::optional<std::uint32_t> rank = std::nullopt;  // of its engine, for messages
   // The state's digest is of the tensors that are held, and the state is partial if that is not
   // all. kInvalidArgument if one is held in part, converted or by a writer.
   bool digest_of_held = false;

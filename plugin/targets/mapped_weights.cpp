@@ -3,13 +3,10 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
-#include "kernels/host_kernels.h"
+#include "plugin/targets/weight_sums.h"
 
 namespace driftless {
 namespace {
-
-constexpr std::uint32_t kSumUnits = 1U << 20;  // read at a time
 
 Status check_map(const WeightLayout& layout, const WeightMap& each) {
   if (each.tensor >= layout.size()) {
@@ -124,7 +121,7 @@ Status MappedWeights::fill(MappedParts parts) {
     proven = proven && own.complete && ours;
     contiguous = contiguous && (own.contiguous || own.maps == 0) && ours;
   }
-  return {};
+  return plan_shares(*this);
 }
 
 Status MappedWeights::check_summed() const {
@@ -139,58 +136,17 @@ Status MappedWeights::check_summed() const {
 }
 
 Status MappedWeights::sum_state() {
-  if (!state.partial) {
-    DRIFTLESS_ASSIGN_OR_RETURN(state.digest, sum());
-    return {};
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> read, read_sums(*this));
+  sums = make_sums(*this, std::move(read));
+  if (!summed) return {};
   auto digests = std::make_shared<std::vector<TensorDigest>>();
   state.digest = Digest();
-  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    if (!maps_any(tensor)) continue;
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, sum(tensor));
-    digests->push_back({tensor, digest});
-    state.digest += digest;
+  for (const TensorShare& share : sums->shares.tensors) {
+    digests->push_back({share.tensor, share.digest});
+    state.digest += share.digest;
   }
-  state.tensors = std::move(digests);
+  if (state.partial) state.tensors = std::move(digests);
   return {};
-}
-
-Result<Digest> MappedWeights::sum(std::optional<std::uint32_t> only) const {
-  struct Block {
-    std::uint32_t tensor;
-    std::uint64_t origin;
-  };
-  std::vector<Block> blocks;
-  std::vector<TensorBytes> whole;
-  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
-    if (only && *only != tensor) continue;
-    if (tensors[tensor].contiguous) {
-      const std::span<const std::byte> bytes(map_of(tensor).at(0), layout[tensor].size_bytes);
-      whole.push_back({{0, bytes, memory->kind()}, &tensors[tensor].key});
-    } else if (tensors[tensor].complete) {
-      const std::uint64_t units = layout[tensor].units();
-      for (std::uint64_t at = 0; at < units; at += kSumUnits) blocks.push_back({tensor, at});
-    }
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(Digest sum, memory->digest(whole, threads));
-  const unsigned workers = memory->threads(std::max(1U, threads));
-  std::vector<Digest> sums(workers);
-  std::vector<std::vector<std::byte>> scratch(workers);
-  DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(blocks.size(), workers, [&](std::size_t i, unsigned worker) -> Status {
-        const auto& [tensor, origin] = blocks[i];
-        const unsigned unit = unit_bytes(layout[tensor].dtype);
-        const std::uint64_t count =
-            std::min<std::uint64_t>(kSumUnits, layout[tensor].units() - origin);
-        scratch[worker].resize(std::size_t{kSumUnits} * 8);
-        std::byte* const bytes = scratch[worker].data();
-        DRIFTLESS_RETURN_IF_ERROR(memory->read(maps_of(tensor, true), origin, count, bytes));
-        sums[worker] +=
-            host_kernels().digest(tensors[tensor].key, origin * unit, {bytes, count * unit});
-        return {};
-      }));
-  for (const Digest& each : sums) sum += each;
-  return sum;
 }
 
 }  // namespace driftless

@@ -6,6 +6,12 @@
 
 namespace driftless {
 
+// What the weights add up to.
+struct WeightSums {
+  std::vector<Digest> maps;  // of what each map holds; zero of one that cannot be read back
+  Shares shares;             // that follow from them
+};
+
 struct MappedWeights {
   struct Tensor {
     std::uint32_t first_map = 0, maps = 0;
@@ -18,11 +24,16 @@ struct MappedWeights {
   };
   WeightLayout layout;
   std::vector<Tensor> tensors;
-  std::vector<WeightMap> maps;  // by tensor
-  std::vector<bool> counted;    // per map: its units are the tensor's, none twice
+  std::vector<WeightMap> maps;             // by tensor
+  std::vector<bool> counted;               // per map: its units are the tensor's, none twice
+  std::vector<bool> in_share;              // per map: its units are counted in the tensor's share
+  Shares no_shares;                        // units, regions and what is unproven; digests are zero
+  std::shared_ptr<const WeightSums> sums;  // null: nobody has read the weights
+  std::optional<std::uint32_t> rank;
   std::shared_ptr<ExternalWriter> writer;
   std::shared_ptr<WeightMemory> memory;
   TargetState state;
+  ProofRule proof;
   bool proven = false;
   bool summed = false;      // the state's digest is of the complete tensors' own bits
   bool contiguous = false;  // all that is held is contiguous tensors
@@ -32,9 +43,7 @@ struct MappedWeights {
   [[nodiscard]] Status fill(MappedParts parts);
   // Every tensor that is held can be summed.
   [[nodiscard]] Status check_summed() const;
-  // The digest of the complete tensors, or of one of them, as they are. O(weights).
-  [[nodiscard]] Result<Digest> sum(std::optional<std::uint32_t> only = {}) const;
-  // Reads the weights: the state's digest, and of a partial state that of each tensor.
+  // Reads the weights: what they add up to, and if that is the state's digest, the state's.
   [[nodiscard]] Status sum_state();
 
   // All, or those that hold its own units.

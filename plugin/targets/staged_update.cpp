@@ -2,21 +2,20 @@
 // stage_update(): deltas and full versions differ only in how the update is filled.
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "kernels/host_kernels.h"
 #include "plugin/targets/tensor_changes.h"
+#include "plugin/targets/weight_sums.h"
 
 namespace driftless {
 namespace {
 
-// Below this many changed units starting threads takes longer than the work.
-constexpr std::uint64_t kSummedPerThread = 32768;
-
 class StagedUpdate final : public StagedChange {
  public:
   StagedUpdate(std::shared_ptr<MappedWeights> weights, const std::vector<VersionSource>& versions)
-      : weights_(std::move(weights)), before_(weights_->state), after_(weights_->state) {
+      : weights_(std::move(weights)),
+        before_(weights_->state),
+        after_(weights_->state),
+        sums_before_(weights_->sums) {
     const VersionDirectory& first = versions.front().version();
     const VersionDirectory& last = versions.back().version();
     source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
@@ -53,12 +52,13 @@ class StagedUpdate final : public StagedChange {
     if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
     weights_->state.valid = false;  // until all of it is there
     if (const Status status = write(); !status.ok()) {
-      const Status back = take_back();
+      const Status back = swept_ ? take_back_and_look() : take_back();
       if (back.ok()) return status;
       return status.with_context(concat("the weights could not be restored (", back.message(),
                                         "), and hold no version; send a full one, or reload them"));
     }
     weights_->state = after_;
+    weights_->sums = sums_after_;
     committed_ = true;
     return CommitReport{after_.id.version, after_.digest, units_, watch.lap_ms()};
   }
@@ -89,7 +89,7 @@ class StagedUpdate final : public StagedChange {
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
     DRIFTLESS_RETURN_IF_ERROR(changes_->fold().with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
-    if (weights_->summed) DRIFTLESS_RETURN_IF_ERROR(sum_pieces());
+    DRIFTLESS_RETURN_IF_ERROR(sum_parts());
     return stage_external();
   }
 
@@ -104,6 +104,7 @@ class StagedUpdate final : public StagedChange {
         weights_->memory->buckets()->place_buckets(tensors, std::move(versions));
     if (!placed.ok()) return placed.status().with_context(source_);
     placed_ = std::move(placed->changes);
+    measured_ = true;
     units_ = placed->units;
     return prove(placed_->measured(), false);
   }
@@ -130,6 +131,7 @@ class StagedUpdate final : public StagedChange {
           make_dense_change(weights_, changes_, before_.valid);
       if (!dense.ok()) return dense.status().with_context(source_);
       placed_ = std::move(*dense);
+      dense_ = true;
     }
     return stage_external();
   }
@@ -140,28 +142,25 @@ class StagedUpdate final : public StagedChange {
     return weights_->writer->stage(changes_).with_context(source_);
   }
 
-  // The version is what its manifest says.
+  // The version is what its manifest says; and what every map will hold of it.
   Status prove_full(const VersionSource& version) {
-    std::vector<TensorBytes> held, others;
-    for (const TensorChange& change : version.changes()) {
-      const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
-      for (const DensePiece& piece : version.dense(change)) {
-        (own.complete ? held : others).push_back({piece, &own.key});
-      }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> tensors,
+                               tensor_sums_of_version(*weights_, version));
+    Digest all, ours;
+    for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+      all += tensors[tensor];
+      if (weights_->tensors[tensor].complete) ours += tensors[tensor];
     }
-    const auto sum = [&](std::span<const TensorBytes> bytes) -> Result<Digest> {
-      if (weights_->contiguous) return weights_->memory->digest(bytes, weights_->threads);
-      return digest_on_host(bytes, weights_->threads);
-    };
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest ours, sum(held));
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest rest, sum(others));
     const Digest& expected = version.version().manifest->digest;
-    if (ours + rest != expected) {
-      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(ours + rest),
+    if (all != expected) {
+      return error(StatusCode::kMismatch, "its weights have digest ", to_hex(all),
                    ", the manifest says ", to_hex(expected),
                    ". Nothing was changed; publish another full version");
     }
     if (weights_->summed) after_.digest = ours;
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> maps,
+                               sums_of_version(*weights_, version, tensors));
+    sums_after_ = make_sums(*weights_, std::move(maps));
     return {};
   }
 
@@ -193,22 +192,26 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // What is held is so whole, as it is: the old values are all there.
-  Status sum_pieces() {
-    const std::span<const DeltaPiece> pieces = changes_->all_pieces();
-    const auto threads = static_cast<unsigned>(
-        std::clamp<std::uint64_t>(units_ / kSummedPerThread, 1, std::max(1U, weights_->threads)));
-    std::vector<Digest> sums(threads);
-    DRIFTLESS_RETURN_IF_ERROR(
-        parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
-          const DeltaPiece& piece = pieces[i];
-          sums[worker] += host_kernels().digest_change(
-              weights_->tensors[piece.tensor].key, unit_bytes(weights_->layout[piece.tensor].dtype),
-              piece.origin, piece.offsets, piece.count, piece.old_values, piece.values);
-          return {};
-        }));
-    for (unsigned i = 1; i < threads; ++i) sums[0] += sums[i];
-    return prove(std::span(sums).first(1), false);
+  // What every map will hold; of what is held whole, as it is, the digest follows.
+  Status sum_parts() {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> after,
+                               driftless::sums_after(*weights_, sums_before_->maps, parts_));
+    sums_after_ = make_sums(*weights_, std::move(after));
+    if (!weights_->summed) return {};
+    Digest change;
+    for (std::size_t m = 0; m < weights_->maps.size(); ++m) {
+      if (weights_->in_share[m]) change += sums_after_->maps[m] - sums_before_->maps[m];
+    }
+    return prove(std::span(&change, 1), false);
+  }
+
+  // The same of buckets, which the memory has measured. Each tensor is one map.
+  void add_measured() {
+    std::vector<Digest> after = sums_before_->maps;
+    for (const TensorDigest& each : placed_->measured_tensors()) {
+      after[weights_->tensors[each.tensor].first_map] += each.digest;
+    }
+    sums_after_ = make_sums(*weights_, std::move(after));
   }
 
   // `changes`: what the first versions add to the digest. Of tensors that are not all of the
@@ -236,10 +239,16 @@ class StagedUpdate final : public StagedChange {
   }
 
   Status write() {
-    Result<std::optional<std::size_t>> differs = placed_->write();
-    if (!differs.ok()) return differs.status().with_context(source_);
-    if (*differs) return not_the_old(parts_[**differs]);
-    return prove(placed_->measured(), true);
+    const Result<std::optional<PartFault>> written = placed_->write();
+    if (!written.ok()) return written.status().with_context(source_);
+    if (*written) return name_fault(**written);
+    DRIFTLESS_RETURN_IF_ERROR(prove(placed_->measured(), true));
+    if (measured_) add_measured();
+    // Of what was written densely every unit is a touched one.
+    swept_ = dense_ || weights_->proof.always;
+    if (!swept_) return {};
+    return check_sums(*weights_, *sums_after_)
+        .with_context(concat(source_, ": once it was written"));
   }
 
   // The state is not valid until all is back.
@@ -248,14 +257,29 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
     if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->undo());
     weights_->state = before_;
+    weights_->sums = sums_before_;
     return {};
   }
 
-  Status not_the_old(const ChangePart& part) const {
-    const std::string tensor = concat("tensor '", weights_->layout[part.piece->tensor].name, "'");
-    const std::string& parameter = part.map->parameter;
-    return error(StatusCode::kMismatch, source_, ": ",
-                 parameter.empty() ? tensor : concat("parameter '", parameter, "' (", tensor, ")"),
+  // What the sweep found may have been there before, or not have been ours to take back.
+  Status take_back_and_look() {
+    DRIFTLESS_RETURN_IF_ERROR(take_back());
+    weights_->state.valid = false;
+    DRIFTLESS_RETURN_IF_ERROR(check_sums(*weights_, *sums_before_));
+    weights_->state = before_;
+    return {};
+  }
+
+  Status name_fault(const PartFault& fault) const {
+    const ChangePart& part = parts_[fault.part];
+    const std::string place = name_of(*weights_, *part.map);
+    if (fault.written) {
+      return error(
+          StatusCode::kMismatch, source_, ": ", place,
+          " does not hold what was written into it: somebody else writes into the weights, "
+          "or the memory is bad. All was undone");
+    }
+    return error(StatusCode::kMismatch, source_, ": ", place,
                  " is not what it was when the change was staged: somebody else writes into the "
                  "weights. All was undone; send a full version");
   }
@@ -264,6 +288,7 @@ class StagedUpdate final : public StagedChange {
   std::string source_;  // for messages
   std::vector<Goal> goals_;
   TargetState before_, after_;
+  std::shared_ptr<const WeightSums> sums_before_, sums_after_;
   bool external_ = false;                   // the writer has its part
   std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
   std::vector<ChangePart> parts_;
@@ -271,6 +296,9 @@ class StagedUpdate final : public StagedChange {
   std::unique_ptr<PlacedChanges> placed_;
   std::uint64_t units_ = 0;
   Digest staged_change_;    // what the first version adds to the digest, as staged
+  bool measured_ = false;   // the memory says what buckets add up to, once they are written
+  bool dense_ = false;      // everything is written, whatever was there
+  bool swept_ = false;      // all weights were read after the writing
   bool used_ = false;       // commit() was called
   bool committed_ = false;  // and is in effect
 };

@@ -18,17 +18,6 @@ constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at 
 // version itself has.
 constexpr std::uint64_t kDenseShare = 8;  // one in
 
-// Values as a map's target would have them.
-void convert(const ChangePart& part, const StridedMap& same, std::byte* out) {
-  const unsigned width = part.map->unit_bytes;
-  if (part.map->cast == ValueCast::kNone) {
-    std::memcpy(out, part.values(), std::size_t{part.count} * width);
-    return;
-  }
-  host_kernels().scatter_strided(same, out, width, 0, all_offsets().data(), part.count,
-                                 part.values(), part.map->cast);
-}
-
 class DifferenceFinder {
  public:
   explicit DifferenceFinder(const MappedWeights& weights)
@@ -43,8 +32,6 @@ class DifferenceFinder {
   }
 
   Result<std::optional<DeltaPieces>> find(const VersionSource& version) {
-    const StridedView all{0, {kMaxPieceUnits}, {1}};
-    DRIFTLESS_ASSIGN_OR_RETURN(same_, StridedMap::make(all, kMaxPieceUnits, all, kMaxPieceUnits));
     for (std::uint32_t tensor = 0; tensor < weights_.layout.size(); ++tensor) {
       const TensorChange* const change = version.find(tensor);
       if (change == nullptr || !weights_.maps_any(tensor)) continue;
@@ -100,7 +87,8 @@ class DifferenceFinder {
         parallel_for(parts_.size(), weights_.threads, [&](std::size_t i, unsigned) -> Status {
           if (in_place(parts_[i])) return {};
           const std::size_t size = std::size_t{parts_[i].count} * parts_[i].map->unit_bytes;
-          convert(parts_[i], same_, expected_.data() + at_[i]);
+          convert_values(parts_[i].map->cast, parts_[i].map->unit_bytes, parts_[i].values(),
+                         parts_[i].count, expected_.data() + at_[i]);
           // Units that are in no map stay so, and count as the same.
           std::memcpy(parts_[i].old_values, expected_.data() + at_[i], size);
           return {};
@@ -181,9 +169,8 @@ class DifferenceFinder {
   }
 
   const MappedWeights& weights_;
-  std::vector<Scratch> scratch_;  // per thread
-  std::uint64_t most_ = 0;        // units that may differ
-  StridedMap same_;
+  std::vector<Scratch> scratch_;    // per thread
+  std::uint64_t most_ = 0;          // units that may differ
   std::vector<DeltaPiece> blocks_;  // that wait to be compared: every unit of theirs
   std::uint64_t waiting_ = 0;       // units of them
   std::vector<ChangePart> parts_;
@@ -304,7 +291,7 @@ class DenseChange final : public PlacedChanges {
     return kept_.take(*weights_);
   }
 
-  Result<std::optional<std::size_t>> write() override {
+  Result<std::optional<PartFault>> write() override {
     const unsigned threads = weights_->memory->threads(weights_->threads);
     DRIFTLESS_RETURN_IF_ERROR(
         parallel_for(stretches_.size(), threads, [&](std::size_t i, unsigned) -> Status {
@@ -315,7 +302,7 @@ class DenseChange final : public PlacedChanges {
                                          piece.memory);
         }));
     DRIFTLESS_RETURN_IF_ERROR(weights_->memory->finish());
-    return std::optional<std::size_t>();
+    return std::optional<PartFault>();
   }
 
   Status take_back() override {

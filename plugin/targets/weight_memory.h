@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "kernels/host_kernels.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
 #include "plugin/targets/version_source.h"
@@ -79,26 +80,39 @@ struct ChangePart {
 // The piece's changes that may lie in the map.
 [[nodiscard]] ChangePart part_of(const DeltaPiece& piece, const WeightMap& map);
 
+// A part that is not as it should be.
+struct PartFault {
+  std::size_t part = 0;
+  bool written = false;  // what was written is not there; else what was there is not the old value
+};
+
 // Changes made ready: everything that writing and taking back need is in place.
 class PlacedChanges {
  public:
   virtual ~PlacedChanges() = default;
-  // Compares what is there with the old values, and writes the new ones. The number of a part that
-  // is not what it was, or none. After that number, or an error, some may have been written: then
-  // take_back().
-  [[nodiscard]] virtual Result<std::optional<std::size_t>> write() = 0;
+  // Compares what is there with the old values, writes the new ones, and reads them back. A part
+  // that is not what it should be, or none. After a fault, or an error, some may have been written:
+  // then take_back().
+  [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Puts back what write() replaced, as far as it came.
   [[nodiscard]] virtual Status take_back() = 0;
   // What the changes add to the digest, one number for each version in their order, where the
   // memory measures it: of the first version once staged, of all once written. Empty if the old
   // values came to the host instead (ChangePart::old_values).
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
+  // The same by tensor, of all versions together, once written: each tensor that changed once.
+  [[nodiscard]] virtual std::span<const TensorDigest> measured_tensors() const { return {}; }
 };
 
 // Bytes of a tensor from `byte_offset` on, in either memory.
 struct TensorBytes {
   DensePiece piece;
   const DigestTensorKey* key = nullptr;
+};
+
+struct MapToSum {
+  const WeightMap* map = nullptr;
+  const DigestTensorKey* key = nullptr;  // of its tensor
 };
 
 // A tensor that lies contiguous in the memory.
@@ -146,6 +160,9 @@ class WeightMemory {
   // The sum of these bytes' digests, worked out where this memory is.
   [[nodiscard]] virtual Result<Digest> digest(std::span<const TensorBytes> bytes,
                                               unsigned threads) = 0;
+  // What each map holds, converted back: maps whose conversions are reversible. At memory speed.
+  [[nodiscard]] virtual Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
+                                                                 unsigned threads) = 0;
   // Zeroed, at a multiple of 256 bytes, until the last owner goes.
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
@@ -159,6 +176,10 @@ class WeightMemory {
 // `done` (may be empty) hears of every stretch that was read, from any thread.
 [[nodiscard]] Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
                                     const std::function<void(const TensorBytes&)>& done = {});
+
+// Values as a map's target has them, `count` of them.
+void convert_values(ValueCast cast, unsigned unit_bytes, const std::byte* values,
+                    std::uint64_t count, std::byte* out);
 
 // 0, 1, 2, ... below kMaxPieceUnits: the offsets of a piece that has every unit.
 [[nodiscard]] std::span<const std::uint32_t> all_offsets();

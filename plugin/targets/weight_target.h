@@ -44,6 +44,41 @@ struct CommitReport {
   double apply_ms = 0;
 };
 
+// What a target holds of a tensor, as it adds up: its units that are held here (each once, however
+// often it is held), and their digest. Over the ranks of an engine the digests of different
+// regions that make up a tensor add up to the tensor's.
+struct TensorShare {
+  std::uint32_t tensor = 0;  // in the layout
+  std::uint64_t units = 0;
+  Hash128 region;  // of which units they are: the same units give the same, however maps cut them
+  Digest digest;
+
+  friend bool operator==(const TensorShare&, const TensorShare&) = default;
+};
+// A tensor that is held, all of it or at one of its places, so that it cannot be read back.
+struct UnprovenTensor {
+  std::uint32_t tensor = 0;
+  std::string why;
+
+  friend bool operator==(const UnprovenTensor&, const UnprovenTensor&) = default;
+};
+struct Shares {
+  std::vector<TensorShare> tensors;  // ascending
+  std::vector<UnprovenTensor> unproven;
+
+  friend bool operator==(const Shares&, const Shares&) = default;
+};
+
+// When a target reads all of its weights, to compare them with what they should be. Besides, what a
+// commit writes is compared before, and read back after.
+struct ProofRule {
+  bool always = false;  // in every commit, once it has written; and not while staging
+  // While a delta is staged that is so many versions after the last time; 0: never.
+  std::uint64_t every = 1;
+
+  friend bool operator==(const ProofRule&, const ProofRule&) = default;
+};
+
 // A change worked out and proven as far as it can be without touching the weights. Dropped by the
 // destructor. The target outlives it.
 class StagedChange {
@@ -68,6 +103,8 @@ class WeightTarget {
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;
+  // From the next stage() on. A target that proves its weights in another way takes no notice.
+  virtual void set_proof(const ProofRule& /*rule*/) {}
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
   // version. The target's weights are read, not written; the engine may go on reading them. What
   // was staged before must be dropped first.
@@ -86,6 +123,16 @@ class MappedTarget : public WeightTarget {
  public:
   // Whether the state's digest is proven from the weights' own bits, of all tensors.
   [[nodiscard]] virtual bool proven() const = 0;
+  // Whether the weights were read, of every tensor that tracked() has, and are the version that the
+  // state says as far as this target can tell: what it was opened with, and every change since.
+  [[nodiscard]] virtual bool proven_in_share() const = 0;
+  // Reads the weights, at every place where they can be read back: O(weights). kMismatch, naming
+  // tensor, parameter and rank, if they are not what tracked() says: then the state is not valid
+  // any more. kWrongBase if it is not valid before.
+  [[nodiscard]] virtual Result<Shares> sweep() = 0;
+  // What the weights add up to, without reading them: kept up to date by commits and undos. Valid
+  // until the next one. Digests are zero while no version is held.
+  [[nodiscard]] virtual const Shares& tracked() const = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
   // Copies bytes of a tensor that lies contiguous here.
   [[nodiscard]] virtual Status read(std::size_t tensor, std::uint64_t byte_offset,

@@ -300,6 +300,38 @@ void bench_digest(Bench& bench) {
   print("digest, full sweep", ms, "read one", bench.read_one, kUnits * 2.0);
 }
 
+// A rank of two: fused projections are rows of their tensors, others are columns of them. The floor
+// is reading as many bytes once.
+void bench_sweep(Bench& bench) {
+  std::vector<cuda::DigestMap> parts;
+  std::uint64_t at = 0;
+  const auto add = [&](std::uint64_t rows, std::uint64_t columns, std::uint64_t of_columns) {
+    const std::uint64_t first = of_columns == columns ? rows * columns : columns;
+    const std::uint64_t units = 2 * rows * (of_columns == columns ? columns : of_columns);
+    const auto map = StridedMap::make({first, {rows, columns}, {of_columns, 1}}, units,
+                                      {at, {rows, columns}, {columns, 1}}, kUnits);
+    must(map.status());
+    const auto slot = static_cast<std::uint32_t>(parts.size());
+    parts.push_back(
+        {*map, bench.before, ValueCast::kNone, digest_tensor_key(std::to_string(slot)), slot});
+    at += rows * columns;
+  };
+  for (int layer = 0; layer < 11; ++layer) {
+    for (const std::uint64_t rows : {2048, 512, 512}) add(rows, 4096, 4096);  // q, k, v
+    add(4096, 2048, 4096);                                                    // o
+    for (const std::uint64_t rows : {6144, 6144}) add(rows, 4096, 4096);      // gate, up
+    add(4096, 6144, 12288);                                                   // down
+  }
+  const cuda::Workspace work = Diff::allocate(cuda::digest_maps_workspace_size(parts, 2));
+  auto* const sums = reinterpret_cast<std::uint64_t*>(
+      device(parts.size() * cuda::kDigestMapSums * sizeof(std::uint64_t)));
+  const double ms = time_ms([&] { must(cuda::digest_maps(parts, 2, work, sums, nullptr)); });
+  const double share = static_cast<double>(at) / static_cast<double>(kUnits);
+  print("sweep of a fused, sliced module of " + std::to_string(at / 1'000'000) + " M elements", ms,
+        "read as much", bench.read_one * share, static_cast<double>(at) * 2);
+  cudaFree(sums);
+}
+
 void bench_overwrite(Bench& bench) {
   bench.set_changed(10000);
   std::byte* const source = device(kUnits * 2);
@@ -368,6 +400,7 @@ int main() {
   bench_diff(bench);
   bench_patch(bench);
   bench_digest(bench);
+  bench_sweep(bench);
   bench_overwrite(bench);
   bench_pinned(bench);
 }

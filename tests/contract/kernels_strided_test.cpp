@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "kernels/host_kernels.h"
@@ -162,6 +163,27 @@ TEST(ValueCast, RoundsAsTheTypesDo) {
     ASSERT_EQ(f16_of_f32(middle - 1), half);
     ASSERT_EQ(f16_of_f32(middle + 1), half + 1);
   }
+}
+
+// The value under `bits`, or nothing.
+template <typename Cast>
+std::optional<std::uint16_t> under(std::uint32_t bits) {
+  std::uint16_t value = 0;
+  if (!undo_cast<Cast>(bits, value)) return std::nullopt;
+  return value;
+}
+
+TEST(ValueCast, WideningIsUndoneExactly) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto half = static_cast<std::uint16_t>(bits);
+    ASSERT_EQ(under<BF16ToF32>(f32_of_bf16(half)), half);
+    const bool signalling = (bits & 0x7fff) > 0x7c00 && (bits & 0x200) == 0;
+    ASSERT_EQ(under<F16ToF32>(f32_of_f16(half)), signalling ? half | 0x200 : half);
+  }
+  EXPECT_EQ(under<BF16ToF32>(0x3f800001), std::nullopt);
+  EXPECT_EQ(under<F16ToF32>(0x3f801000), std::nullopt) << "between two of them";
+  EXPECT_EQ(under<F16ToF32>(0x477ff000), std::nullopt) << "too large";
+  EXPECT_EQ(under<F16ToF32>(0x7f800001), std::nullopt) << "a payload that is not one of them";
 }
 
 class StridedKernels : public ::testing::TestWithParam<HostKernels> {

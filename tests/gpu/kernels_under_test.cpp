@@ -209,15 +209,20 @@ std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit
   const DeviceBytes other = place(target, bytes, unit_bytes);
   const DeviceBytes given = place(values, count * from, from);
   const DeviceBytes old(count * unit_bytes);
-  const std::uint32_t none = ~std::uint32_t{0};
-  const DeviceBytes differs(std::as_bytes(std::span(&none, 1)));
+  const std::uint32_t none[2] = {~std::uint32_t{0}, ~std::uint32_t{0}};
+  const DeviceBytes differs(std::as_bytes(std::span(none)));
   const OneStrided one(map, data.data(), unit_bytes, origin, offsets, count, cast);
   const OneStrided two(map, other.data(), unit_bytes, origin, offsets, count, cast);
   must(one.patch->scatter_strided(given.data(), false, nullptr));
   must(two.patch->gather_strided(old.data(), nullptr));
-  must(two.patch->exchange_strided(given.data(), old.data(),
-                                   reinterpret_cast<std::uint32_t*>(differs.data()), nullptr));
+  auto* const verdict = reinterpret_cast<std::uint32_t*>(differs.data());
+  must(two.patch->exchange_strided(given.data(), old.data(), verdict, nullptr));
+  must(two.patch->compare_strided(given.data(), verdict + 1, nullptr));
   must(cudaDeviceSynchronize());
+  std::uint32_t found[2] = {0, 0};
+  must(cudaMemcpy(found, differs.data(), sizeof(found), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(found[0], none[0]) << "the old values were just read";
+  EXPECT_EQ(found[1], none[1]) << "the new values were just written";
   EXPECT_TRUE(data.intact() && other.intact() && old.intact() && differs.intact());
   const std::vector<std::byte> before(static_cast<std::byte*>(target),
                                       static_cast<std::byte*>(target) + bytes);
@@ -231,12 +236,47 @@ std::uint64_t scatter_strided(const StridedMap& map, void* target, unsigned unit
   return OneStrided::inside(map, origin, offsets, count);
 }
 
+// The device has no window of units: the map is cut to it, a run at a time.
+StridedSum digest_strided(const StridedMap& map, const void* target, unsigned unit_bytes,
+                          ValueCast cast, const DigestTensorKey& tensor, std::uint64_t begin,
+                          std::uint64_t end) {
+  const DeviceBytes data = place(target, map.target_end * unit_bytes, unit_bytes);
+  std::vector<cuda::DigestMap> parts;
+  if (begin <= map.source_offset && end >= map.source_end) {
+    if (map.units() > 0) parts.push_back({map, data.data(), cast, tensor, 1});
+  } else {
+    end = std::min(end, map.source_end);
+    for (std::uint64_t at = std::max(begin, map.source_offset); at < end;) {
+      const StridedMap::Run run = map.run_at(at);
+      const std::uint64_t last = std::min(run.end, end), count = last - at;
+      if (run.target != StridedMap::kOutside) {
+        const StridedView source{at, {count}, {1}};
+        const StridedView there{run.target + (at - run.begin) * run.step, {count}, {run.step}};
+        parts.push_back(
+            {*StridedMap::make(source, last, there, map.target_end), data.data(), cast, tensor, 1});
+      }
+      at = last;
+    }
+  }
+  const std::vector<std::uint64_t> zeros(2 * cuda::kDigestMapSums);
+  const DeviceBytes sums(std::as_bytes(std::span(zeros)));
+  const WorkMemory work(cuda::digest_maps_workspace_size(parts, unit_bytes));
+  must(cuda::digest_maps(parts, unit_bytes, work.get(),
+                         reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(sums.intact() && work.intact());
+  std::uint64_t host[2 * cuda::kDigestMapSums];
+  must(cudaMemcpy(host, sums.data(), sizeof(host), cudaMemcpyDeviceToHost));
+  const std::span<const std::uint64_t> slot = std::span(host).subspan(cuda::kDigestMapSums);
+  return {cuda::digest_from_sums(slot.first<cuda::kDigestSums>()), slot[cuda::kDigestSums]};
+}
+
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
-  HostKernels kernels{"cuda",           diff,   gather,           scatter,
-                      masked_overwrite, digest, scatter_digested, gather_strided,
-                      scatter_strided};
+  HostKernels kernels{"cuda",           diff,          gather,           scatter,
+                      masked_overwrite, digest,        scatter_digested, gather_strided,
+                      scatter_strided,  digest_strided};
   return {kernels};
 }
 

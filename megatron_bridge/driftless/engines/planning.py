@@ -13,11 +13,8 @@ import torch
 from .. import _native
 from ..errors import InvalidArgumentError
 from ..torch_dtypes import dtype_name
-from .bound import BoundTensors, Storage, View, bits
+from .bound import BoundTensors, Storage, View
 from .tracing import Copy, Trace
-
-# Positions of each map at which the module is compared with its checkpoint.
-GUARD_SAMPLES = 512
 
 
 @dataclass
@@ -166,15 +163,17 @@ def _settle_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
             plan.whole.setdefault(each.copy.name, why)
 
 
-def guard(plan: Plan, base: Callable[[str], torch.Tensor], seed: int = 0) -> None:
-    """Compares the module's bits with the checkpoint's at sampled places of every map. Where they
+def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> None:
+    """Compares the module's bits with the checkpoint's, all of them, through every map. Where they
     differ, all that is mapped into that memory goes to the loader instead."""
-    generator = torch.Generator().manual_seed(seed)
-    differing: dict[int, str] = {}
-    for name, maps in list(plan.maps.items()):
+    by_device: dict[torch.device, list[tuple[str, PlannedMap]]] = defaultdict(list)
+    for name, maps in plan.maps.items():
         for each in maps:
-            if each.copy.storage not in differing and not _agrees(each, base(name), generator):
-                differing[each.copy.storage] = each.copy.parameter
+            by_device[each.storage.device].append((name, each))
+    differing: dict[int, str] = {}
+    for device, planned in by_device.items():
+        for each in _that_differ(device, planned, base):
+            differing.setdefault(each.copy.storage, each.copy.parameter)
     for name, maps in list(plan.maps.items()):
         for each in maps:
             if each.copy.storage in differing:
@@ -186,26 +185,25 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor], seed: int = 0) -> Non
                 break
 
 
-def _agrees(planned: PlannedMap, tensor: torch.Tensor, generator: torch.Generator) -> bool:
-    source, target = planned.copy.source, planned.copy.target
-    total = source.units
-    if total == 0:
-        return True
-    if total <= GUARD_SAMPLES:
-        flat = torch.arange(total)
-    else:
-        flat = torch.randint(total, (GUARD_SAMPLES,), generator=generator)
-        flat[0], flat[1] = 0, total - 1
-    from_at = torch.full_like(flat, source.offset)
-    to_at = torch.full_like(flat, target.offset)
-    for size, step_from, step_to in zip(
-        reversed(source.shape), reversed(source.strides), reversed(target.strides), strict=True
-    ):
-        index = flat % size
-        flat = flat // size
-        from_at += index * step_from
-        to_at += index * step_to
-    expected = tensor.reshape(-1)[from_at].to(planned.copy.dtype)
-    memory = planned.storage.flat(planned.copy.dtype)
-    found = memory[to_at.to(memory.device)].cpu()
-    return torch.equal(bits(expected), bits(found))
+def _that_differ(
+    device: torch.device,
+    planned: list[tuple[str, PlannedMap]],
+    base: Callable[[str], torch.Tensor],
+) -> list[PlannedMap]:
+    tensors = {name: base(name).contiguous() for name, _ in planned}  # alive while they are read
+    maps = [
+        (
+            tensors[name].data_ptr(),
+            tensors[name].numel(),
+            dtype_name(tensors[name].dtype),
+            each.storage.address,
+            dtype_name(each.copy.dtype),
+            each.native,
+        )
+        for name, each in planned
+    ]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what loads the module may be queued on any stream
+    number = device.index if device.type == "cuda" else None
+    agree = _native.hold_sources(maps, number)
+    return [each for (_, each), same in zip(planned, agree, strict=True) if not same]

@@ -27,6 +27,43 @@ def fifty_versions_tp2():
     follow(50, tp=2)
 
 
+def each_rank_knows_its_share():
+    with Group(tp=2, odd=()) as group:
+        for _ in range(4):
+            group.step()
+            group.take()
+        held: dict[str, dict[str, tuple[int, str]]] = {}
+        for target in group.targets:
+            tensors, unproven = target.sweep()
+            assert (tensors, unproven) == target.tracked() and unproven == []
+            for name, units, region, digest in tensors:
+                assert held.setdefault(name, {}).setdefault(region, (units, digest)) == (units, digest)
+        whole = 0
+        for name, tensor in group.weights.items():
+            regions = held[name].values()
+            assert sum(units for units, _ in regions) == tensor.numel(), name
+            if len(regions) == 1:  # a replica: both ranks have all of it
+                whole += 1
+                assert [digest for _, digest in regions] == [driftless.digest([(name, tensor)])], name
+        assert 0 < whole < len(held)
+
+
+def a_flipped_bit_is_found_wherever_it_is():
+    """Also at places that no version changes, and in what is loaded twice."""
+    for rank in range(2):
+        names = [name for name, _ in fresh(toy_run.make_weights(torch.Generator(), ()), rank, 2,
+                                           ()).named_parameters()]  # fmt: skip
+        for name in names:
+            with Group(tp=2, odd=()) as group:
+                bits = toy_run.bits(dict(group.engines[rank].named_parameters())[name].data)
+                bits.view(-1)[bits.numel() // 2] ^= 1
+                group.step(share=0)
+                with raises(driftless.errors.MismatchError, name, "is not what it should be"):
+                    group.receivers[rank].stage(10)
+                assert not group.targets[rank].state.valid
+                assert group.receivers[1 - rank].stage(10)
+
+
 def all_by_masked_overwrite():
     ways = follow(12, tp=2, allow=("masked", "whole")).ways
     assert ways["layers.0.q.weight"].way == "masked"

@@ -118,6 +118,17 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->metrics_file, "metrics_{role}_{rank}.jsonl");
 }
 
+TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
+  EXPECT_EQ(parse("mode: delta\n")->receiver.proof, (ProofRule{false, 1}));
+  EXPECT_EQ(parse("receiver: { prove: staged }\n")->receiver.proof, (ProofRule{false, 1}));
+  EXPECT_EQ(parse("receiver: { prove: always }\n")->receiver.proof.always, true);
+  EXPECT_EQ(parse("receiver: { prove: { every: 8 } }\n")->receiver.proof, (ProofRule{false, 8}));
+  EXPECT_EQ(parse("mode: delta\n", {"receiver.prove.every=3"})->receiver.proof.every, 3U);
+  EXPECT_SAYS(refusal("receiver: { prove: off }\n"), "receiver.prove");
+  EXPECT_SAYS(refusal("receiver: { prove: { every: 0 } }\n"), "receiver.prove.every");
+  EXPECT_SAYS(refusal("receiver: { prove: { each: 2 } }\n"), "receiver.prove.every");
+}
+
 // The table's promise: what it prints it also reads, and to the same.
 TEST(Config, WhatATableRowPrintsItReads) {
   for (const ConfigKey& key : config_keys()) {

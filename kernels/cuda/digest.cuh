@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic of the digest (core/digest.h) in device code.
+//
+// Sums of field elements leave a warp as two halves of 32 bits and less, added with plain atomics:
+// 2^32 warps fit, and digest_from_sums() folds them once on the host.
+#pragma once
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/operations.h"
+
+namespace driftless::cuda {
+
+inline constexpr unsigned kDigestWarps = 8;  // per block
+
+struct PlaceKeys {
+  // By lane and half; a lane of the warp reads four places at once.
+  std::uint32_t half[2 * kDigestLanes][kDigestBlockWords];
+};
+
+__device__ __forceinline__ void fill_place_keys(PlaceKeys& keys) {
+  for (unsigned i = threadIdx.x; i < kDigestLanes * kDigestBlockWords; i += blockDim.x) {
+    const unsigned lane = i / kDigestBlockWords, place = i % kDigestBlockWords;
+    const std::uint64_t halves = digest_place_halves(lane, place);
+    keys.half[2 * lane][place] = static_cast<std::uint32_t>(halves);
+    keys.half[2 * lane + 1][place] = static_cast<std::uint32_t>(halves >> 32);
+  }
+  __syncthreads();
+}
+
+// Any x: congruent, below 2^61 + 8.
+__device__ __forceinline__ std::uint64_t lazy_fold(std::uint64_t x) {
+  return (x & kDigestPrime) + (x >> 61);
+}
+
+// a * b modulo p, lazily: both below 2^62; the result is below 2^61 + 2^3.
+__device__ __forceinline__ std::uint64_t lazy_multiply(std::uint64_t a, std::uint64_t b) {
+  const std::uint64_t low = a * b, high = __umul64hi(a, b);
+  return lazy_fold((low & kDigestPrime) + ((high << 3) | (low >> 61)));
+}
+
+// x * 2^28 modulo p, x below 2^61 + 8.
+__device__ __forceinline__ std::uint64_t shift_28(std::uint64_t x) {
+  x = digest_fold(x);
+  return ((x << 28) & kDigestPrime) + (x >> 33);
+}
+
+__device__ __forceinline__ void add_sums(const std::uint64_t (&sums)[kDigestLanes],
+                                         std::uint64_t* out) {
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    std::uint64_t sum = digest_fold(sums[lane]);
+#pragma unroll
+    for (unsigned step = 16; step > 0; step /= 2) {
+      sum = digest_add(sum, __shfl_xor_sync(~0U, sum, step));
+    }
+    if (threadIdx.x % 32 == 0 && sum != 0) {
+      auto* const halves = reinterpret_cast<unsigned long long*>(out) + 2 * lane;
+      atomicAdd(halves, sum & 0xffffffffU);
+      atomicAdd(halves + 1, sum >> 32);
+    }
+  }
+}
+
+__device__ __forceinline__ std::uint64_t wide(std::uint32_t a, std::uint32_t b) {
+  return std::uint64_t{a} * b;
+}
+
+// The four words of one 16-byte load, by the keys of their places.
+__device__ __forceinline__ void add_group(const PlaceKeys& keys, unsigned group, const uint4& words,
+                                          std::uint64_t (&sums)[2 * kDigestLanes]) {
+#pragma unroll
+  for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
+    const uint4 key = reinterpret_cast<const uint4*>(keys.half[half])[group];
+    sums[half] +=
+        wide(words.x, key.x) + wide(words.y, key.y) + wide(words.z, key.z) + wide(words.w, key.w);
+  }
+}
+
+__device__ __forceinline__ void add_block(const std::uint64_t (&totals)[2 * kDigestLanes],
+                                          const std::uint64_t (&block_keys)[kDigestLanes],
+                                          std::uint64_t (&sums)[kDigestLanes]) {
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    const std::uint64_t value =
+        lazy_fold(lazy_fold(totals[2 * lane]) + shift_28(lazy_fold(totals[2 * lane + 1])));
+    sums[lane] = lazy_fold(sums[lane] + lazy_multiply(value, block_keys[lane]));
+  }
+}
+
+}  // namespace driftless::cuda

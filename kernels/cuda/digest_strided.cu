@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The digest of weights read through maps. A segment is what one run of a map (units that adjoin in
+// the tensor) has in one block of the digest; a warp takes 32 segments of one part, a lane works
+// out one segment's place and keys, and the warp sums one segment after the other.
+#include <algorithm>
+
+#include "kernels/cuda/digest.cuh"
+
+namespace driftless::cuda {
+namespace {
+
+constexpr std::uint32_t kSegments = 32;  // of a warp's span
+// Spans of one launch, since others want the GPU meanwhile: 256 MiB at the most.
+constexpr std::uint32_t kDigestMapSlice = 2048;
+
+struct DevPart {
+  DigestMap part;
+  std::uint64_t run_bytes;  // in the tensor
+  std::uint64_t run_step;   // of the target within a run, in units
+  std::uint64_t runs;
+  std::uint32_t run_segments;  // at the most: a run may begin anywhere in a block
+  std::uint32_t first_span;
+};
+
+struct Segment {
+  std::uint64_t block = 0;
+  const std::byte* target = nullptr;  // of its first unit
+  std::uint32_t from = 0, to = 0;     // bytes of the block
+};
+
+__device__ __forceinline__ Segment segment_of(const DevPart& own, std::uint64_t number,
+                                              unsigned unit_bytes, unsigned source_bytes) {
+  Segment found;
+  std::uint64_t run = number / own.run_segments;
+  const auto nth = static_cast<std::uint32_t>(number % own.run_segments);
+  if (run >= own.runs) return found;
+  const StridedMap& map = own.part.map;
+  const bool inner = map.dims > 0 && map.dim[map.dims - 1].source_stride == 1;
+  std::uint64_t source = map.source_offset, target = map.target_offset;
+  for (std::uint32_t d = map.dims - (inner ? 1 : 0); d-- > 0;) {
+    const std::uint64_t index = run % map.dim[d].size;
+    run /= map.dim[d].size;
+    source += index * map.dim[d].source_stride;
+    target += index * map.dim[d].target_stride;
+  }
+  const std::uint64_t begin = source * source_bytes, end = begin + own.run_bytes;
+  found.block = begin / kDigestBlockBytes + nth;
+  const std::uint64_t block_begin = found.block * kDigestBlockBytes;
+  const std::uint64_t first = block_begin > begin ? block_begin : begin;
+  const std::uint64_t last =
+      end < block_begin + kDigestBlockBytes ? end : block_begin + kDigestBlockBytes;
+  if (first >= last) return found;
+  found.from = static_cast<std::uint32_t>(first - block_begin);
+  found.to = static_cast<std::uint32_t>(last - block_begin);
+  found.target =
+      own.part.data_dev + (target + (first - begin) / source_bytes * own.run_step) * unit_bytes;
+  return found;
+}
+
+__device__ __forceinline__ void add_word(const PlaceKeys& keys, std::uint32_t place,
+                                         std::uint32_t bits,
+                                         std::uint64_t (&totals)[2 * kDigestLanes]) {
+#pragma unroll
+  for (unsigned half = 0; half < 2 * kDigestLanes; ++half) {
+    totals[half] = lazy_fold(totals[half] + wide(bits, keys.half[half][place]));
+  }
+}
+
+// Whole groups of 16 bytes, which lie at multiples of 16 on both sides.
+__device__ __forceinline__ void sweep_groups(const PlaceKeys& keys, const Segment& segment,
+                                             unsigned lane,
+                                             std::uint64_t (&totals)[2 * kDigestLanes]) {
+  const auto* const words = reinterpret_cast<const uint4*>(segment.target);
+  const std::uint32_t first = segment.from / 16, groups = (segment.to - segment.from) / 16;
+  uint4 loaded[8];
+#pragma unroll
+  for (unsigned j = 0; j < 8; ++j) {
+    loaded[j] = j * 32 + lane < groups ? __ldcs(words + j * 32 + lane) : uint4{0, 0, 0, 0};
+  }
+#pragma unroll
+  for (unsigned part = 0; part < 2; ++part) {
+    if (part * 128 >= groups) break;
+    std::uint64_t sums[2 * kDigestLanes] = {};
+#pragma unroll
+    for (unsigned j = 4 * part; j < 4 * part + 4; ++j) {
+      // Past the end the words are zero, and any key does.
+      add_group(keys, (first + j * 32 + lane) % (kDigestBlockWords / 4), loaded[j], sums);
+    }
+#pragma unroll
+    for (unsigned half = 0; half < 2 * kDigestLanes; ++half) totals[half] += lazy_fold(sums[half]);
+  }
+}
+
+// Unit by unit: of any alignment, step and conversion.
+template <typename Cast>
+__device__ std::uint32_t sweep_units(const PlaceKeys& keys, const Segment& segment,
+                                     std::uint64_t step, unsigned lane,
+                                     std::uint64_t (&totals)[2 * kDigestLanes]) {
+  using From = typename Cast::From;
+  const auto* const units = reinterpret_cast<const typename Cast::To*>(segment.target);
+  const std::uint32_t count = (segment.to - segment.from) / sizeof(From);
+  std::uint32_t foreign = 0;
+  for (std::uint32_t k = lane; k < count; k += 32) {
+    From value;
+    if (!undo_cast<Cast>(units[k * step], value)) {
+      ++foreign;
+      continue;
+    }
+    const std::uint32_t at = segment.from + k * static_cast<std::uint32_t>(sizeof(From));
+    if constexpr (sizeof(From) == 8) {
+      add_word(keys, at / 4, static_cast<std::uint32_t>(value), totals);
+      add_word(keys, at / 4 + 1, static_cast<std::uint32_t>(value >> 32), totals);
+    } else {
+      add_word(keys, at / 4, static_cast<std::uint32_t>(value) << (at % 4 * 8), totals);
+    }
+  }
+  return foreign;
+}
+
+template <typename Cast>
+__global__ void __launch_bounds__(kDigestWarps * 32)
+    sweep_maps(const DevPart* parts, const std::uint32_t* span_part, std::uint32_t begin,
+               std::uint32_t end, std::uint64_t* out) {
+  __shared__ PlaceKeys keys;
+  fill_place_keys(keys);
+  const unsigned lane = threadIdx.x % 32;
+  const std::uint32_t span = begin + blockIdx.x * kDigestWarps + threadIdx.x / 32;
+  if (span >= end) return;
+  const DevPart& own = parts[span_part[span]];
+  constexpr bool kSame = sizeof(typename Cast::To) == sizeof(typename Cast::From);
+  const Segment mine = segment_of(own, std::uint64_t{span - own.first_span} * kSegments + lane,
+                                  sizeof(typename Cast::To), sizeof(typename Cast::From));
+  std::uint64_t own_keys[kDigestLanes];
+#pragma unroll
+  for (unsigned i = 0; i < kDigestLanes; ++i) {
+    own_keys[i] = digest_block_key(own.part.key, mine.block, i);
+  }
+  const std::uint64_t step = own.run_step;
+  std::uint64_t sums[kDigestLanes] = {};
+  std::uint32_t foreign = 0;
+  for (unsigned i = 0; i < kSegments; ++i) {
+    Segment segment;
+    segment.from = __shfl_sync(~0U, mine.from, i);
+    segment.to = __shfl_sync(~0U, mine.to, i);
+    segment.target = reinterpret_cast<const std::byte*>(
+        __shfl_sync(~0U, reinterpret_cast<std::uintptr_t>(mine.target), i));
+    std::uint64_t block_keys[kDigestLanes];
+#pragma unroll
+    for (unsigned k = 0; k < kDigestLanes; ++k) block_keys[k] = __shfl_sync(~0U, own_keys[k], i);
+    if (segment.from >= segment.to) continue;
+    std::uint64_t totals[2 * kDigestLanes] = {};
+    const bool groups = kSame && step == 1 && segment.from % 16 == 0 && segment.to % 16 == 0 &&
+                        reinterpret_cast<std::uintptr_t>(segment.target) % 16 == 0;
+    if (groups) {
+      sweep_groups(keys, segment, lane, totals);
+    } else {
+      foreign += sweep_units<Cast>(keys, segment, step, lane, totals);
+    }
+    add_block(totals, block_keys, sums);
+  }
+  std::uint64_t* const slot = out + std::uint64_t{own.part.slot} * kDigestMapSums;
+  add_sums(sums, slot);
+  foreign = __reduce_add_sync(~0U, foreign);
+  if (lane == 0 && foreign != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(slot) + kDigestSums, foreign);
+  }
+}
+
+struct MapTables {
+  DevPart* parts = nullptr;
+  std::uint32_t* span_part = nullptr;
+};
+MapTables carve_maps(std::byte* begin, std::uint64_t parts, std::uint64_t spans,
+                     std::uint64_t* used) {
+  Carver carver(begin);
+  MapTables tables;
+  tables.parts = carver.take<DevPart>(parts);
+  tables.span_part = carver.take<std::uint32_t>(spans);
+  if (used != nullptr) *used = carver.used();
+  return tables;
+}
+
+// How the part is cut; first_span is left.
+DevPart cut(const DigestMap& part, unsigned unit_bytes) {
+  const StridedMap& map = part.map;
+  const bool inner = map.dims > 0 && map.dim[map.dims - 1].source_stride == 1;
+  const std::uint64_t run_units = inner ? map.dim[map.dims - 1].size : 1;
+  const unsigned width = source_bytes(part.cast, unit_bytes);
+  DevPart own{};
+  own.part = part;
+  own.run_bytes = run_units * width;
+  own.run_step = inner ? map.dim[map.dims - 1].target_stride : 1;
+  own.runs = map.units() / run_units;
+  // Runs that all begin at one place of a block meet no more blocks than that place says.
+  bool same_place = true;
+  for (std::uint32_t d = 0; d + (inner ? 1 : 0) < map.dims; ++d) {
+    same_place = same_place && map.dim[d].source_stride * width % kDigestBlockBytes == 0;
+  }
+  const std::uint64_t place =
+      same_place ? map.source_offset * width % kDigestBlockBytes : kDigestBlockBytes - width;
+  own.run_segments = static_cast<std::uint32_t>((place + own.run_bytes + kDigestBlockBytes - 1) /
+                                                kDigestBlockBytes);
+  return own;
+}
+
+std::uint64_t spans_of(const DevPart& own) {
+  return (own.runs * own.run_segments + kSegments - 1) / kSegments;
+}
+
+std::uint64_t spans_of(std::span<const DigestMap> parts, unsigned unit_bytes) {
+  std::uint64_t spans = 0;
+  for (const DigestMap& part : parts) spans += spans_of(cut(part, unit_bytes));
+  return spans;
+}
+
+// The conversion is one for a launch: parts come sorted by it.
+template <typename Launch>
+Status launch_by_cast(ValueCast cast, unsigned unit_bytes, const Launch& launch) {
+  switch (cast) {
+    case ValueCast::kBF16ToF32: return launch(sweep_maps<BF16ToF32>);
+    case ValueCast::kF16ToF32: return launch(sweep_maps<F16ToF32>);
+    default: break;
+  }
+  switch (unit_bytes) {
+    case 1: return launch(sweep_maps<SameBits<std::uint8_t>>);
+    case 2: return launch(sweep_maps<SameBits<std::uint16_t>>);
+    case 4: return launch(sweep_maps<SameBits<std::uint32_t>>);
+    default: return launch(sweep_maps<SameBits<std::uint64_t>>);
+  }
+}
+
+}  // namespace
+
+WorkspaceSize digest_maps_workspace_size(std::span<const DigestMap> parts, unsigned unit_bytes) {
+  WorkspaceSize size;
+  carve_maps(nullptr, parts.size(), spans_of(parts, unit_bytes), &size.dev_bytes);
+  size.host_bytes = size.dev_bytes;
+  return size;
+}
+
+Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
+                   const Workspace& workspace, std::uint64_t* sums_dev, Stream stream) {
+  const std::uint64_t spans = spans_of(parts, unit_bytes);
+  if (spans == 0) return {};
+  if (spans >= (std::uint64_t{1} << 31) || !valid_width(unit_bytes)) {
+    return error(StatusCode::kInvalidArgument, "a digest of ", parts.size(), " maps with units of ",
+                 unit_bytes, " bytes: ", spans, " spans; cut it in two");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_workspace(
+      workspace, digest_maps_workspace_size(parts, unit_bytes), "a digest through maps"));
+  const MapTables host = carve_maps(workspace.host, parts.size(), spans, nullptr);
+  std::uint64_t span = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].cast != parts.front().cast || !reversible(parts[i].cast)) {
+      return error(StatusCode::kInvalidArgument, "a digest of maps that convert differently");
+    }
+    host.parts[i] = cut(parts[i], unit_bytes);
+    host.parts[i].first_span = static_cast<std::uint32_t>(span);
+    const std::uint64_t own = spans_of(host.parts[i]);
+    std::fill_n(host.span_part + span, own, static_cast<std::uint32_t>(i));
+    span += own;
+  }
+  std::uint64_t bytes = 0;
+  const MapTables dev = carve_maps(workspace.dev, parts.size(), spans, &bytes);
+  DRIFTLESS_RETURN_IF_ERROR(check(
+      cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
+      "placing the maps of a digest"));
+  return launch_by_cast(parts.front().cast, unit_bytes, [&](auto kernel) -> Status {
+    for (std::uint32_t begin = 0; begin < spans;) {
+      const auto end = static_cast<std::uint32_t>(
+          std::min<std::uint64_t>(spans, std::uint64_t{begin} + kDigestMapSlice));
+      const unsigned blocks = (end - begin + kDigestWarps - 1) / kDigestWarps;
+      kernel<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(dev.parts, dev.span_part, begin, end,
+                                                               sums_dev);
+      DRIFTLESS_RETURN_IF_ERROR(check_launch("sweep_maps"));
+      begin = end;
+    }
+    return {};
+  });
+}
+
+}  // namespace driftless::cuda

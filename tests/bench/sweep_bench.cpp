@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it costs to read all weights and compare them with what they should be:
+//
+//   sweep_bench [GIGABYTES] [THREADS] [REPEATS]
+//
+// MappedTarget::sweep() of weights in host memory that lie there in several ways, in GB/s of what
+// is held, and as a ratio to reading as many bytes once with as many threads. Medians.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/stopwatch.h"
+#include "plugin/targets/mapped_target.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kHidden = 2048;
+
+void must(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "sweep_bench: %s\n", status.to_string().c_str());
+  std::exit(1);
+}
+template <typename T>
+T must(Result<T> result) {
+  must(result.status());
+  return std::move(*result);
+}
+
+struct Run {
+  std::uint64_t bytes = 0;
+  unsigned threads = 0;
+  int repeats = 0;
+};
+
+double median_ms(const Run& run, const std::function<void()>& work) {
+  std::vector<double> times;
+  for (int i = 0; i < run.repeats + 1; ++i) {
+    Stopwatch watch;
+    work();
+    if (i > 0) times.push_back(watch.lap_ms());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+// Everything once; the sum keeps the compiler from leaving it out.
+double read_ms(const Run& run, const std::byte* bytes) {
+  constexpr std::uint64_t kStretch = std::uint64_t{4} << 20;
+  std::vector<std::uint64_t> sums(run.threads);
+  const double ms = median_ms(run, [&] {
+    must(parallel_for(run.bytes / kStretch, run.threads, [&](std::size_t i, unsigned worker) {
+      const auto* const words = reinterpret_cast<const std::uint64_t*>(bytes + i * kStretch);
+      std::uint64_t sum = 0;
+      for (std::uint64_t k = 0; k < kStretch / 8; ++k) sum ^= words[k];
+      sums[worker] += sum;
+      return Status();
+    }));
+  });
+  for (const std::uint64_t sum : sums) {
+    if (sum == 1) std::printf(" ");
+  }
+  return ms;
+}
+
+// How a layer's projections, matrices of kHidden columns, lie in memory.
+enum class Kind { kWhole, kRows, kColumns, kWidened, kTransposed };
+
+void sweep(const Run& run, const char* name, Kind kind, std::byte* bytes, double read) {
+  const bool widened = kind == Kind::kWidened, columns = kind == Kind::kColumns;
+  const unsigned width = widened ? 4 : 2;
+  const std::uint64_t rows = 4096, units = rows * kHidden;
+  const std::uint64_t count = run.bytes / (units * width);
+  std::vector<TensorSpec> specs;
+  MappedParts parts;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    char label[32];
+    std::snprintf(label, sizeof(label), "layer.%06u", static_cast<unsigned>(i));
+    const std::uint64_t of = kind == Kind::kWhole || widened ? 1 : 2;
+    specs.push_back(must(TensorSpec::make(
+        label, DType::kBF16, {columns ? rows : of * rows, columns ? of * kHidden : kHidden})));
+    WeightMap map;
+    map.tensor = static_cast<std::uint32_t>(i);
+    map.unit_bytes = width;
+    map.cast = widened ? ValueCast::kBF16ToF32 : ValueCast::kNone;
+    map.data = bytes + i * units * width;
+    map.parameter = label;
+    const std::uint64_t stride = columns ? of * kHidden : kHidden;
+    const std::vector<std::uint64_t> strides = kind == Kind::kTransposed
+                                                   ? std::vector<std::uint64_t>{1, rows}
+                                                   : std::vector<std::uint64_t>{kHidden, 1};
+    const std::uint64_t first = of == 1 ? 0 : columns ? kHidden : units;
+    map.map = must(StridedMap::make({first, {rows, kHidden}, {stride, 1}}, of * units,
+                                    {0, {rows, kHidden}, strides}, units));
+    parts.maps.push_back(map);
+  }
+  parts.layout = must(WeightLayout::make(std::move(specs)));
+  MappedOptions options;
+  options.initial = VersionId{};
+  options.initial_digest = Digest();
+  if (kind == Kind::kWhole) options.initial_digest.reset();
+  options.threads = run.threads;
+  const auto target = must(make_mapped_target(std::move(parts), options));
+  const double ms = median_ms(run, [&] { must(target->sweep().status()); });
+  const double held = static_cast<double>(count * units * width);
+  const double floor = read * held / static_cast<double>(run.bytes);
+  std::printf("%-34s %8.1f ms  %6.2f GB/s  %5.2f of a read\n", name, ms, held / ms / 1e6,
+              ms / floor);
+}
+
+void measure(const Run& run) {
+  std::vector<std::byte> bytes(run.bytes);
+  auto* const words = reinterpret_cast<std::uint32_t*>(bytes.data());
+  // Values that a widened bfloat16 has.
+  for (std::uint64_t i = 0; i < run.bytes / 4; ++i) {
+    words[i] = static_cast<std::uint32_t>(i * 2654435761U) << 16;
+  }
+  const double read = read_ms(run, bytes.data());
+  std::printf("%-34s %8.1f ms  %6.2f GB/s\n", "read once", read,
+              static_cast<double>(run.bytes) / read / 1e6);
+  sweep(run, "tensors as they are", Kind::kWhole, bytes.data(), read);
+  sweep(run, "rows of fused projections", Kind::kRows, bytes.data(), read);
+  sweep(run, "columns", Kind::kColumns, bytes.data(), read);
+  sweep(run, "widened to float32", Kind::kWidened, bytes.data(), read);
+  sweep(run, "transposed", Kind::kTransposed, bytes.data(), read);
+}
+
+}  // namespace
+}  // namespace driftless
+
+int main(int argc, char** argv) {
+  const auto argument = [&](int at, double or_else) {
+    return argc > at ? std::atof(argv[at]) : or_else;
+  };
+  const std::uint64_t megabytes =
+      std::max<std::uint64_t>(64, static_cast<std::uint64_t>(argument(1, 1) * 1024) / 64 * 64);
+  driftless::measure(
+      {megabytes << 20, static_cast<unsigned>(argument(2, 2)), static_cast<int>(argument(3, 5))});
+}
