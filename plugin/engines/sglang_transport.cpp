@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/deadline.h"
 #include "core/file_system.h"
@@ -41,7 +42,10 @@ class SglangTransport final : public EngineTransport {
 
   EngineAnswer carry(const EngineCall& call) override {
     switch (call.op) {
-      case EngineOp::kAsk: return command(call, {{"phase", "status"}});
+      case EngineOp::kAsk:
+        // In a session of its own, which shows that the one before has ended.
+        if (std::exchange(unfinished_, false)) session_ = false;
+        return command(call, {{"phase", "status"}});
       case EngineOp::kLook: return answered(read_answers({}, call.must));  // costs it nothing
       case EngineOp::kOpen: return command(call, {{"phase", "open"}, {"source", call.source}});
       case EngineOp::kClose: return command(call, {{"phase", "close"}});
@@ -150,6 +154,7 @@ class SglangTransport final : public EngineTransport {
       DRIFTLESS_RETURN_IF_ERROR(post("/begin_weight_update", Json::object(), true));
     }
     session_ = true;
+    unfinished_ = false;
     return {};
   }
 
@@ -163,6 +168,7 @@ class SglangTransport final : public EngineTransport {
     }
     const Status ended = post("/end_weight_update", Json::object(), true);
     if (ended.ok()) session_ = false;
+    unfinished_ = !ended.ok();
     return labelled.ok() ? ended : labelled;
   }
 
@@ -203,6 +209,7 @@ class SglangTransport final : public EngineTransport {
   std::string token_;    // that names it to the workers, who know where such directories are
   unsigned ranks_ = 1, payloads_ = 1;
   bool session_ = false;
+  bool unfinished_ = false;  // its end was asked for, and not confirmed
 };
 
 }  // namespace
