@@ -228,8 +228,12 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Phase::kStaged: return on_staged(answer);
     case Phase::kPausing: return on_paused(answer);
     case Phase::kBeginning:
+      labelled_.reset();  // until this session is known to have ended by our own finish
       if (failed && told_label_ && tries_ < kTries) return again();
-      if (failed) return leave(answer.status.with_context("its update did not begin"));
+      if (failed) {
+        remember(answer.status.with_context("its update did not begin"));
+        return make(Phase::kSessionLeft, EngineOp::kAsk);  // or it did
+      }
       return told_label_ ? make(Phase::kProof, EngineOp::kAsk) : write();
     case Phase::kWriting: remember(answer.status); return make(Phase::kProof, EngineOp::kAsk);
     case Phase::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
@@ -241,8 +245,10 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
         remember(answer.status);
         return stay_paused(concat(problem_.message(), "; its update was not finished"));
       }
+      if (failed) return make(Phase::kSessionLeft, EngineOp::kAsk);
       if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
       return label_and_resume();
+    case Phase::kSessionLeft: return failed && tries_ < kTries ? again() : on_session_left(answer);
     case Phase::kClearing:
       if (failed && tries_ < kTries) return again();
       dirty_ = failed;
@@ -254,6 +260,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
         return again();
       }
       return on_label(answer);
+    case Phase::kBeforeLabel: return failed && tries_ < kTries ? again() : correct_label(answer);
     case Phase::kSetLabel:
       if (failed && answer.status.code() != StatusCode::kUnsupported) {
         remember(answer.status.with_context("its label was not set"));
@@ -288,6 +295,11 @@ EngineDriver::Held EngineDriver::held_by(const std::vector<RankReply>& replies) 
 
 bool EngineDriver::same_processes(const std::vector<RankReply>& replies) const {
   return std::ranges::equal(replies, processes_, {}, &RankReply::process);
+}
+
+bool EngineDriver::updating() const {
+  return std::ranges::any_of(result_.replies,
+                             [](const RankReply& reply) { return reply.updating.value_or(false); });
 }
 
 std::optional<std::string> EngineDriver::known_digest(std::int64_t version) const {
@@ -407,7 +419,7 @@ EngineCall EngineDriver::tidy() {
   const bool left = first_ && request_ != Request::kOpen;
   if (left || ours || (pause_ == PauseState::kUnknown && request_ != Request::kOpen)) {
     tidying_ = true;
-    return label_and_resume();
+    return updating() ? finish() : label_and_resume();
   }
   return ready();
 }

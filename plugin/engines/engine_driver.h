@@ -14,7 +14,8 @@
 // failed to. Else the engine stays paused, and the error says so. A failure between the pause and
 // the first write resumes the engine. A label (the engine's weight_version) is given only to ranks
 // that report the version, in the server process that they belong to; an engine whose label is not
-// known to be that of what it holds gets it before it is resumed, or stays paused.
+// known to be that of what it holds gets it before it is resumed, or stays paused. A base keeps the
+// label that its server began with, unless that is a version's number: then it is "unproven".
 #pragma once
 
 #include <cstdint>
@@ -143,9 +144,11 @@ class EngineDriver {
     kProof,
     kUndone,
     kFinishing,
+    kSessionLeft,
     kClearing,
     kResuming,
     kReadLabel,
+    kBeforeLabel,
     kSetLabel,
     kLabelProof,
     kTakeLabelBack,
@@ -182,6 +185,7 @@ class EngineDriver {
   [[nodiscard]] EngineCall on_proof(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_undone(const EngineAnswer& answer);
   [[nodiscard]] EngineCall finish();
+  [[nodiscard]] EngineCall on_session_left(const EngineAnswer& answer);
   [[nodiscard]] EngineCall label_and_resume();
   [[nodiscard]] EngineCall go_on();
   [[nodiscard]] EngineCall clear();
@@ -190,10 +194,18 @@ class EngineDriver {
   [[nodiscard]] EngineCall on_resumed(const EngineAnswer& answer);
   [[nodiscard]] EngineCall read_label();
   [[nodiscard]] EngineCall on_label(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall correct_label(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall label_not_proven(const EngineAnswer& answer);
+  // The same processes, with the same weights.
+  [[nodiscard]] bool holds_still(const EngineAnswer& answer) const;
+  [[nodiscard]] std::string wanted_label() const;
+  [[nodiscard]] bool label_fits(const std::string& label) const;
   [[nodiscard]] EngineCall on_label_proof(const EngineAnswer& answer);
 
   void take(const EngineAnswer& answer);
   [[nodiscard]] bool same_processes(const std::vector<RankReply>& replies) const;
+  // An update of the engine's session is active, as far as the ranks tell.
+  [[nodiscard]] bool updating() const;
   [[nodiscard]] static Held held_by(const std::vector<RankReply>& replies);
   [[nodiscard]] std::optional<std::string> known_digest(std::int64_t version) const;
   // At the goal's version or past it, by number; its digest is not known yet.

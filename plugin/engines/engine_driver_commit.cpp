@@ -117,15 +117,7 @@ bool EngineDriver::is_staged_version(const Held& held) const {
 EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
   const Held held = held_by(answer.ranks);
   const bool here = answer.status.ok() && same_processes(answer.ranks);
-  if (here && told_label_ && held.kind == Held::kOne && held.one == result_.identity) {
-    return finish();
-  }
-  if (told_label_) {
-    result_.known = reached_ = false;
-    paused_running_ = false;
-    return leave(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
-                       answer.status.message(), "): its label is not proven"));
-  }
+  if (told_label_) return holds_still(answer) ? finish() : label_not_proven(answer);
   if (here && is_staged_version(held)) {
     reached_ = result_.updated = result_.known = true;
     result_.identity = held.one;
@@ -164,16 +156,32 @@ EngineCall EngineDriver::finish() {
   if (!options_.session) return label_and_resume();
   EngineCall finish{.op = EngineOp::kFinish};
   if (reached_ || told_label_) {
-    finish.label = std::to_string(result_.identity.version);
-    labelled_.reset();
+    finish.label = wanted_label();
   }
   return make(Phase::kFinishing, std::move(finish));
 }
 
+// After a begin or a finish that failed: a session that is left open would take the label of any
+// finish that is on its way still, and may keep the engine from what it does at its end.
+EngineCall EngineDriver::on_session_left(const EngineAnswer& answer) {
+  const bool tried = !finish_problem_.ok();
+  const Status unfinished = finish_problem_.with_context("its update was not finished");
+  if (!holds_still(answer)) {
+    told_label_ = true;
+    if (!answer.status.ok()) remember(unfinished);
+    return label_not_proven(answer);
+  }
+  if (updating() && !tried) return finish();
+  if (updating()) {
+    remember(unfinished);
+    return stay_paused(std::string(problem_.message()));
+  }
+  return tried ? label_and_resume() : leave(problem_);
+}
+
 // The ranks hold one version: before the engine serves it, its label tells so.
 EngineCall EngineDriver::label_and_resume() {
-  const bool base = result_.identity.run.empty();  // has the label that the server began with
-  if (!result_.known || base || labelled_ == result_.identity) return go_on();
+  if (!result_.known || labelled_ == result_.identity) return go_on();
   return read_label();
 }
 
@@ -214,8 +222,19 @@ EngineCall EngineDriver::on_resumed(const EngineAnswer& answer) {
 // Of an engine that serves, to end with; of any other, before it is resumed.
 EngineCall EngineDriver::read_label() { return make(Phase::kReadLabel, EngineOp::kReadLabel); }
 
+std::string EngineDriver::wanted_label() const {
+  const EngineIdentity& held = result_.identity;
+  return held.run.empty() ? std::string(kUnprovenLabel) : std::to_string(held.version);
+}
+
+// A late finish of a driver before this one may have named a base after a version.
+bool EngineDriver::label_fits(const std::string& label) const {
+  if (!result_.identity.run.empty()) return label == wanted_label();
+  return label.empty() || label == "0" || label.find_first_not_of("0123456789") != label.npos;
+}
+
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
-  const bool serves = pause_ == PauseState::kRunning;
+  const bool serves = pause_ == PauseState::kRunning && !tidying_;
   const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
   if (!answer.status.ok() && !none) {
     if (serves) remember(finish_problem_);
@@ -223,9 +242,9 @@ EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
     told_label_ = !serves;  // nobody knows it, so that nothing is resumed
     return serves ? end(problem_) : leave(problem_);
   }
-  const std::string wanted = std::to_string(result_.identity.version);
+  const std::string wanted = wanted_label();
   if (none) remember(finish_problem_.with_context("its update was not finished"));
-  if (none || answer.label == wanted) {
+  if (none || label_fits(answer.label)) {
     labelled_ = result_.identity;
     return serves ? end(problem_) : go_on();
   }
@@ -233,24 +252,39 @@ EngineCall EngineDriver::on_label(const EngineAnswer& answer) {
     return leave(error(StatusCode::kMismatch, "says that it serves version ", shown(answer.label),
                        ", expected ", wanted));
   }
-  // In a session, if the engine has them: a server that was started anew has none, and refuses.
+  return make(Phase::kBeforeLabel, EngineOp::kAsk);
+}
+
+// In a session, if the engine has them: a server that was started anew has none, and refuses. None
+// is begun in another process than the one that holds the version: a finish of before, on its way
+// still, would name that after it.
+EngineCall EngineDriver::correct_label(const EngineAnswer& answer) {
+  if (!holds_still(answer)) return label_not_proven(answer);
   if (!options_.session) {
     EngineCall set{.op = EngineOp::kSetLabel};
-    set.label = wanted;
+    set.label = wanted_label();
     return make(Phase::kSetLabel, std::move(set));
   }
-  if (pause_ == PauseState::kPaused) {
-    return make(Phase::kBeginning, EngineOp::kBegin);
-  }
+  if (pause_ == PauseState::kPaused) return make(Phase::kBeginning, EngineOp::kBegin);
   return make(Phase::kPausing, EngineOp::kPause);
+}
+
+bool EngineDriver::holds_still(const EngineAnswer& answer) const {
+  const Held held = held_by(answer.ranks);
+  return answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
+         held.one == result_.identity;
+}
+
+EngineCall EngineDriver::label_not_proven(const EngineAnswer& answer) {
+  result_.known = reached_ = result_.updated = false;
+  paused_running_ = false;
+  return leave(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
+                     answer.status.message(), "): its label is not proven"));
 }
 
 // A server that was started anew in between has got a label that is not its own.
 EngineCall EngineDriver::on_label_proof(const EngineAnswer& answer) {
-  const Held held = held_by(answer.ranks);
-  const bool good = answer.status.ok() && same_processes(answer.ranks) && held.kind == Held::kOne &&
-                    held.one == result_.identity;
-  if (good) return read_label();
+  if (holds_still(answer)) return read_label();
   result_.known = result_.updated = false;
   remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
                  answer.status.message(), "): its label is not proven"));

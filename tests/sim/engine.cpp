@@ -63,6 +63,7 @@ Result<std::string> Engine::rpc(Server& server, const std::string& arguments) {
     nlohmann::json reply = server.workers[rank]->answer(given.at("method"), given.at("kwargs"));
     reply["nonce"] = given.at("kwargs").at("nonce");
     reply["process"] = concat(server.token, "-", rank);
+    reply["updating"] = server.session;
     replies.push_back(std::move(reply));
   }
   return replies.dump();

@@ -39,13 +39,17 @@ class Fleet {
   }
 
  private:
-  // Engines that are told to read directories read `flush`, of a trainer with one rank.
+  // Engines that are told to read directories read `flush` or `hf_delta`, of a trainer with one
+  // rank.
   void choose_layout() {
     if (world_.hub != nullptr) return;
-    if (world_.ranks == 1 && random_.chance(0.4)) told_ = std::make_unique<ToldEngine>(world_);
-    if (told_ || random_.chance(0.2)) {
+    if (world_.ranks == 1 && random_.chance(0.5)) {
+      told_ = std::make_unique<ToldEngine>(
+          world_, random_.chance(0.5) ? EngineAction::kUpdateFlush : EngineAction::kPullWeights);
+    }
+    if (told_ ? !told_->pulls() : random_.chance(0.2)) {
       world_.layout = DirectoryLayout::kFlush;
-    } else if (random_.chance(0.2)) {
+    } else if (told_ || random_.chance(0.2)) {
       world_.layout = DirectoryLayout::kHfDelta;
     }
   }
@@ -169,7 +173,7 @@ void Fleet::disturb() {
     case 14: return kill(engine.server());
     case 15: return kill(agent_->process());
     case 16:
-      if (told_) told_->start_server(trainer().base());
+      if (told_) told_->restart_server(trainer().base());
       return;
     default:
       if (!agent_->running()) agent_->start();
@@ -206,8 +210,11 @@ void Fleet::new_run() {
   world_.road_is_damaged = false;
   const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
   // A call that is still on its way names a directory, not a run: the operator waits for it, or
-  // starts the engine anew, as docs/operate/notify.md asks.
-  if (told_ && (!same(base, trainer().base()) || !told_->idle())) told_->start_server(base);
+  // starts the engine anew, as docs/operate/notify.md asks. A checkpoint that was patched is of the
+  // old run.
+  if (told_ && (told_->pulls() || !same(base, trainer().base()) || !told_->idle())) {
+    told_->start_server(base);
+  }
   trainers_.push_back(new_trainer(base));
   trainer().start(100);
 }

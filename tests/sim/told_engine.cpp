@@ -6,6 +6,7 @@
 
 #include "formats/flush_file.h"
 #include "formats/safetensors.h"
+#include "formats/tensor_patcher.h"
 #include "formats/version_dir.h"
 
 namespace driftless::testing {
@@ -49,11 +50,36 @@ Status replace_all(FileSystem& fs, const std::string& path, Weights& weights) {
   return {};
 }
 
+// The compressed deltas of an hf_delta version.
+Status patch_all(FileSystem& fs, const VersionDirectory& version, Weights& weights) {
+  const WeightLayout layout = layout_of(weights);
+  for (const std::string& name : version.payload_files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile file,
+                               SafetensorsFile::open(fs, concat(version.path, "/", name)));
+    for (const SafetensorsEntry& entry : file.header().tensors) {
+      const TensorSpec& tensor = layout[*layout.find(entry.spec.name)];
+      auto made = version.encoding == Encoding::kXor
+                      ? make_xor_patcher(tensor, file.bytes(entry))
+                      : make_overwrite_patcher(tensor, file.bytes(entry));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<TensorPatcher> patcher, std::move(made));
+      DRIFTLESS_RETURN_IF_ERROR(patcher->patch(0, weights.at(entry.spec.name).bytes));
+      DRIFTLESS_RETURN_IF_ERROR(patcher->finish());
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 void ToldEngine::start_server(const Weights& base) {
+  checkpoint_ = {base, 0, {}};
+  restart_server(base);
+}
+
+void ToldEngine::restart_server(const Weights& base) {
   if (server_ != nullptr) world_.simulation.kill(*server_);
-  life_ = std::make_shared<Server>(Server{base, base, "default", {}});
+  const Weights& served = pulls() ? checkpoint_.weights : base;
+  life_ = std::make_shared<Server>(Server{served, served, "default", {}});
   queue_ = std::make_shared<CallQueue>();
   server_ = world_.simulation.start("told-server", [this](Process& process) {
     while (!process.dead && !world_.ending) world_.simulation.sleep(milliseconds(500));
@@ -65,7 +91,8 @@ std::unique_ptr<EngineNotifier> ToldEngine::notifier() {
   NotifyOptions options;
   EngineEndpoint& engine = options.engines.emplace_back();
   engine.url = kUrl;
-  engine.action = EngineAction::kUpdateFlush;
+  engine.action = action_;
+  if (pulls()) engine.local_checkpoint_dir = "/local";
   options.timeout = milliseconds(2'000);
   options.retries = 1;
   options.retry_wait = milliseconds(200);
@@ -103,6 +130,13 @@ Result<std::string> ToldEngine::answer(Server& life, Process& process, const std
     const auto found = open_version(fs, kRoad, std::stoull(label));
     if (found.ok() && found->manifest) life.run = found->manifest->id.run;
     life.label = label;
+  } else if (path == "/pull_weights") {
+    SimFileSystem fs(world_.simulation, world_.disk, process);
+    done = pull(fs, told.at("target_version"));
+  } else if (pulls()) {
+    life.memory = checkpoint_.weights;
+    life.run = checkpoint_.run;
+    life.label = told.at("weight_version");
   } else {
     SimFileSystem fs(world_.simulation, world_.disk, process);
     done = load(life, fs, told);
@@ -134,6 +168,36 @@ Status ToldEngine::load(Server& life, FileSystem& fs, const nlohmann::json& told
   life.memory = std::move(weights);
   life.label = label;
   if (found.manifest) life.run = found.manifest->id.run;
+  return {};
+}
+
+// All that lies between, or nothing: each version is written behind a journal.
+Status ToldEngine::pull(FileSystem& fs, std::uint64_t target) {
+  std::vector<VersionDirectory> missed;
+  for (std::uint64_t number = target; number > checkpoint_.version;) {
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, open_version(fs, kRoad, number));
+    DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(fs, found, 1));
+    number = found.full() ? 0 : found.base_version;
+    missed.insert(missed.begin(), std::move(found));
+  }
+  if (!missed.empty() && !missed.front().full() &&
+      missed.front().base_version != checkpoint_.version) {
+    return error(StatusCode::kWrongBase, "the checkpoint is at version ", checkpoint_.version);
+  }
+  for (const VersionDirectory& version : missed) {
+    Checkpoint next = checkpoint_;
+    if (version.full()) {
+      for (const std::string& name : version.payload_files) {
+        DRIFTLESS_RETURN_IF_ERROR(replace_all(fs, concat(version.path, "/", name), next.weights));
+      }
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(patch_all(fs, version, next.weights));
+    }
+    next.version = version.version;
+    if (version.manifest) next.run = version.manifest->id.run;
+    DRIFTLESS_RETURN_IF_ERROR(world_.simulation.step());
+    checkpoint_ = std::move(next);
+  }
   return {};
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated engine that the trainer tells to load `flush` directories (EngineNotifier): it takes
-// whatever files it is told to on top of whatever it holds, and the label that comes with them.
+// A simulated engine that the trainer tells of each version (EngineNotifier), in one of two ways:
+//   flush         it takes whatever files it is told to on top of whatever it holds;
+//   pull_weights  its host patches a checkpoint of its own from `hf_delta` directories, up to the
+//                 version that it is told, and the engine loads it. The checkpoint outlives the
+//                 server, and a version at or below its own is pulled without a look at its run.
+// The label that comes with it is taken, too.
 #pragma once
 
 #include <memory>
@@ -15,10 +19,13 @@ namespace driftless::testing {
 
 class ToldEngine {
  public:
-  explicit ToldEngine(World& world) : world_(world) {}
+  ToldEngine(World& world, EngineAction action) : world_(world), action_(action) {}
 
   // A new server, serving the weights of `base`; it ends the one before.
   void start_server(const Weights& base);
+  // The same, from the files that the one before had, if there are any.
+  void restart_server(const Weights& base);
+  [[nodiscard]] bool pulls() const { return action_ == EngineAction::kPullWeights; }
   [[nodiscard]] Process* server() { return server_.get(); }
   [[nodiscard]] bool running() const { return server_ != nullptr && server_->fibers > 0; }
 
@@ -45,9 +52,19 @@ class ToldEngine {
   [[nodiscard]] Result<std::string> answer(Server& life, Process& process, const std::string& path,
                                            const std::string& body);
   [[nodiscard]] Status load(Server& life, FileSystem& fs, const nlohmann::json& told);
+  [[nodiscard]] Status pull(FileSystem& fs, std::uint64_t target);
   [[nodiscard]] bool alive() const { return server_ != nullptr && !server_->dead && life_; }
 
+  // What the engine's host has patched.
+  struct Checkpoint {
+    Weights weights;
+    std::uint64_t version = 0;
+    Hash128 run;
+  };
+
   World& world_;
+  const EngineAction action_;
+  Checkpoint checkpoint_;
   std::shared_ptr<Process> server_;
   std::shared_ptr<Server> life_;
   std::shared_ptr<CallQueue> queue_;

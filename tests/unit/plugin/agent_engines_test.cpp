@@ -24,10 +24,10 @@ TEST_F(AgentEnginesTest, AnUpdateOfVllmInItsOrder) {
   EXPECT_EQ(engine.weight_version(), "1");
   EXPECT_EQ(engine.calls(),
             (std::vector<std::string>{
-                "rpc:driftless_status", "rpc:driftless_open", "/reset_prefix_cache", "/resume",
-                "rpc:driftless_stage", "rpc:driftless_status", "/pause", "/start_weight_update",
-                "/update_weights", "rpc:driftless_status", "/finish_weight_update",
-                "/reset_prefix_cache", "/resume", "/weight_info"}));
+                "rpc:driftless_status", "rpc:driftless_open", "/weight_info", "/reset_prefix_cache",
+                "/resume", "rpc:driftless_stage", "rpc:driftless_status", "/pause",
+                "/start_weight_update", "/update_weights", "rpc:driftless_status",
+                "/finish_weight_update", "/reset_prefix_cache", "/resume", "/weight_info"}));
   engine.published = 4;
   EXPECT_EQ(*session->update(3, times_), 4U) << "the newest that the ranks found";
   EXPECT_EQ(engine.count("rpc:driftless_open"), 1U) << "once";

@@ -233,8 +233,10 @@ class SglangStandIn {
   std::vector<std::string> phases;
   std::string answers;
   std::optional<unsigned> refusing;  // this rank does not commit, nor go back
-  std::string refused_call;  // once the label is given
-  int lost_ends = 0;         // done, and their answers are lost
+  std::string refused_call;          // once the label is given
+  int lost_ends = 0;                 // done, and their answers are lost
+  std::function<HttpResponse()>
+      ends;  // what a session's end is answered after a commit; it stays open
   std::function<bool(const std::string& phase)> restarts;
 
   void restart() {
@@ -259,8 +261,10 @@ class SglangStandIn {
     if (path == "/pause_generation") paused = true;
     if (path == "/continue_generation") paused = false;
     if (path == "/begin_weight_update" && std::exchange(session, true)) return refused();
+    if (path == "/end_weight_update" && ends && label == std::to_string(published)) return ends();
     if (path == "/end_weight_update" && !std::exchange(session, false)) return refused();
-    if (path == "/end_weight_update" && label == "5" && lost_ends-- > 0) return {500, R"({"message":"lost"})", {}, ""};
+    if (path == "/end_weight_update" && label == "5" && lost_ends-- > 0)
+      return {500, R"({"message":"lost"})", {}, ""};
     const auto body = nlohmann::json::parse(request.body);
     if (path == "/update_weight_version") label = body.at("new_version");
     if (path == "/update_weights_from_tensor") {
@@ -337,6 +341,35 @@ TEST_F(AgentSglangTest, SglangsWorkersAnswerByFiles) {
     EXPECT_TRUE(std::filesystem::exists(engine.answers));
   }
   EXPECT_FALSE(std::filesystem::exists(engine.answers)) << "nothing is left behind";
+}
+
+// The label goes out before the session's end: that it is right does not show that the update
+// ended.
+TEST_F(AgentSglangTest, AnUpdateWhoseEndFailsIsNoSuccess) {
+  for (const bool refuses : {true, false}) {
+    const TempDir shm(TempDir::Where::kMemory);
+    SglangStandIn engine(shm.path(), 2, 1);
+    auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+    ASSERT_TRUE(transport.ok());
+    const auto session = make_engine_session(std::move(*transport), options_of(kRun));
+    engine.ends = [&]() -> HttpResponse {
+      if (refuses) return {400, R"({"success":false,"message":"not this one"})", {}, ""};
+      return {500, "boom", {}, ""};
+    };
+    const auto reached = session->update(5, times_);
+    ASSERT_FALSE(reached.ok());
+    EXPECT_EQ(engine.label, "5");
+    EXPECT_TRUE(engine.paused) << reached.status().to_string();
+    EXPECT_NE(reached.status().message().find("not finished"), std::string::npos)
+        << reached.status().to_string();
+    EXPECT_NE(reached.status().message().find("left paused"), std::string::npos);
+    EXPECT_FALSE(session->update(5, times_).ok()) << "nor is the next, while it does not end";
+    engine.ends = nullptr;
+    const auto again = session->update(5, times_);
+    ASSERT_TRUE(again.ok()) << again.status().to_string();
+    EXPECT_FALSE(engine.paused);
+    EXPECT_FALSE(engine.session);
+  }
 }
 
 // Defect 4: the ranks of all pipeline stages count, each for itself.

@@ -8,13 +8,15 @@
 //   a request that ended well leaves an engine that serves the goal's run, its version or a later
 //   one, and says so; a request that leaves an engine paused says so.
 //
-// Calls of the ranks are answered in their order (the engines queue them). Commits and stagings
-// that were given up may come at any later time all the same.
+// Calls of the ranks are answered in their order (the engines queue them). Commits, stagings and
+// finishes that were given up, or whose driver died, may come at any later time all the same; a
+// finish only in the server process that it was sent to, because it carries no ticket.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <deque>
 #include <iostream>
+#include <memory>
 #include <unordered_set>
 
 #include "plugin/engines/engine_driver.h"
@@ -58,9 +60,10 @@ struct WalkedEngine {
   [[nodiscard]] bool whole() const {
     return ranks[0].holds() == ranks[1].holds() && ranks[0].version >= 0;
   }
-  // The base has the label that the server began with.
+  // The base has the label that the server began with, or one that says nothing.
   [[nodiscard]] bool label_fits() const {
-    return label == (ranks[0].version > 0 ? std::to_string(ranks[0].version) : "default");
+    if (ranks[0].version > 0) return label == std::to_string(ranks[0].version);
+    return label == "default" || label == "unproven";
   }
   void restart() {
     const int next = process + 1;
@@ -158,6 +161,7 @@ struct World {
       reply.follows = rank.follows;
       reply.staged_version = rank.staged;
       reply.session = true;
+      reply.updating = engine.session;
       made.push_back(std::move(reply));
     }
     return made;
@@ -178,12 +182,20 @@ struct World {
 };
 
 // What may still come when its caller has given it up, or is dead.
-bool may_come_late(EngineOp op) { return op == EngineOp::kWrite || op == EngineOp::kStage; }
+bool may_come_late(EngineOp op) {
+  return op == EngineOp::kWrite || op == EngineOp::kStage || op == EngineOp::kFinish;
+}
 
 bool is_rank_call(EngineOp op) {
   return op == EngineOp::kAsk || op == EngineOp::kLook || op == EngineOp::kOpen ||
          op == EngineOp::kClose || op == EngineOp::kStage || op == EngineOp::kRollback;
 }
+
+// How a node was come to, the last step first.
+struct Step {
+  std::shared_ptr<const Step> before;
+  std::string text;
+};
 
 struct Node {
   World world;
@@ -195,7 +207,16 @@ struct Node {
   int restarts = 0;                  // of the engine
   int asked = 0;                     // the process that the request's first question went to
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
-  std::string way;                   // how it came here
+  std::shared_ptr<const Step> way;
+
+  void went(std::string text) { way = std::make_shared<Step>(Step{way, std::move(text)}); }
+  [[nodiscard]] std::string whole_way() const {
+    std::string text;
+    for (const Step* step = way.get(); step != nullptr; step = step->before.get()) {
+      text = concat(" ", step->text, text);
+    }
+    return text;
+  }
 
   [[nodiscard]] std::string key() const {
     return concat(world.key(), "#", driver.fingerprint(), "#", agent, requests, faults, restarts,
@@ -254,7 +275,8 @@ class Walk {
   }
 
   void fail(const Node& node, const std::string& why) {
-    if (failure_.empty()) failure_ = concat(why, "\n", node.way, "\nnow: ", node.world.key());
+    if (failure_.empty())
+      failure_ = concat(why, "\n", node.whole_way(), "\nnow: ", node.world.key());
   }
 
   void check(const Node& node) {
@@ -278,7 +300,9 @@ class Walk {
       --next.restarts;
       next.world.other = next.world.replies({true, true});
       next.world.engine.restart();
-      next.way += " ENGINE-RESTART";
+      // A finish names no ticket: it goes with the connection to the process that it was sent to.
+      if (next.world.late && next.world.late->op == EngineOp::kFinish) next.world.late.reset();
+      next.went("ENGINE-RESTART");
       push(std::move(next));
     }
     if (node.requests == 0) return;
@@ -287,7 +311,7 @@ class Walk {
       Node next = node;
       --next.requests;
       if (made) next.world.late = node.call;
-      next.way += made ? " DRIVER-RESTART(call on its way)" : " DRIVER-RESTART";
+      next.went(made ? "DRIVER-RESTART(call on its way)" : "DRIVER-RESTART");
       start_agent(next, node.world.run, node.world.published);
       push(std::move(next));
     }
@@ -295,8 +319,13 @@ class Walk {
 
   void run_late(const Node& node) {
     Node next = node;
-    static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
-    next.way += concat(" late:", to_string(node.world.late->op));
+    EngineAnswer unheard;
+    if (node.world.late->op == EngineOp::kFinish) {
+      static_cast<void>(next.world.serve(*node.world.late, unheard));
+    } else {
+      static_cast<void>(next.world.apply(*node.world.late, {Fate::kDone, Fate::kDone}));
+    }
+    next.went(concat("late:", to_string(node.world.late->op)));
     next.world.late.reset();
     push(std::move(next));
   }
@@ -305,7 +334,7 @@ class Walk {
     Node next = node;
     next.faults -= faults;
     if (next.asked == 0) next.asked = next.world.engine.process;
-    next.way += concat(" ", to_string(node.call.op), how);
+    next.went(concat(to_string(node.call.op), how));
     next.call = next.driver.next(said);
     push(std::move(next));
   }
@@ -390,7 +419,7 @@ class Walk {
     if (node.requests == 0) return;
     Node next = node;
     --next.requests;
-    next.way += " | NEXT-REQUEST";
+    next.went("| NEXT-REQUEST");
     next.world.published = kVersions;
     begin(next);
     push(std::move(next));
@@ -398,7 +427,7 @@ class Walk {
       if (node.world.run == "b" && run == "a") continue;
       Node other = node;
       --other.requests;
-      other.way += concat(" | NEW-DRIVER-OF-RUN-", run);
+      other.went(concat("| NEW-DRIVER-OF-RUN-", run));
       start_agent(other, run, run == "a" ? node.world.published : 1);
       push(std::move(other));
     }
