@@ -123,6 +123,8 @@ class LoaderWriter:
         load = WholeLoad(self._bound)
         try:
             load.load(self._load, name, self._base(name).clone())
+            if not load.before:
+                return "the loader writes it where it is not seen"
             other = load.changed(but=hooks)
         except Exception as error:
             return f"loading it again fails ({_first_line(error)})"

@@ -196,7 +196,7 @@ def _run(
 
     failed = None
     try:
-        with torch.no_grad(), tracer:
+        with tracer.watching():
             load_weights(watched())
     except Exception as error:
         failed = tracer.current or ""

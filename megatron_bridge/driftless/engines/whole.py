@@ -28,7 +28,7 @@ class WholeLoad(Watching):
         of one is copied into that one."""
         try:
             with torch.no_grad():
-                with self:
+                with self.watching():
                     load_weights(iter([(name, tensor)]))
                 for binding in list(self.bound.rebound()):
                     self.complete(binding)
