@@ -320,7 +320,8 @@ class MaskedLoad(Watching):
         """A hook of the loader may write elsewhere, from what has nothing to do with the masked
         tensors; that is kept for undo()."""
         for storage in storages:
-            if names or storage.key in self.loading:
+            beside = storage.key in self.bound.beside  # computed again after all is written
+            if (names and not beside) or storage.key in self.loading:
                 raise UnsupportedError(
                     f"the loader writes into '{storage.name}' by {op_name(func)}, not by a copy of "
                     f"{', '.join(sorted(names)) or 'a tensor'}; nothing was changed"

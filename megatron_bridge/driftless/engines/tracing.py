@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,9 @@ class Trace:
     parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     # Storages that are written from nothing of the checkpoint, and by what: hooks of the loader.
     hooks: dict[int, str] = field(default_factory=dict)
+    # Tensors that the loader computes attributes from, and these: they are no place for a copy.
+    derived: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    raised: dict[str, str] = field(default_factory=dict)  # the tensor at which the loader did -> what
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
@@ -63,6 +66,22 @@ class Trace:
             self.problems.setdefault(name, why)
             if parameter:
                 self.parameters[name].add(parameter)
+
+
+    def add(self, other: Trace) -> None:
+        """What another loader did, after this one."""
+        later = self.operations
+        self.operations += other.operations
+        for name, copies in other.copies.items():
+            self.copies[name] += [replace(each, order=each.order + later) for each in copies]
+        self.fills += [replace(each, order=each.order + later) for each in other.fills]
+        for name, why in other.problems.items():
+            self.problems.setdefault(name, why)
+        for into, of in ((self.parameters, other.parameters), (self.derived, other.derived)):
+            for name, found in of.items():
+                into[name] |= found
+        for storage, by in other.hooks.items():
+            self.hooks.setdefault(storage, by)
 
 
 class _Tracer(Watching):
@@ -112,6 +131,9 @@ class _Tracer(Watching):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         storage = self.bound.find(target)
         names = self.names_of([source])
+        if storage is not None and storage.key in self.bound.beside:
+            self.note_derived(storage.name, names)
+            return target
         if storage is None:
             if names:
                 self.taint([target], names, "a copy into a temporary")
@@ -165,6 +187,9 @@ class _Tracer(Watching):
             storage = self.bound.find(target)
             if storage is None:
                 continue
+            if storage.key in self.bound.beside:
+                self.note_derived(storage.name, names | self.names_of([target]))
+                continue
             if func in FILLS and not names:
                 fill = Fill(storage.key, View.of(target), target.dtype, self.trace.operations)
                 self.trace.fills.append(fill)
@@ -174,6 +199,16 @@ class _Tracer(Watching):
             why = f"the loader writes into '{storage.name}' by {op_name(func)}"
             self.trace.problem(names, why, storage.name)
         return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def note_derived(self, attribute: str, names: set[str]) -> None:
+        for name in names:
+            self.trace.derived[name].add(attribute)
+
+    def ended(self) -> None:
+        for each in self.bound.rebound_attributes():
+            new = each.current()
+            if isinstance(new, torch.Tensor):
+                self.note_derived(each.name, self.names_of([new]))
 
     def blamed(self, storage: int) -> set[str]:
         """Whose fault it is where nothing else tells."""
@@ -202,6 +237,7 @@ def _run(
         failed = tracer.current or ""
         text = str(error).split("\n")[0][:200]
         trace.problem([failed], f"the loader looks at values ({type(error).__name__}: {text})")
+        trace.raised[failed] = type(error).__name__
     _note_rebound(bound, tracer, trace)
     if failed is None:
         _note_kept(held, trace)
@@ -237,8 +273,9 @@ def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any
     without = {spec.name for spec in specs if spec.dtype not in TORCH_DTYPES}
     trace.problem(without, "torch has no such type")
     problems: dict[str, str] = dict(trace.problems)
+    raised: dict[str, str] = {}
     for _ in range(_MOST_RESTARTS):
-        trace = Trace(problems=dict(problems))
+        trace = Trace(problems=dict(problems), raised=raised)
         left = [spec for spec in specs if spec.name not in without]
         failed = _run(load_weights, bound, left, trace)
         if failed is None:
@@ -247,7 +284,7 @@ def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any
             break  # before it took any
         problems[failed] = trace.problems[failed]
         without.add(failed)
-    trace = Trace(problems=dict(problems))
+    trace = Trace(problems=dict(problems), raised=raised)
     for spec in specs:
         if spec.name not in without:
             _run(load_weights, bound, [spec], trace)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -118,9 +118,21 @@ class Watching:
         # As long as somebody has a weak reference, a storage's key is not used again.
         self.kept: dict[int, StorageWeakRef] = {}
 
-    def watching(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
         """While it is on, see() has every operation of this thread and of those that it starts."""
-        return everywhere(self.modes)
+        with self.bound.with_attributes():
+            try:
+                with everywhere(self.modes):
+                    yield
+                self.ended()
+            finally:
+                for each in self.bound.rebound_attributes():
+                    each.restore()
+
+    def ended(self) -> None:
+        """The loader is through; attributes that it put others in the places of are as it left
+        them."""
 
     @contextmanager
     def modes(self) -> Iterator[None]:

@@ -312,7 +312,7 @@ def replaced_parameters_are_found():
         group.step()
         engine = group.engines[0]
         engine.norm = torch.nn.Parameter(engine.norm.data.clone(), requires_grad=False)
-        with raises(driftless.errors.MismatchError, "'norm'", "make the target again"):
+        with raises(driftless.errors.BusyError, "'norm'", "ModuleTarget.follow"):
             group.receivers[0].stage(10)
 
 
