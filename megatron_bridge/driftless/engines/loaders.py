@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loaders of an engine's model and of its drafters (MTP layers, EAGLE heads), as one.
 
-A drafter is a second module with a load_weights of its own. It takes some of the checkpoint's
-tensors; a loader of its own checkpoint raises at names that it does not know. What it takes goes to
-it together with the model's, in one plan and one commit.
+A drafter is a second module with a load_weights of its own. What it takes of the checkpoint goes to
+it together with the model's, in one plan and one commit. A drafter that was loaded from another
+checkpoint holds other values there, or its loader raises: it does not follow, and is left alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ import torch
 from ..errors import InvalidArgumentError
 from .bound import BoundTensors
 from .tracing import LoadWeights, Trace, trace_loader
-
-# What a loader raises at a name that it does not know.
-_UNKNOWN = ("KeyError", "AttributeError", "ValueError")
-
 
 class Loaders:
     def __init__(
@@ -35,25 +31,27 @@ class Loaders:
             if load is None:
                 raise InvalidArgumentError(f"drafter '{name}' has no load_weights")
             self.drafters[name] = load
-        self.taken: dict[str, set[str]] = {name: set() for name in drafters}  # by drafter
+        self.taken: dict[str, set[str]] = {}  # tensors, by drafter
         self.not_models: set[str] = set()  # tensors that only drafters know
 
-    def trace(self, bound: BoundTensors, specs: list[Any]) -> Trace:
+    def trace(
+        self, bound: BoundTensors, specs: list[Any], base: Callable[[str], torch.Tensor]
+    ) -> Trace:
+        """The first time the modules hold `base`. Later what a drafter takes is known."""
         assert self.model is not None
         trace = trace_loader(self.model, bound, specs)
+        unknown = set(trace.raised)
         for name, load in self.drafters.items():
-            other = trace_loader(load, bound, specs)
-            for unknown in [key for key, kind in other.raised.items() if kind in _UNKNOWN]:
-                if not other.copies.get(unknown):
-                    other.problems.pop(unknown, None)
-            self.taken[name] = {key for key, copies in other.copies.items() if copies}
-            self.taken[name] |= other.problems.keys()
-            trace.add(other)
-        published = set().union(*self.taken.values())
-        for name in published & trace.raised.keys():
-            if trace.raised[name] in _UNKNOWN and name in trace.problems:
-                self.not_models.add(name)
-                trace.problems.pop(name)
+            known = self.taken.get(name)
+            given = [spec for spec in specs if known is None or spec.name in known]
+            other = trace_loader(load, bound, given)
+            if known is None:
+                self.taken[name] = _taken(other, bound, base)
+            trace.add(other, only=self.taken[name])
+        # The model's loader does not know them, and a drafter's does.
+        self.not_models = unknown & set().union(*self.taken.values())
+        for tensor in self.not_models:
+            trace.problems.pop(tensor, None)
         return trace
 
     @property
@@ -69,6 +67,19 @@ class Loaders:
         for name, load in self.drafters.items():
             if mine := [pair for pair in pairs if pair[0] in self.taken[name]]:
                 load(iter(mine))
+
+
+def _taken(
+    trace: Trace, bound: BoundTensors, base: Callable[[str], torch.Tensor]
+) -> set[str]:
+    """The tensors that a drafter has from this checkpoint."""
+    taken = {name for name in trace.problems if name not in trace.raised}
+    for name, copies in trace.copies.items():
+        if copies and name not in trace.raised:
+            tensor = base(name)
+            if all(each.holds(bound.storages[each.storage], tensor) for each in copies):
+                taken.add(name)
+    return taken
 
 
 def own_loader(module: torch.nn.Module) -> LoadWeights | None:

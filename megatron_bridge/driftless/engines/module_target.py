@@ -17,7 +17,7 @@ import torch
 from .. import _native
 from ..errors import MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
-from .bound import BoundTensors, View, bits, storage_key
+from .bound import BoundTensors, View, storage_key
 from .derived import Refresh, derive, find_refreshes
 from .loader_writer import LoaderWriter
 from .loaders import Loaders
@@ -92,7 +92,10 @@ class ModuleTarget(_native.MappedTarget):
         bound = BoundTensors.of(*self._modules)
         specs = self._layout.tensors
         has_loader = self._loaders.model is not None
-        trace = self._loaders.trace(bound, specs) if has_loader else _by_names(bound, self._layout)
+        if has_loader:
+            trace = self._loaders.trace(bound, specs, self._base)
+        else:
+            trace = _by_names(bound, self._layout)
         plan = make_plan(trace, bound, self._layout)
         load = self._loaders.load
         writer = LoaderWriter(bound, load, self._layout, self._base, self._chunk_bytes)
@@ -225,7 +228,7 @@ class ModuleTarget(_native.MappedTarget):
         for name, maps in made.plan.maps.items():
             if self.ways[name].way in ("direct", "plan") and maps:
                 base = self._base(name)
-                if not all(_same(each, base) for each in maps):
+                if not all(each.copy.holds(each.storage, base) for each in maps):
                     return False
         self._prove(made)
         if any(self.ways[name].way != "refused" for name in made.refused):
@@ -280,16 +283,6 @@ def _unlike(plan: Plan, before: Plan) -> str | None:
 
     names = before.maps.keys()
     return next((name for name in names if places(plan, name) != places(before, name)), None)
-
-
-def _same(planned: Any, base: torch.Tensor) -> bool:
-    """Whether the module has the checkpoint's bits, at every place of the map."""
-    copy, memory = planned.copy, planned.storage.flat(planned.copy.dtype)
-    flat = base.contiguous().view(-1)
-    source, target = copy.source, copy.target
-    expected = flat.as_strided(source.shape, source.strides, source.offset).to(copy.dtype)
-    held = memory.as_strided(target.shape, target.strides, target.offset)
-    return torch.equal(bits(expected.contiguous()), bits(held.contiguous()).cpu())
 
 
 def _gpu_number(device: torch.device | None) -> int | None:

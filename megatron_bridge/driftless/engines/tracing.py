@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..torch_dtypes import TORCH_DTYPES, dtype_name
-from .bound import BoundTensors, View, storage_key
+from .bound import BoundTensors, Storage, View, bits, storage_key
 from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
@@ -38,6 +38,15 @@ class Copy:
     target: View
     dtype: torch.dtype  # of the target
     order: int
+
+    def holds(self, into: Storage, tensor: torch.Tensor) -> bool:
+        """Whether the module has the bits of the tensor, at every place."""
+        flat = tensor.contiguous().view(-1)
+        source = flat.as_strided(self.source.shape, self.source.strides, self.source.offset)
+        target = into.flat(self.dtype)
+        held = target.as_strided(self.target.shape, self.target.strides, self.target.offset)
+        expected = bits(source.to(self.dtype).contiguous())
+        return torch.equal(expected, bits(held.contiguous()).cpu())
 
 
 @dataclass(frozen=True)
@@ -68,18 +77,21 @@ class Trace:
                 self.parameters[name].add(parameter)
 
 
-    def add(self, other: Trace) -> None:
-        """What another loader did, after this one."""
+    def add(self, other: Trace, only: Container[str]) -> None:
+        """What another loader did with these tensors, after this one."""
         later = self.operations
         self.operations += other.operations
         for name, copies in other.copies.items():
-            self.copies[name] += [replace(each, order=each.order + later) for each in copies]
+            if name in only:
+                self.copies[name] += [replace(each, order=each.order + later) for each in copies]
         self.fills += [replace(each, order=each.order + later) for each in other.fills]
         for name, why in other.problems.items():
-            self.problems.setdefault(name, why)
+            if name in only:
+                self.problems.setdefault(name, why)
         for into, of in ((self.parameters, other.parameters), (self.derived, other.derived)):
             for name, found in of.items():
-                into[name] |= found
+                if name in only:
+                    into[name] |= found
         for storage, by in other.hooks.items():
             self.hooks.setdefault(storage, by)
 

@@ -7,6 +7,8 @@ import torch
 import driftless
 import toy_run
 from driftless.engines import ModuleTarget
+from driftless.engines.rank_receiver import RankReceiver
+from driftless.engines.vllm import note_sleeps
 from toy_checks import run_checks
 from toy_engine import DEVICE, ToyEngine, state_bits
 from toy_group import raises
@@ -324,6 +326,82 @@ def sleep_level_2_and_a_reload():
         assert it.holds(it.weights) and it.receiver.version == 1
 
 
+# --- in a worker ----------------------------------------------------------------------------------
+
+
+class Worker:
+    """As vLLM's, as far as a worker extension sees it."""
+
+    def __init__(self, engine):
+        self.engine, self.asleep = engine, None
+
+    def sleep(self, level=1):
+        self.asleep = level
+
+    def wake_up(self, tags=None):
+        if self.asleep == 2:
+            for each in self.engine.parameters():
+                each.data.view(torch.uint8).fill_(0x5A)
+
+
+def in_worker(*overrides):
+    it = Follower(Published, *overrides)
+    it.receiver.close()
+
+    def make(chunk_bytes):
+        return ModuleTarget(it.engine, it.run.base, chunk_bytes=chunk_bytes)
+
+    rank = RankReceiver(0, make)
+    road = f"road:\n  kind: shared_fs\n  dir: {it.run.work}/road\n"
+    assert rank.open(road)["ok"], rank.status()
+    return it, rank
+
+
+def take(rank):
+    said = rank.stage(timeout_s=5)
+    assert said["ok"], said
+    said = rank.wait(30)
+    assert said["state"] == "staged", said
+    done = rank.commit()
+    assert done["ok"], done
+    return said["moved"], done["version"]
+
+
+def a_rank_follows_what_its_engine_does():
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        it.publish()
+        assert take(rank) == ([], 1)
+        it.engine.load_weights(it.base.items())
+        it.publish()
+        moved, version = take(rank)
+        assert version == 2 and "load_weights" in moved[0] and it.holds(it.weights)
+        it.publish()
+        assert take(rank) == ([], 3) and it.holds(it.weights)
+        rank.close()
+
+
+def a_rank_whose_engine_sleeps_says_so():
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        worker = Worker(it.engine)
+        note_sleeps(worker, rank)
+        it.publish()
+        assert take(rank) == ([], 1)
+        it.publish()
+        for level in (1, 2):
+            worker.sleep(level)
+            worker.wake_up(tags=["kv_cache"])
+            said = rank.stage(timeout_s=5)
+            assert not said["ok"] and f"sleeps at level {level}" in said["error"], said
+            worker.wake_up(tags=["weights"])
+            moved, version = take(rank)
+            assert version == level + 1 and it.holds(it.weights), level
+            assert bool(moved) == (level == 2)
+            it.publish()
+        rank.close()
+
+
 # --- drafters -------------------------------------------------------------------------------------
 
 
@@ -384,6 +462,27 @@ def a_drafter_that_fails_leaves_the_model_alone():
         assert receiver.stage(10)
         receiver.commit()
         assert torch.equal(head.mix.data[:32], weights["mtp.first.weight"])
+
+
+def a_drafter_of_another_checkpoint_is_left_alone():
+    """An EAGLE head may take names of the model's tensors for its own."""
+    generator = torch.Generator().manual_seed(42)
+    weights = toy_run.make_weights(generator, ()) | head_weights(generator)
+    with toy_run.Run(weights) as run:
+        engine, head = ToyEngine(odd=()).to(DEVICE), Head().to(DEVICE)
+        engine.load_weights(weights.items())
+        head.load_weights(head_weights(generator).items())  # others
+        target = ModuleTarget(engine, run.base, drafters={"drafter": head})
+        assert "drafter: takes 0 tensors" in target.describe()
+        assert "drafter.mix and 2 more: no tensor" in target.describe()
+        held = state_bits(head)
+        receiver = run.receiver(target)
+        new = toy_run.step(generator, weights, 0.2)
+        new["mtp.first.weight"][0, :9] += 1
+        run.publish(new)
+        assert receiver.stage(10)
+        receiver.commit()
+        assert state_bits(head) == held
 
 
 if __name__ == "__main__":
