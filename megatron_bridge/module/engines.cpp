@@ -14,6 +14,7 @@
 #include "core/parallel.h"
 #include "module/bindings.h"
 #include "module/device_kernels.h"
+#include "module/followed_target.h"
 #include "module/target.h"
 #include "plugin/job/devices.h"
 #include "plugin/targets/mapped_target.h"
@@ -107,7 +108,7 @@ StridedView view_of(const View& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
 
-// A Python object with check, stage, commit, undo and drop. What it raises becomes a status that
+// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it raises becomes a status that
 // says so; an exception of ours keeps its code.
 class PythonWriter final : public ExternalWriter {
  public:
@@ -127,6 +128,7 @@ class PythonWriter final : public ExternalWriter {
   Status commit() override { return call("commit"); }
   Status undo() override { return call("undo"); }
   void drop() override { static_cast<void>(call("drop")); }
+  Status written() { return call("written"); }
 
  private:
   template <typename... Arguments>
@@ -165,15 +167,30 @@ class PythonWriter final : public ExternalWriter {
   std::shared_ptr<const WeightLayout> layout_;
 };
 
+// A target, and what Python must keep for it.
+struct MadeTarget {
+  std::shared_ptr<MappedTarget> target;
+  FollowedTarget::Written written;
+  py::object owners;  // of the memory that the maps lead to
+};
+
 class MappedHolder : public HeldTarget {
  public:
-  MappedHolder(std::shared_ptr<MappedTarget> target, py::object owners)
-      : HeldTarget(target), module_(std::move(target)), owners_(std::move(owners)) {}
-  [[nodiscard]] bool proven() const { return module_->proven(); }
+  explicit MappedHolder(const MadeTarget& made)
+      : MappedHolder(std::make_shared<FollowedTarget>(made.target, made.written), made.owners) {}
+  [[nodiscard]] bool proven() const { return followed_->proven(); }
+  void replace(const MadeTarget& made) {
+    followed_->replace(made.target, made.written);
+    owners_ = made.owners;
+    refresh();
+  }
 
  private:
-  std::shared_ptr<MappedTarget> module_;
-  py::object owners_;  // of the memory that the maps lead to
+  MappedHolder(std::shared_ptr<FollowedTarget> followed, py::object owners)
+      : HeldTarget(followed), followed_(std::move(followed)), owners_(std::move(owners)) {}
+
+  std::shared_ptr<FollowedTarget> followed_;
+  py::object owners_;
 };
 
 // (tensor, address of unit 0, dtype there, map, the parameter's name)
@@ -197,7 +214,7 @@ WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
   return made;
 }
 
-std::shared_ptr<MappedHolder> make_mapped(
+MadeTarget make_mapped(
     const WeightLayout& layout, const std::vector<MapTuple>& maps,
     const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
     const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
@@ -208,9 +225,12 @@ std::shared_ptr<MappedHolder> make_mapped(
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
   for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
   for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
+  FollowedTarget::Written written;
   if (!writer.is_none()) {
-    parts.writer =
+    const auto held =
         std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
+    if (py::hasattr(writer, "written")) written = [held] { return held->written(); };
+    parts.writer = held;
   }
   if (device) parts.memory = take(make_device_memory(*device));
   MappedOptions options;
@@ -223,7 +243,31 @@ std::shared_ptr<MappedHolder> make_mapped(
   options.threads = threads;
   std::unique_ptr<MappedTarget> made =
       take(without_gil([&] { return make_mapped_target(std::move(parts), options); }));
-  return std::make_shared<MappedHolder>(std::move(made), owners);
+  return {std::move(made), std::move(written), owners};
+}
+
+// MappedTarget(...) and replace(...) take what make_mapped() does.
+template <typename Class, typename... Arguments>
+void def_making(Class& holder, MadeTarget (*make)(Arguments...)) {
+  const auto named = std::make_tuple(
+      py::arg("layout"), py::arg("maps"), py::arg("external") = std::vector<std::string>(),
+      py::arg("refused") = std::map<std::string, std::string>(), py::arg("writer") = py::none(),
+      py::arg("owners") = py::none(), py::arg("run") = py::none(), py::arg("version") = py::none(),
+      py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none());
+  const auto init = [make](Arguments... arguments) {
+    return std::make_shared<MappedHolder>(make(std::forward<Arguments>(arguments)...));
+  };
+  const auto replace = [make](MappedHolder& self, Arguments... arguments) {
+    self.replace(make(std::forward<Arguments>(arguments)...));
+  };
+  std::apply(
+      [&](const auto&... each) {
+        holder.def(py::init(init), each...);
+        holder.def("replace", replace, each...,
+                   "Other maps in the place of these, under a receiver that uses the target: the "
+                   "engine has moved its tensors. It must not use them meanwhile.");
+      },
+      named);
 }
 
 void bind_map(py::module_& module) {
@@ -320,21 +364,17 @@ class HeldMasked {
 
 void bind_engines(py::module_& module) {
   bind_map(module);
-  py::class_<MappedHolder, HeldTarget, std::shared_ptr<MappedHolder>>(
+  py::class_<MappedHolder, HeldTarget, std::shared_ptr<MappedHolder>> mapped(
       module, "MappedTarget",
       "Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor, "
       "address of the memory's first unit, its dtype, map, the parameter's name); all lead to host "
       "memory, or to that of one GPU, `device`. `writer` writes the tensors that have no maps: "
       "check(), stage(changes), commit(), undo(), drop(); each may raise, commit() then leaves no "
-      "trace. driftless.engines makes them from a module.")
-      .def(py::init(&make_mapped), py::arg("layout"), py::arg("maps"),
-           py::arg("external") = std::vector<std::string>(),
-           py::arg("refused") = std::map<std::string, std::string>(),
-           py::arg("writer") = py::none(), py::arg("owners") = py::none(),
-           py::arg("run") = py::none(), py::arg("version") = py::none(),
-           py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none())
-      .def_property_readonly("proven", &MappedHolder::proven,
-                             "Whether the digest is proven from the parameters' own bits.");
+      "trace. If it has written(), that is called after a commit, and after one that was taken "
+      "back; if it raises, the commit is taken back. driftless.engines makes them from a module.");
+  def_making(mapped, &make_mapped);
+  mapped.def_property_readonly("proven", &MappedHolder::proven,
+                               "Whether the digest is proven from the parameters' own bits.");
   py::class_<MaskedWrite>(
       module, "MaskedWrite",
       "A copy by addresses through a map, of the source's units that are not the sentinel. Done "

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a module: parameters and buffers, by their memory. Views, by their geometry."""
+"""The tensors of modules, by their memory: parameters, buffers, and tensors that are kept beside
+them as plain attributes. Views, by their geometry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import torch
 
-from ..errors import MismatchError
+from .attributes import Attribute, attributes_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -96,7 +98,6 @@ class Storage:
         empty = torch.empty(0, dtype=dtype, device=self.device)
         return empty.set_(self.storage, 0, (usable,), (1,))
 
-
     def save(self) -> SavedStorage:
         return SavedStorage(self, self.flat(torch.uint8).clone())
 
@@ -117,21 +118,33 @@ class SavedStorage:
 
 @dataclass
 class BoundTensors:
-    """Every parameter and buffer of the module, as it is now."""
+    """Every parameter, buffer and attribute of the modules, as it is now."""
 
     bindings: list[Binding] = field(default_factory=list)
     storages: dict[int, Storage] = field(default_factory=dict)
+    places: list[Attribute] = field(default_factory=list)  # where attributes are
+    # While a loader runs; else nothing keeps them alive.
+    attributes: list[Attribute] = field(default_factory=list)
+    beside: set[int] = field(default_factory=set)  # storages of attributes alone
 
     @staticmethod
-    def of(module: torch.nn.Module) -> BoundTensors:
+    def of(*modules: tuple[str, torch.nn.Module]) -> BoundTensors:
+        """Of each, with the name that goes before those of its tensors."""
         bound = BoundTensors()
-        for prefix, owner in module.named_modules(remove_duplicate=False):
+        owners = [
+            (".".join(filter(None, (first, below))), owner)
+            for first, module in modules
+            for below, owner in module.named_modules(remove_duplicate=False)
+        ]
+        for prefix, owner in owners:
             for table, is_parameter in ((owner._parameters, True), (owner._buffers, False)):
                 for attribute, tensor in table.items():
                     if tensor is None or tensor.device.type == "meta":
                         continue
                     name = f"{prefix}.{attribute}" if prefix else attribute
                     bound.add(name, owner, attribute, is_parameter, tensor)
+        for prefix, owner in {id(owner): (prefix, owner) for prefix, owner in owners}.values():
+            bound.places += attributes_of(prefix, owner.__dict__)
         return bound
 
     def add(
@@ -146,12 +159,37 @@ class BoundTensors:
         self.bindings.append(
             Binding(name, owner, attribute, is_parameter, tensor, data, tensor.data_ptr())
         )
+        self.add_storage(name, tensor)
+
+    def add_storage(self, name: str, tensor: torch.Tensor) -> int:
         key = storage_key(tensor)
         if key not in self.storages:
             memory = tensor.untyped_storage()
             self.storages[key] = Storage(
                 key, name, memory, tensor.device, memory.data_ptr(), memory.nbytes()
             )
+        return key
+
+    @contextmanager
+    def with_attributes(self) -> Iterator[None]:
+        """While it is on, the attributes as they are now are among the storages."""
+        for place in self.places:
+            current = place.current()
+            if isinstance(current, torch.Tensor) and current.device.type != "meta":
+                top = place.root.get(place.path[0])
+                self.attributes.append(replace(place, top=top, tensor=current))
+                if storage_key(current) not in self.storages:
+                    self.beside.add(self.add_storage(place.name, current))
+        try:
+            yield
+        finally:
+            for key in self.beside:
+                self.storages.pop(key, None)
+            self.attributes, self.beside = [], set()
+
+    def rebound_attributes(self) -> list[Attribute]:
+        """Since they were noted."""
+        return [each for each in self.attributes if each.current() is not each.tensor]
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         if tensor.device.type == "meta":
@@ -165,11 +203,3 @@ class BoundTensors:
         """Every object back in its place."""
         for binding in list(self.rebound()):
             binding.restore()
-
-    def check(self) -> None:
-        """Raises where a tensor is not where it was: maps would write into memory nobody reads."""
-        for binding in self.rebound():
-            raise MismatchError(
-                f"'{binding.name}' is not the tensor that it was: the engine put another one in "
-                "its place. Nothing was changed; make the target again"
-            )

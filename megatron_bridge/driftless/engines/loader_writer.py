@@ -15,7 +15,9 @@ import torch
 from .. import _native
 from ..torch_dtypes import TORCH_DTYPES
 from .bound import BoundTensors
+from .derived import Derived
 from .masked import MaskedLoad, MaskedTensor, Maps, StagedTensor, fill_with
+from .moves import Moves
 from .planning import Plan
 from .tracing import LoadWeights, Trace
 from .whole import WholeLoad
@@ -73,6 +75,8 @@ class LoaderWriter:
         self._filled: _Chunk | None = None  # whose full-shape tensors the GPU has now
         self._done: list[Callable[[], None]] = []  # what takes back each load
         self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
+        self.derived = Derived(bound)
+        self.moves: Moves | None = None
 
     # --- which tensors ---------------------------------------------------------------------------
 
@@ -96,6 +100,14 @@ class LoaderWriter:
                 refused[name] = f"{reason}; {why}"
         self._gpu = self._open_gpu()
         return refused
+
+    def inherit(self, before: LoaderWriter, trace: Trace) -> None:
+        """The same tensors, with the values that they have."""
+        for name in before._masked:
+            self._masked[name] = {copy.storage for copy in trace.copies.get(name, ())}
+        self._shadows = before._shadows
+        self.derived = Derived(self._bound, before.derived.derivations)
+        self._gpu = self._open_gpu()
 
     def _open_gpu(self) -> Any:
         used = {key for storages in self._masked.values() for key in storages}
@@ -123,6 +135,8 @@ class LoaderWriter:
         load = WholeLoad(self._bound)
         try:
             load.load(self._load, name, self._base(name).clone())
+            if not load.before:
+                return "the loader writes it where it is not seen"
             other = load.changed(but=hooks)
         except Exception as error:
             return f"loading it again fails ({_first_line(error)})"
@@ -139,7 +153,8 @@ class LoaderWriter:
 
     def check(self) -> None:
         """The parameters are where they were, and what the engine has queued on them is done."""
-        self._bound.check()
+        if self.moves is not None:
+            self.moves.check()
         self._wait()
 
     def stage(self, changes: Any) -> None:
@@ -162,6 +177,7 @@ class LoaderWriter:
         try:
             self._commit()
         finally:
+            self._settle()
             if collects:
                 gc.enable()
 
@@ -185,13 +201,26 @@ class LoaderWriter:
         self._whole = {}
 
     def undo(self) -> None:
+        quiet = self.moves is None or not self.moves.found().what
         self._undo_loads()
         self._shadows.update(self._replaced)
         self._replaced = {}
+        if quiet:
+            self._settle()
+
+    def written(self) -> None:
+        """All is written, or taken back: what is computed from it follows."""
+        self.derived.refresh()
+        self._wait()
 
     def drop(self) -> None:
         self._changes, self._whole, self._chunks, self._filled = None, {}, [], None
         self._done, self._replaced = [], {}
+
+    def _settle(self) -> None:
+        """These writes were ours."""
+        if self.moves is not None:
+            self.moves.settle()
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -10,20 +10,30 @@ was written is undone by undo().
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .. import _native
 from ..errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
 from .bound import BoundTensors, Storage, View, bits, storage_key
 from .tracing import LoadWeights
-from .watching import COPY, FILLS, TO_COPY, Watching, op_name, only_views, tensors_in, written
+from .watching import (
+    COPY,
+    FILLS,
+    TO_COPY,
+    FunctionMode,
+    Watching,
+    op_name,
+    only_views,
+    tensors_in,
+    written,
+)
 
 
 @dataclass
@@ -89,22 +99,54 @@ class MaskedLoad(Watching):
             pairs.append((each.name, self.offer(each.name, each.tensor)))
 
         try:
-            with torch.no_grad(), self, _FastLane(self):
+            with self.watching():
                 load_weights(iter(pairs))
             for binding in self.bound.rebound():
                 why = f"the loader puts another tensor in the place of '{binding.name}'"
                 raise UnsupportedError(why)
+            self.check_all_seen(pairs)
         except BaseException:
             self.undo()
             raise
         finally:
             self.tensors.clear()  # undo() needs none of them, and they are large
 
+    def check_all_seen(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
+        """Each was copied when it was traced. What is copied in a thread that is not seen would be
+        written with its sentinels; so every tensor is tried with its own values first."""
+        seen = set().union(*self.filled.values())
+        for name, _ in pairs:
+            if name not in seen:
+                raise UnsupportedError(f"the loader copies tensor '{name}' where it is not seen")
+
     def undo(self) -> None:
         self.bound.restore()
         with torch.no_grad():
             while self.log:
                 self.log.pop()()
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        with super().modes(), FunctionMode(self.in_turn(self.see_call)):
+            yield
+
+    def see_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the loader asks for in Python: views, and the copies that are ours, without the
+        dispatch mode, which makes every operation several times slower. All that is asked for
+        otherwise, or from below Python, still meets it."""
+        if func not in _OURS or _without_modes is None or not args or not _is_plain(args[0]):
+            return func(*args, **kwargs)
+        if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
+            with _without_modes():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.copy_ and len(args) > 1 and _is_plain(args[1]):
+            with _without_modes():
+                if self.take_copy(args[0], args[1]):
+                    return args[0]
+        if func in _READS:
+            with _without_modes():
+                self.make_contents(args[0])
+        return func(*args, **kwargs)
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if only_views(func):
@@ -278,7 +320,8 @@ class MaskedLoad(Watching):
         """A hook of the loader may write elsewhere, from what has nothing to do with the masked
         tensors; that is kept for undo()."""
         for storage in storages:
-            if names or storage.key in self.loading:
+            beside = storage.key in self.bound.beside  # computed again after all is written
+            if (names and not beside) or storage.key in self.loading:
                 raise UnsupportedError(
                     f"the loader writes into '{storage.name}' by {op_name(func)}, not by a copy of "
                     f"{', '.join(sorted(names)) or 'a tensor'}; nothing was changed"
@@ -288,9 +331,7 @@ class MaskedLoad(Watching):
                 self.log.append(storage.save().undo)
 
 
-# A dispatch mode makes every operation several times slower, and most that a loader asks for are
-# views. Those, and the copies that are ours, are dealt with as they are asked for; all that is
-# asked for otherwise, or from below Python, still meets the dispatch mode.
+# Absent in some releases of torch; then everything meets the dispatch mode.
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _VIEWS = {
@@ -326,34 +367,6 @@ _READS = {
     torch.Tensor.untyped_storage,
 }
 _OURS = _VIEWS | _READS | {torch.Tensor.__getitem__, torch.Tensor.copy_}
-
-
-class _FastLane(TorchFunctionMode):
-    def __init__(self, load: MaskedLoad) -> None:
-        super().__init__()
-        self.load = load
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in _OURS or _without_modes is None or not args or not _is_plain(args[0]):
-            return func(*args, **kwargs)
-        if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
-            with _without_modes():
-                return func(*args, **kwargs)
-        if func is torch.Tensor.copy_ and len(args) > 1 and _is_plain(args[1]):
-            with _without_modes():
-                if self.load.take_copy(args[0], args[1]):
-                    return args[0]
-        if func in _READS:
-            with _without_modes():
-                self.load.make_contents(args[0])
-        return func(*args, **kwargs)
 
 
 def _is_simple(index: Any) -> bool:

@@ -7,22 +7,37 @@ docs/develop/module_target.md tells how a way is chosen for each tensor, and wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
 import torch
 
 from .. import _native
-from ..errors import UnsupportedError
+from ..errors import MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
-from .bound import BoundTensors
+from .bound import BoundTensors, View, storage_key
+from .derived import Refresh, derive, find_refreshes
 from .loader_writer import LoaderWriter
+from .loaders import Loaders
+from .moves import Moves, Placement
 from .planning import Plan, guard, make_plan
-from .tracing import Copy, LoadWeights, Trace, View, trace_loader
+from .tracing import Copy, LoadWeights, Trace
 from .ways import Way, WayName
 
 DEFAULT_CHUNK_BYTES = 512 << 20
+
+
+@dataclass
+class _Made:
+    """What a module was found to do, and how its tensors are written."""
+
+    bound: BoundTensors
+    trace: Trace
+    plan: Plan
+    writer: LoaderWriter
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class ModuleTarget(_native.MappedTarget):
@@ -32,8 +47,13 @@ class ModuleTarget(_native.MappedTarget):
     module's own, takes (name, tensor) pairs in the checkpoint's names. `base_digest` is the
     checkpoint's where it is known; else the files are read once. `allow` leaves ways out.
 
+    `drafters`: modules that draft for it, by name; what their loaders take of the checkpoint is
+    committed with the module's. `refreshes`: functions of the engine that compute tensors from
+    loaded parameters; by default what the modules have (derived.py). `placement` tells where the
+    engine keeps its experts, if the modules themselves do not.
+
     Nothing of the module is changed here. stage() of a receiver may run while the module works;
-    commit() and rollback() may not.
+    commit(), rollback() and follow() may not.
     """
 
     def __init__(
@@ -47,24 +67,69 @@ class ModuleTarget(_native.MappedTarget):
         threads: int = 0,
         base_digest: str | None = None,
         allow: Collection[WayName] = ("direct", "plan", "masked", "whole"),
+        drafters: Mapping[str, torch.nn.Module] | None = None,
+        refreshes: Sequence[Refresh] | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        source = _native.CheckpointSource(fspath(base))
-        layout = source.layout
-        bound = BoundTensors.of(module)
-        load = load_weights or getattr(module, "load_weights", None)
-        trace = trace_loader(load, bound, layout.tensors) if load else _by_names(bound, layout)
-        plan = make_plan(trace, bound, layout)
+        self._source = _native.CheckpointSource(fspath(base))
+        self._layout = self._source.layout
+        self._modules = [("", module), *(drafters or {}).items()]
+        self._loaders = Loaders(module, load_weights, drafters or {})
+        self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
+        self._placement, self._allow = placement, allow
+        self._chunk_bytes, self._threads = chunk_bytes, threads
+        made = self._trace()
+        self._prove(made)
+        self._base_digest = base_digest or _digest_of(self._source, threads)
+        super().__init__(**self._arguments(made), run=run, version=version, digest=self._base_digest)
 
-        def base_tensor(name: str) -> torch.Tensor:
-            return source.tensor(name).torch()
+    # --- how it is written -----------------------------------------------------------------------
 
-        guard(plan, base_tensor)
-        writer = LoaderWriter(bound, load, layout, base_tensor, chunk_bytes)
-        plan.restrict(allow)
-        device = plan.device()
-        refused = writer.prove(plan, trace)
-        self.ways: dict[str, Way] = _ways(plan, trace, layout, refused)
-        self._bound = bound
+    def _base(self, name: str) -> torch.Tensor:
+        return self._source.tensor(name).torch()
+
+    def _trace(self) -> _Made:
+        bound = BoundTensors.of(*self._modules)
+        specs = self._layout.tensors
+        has_loader = self._loaders.model is not None
+        if has_loader:
+            trace = self._loaders.trace(bound, specs, self._base)
+        else:
+            trace = _by_names(bound, self._layout)
+        plan = make_plan(trace, bound, self._layout)
+        load = self._loaders.load
+        writer = LoaderWriter(bound, load, self._layout, self._base, self._chunk_bytes)
+        return _Made(bound, trace, plan, writer)
+
+    def _prove(self, made: _Made) -> None:
+        """The module holds the base: everything is tried with its values."""
+        guard(made.plan, self._base)
+        made.writer.derived, made.refused = derive(
+            made.bound, made.plan, made.trace, self._refreshes
+        )
+        made.plan.restrict(self._allow)
+        made.plan.device()
+        made.refused |= made.writer.prove(made.plan, made.trace)
+
+    def _arguments(self, made: _Made) -> dict[str, Any]:
+        """For the native target. From here on this is what is followed."""
+        self.ways: dict[str, Way] = _ways(made.plan, made.trace, self._layout, made.refused)
+        self._made = made
+        followed = {copy.storage for copies in made.trace.copies.values() for copy in copies}
+        followed |= {
+            storage_key(each.data)
+            for each in made.bound.bindings
+            if any(each.name in names for names in made.trace.parameters.values())
+        }
+        moves = Moves(made.bound, self._modules, followed, self._placement)
+        self._moves = made.writer.moves = moves
+        self.unpublished = [
+            each.name
+            for each in made.bound.bindings
+            if each.is_parameter
+            and storage_key(each.data) not in followed
+            and each.name not in made.writer.derived.names
+        ]
         maps = [
             (
                 name,
@@ -73,22 +138,103 @@ class ModuleTarget(_native.MappedTarget):
                 each.native,
                 each.copy.parameter,
             )
-            for name, each_map in plan.maps.items()
+            for name, each_map in made.plan.maps.items()
+            if name not in made.refused
             for each in each_map
         ]
-        super().__init__(
-            layout,
-            maps,
-            external=writer.names(),
-            refused=refused,
-            writer=writer,
-            owners=bound,
-            run=run,
-            version=version,
-            digest=base_digest or _digest_of(source, threads),
-            threads=threads,
-            device=_gpu_number(device),
-        )
+        return {
+            "layout": self._layout,
+            "maps": maps,
+            "external": [name for name in made.writer.names() if name not in made.refused],
+            "refused": made.refused,
+            "writer": made.writer,
+            "owners": made.bound,
+            "threads": self._threads,
+            "device": _gpu_number(made.plan.device()),
+        }
+
+    # --- what moves ------------------------------------------------------------------------------
+
+    def note_sleep(self, level: int) -> None:
+        """The engine gives up the memory of its weights; level 2: and their values."""
+        self._moves.sleeps(level)
+
+    def note_wake(self) -> None:
+        self._moves.asleep = None
+
+    def follow(self) -> list[str]:
+        """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
+        and if so traces them again; returns what was found. Afterwards the state is the version that
+        the weights were proven to be: the one that it was, or the base's; or none, and a full
+        version comes next. The module must not work, and nothing must be being staged."""
+        found = self._moves.found()
+        if not found.what or self._moves.asleep is not None:
+            self._moves.check()  # raises if it sleeps
+            return []
+        if self._moves.lost() and self.unpublished:
+            raise MismatchError(
+                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no version "
+                "brings it back: reload the engine's weights first"
+            )
+        state, before = self.state, self._made
+        made = self._trace()
+        suspect = found.everything or bool(found.storages) or not state.valid
+        other = _unlike(made.plan, before.plan)
+        if other:
+            found.what.append(f"'{other}' goes elsewhere now")
+        if not (suspect or other):  # other places, the same values
+            self._inherit(made, before)
+            self._replace(made, state.run, state.version, state.digest)
+        elif not self._holds_tracked(made, before, state) and not self._holds_base(state):
+            made = self._trace()
+            self._inherit(made, before)
+            self._replace(made, state.run, None, None)
+        return found.what
+
+    def _replace(self, made: _Made, run: Any, version: int | None, digest: str | None) -> None:
+        self.replace(**self._arguments(made), run=run, version=version, digest=digest)
+
+    def _inherit(self, made: _Made, before: _Made) -> None:
+        """The module does not hold the base, so nothing can be tried: what was left to the loader
+        stays so."""
+        for name, why in {**before.plan.whole, **before.plan.masked}.items():
+            made.plan.maps.pop(name, None)
+            made.plan.masked.pop(name, None)
+            made.plan.whole.pop(name, None)
+            table = made.plan.whole if name in before.plan.whole else made.plan.masked
+            table[name] = why
+        made.refused = dict(before.refused)
+        for name in (*made.plan.whole, *made.plan.masked):
+            if name not in before.plan.whole and name not in before.plan.masked:
+                made.refused[name] = "it was traced again, and does not go by maps any more"
+        made.plan.notes = {**before.plan.notes, **made.plan.notes}
+        made.writer.inherit(before.writer, made.trace)
+
+    def _holds_tracked(self, made: _Made, before: _Made, state: Any) -> bool:
+        """Whether the weights are still the version that they were, by their own digest. If all
+        tensors are held as they are, it tells."""
+        if not state.valid or not self.proven:
+            return False
+        self._inherit(made, before)
+        try:
+            self._replace(made, state.run, state.version, state.digest)
+        except MismatchError:
+            return False
+        return self.proven
+
+    def _holds_base(self, state: Any) -> bool:
+        """Whether they are the base's, every unit compared."""
+        made = self._trace()
+        for name, maps in made.plan.maps.items():
+            if self.ways[name].way in ("direct", "plan") and maps:
+                base = self._base(name)
+                if not all(each.copy.holds(each.storage, base) for each in maps):
+                    return False
+        self._prove(made)
+        if any(self.ways[name].way != "refused" for name in made.refused):
+            return False
+        self._replace(made, state.run, 0, self._base_digest)
+        return True
 
     def describe(self) -> str:
         """How many tensors go which way, and those that do not go by maps, with the reason."""
@@ -101,7 +247,42 @@ class ModuleTarget(_native.MappedTarget):
         for (kind, reason), names in alike.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"  {kind:8} {names[0]}{more}: {reason or '-'}")
+        for name, by in self._made.writer.derived.names.items():
+            lines.append(f"  derived  {name}: computed again by {by}() after each commit")
+        for module, _ in self._modules:
+            lines += self._describe_rest(module)
         return "\n".join(lines)
+
+
+    def _describe_rest(self, module: str) -> list[str]:
+        """What of the module, or of the drafter of that name, the checkpoint has no tensor for."""
+        drafters = tuple(f"{name}." for name in self._loaders.drafters)
+        left = [
+            name
+            for name in self.unpublished
+            if (name.startswith(f"{module}.") if module else not name.startswith(drafters))
+        ]
+        lines = []
+        if module:
+            count = len(self._loaders.taken[module])
+            lines.append(f"  drafter  {module}: takes {count} tensors of the checkpoint")
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            lines.append(f"  left     {left[0]}{more}: no tensor of the checkpoint goes there")
+        return lines
+
+
+def _unlike(plan: Plan, before: Plan) -> str | None:
+    """A tensor whose maps lead to other places than they did, in parameters of the same names."""
+
+    def places(of: Plan, name: str) -> list[Any]:
+        return [
+            (each.copy.source, each.copy.parameter, each.copy.target, each.copy.dtype)
+            for each in of.maps.get(name, ())
+        ]
+
+    names = before.maps.keys()
+    return next((name for name in names if places(plan, name) != places(before, name)), None)
 
 
 def _gpu_number(device: torch.device | None) -> int | None:

@@ -6,12 +6,13 @@ So every call here returns a reply (a dict of plain values) with what happened, 
 it was given: a reply with another nonce belongs to another call.
 
     {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
-     "digest", "follows", "ways": {way: how many tensors}, "timings": {name: ms}}
+     "digest", "follows", "ways": {way: how many tensors}, "timings": {name: ms}, "moved": [text]}
 
 The weights are named by `run`, `version` and `digest` together: the run and the manifest's digest of
 the version that they are, "" for what is not known (a base belongs to no run; a rank that holds a
 part of the tensors has no digest to compare). `follows` is the run that the receiver follows, and
-`process` is random: an answer is that process's, and of none that was started in its place.
+`process` is random: an answer is that process's, and of none that was started in its place. `moved`
+says what the engine had done to its tensors before the last stage(), which followed it.
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
 can be taken back), failed (the last staging or commit; the weights are those of `version`). An
@@ -78,6 +79,7 @@ class RankReceiver:
         self._follows = ""
         self._ticket = ""  # of the newest staging
         self._timings: dict[str, float] = {}
+        self._moved: list[str] = []
         self._holds_none = False  # the weights are those of no version
         self._held_one = False  # they were, once
         # Called on the thread of stage() when it ends: for engines that cannot be asked meanwhile.
@@ -162,7 +164,7 @@ class RankReceiver:
         return reply(
             nonce, self.rank, error, state=self._state, version=self._version,
             staged_version=self._staged, run=self._run, digest=self._digest, follows=self._follows,
-            ways=ways_of(self._target), timings=dict(self._timings),
+            ways=ways_of(self._target), timings=dict(self._timings), moved=list(self._moved),
         )  # fmt: skip
 
     def _open(self, config: str, sets: tuple[str, ...]) -> None:
@@ -187,6 +189,7 @@ class RankReceiver:
 
     def _stage(self, timeout_s: float, nonce: str, ticket: str) -> None:
         receiver = self._ready()
+        self._follow_moves(receiver)
         self._state, self._error, self._staged = "staging", None, None
         self._ticket = ticket
         arguments = (receiver, timeout_s, nonce)
@@ -194,6 +197,26 @@ class RankReceiver:
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
         )
         self._thread.start()
+
+    def _follow_moves(self, receiver: driftless.Receiver) -> None:
+        """What the engine did to its tensors since the last time. Here it does not use them."""
+        follow = getattr(self._target, "follow", None)
+        if follow is None:
+            return
+        try:
+            with no_grad():
+                self._moved = follow()
+        finally:
+            self._look(receiver)
+
+    def note_sleep(self, level: int) -> None:
+        """The engine gives up the memory of its weights (ModuleTarget.note_sleep)."""
+        if hasattr(self._target, "note_sleep"):
+            self._target.note_sleep(level)
+
+    def note_wake(self) -> None:
+        if hasattr(self._target, "note_wake"):
+            self._target.note_wake()
 
     def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float, nonce: str) -> None:
         began = time.monotonic()
@@ -334,7 +357,7 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
     """What a rank says; without more, that of one that could not even ask its receiver."""
     nothing = {
         "process": process_id(), "state": "closed", "version": 0, "staged_version": None,
-        "run": "", "digest": "", "follows": "", "ways": {}, "timings": {},
+        "run": "", "digest": "", "follows": "", "ways": {}, "timings": {}, "moved": [],
     }  # fmt: skip
     return {"nonce": nonce, "rank": rank, "ok": error is None, "error": error, **nothing, **said}
 

@@ -78,7 +78,7 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
             return ModuleTarget(model, base=given.get("base") or base_of_server(),
                                 run=given.get("run"), version=given.get("version", 0),
-                                chunk_bytes=chunk_bytes)  # fmt: skip
+                                chunk_bytes=chunk_bytes, placement=experts)  # fmt: skip
 
         made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
     return made
@@ -115,6 +115,16 @@ def base_of_server() -> str:
     except ImportError:  # older releases
         from sglang.srt.server_args import get_global_server_args as get_server_args
     return checkpoint_directory(get_server_args().model_path)
+
+
+def experts() -> Any:
+    """Which expert is in which slot, of every layer; the loader asks the same table."""
+    try:
+        from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+    except ImportError:
+        return None
+    found = get_global_expert_location_metadata()
+    return getattr(found, "physical_to_logical_map_cpu", None)
 
 
 class Answers:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..torch_dtypes import TORCH_DTYPES, dtype_name
-from .bound import BoundTensors, View, storage_key
+from .bound import BoundTensors, Storage, View, bits, storage_key
 from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
@@ -39,6 +39,15 @@ class Copy:
     dtype: torch.dtype  # of the target
     order: int
 
+    def holds(self, into: Storage, tensor: torch.Tensor) -> bool:
+        """Whether the module has the bits of the tensor, at every place."""
+        flat = tensor.contiguous().view(-1)
+        source = flat.as_strided(self.source.shape, self.source.strides, self.source.offset)
+        target = into.flat(self.dtype)
+        held = target.as_strided(self.target.shape, self.target.strides, self.target.offset)
+        expected = bits(source.to(self.dtype).contiguous())
+        return torch.equal(expected, bits(held.contiguous()).cpu())
+
 
 @dataclass(frozen=True)
 class Fill:
@@ -56,6 +65,9 @@ class Trace:
     parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     # Storages that are written from nothing of the checkpoint, and by what: hooks of the loader.
     hooks: dict[int, str] = field(default_factory=dict)
+    # Tensors that the loader computes attributes from, and these: they are no place for a copy.
+    derived: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    raised: dict[str, str] = field(default_factory=dict)  # the tensor at which the loader did -> what
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
@@ -63,6 +75,25 @@ class Trace:
             self.problems.setdefault(name, why)
             if parameter:
                 self.parameters[name].add(parameter)
+
+
+    def add(self, other: Trace, only: Container[str]) -> None:
+        """What another loader did with these tensors, after this one."""
+        later = self.operations
+        self.operations += other.operations
+        for name, copies in other.copies.items():
+            if name in only:
+                self.copies[name] += [replace(each, order=each.order + later) for each in copies]
+        self.fills += [replace(each, order=each.order + later) for each in other.fills]
+        for name, why in other.problems.items():
+            if name in only:
+                self.problems.setdefault(name, why)
+        for into, of in ((self.parameters, other.parameters), (self.derived, other.derived)):
+            for name, found in of.items():
+                if name in only:
+                    into[name] |= found
+        for storage, by in other.hooks.items():
+            self.hooks.setdefault(storage, by)
 
 
 class _Tracer(Watching):
@@ -112,6 +143,9 @@ class _Tracer(Watching):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         storage = self.bound.find(target)
         names = self.names_of([source])
+        if storage is not None and storage.key in self.bound.beside:
+            self.note_derived(storage.name, names)
+            return target
         if storage is None:
             if names:
                 self.taint([target], names, "a copy into a temporary")
@@ -165,6 +199,9 @@ class _Tracer(Watching):
             storage = self.bound.find(target)
             if storage is None:
                 continue
+            if storage.key in self.bound.beside:
+                self.note_derived(storage.name, names | self.names_of([target]))
+                continue
             if func in FILLS and not names:
                 fill = Fill(storage.key, View.of(target), target.dtype, self.trace.operations)
                 self.trace.fills.append(fill)
@@ -174,6 +211,16 @@ class _Tracer(Watching):
             why = f"the loader writes into '{storage.name}' by {op_name(func)}"
             self.trace.problem(names, why, storage.name)
         return targets[0] if len(targets) == 1 else tuple(targets)
+
+    def note_derived(self, attribute: str, names: set[str]) -> None:
+        for name in names:
+            self.trace.derived[name].add(attribute)
+
+    def ended(self) -> None:
+        for each in self.bound.rebound_attributes():
+            new = each.current()
+            if isinstance(new, torch.Tensor):
+                self.note_derived(each.name, self.names_of([new]))
 
     def blamed(self, storage: int) -> set[str]:
         """Whose fault it is where nothing else tells."""
@@ -196,12 +243,13 @@ def _run(
 
     failed = None
     try:
-        with torch.no_grad(), tracer:
+        with tracer.watching():
             load_weights(watched())
     except Exception as error:
         failed = tracer.current or ""
         text = str(error).split("\n")[0][:200]
         trace.problem([failed], f"the loader looks at values ({type(error).__name__}: {text})")
+        trace.raised[failed] = type(error).__name__
     _note_rebound(bound, tracer, trace)
     if failed is None:
         _note_kept(held, trace)
@@ -237,8 +285,9 @@ def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any
     without = {spec.name for spec in specs if spec.dtype not in TORCH_DTYPES}
     trace.problem(without, "torch has no such type")
     problems: dict[str, str] = dict(trace.problems)
+    raised: dict[str, str] = {}
     for _ in range(_MOST_RESTARTS):
-        trace = Trace(problems=dict(problems))
+        trace = Trace(problems=dict(problems), raised=raised)
         left = [spec for spec in specs if spec.name not in without]
         failed = _run(load_weights, bound, left, trace)
         if failed is None:
@@ -247,7 +296,7 @@ def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any
             break  # before it took any
         problems[failed] = trace.problems[failed]
         without.add(failed)
-    trace = Trace(problems=dict(problems))
+    trace = Trace(problems=dict(problems), raised=raised)
     for spec in specs:
         if spec.name not in without:
             _run(load_weights, bound, [spec], trace)

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 from .. import _native, errors
@@ -104,15 +106,19 @@ class WorkerExtension:
     def _driftless_follower(self) -> RankReceiver:
         """The backend's, where vLLM runs it; else one of its own."""
         backend: Any = getattr(self, "weight_transfer_engine", None)
-        if isinstance(getattr(backend, "follower", None), RankReceiver):
-            return backend.follower
         made = self.__dict__.get("_driftless_made")
+        if isinstance(getattr(backend, "follower", None), RankReceiver):
+            made = backend.follower
         if made is None:
             model = self.model_runner.get_model()  # type: ignore[attr-defined]
             made = make_follower(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
-            self.__dict__["_driftless_made"] = made
             if hasattr(backend, "follower"):  # an older release: it commits what is staged here
                 backend.follower = made
+        if self.__dict__.get("_driftless_made") is not made:
+            self.__dict__["_driftless_made"] = made
+            maker: Any = made._make_target
+            maker.runner = self.model_runner  # type: ignore[attr-defined]
+            note_sleeps(self, made)
         return made
 
 
@@ -130,23 +136,64 @@ def check_heard(vllm_config: Any) -> None:
         )
 
 
+def note_sleeps(worker: Any, follower: RankReceiver) -> None:
+    """The follower is told when the worker's weights go to sleep, and when they are back."""
+    for name, tell in (("sleep", tell_sleep), ("wake_up", tell_wake)):
+        method = getattr(worker, name, None)
+        if callable(method):
+            worker.__dict__[name] = tell(method, follower)
+
+
+def tell_sleep(sleep: Any, follower: RankReceiver) -> Any:
+    @wraps(sleep)
+    def told(level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        follower.note_sleep(int(level))
+        return sleep(level, *args, **kwargs)
+
+    return told
+
+
+def tell_wake(wake_up: Any, follower: RankReceiver) -> Any:
+    @wraps(wake_up)
+    def told(tags: Any = None, *args: Any, **kwargs: Any) -> Any:
+        done = wake_up(tags, *args, **kwargs)
+        if tags is None or "weights" in tags:
+            follower.note_wake()
+        return done
+
+    return told
+
+
 def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
-    def target(chunk_bytes: int) -> Any:
-        return make_target(vllm_config, model, chunk_bytes)
-
-    return RankReceiver(rank, target, settings_of(vllm_config))
+    return RankReceiver(rank, TargetMaker(vllm_config, model), settings_of(vllm_config))
 
 
-def make_target(vllm_config: Any, module: Any, chunk_bytes: int) -> Any:
+@dataclass
+class TargetMaker:
+    """`runner`: the worker's, if the worker extension is there."""
+
+    vllm_config: Any
+    model: Any
+    runner: Any = None
+
+    def __call__(self, chunk_bytes: int) -> Any:
+        return make_target(self.vllm_config, self.model, chunk_bytes, self.runner)
+
+
+def make_target(vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None) -> Any:
     """In place where that is possible for all weights; else, where the engine was not told
     otherwise ({"reload": false}), by vLLM's own reload."""
-    from . import ModuleTarget, vllm_reload
+    from . import ModuleTarget, vllm_parts, vllm_reload
 
     given = settings_of(vllm_config)
     model = vllm_config.model_config
     base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
-    target = ModuleTarget(module, base=base, run=given.get("run"), version=given.get("version", 0),
-                          chunk_bytes=chunk_bytes)  # fmt: skip
+    target = ModuleTarget(
+        module, base=base, run=given.get("run"), version=given.get("version", 0),
+        chunk_bytes=chunk_bytes, drafters=vllm_parts.drafters(module, runner),
+        refreshes=vllm_parts.refreshes(vllm_config, module),
+        placement=partial(vllm_parts.experts, runner),
+    )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)
     if why is None:
         return target

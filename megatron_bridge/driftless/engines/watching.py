@@ -2,22 +2,26 @@
 """A dispatch mode that knows which values come from which checkpoint tensor.
 
 TorchDispatchMode is called for every operation below autograd, whichever way it was asked for: a
-loader cannot write into memory behind its back.
+loader cannot write into memory behind its back, nor in another thread (threads.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from .bound import BoundTensors, storage_key
+from .threads import everywhere
 
 COPY = torch.ops.aten.copy_.default
 TO_COPY = torch.ops.aten._to_copy.default
@@ -72,18 +76,14 @@ class Origin:
     converted: bool = False
 
 
-class Watching(TorchDispatchMode):
-    """What is known of storages. Subclasses say what happens."""
+# An operation and its arguments -> its result.
+See = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
-    def __init__(self, bound: BoundTensors) -> None:
+
+class _Mode:
+    def __init__(self, see: See) -> None:
         super().__init__()
-        self.bound = bound
-        self.current: str | None = None  # the tensor that the loader took last
-        self.origins: dict[int, Origin] = {}
-        self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
-        self.filled: dict[int, set[str]] = {}  # storage of the module -> names copied there
-        # As long as somebody has a weak reference, a storage's key is not used again.
-        self.kept: dict[int, StorageWeakRef] = {}
+        self.see_operation = see
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -91,14 +91,61 @@ class Watching(TorchDispatchMode):
         compiled."""
         return False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def take(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self.see(func, args, kwargs or {})
+        return self.see_operation(func, args, kwargs or {})
+
+
+class DispatchMode(_Mode, TorchDispatchMode):
+    __torch_dispatch__ = _Mode.take
+
+
+class FunctionMode(_Mode, TorchFunctionMode):
+    __torch_function__ = _Mode.take
+
+
+class Watching:
+    """What is known of storages. Subclasses say what happens."""
+
+    def __init__(self, bound: BoundTensors) -> None:
+        self.bound = bound
+        self.turn = threading.RLock()  # a loader's threads are seen one at a time
+        self.current: str | None = None  # the tensor that the loader took last
+        self.origins: dict[int, Origin] = {}
+        self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
+        self.filled: dict[int, set[str]] = {}  # storage of the module -> names copied there
+        # As long as somebody has a weak reference, a storage's key is not used again.
+        self.kept: dict[int, StorageWeakRef] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it is on, see() has every operation of this thread and of those that it starts."""
+        with self.bound.with_attributes():
+            try:
+                with everywhere(self.modes):
+                    yield
+                self.ended()
+            finally:
+                for each in self.bound.rebound_attributes():
+                    each.restore()
+
+    def ended(self) -> None:
+        """The loader is through; attributes that it put others in the places of are as it left
+        them."""
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """Of one thread."""
+        with torch.no_grad(), DispatchMode(self.in_turn(self.see)):
+            yield
+
+    def in_turn(self, see: See) -> See:
+        def seen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            with self.turn:
+                return see(func, args, kwargs)
+
+        return seen
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation of the loader; what it returns is the operation's result."""

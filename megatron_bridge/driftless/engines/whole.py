@@ -4,7 +4,7 @@ putting other tensors in the parameters' places. What it writes can be taken bac
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -26,15 +26,30 @@ class WholeLoad(Watching):
     def load(self, load_weights: LoadWeights, name: str, tensor: torch.Tensor) -> None:
         """All or nothing. Parameters keep their memory: a tensor that the loader puts in the place
         of one is copied into that one."""
+        self.run(lambda: load_weights(iter([(name, tensor)])))
+
+    def run(self, work: Callable[[], Any]) -> None:
         try:
             with torch.no_grad():
-                with self:
-                    load_weights(iter([(name, tensor)]))
+                with self.watching():
+                    work()
                 for binding in list(self.bound.rebound()):
                     self.complete(binding)
         except BaseException:
             self.undo()
             raise
+
+    def ended(self) -> None:
+        """Attributes keep their memory, too: a CUDA graph may have noted it."""
+        for each in self.bound.rebound_attributes():
+            new = each.current()
+            storage = self.bound.find(each.tensor)
+            if storage is None or not each.fits(new):
+                raise UnsupportedError(
+                    f"the loader puts something of another shape or type in place of '{each.name}'"
+                )
+            self.save(storage)
+            each.tensor.copy_(new)
 
     def save(self, storage: Storage) -> None:
         if storage.key not in self.before:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a module keeps beside its parameters and buffers: plain attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Lists, dicts and helper objects (an attention backend's) are looked into so far.
+_DEPTH = 2
+# What torch.nn.Module itself keeps.
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+
+
+@dataclass
+class Attribute:
+    """`path` leads from the module's __dict__ to it, through `top`; those two are None where only
+    the place is meant."""
+
+    name: str
+    root: dict[str, Any]
+    path: tuple[Any, ...]
+    top: Any = None
+    tensor: Any = None
+
+    def current(self) -> Any:
+        try:
+            return _walk(self.root, self.path)
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return None
+
+    def restore(self) -> None:
+        """The tensor back in its place."""
+        self.root[self.path[0]] = self.top
+        if len(self.path) > 1:
+            table = _table(_walk(self.root, self.path[:-1]))
+            if isinstance(table, MutableMapping | list):
+                table[self.path[-1]] = self.tensor
+
+    def fits(self, other: Any) -> bool:
+        """Whether another tensor's values have room in its memory."""
+        return isinstance(other, torch.Tensor) and all(
+            getattr(other, what) == getattr(self.tensor, what)
+            for what in ("shape", "dtype", "device")
+        )
+
+
+def attributes_of(prefix: str, root: dict[str, Any]) -> Iterator[Attribute]:
+    """Their places."""
+    for key, value in list(root.items()):
+        if key not in _OF_MODULES:
+            for path in _tensors_in(value, (key,)):
+                name = ".".join(map(str, (prefix, *path) if prefix else path))
+                yield Attribute(name, root, path)
+
+
+def _tensors_in(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and value.device.type != "meta":
+            yield path
+        return
+    if len(path) > _DEPTH or isinstance(value, torch.nn.Module | type) or callable(value):
+        return
+    table = _table(value)
+    if table is not None:
+        entries = table.items() if isinstance(table, Mapping) else enumerate(table)
+        for key, below in list(entries):
+            yield from _tensors_in(below, (*path, key))
+
+
+def _table(value: Any) -> Any:
+    """What has entries: the value itself, or an object's attributes."""
+    if isinstance(value, Mapping | list | tuple):
+        return value
+    return getattr(value, "__dict__", None)
+
+
+def _walk(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = _table(value)[key]
+    return value

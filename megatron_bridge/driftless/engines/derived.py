@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a module computes from its parameters after loading: MLA's w_kc and w_vc, fused
+copies, scales. They are attributes, or parameters that no checkpoint tensor goes to.
+
+Engines have functions that compute them. Each is run once when the target is made, and seen: which
+parameters it reads, what it writes. It must leave everything as it is, to the bit; if it does, it is
+run again after every commit. If it does not, and for copies of a parameter that no function is known
+to make, a version that changes the parameter is refused. Rotary tables, masks and caches have no
+such function, or one that reads no parameter, and are left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedError
+from .bound import BoundTensors, storage_key
+from .planning import Plan
+from .tracing import Trace
+from .watching import COPY, FILLS, tensors_in, written
+from .whole import WholeLoad
+
+# What engines call them: vLLM's attention layers and models; SGLang's models.
+METHODS = ("process_weights_after_loading", "post_load_weights")
+# Fewer elements, or fewer values, are alike by chance.
+_FEWEST_ELEMENTS, _FEWEST_VALUES = 16, 8
+_PART = 1 << 22  # elements at a time
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """A function of the engine that computes tensors from loaded parameters, in all of them."""
+
+    name: str
+    run: Callable[[], Any]
+
+
+def find_refreshes(
+    modules: Iterable[tuple[str, torch.nn.Module]], dtype: torch.dtype | None = None
+) -> list[Refresh]:
+    """Methods of those names, the outermost; `dtype` for those that ask for one."""
+    found: list[Refresh] = []
+    for first, module in modules:
+        taken: list[str] = []
+        for below, owner in module.named_modules():
+            prefix = ".".join(filter(None, (first, below)))
+            for method in METHODS:
+                call = _callable(owner, method, dtype)
+                inner = any(prefix.startswith(f"{each}.") or not each for each in taken)
+                if call is None or (method == METHODS[1] and inner):
+                    continue  # its outer one calls it
+                if method == METHODS[1]:
+                    taken.append(prefix)
+                found.append(Refresh(f"{prefix}.{method}" if prefix else method, call))
+    return found
+
+
+def _callable(owner: Any, method: str, dtype: torch.dtype | None) -> Callable[[], Any] | None:
+    call = getattr(owner, method, None)
+    if not callable(call):
+        return None
+    needed = [
+        each
+        for each in inspect.signature(call).parameters.values()
+        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if not needed:
+        return call
+    if len(needed) == 1 and needed[0].name.endswith("dtype"):
+        chosen = dtype or next((p.dtype for p in owner.parameters() if p.is_floating_point()), None)
+        return lambda: call(chosen or torch.get_default_dtype())
+    return None
+
+
+class _Probe(WholeLoad):
+    """Also knows what was read."""
+
+    def __init__(self, bound: BoundTensors) -> None:
+        super().__init__(bound)
+        self.reads: set[int] = set()
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        over = written(func, args, kwargs) if func is COPY or func in FILLS else []
+        covered = [id(each) for each in over]
+        for each in tensors_in(args, kwargs):
+            storage = self.bound.find(each)
+            if storage is not None and id(each) not in covered:
+                self.reads.add(storage.key)
+        return super().see(func, args, kwargs)
+
+
+@dataclass
+class Derivation:
+    """What one refresh does. `problem`: why it cannot be run again."""
+
+    refresh: Refresh
+    sources: set[int]
+    results: set[str]
+    problem: str | None = None
+
+
+@dataclass
+class Derived:
+    """What is computed again after each commit."""
+
+    bound: BoundTensors
+    derivations: list[Derivation] = field(default_factory=list)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """tensor -> the function that computes it."""
+        return {name: each.refresh.name for each in self.derivations for name in each.results}
+
+    def refresh(self) -> None:
+        """Everything keeps its memory: a CUDA graph may have noted it."""
+        if not self.derivations:
+            return
+        with torch.no_grad(), self.bound.with_attributes():
+            for each in self.derivations:
+                each.refresh.run()
+            for binding in list(self.bound.rebound()):
+                new = binding.current()
+                if new is None or (new.shape, new.dtype) != (binding.data.shape, binding.data.dtype):
+                    raise UnsupportedError(f"'{binding.name}' has another shape or type now")
+                binding.restore()
+                binding.data.copy_(new)
+            for attribute in self.bound.rebound_attributes():
+                new = attribute.current()
+                if not attribute.fits(new):
+                    raise UnsupportedError(f"'{attribute.name}' has another shape or type now")
+                attribute.tensor.copy_(new)
+                attribute.restore()
+
+
+def derive(
+    bound: BoundTensors, plan: Plan, trace: Trace, refreshes: Sequence[Refresh]
+) -> tuple[Derived, dict[str, str]]:
+    """Tries the refreshes, and settles in the plan which tensors the loader must compute from. Second:
+    the tensors that cannot be followed, and why."""
+    goes_to: dict[int, set[str]] = defaultdict(set)
+    for name, copies in trace.copies.items():
+        for copy in copies:
+            goes_to[copy.storage].add(name)
+    by_name = {storage.name: key for key, storage in bound.storages.items()}
+    for name, parameters in trace.parameters.items():
+        for parameter in parameters:
+            if parameter in by_name:
+                goes_to[by_name[parameter]].add(name)
+    derived, refused = Derived(bound), dict[str, str]()
+    for refresh in refreshes:
+        each = _probe(bound, refresh)
+        sources = each.sources & goes_to.keys()
+        if not sources or not (each.results or each.problem):
+            continue
+        names = set().union(*(goes_to[key] for key in sources))
+        if each.problem is None:
+            derived.derivations.append(each)
+            for name in names:
+                first = min(each.results)
+                plan.notes.setdefault(name, f"'{first}' is computed again from it")
+            continue
+        for name in names:
+            parameter = bound.storages[min(sources)].name
+            refused[name] = f"{each.refresh.name}() reads '{parameter}', and {each.problem}"
+    for name, attributes in trace.derived.items():
+        left = attributes - derived.names.keys()
+        if left and name not in refused:
+            plan.demote(name, f"the loader computes '{min(left)}' from it")
+    for copy_name, key in _unexplained_copies(bound, goes_to, derived, trace):
+        for name in goes_to[key]:
+            parameter = bound.storages[key].name
+            why = f"'{copy_name}' is a copy of '{parameter}', and nothing is known that makes it again"
+            refused.setdefault(name, why)
+    return derived, refused
+
+
+def _probe(bound: BoundTensors, refresh: Refresh) -> Derivation:
+    probe = _Probe(bound)
+    problem = None
+    try:
+        probe.run(refresh.run)
+        results = {saved.storage.name for saved in probe.before.values()}
+        changed = probe.changed(but=())
+        if changed is not None:
+            problem = f"would change '{changed}' if it were run again"
+    except Exception as error:
+        results = set()
+        text = str(error).split("\n")[0][:200]
+        problem = f"cannot be run again ({type(error).__name__}: {text})"
+    finally:
+        probe.undo()
+    return Derivation(refresh, probe.reads, results, problem)
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+Mark = tuple[int, int, int]  # elements, and two sums over their values, in whatever order
+
+
+def _mark(tensor: torch.Tensor) -> Mark | None:
+    """None: it may be anything."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() < _FEWEST_ELEMENTS or flat[:4096].cpu().float().unique().numel() < _FEWEST_VALUES:
+        return None
+    sums = [0, 0]
+    for part in flat.split(_PART):
+        if part.is_floating_point() and part.element_size() <= 4:
+            part = part.float().view(torch.int32)
+        elif part.is_floating_point() or part.is_complex():
+            return None
+        words = part.to(torch.int64)
+        mixed = (words ^ (words >> 13)) * 0x9E3779B97F4A7C1
+        sums[0] = (sums[0] + int(words.sum())) & (2**64 - 1)
+        sums[1] = (sums[1] + int((mixed ^ (mixed >> 29)).sum())) & (2**64 - 1)
+    return flat.numel(), sums[0], sums[1]
+
+
+def _sum(marks: Sequence[Mark]) -> Mark:
+    elements, first, second = (sum(column) for column in zip(*marks, strict=True))
+    return elements, first & (2**64 - 1), second & (2**64 - 1)
+
+
+def _unexplained_copies(
+    bound: BoundTensors, goes_to: dict[int, set[str]], derived: Derived, trace: Trace
+) -> Iterator[tuple[str, int]]:
+    """(a tensor that no checkpoint tensor goes to, the storage that it is a copy of). Also where
+    several of one owner are a copy of it together."""
+    explained = set(derived.names).union(*trace.derived.values()) if trace.derived else set(derived.names)
+    sources: dict[int, list[int]] = defaultdict(list)  # elements -> storages
+    tensors = {storage_key(each.data): each.data for each in bound.bindings}
+    for key in goes_to:
+        if key in tensors:
+            sources[tensors[key].numel()].append(key)
+    known: dict[int, Mark | None] = {}
+
+    def source_of(mark: Mark | None) -> int | None:
+        for key in sources.get(mark[0], ()) if mark else ():
+            if key not in known:
+                known[key] = _mark(tensors[key])
+            if known[key] == mark:
+                return key
+        return None
+
+    with bound.with_attributes():
+        beside: dict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)  # by their owner
+        for attribute in bound.attributes:
+            if storage_key(attribute.tensor) in bound.beside:
+                beside[id(attribute.root)].append((attribute.name, attribute.tensor))
+        for each in bound.bindings:
+            key = storage_key(each.data)
+            if key not in goes_to and key not in trace.hooks:
+                beside[id(each.module.__dict__)].append((each.name, each.data))
+        for candidates in beside.values():
+            left = [(name, tensor) for name, tensor in candidates if name not in explained]
+            marks: list[tuple[str, Mark]] = []
+            largest = max(sources, default=0)
+            for name, tensor in left:
+                if tensor.numel() > largest:
+                    continue
+                mark = _mark(tensor)
+                if mark is not None:
+                    marks.append((name, mark))
+                found = source_of(mark)
+                if found is not None:
+                    yield name, found
+            if len(marks) > 1:
+                found = source_of(_sum([mark for _, mark in marks]))
+                if found is not None:
+                    yield marks[0][0], found

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine does to its tensors behind a target's back, found before the next commit.
+
+    put elsewhere     another tensor in a parameter's place, or other memory below it
+    written           by load_weights of others, by reload_weights, by an operation on the parameter
+    rearranged        experts in other slots (EPLB): the tables that say where they are have changed
+    dropped           sleep level 2, which keeps no weights
+
+Whoever writes by `parameter.data`, by a pointer or below torch is not found here, but by a sweep of
+the weights' digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+
+from ..errors import BusyError
+from .bound import Binding, BoundTensors, bits, storage_key
+
+# Parts of the names of the tables that say which expert is in which slot.
+TABLES = ("physical_to_logical", "logical_to_physical", "logical_to_all_physical", "expert_map")
+
+Placement = Callable[[], Any]
+
+
+@dataclass
+class Found:
+    """`what`: by name, to be told. `all`: whatever the modules hold may be something else; else
+    `storages` are."""
+
+    what: list[str] = field(default_factory=list)
+    everything: bool = False
+    storages: set[int] = field(default_factory=set)
+
+
+class Moves:
+    """Of the tensors as they are now."""
+
+    def __init__(
+        self,
+        bound: BoundTensors,
+        modules: Iterable[tuple[str, torch.nn.Module]],
+        followed: set[int],
+        placement: Placement | None,
+    ) -> None:
+        """`followed`: the storages that checkpoint tensors go to; `placement`: more tables."""
+        self.bound, self.placement = bound, placement
+        self.modules = list(modules)
+        self.followed = [each for each in bound.bindings if storage_key(each.data) in followed]
+        self.loads = [(name, count_loads(module)) for name, module in self.modules]
+        self.dropped: list[int] | None = None  # how often weights had been loaded then
+        self.asleep: int | None = None  # at which level
+        self.settle()
+        self.tables = self.read_tables()
+
+    def sleeps(self, level: int) -> None:
+        self.asleep = level
+        if level >= 2:
+            self.dropped = self.calls()
+
+    def calls(self) -> list[int]:
+        return [counter.calls for _, counter in self.loads]
+
+    def lost(self) -> bool:
+        """The weights were dropped, and nobody loaded them since."""
+        return self.dropped is not None and self.calls() == self.dropped
+
+    def settle(self) -> None:
+        """What was written so far was known."""
+        self.versions = {id(each): _version_of(each.tensor) for each in self.followed}
+        self.seen_loads = self.calls()
+
+    def read_tables(self) -> dict[str, Any]:
+        tables: dict[str, Any] = {}
+        for place in self.bound.places:
+            if any(part in place.name for part in TABLES):
+                tables[place.name] = _plain(place.current())
+        for each in self.bound.bindings:
+            if any(part in each.name for part in TABLES):
+                tables[each.name] = _plain(each.current())
+        if self.placement is not None:
+            tables["the engine's placement of experts"] = _plain(self.placement())
+        return tables
+
+    def check(self) -> None:
+        """Raises if something was found: maps would write into what is not there any more."""
+        found = self.found()
+        if found.what:
+            raise BusyError(
+                f"{found.what[0]}. Nothing was changed; the target follows it when the engine does "
+                "not work (ModuleTarget.follow), then stage again"
+            )
+
+    def found(self) -> Found:
+        found = Found()
+        if self.asleep is not None:
+            found.what.append(f"the engine sleeps at level {self.asleep}: wake it up first")
+            return found  # there may be no memory to look at
+        if self.dropped is not None:
+            found.what.append("the engine slept at level 2, and its weights were dropped")
+            found.everything = True
+        for (name, counter), seen in zip(self.loads, self.seen_loads, strict=True):
+            if counter.calls != seen:
+                whose = f"{name}.load_weights" if name else "load_weights"
+                found.what.append(f"{whose}() was called by somebody else")
+                found.everything = True
+        self.find_rebound(found)
+        for each in self.followed:
+            if _version_of(each.tensor) != self.versions[id(each)] and not each.rebound():
+                found.what.append(f"'{each.name}' was written by somebody else")
+                found.storages.add(storage_key(each.data))
+        for name, table in self.read_tables().items():
+            if table != self.tables.get(name):
+                found.what.append(f"experts were rearranged: '{name}' has changed")
+                found.everything = True
+        return found
+
+    def find_rebound(self, found: Found) -> None:
+        for each in self.bound.rebound():
+            found.what.append(
+                f"'{each.name}' is not the tensor that it was: the engine put another one in its "
+                "place, or other memory below it"
+            )
+            if not _same_values(each):
+                found.storages.add(storage_key(each.data))
+
+
+class LoadCounter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def count_loads(module: torch.nn.Module) -> LoadCounter:
+    """Calls of the module's load_weights from now on; ours go by `uncounted`."""
+    load: Any = getattr(module, "load_weights", None)
+    if load is None:
+        return LoadCounter()
+    if hasattr(load, "counter"):
+        return load.counter
+    counter = LoadCounter()
+
+    @wraps(load)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        counter.calls += 1
+        return load(*args, **kwargs)
+
+    counted.counter, counted.uncounted = counter, load  # type: ignore[attr-defined]
+    module.__dict__["load_weights"] = counted
+    return counter
+
+
+def _same_values(binding: Binding) -> bool:
+    """What is in its place now has the bits that were in its memory, which is still there."""
+    new, old = binding.current(), binding.data
+    if new is None or new.device.type == "meta":
+        return False
+    if new.shape != old.shape or new.dtype != old.dtype:
+        return False
+    if any(each.untyped_storage().nbytes() == 0 and each.numel() for each in (new, old)):
+        return False
+    if storage_key(new) == storage_key(old) and new.data_ptr() != binding.address:
+        return False  # other memory below the same storage: what was there is gone
+    return torch.equal(bits(new.detach().contiguous()).to(old.device), bits(old.contiguous()))
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors keep none
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The weights of an engine that moves its tensors and computes others from them.
+//
+// It is a MappedTarget that another one can replace: when the engine has put its tensors elsewhere,
+// maps traced again take the place of the old ones, under the receiver that uses the target. What
+// was staged or committed through the old maps can neither be committed nor be taken back then.
+//
+// After each commit, and after each that was taken back, `written` is called, before the engine goes
+// on: it computes again what the engine derives from its weights. If it fails, the commit is taken
+// back.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "plugin/targets/weight_target.h"
+
+namespace driftless::python {
+
+class FollowedTarget final : public WeightTarget {
+ public:
+  using Written = std::function<Status()>;  // may be empty
+
+  FollowedTarget(std::shared_ptr<MappedTarget> target, Written written);
+  // Any thread, but not during a commit: the engine must not use the tensors.
+  void replace(std::shared_ptr<MappedTarget> target, Written written);
+  [[nodiscard]] bool proven() const;
+
+  [[nodiscard]] const WeightLayout* layout() const override;
+  Status adopt_layout(const WeightLayout& layout) override;
+  [[nodiscard]] TargetState state() const override;
+  Status recover() override;
+  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override;
+
+  struct Current {
+    std::shared_ptr<MappedTarget> target;
+    Written written;
+    bool stale = false;  // what the engine derives from the weights is not of their version
+  };
+
+ private:
+  [[nodiscard]] std::shared_ptr<Current> current() const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Current> current_;
+};
+
+}  // namespace driftless::python

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders that copy in other threads are seen there, or found out. Run as checks.py."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+import driftless
+import toy_engine
+import toy_run
+import toy_threads
+from driftless.engines import ModuleTarget
+from toy_checks import run_checks
+from toy_engine import DEVICE, fresh, state_bits
+from toy_group import raises
+
+ALL_WAYS = ("direct", "plan", "masked", "whole")
+
+
+def loaded(kind, weights):
+    engine = kind().to(DEVICE)
+    toy_engine.ToyEngine.load_weights(engine, weights.items())
+    return engine
+
+
+def follow(kind, allow, versions=4):
+    """The engine and its target; every version arrived to the bit."""
+    generator = torch.Generator().manual_seed(11)
+    weights = toy_run.make_weights(generator, ())
+    with toy_run.Run(weights) as run:
+        engine = loaded(kind, weights)
+        target = ModuleTarget(engine, run.base, allow=allow)
+        receiver = run.receiver(target)
+        for _ in range(versions):
+            before = weights
+            weights = toy_run.step(generator, weights, 0.1)
+            run.publish(weights)
+            assert receiver.stage(10)
+            receiver.commit()
+            assert state_bits(engine) == state_bits(fresh(weights, odd=()))
+            receiver.rollback()
+            assert state_bits(engine) == state_bits(fresh(before, odd=()))
+            assert receiver.stage(10)
+            receiver.commit()
+        return engine, target
+
+
+def pools_are_seen():
+    for kind in (toy_threads.Pooled, toy_threads.KeptPool, toy_threads.Threaded):
+        for allow in (ALL_WAYS, ("masked", "whole"), ("whole",)):
+            engine, target = follow(kind, allow)
+            expected = {"plan", "direct"} if allow == ALL_WAYS else {allow[0]}
+            ways = {target.ways[name].way for name in ("layers.0.q.weight", "counts")}
+            assert ways <= expected, (kind, allow, ways)
+    assert toy_threads.Pooled.load_weights is not engine.load_weights
+
+
+def hidden_threads_are_found_out():
+    """Refused by name before anything is written, or written by maps, which need no loader."""
+    generator = torch.Generator().manual_seed(12)
+    weights = toy_run.make_weights(generator, ())
+    with toy_run.Run(weights) as run:
+        engine = loaded(toy_threads.Hidden, weights)
+        held = state_bits(engine)
+        target = ModuleTarget(engine, run.base, allow=("masked", "whole"))
+        assert state_bits(engine) == held
+        way = target.ways["layers.0.q.weight"]
+        assert way.way == "refused" and "not seen" in way.reason, way
+        receiver = run.receiver(target)
+        run.publish(toy_run.step(generator, weights))
+        with raises(driftless.errors.UnsupportedError, "not seen"):
+            receiver.stage(10)
+        assert state_bits(engine) == held
+
+
+def nothing_is_left_behind():
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+    follow(toy_threads.KeptPool, ("masked", "whole"), versions=1)
+    assert threading.Thread.start is start and ThreadPoolExecutor.submit is submit
+    # A thread of the pool that served us is not inside a mode any more.
+    seen = toy_threads.KeptPool.pool.submit(torch._C._len_torch_dispatch_stack).result()
+    assert seen == 0, seen
+
+
+def threads_of_others_are_left_alone():
+    """What another thread does meanwhile is not the loader's."""
+    other, stop = ThreadPoolExecutor(max_workers=1), threading.Event()
+    tensor = torch.zeros(8)
+
+    def work():
+        while not stop.is_set():
+            other.submit(tensor.fill_, 1).result()
+            tensor.fill_(0)
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    try:
+        follow(toy_threads.Pooled, ("masked", "whole"), versions=2)
+    finally:
+        stop.set()
+        busy.join()
+        other.shutdown()
+
+
+if __name__ == "__main__":
+    run_checks(globals())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Toy engines whose loaders copy in other threads."""
+
+import _thread
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from toy_engine import ToyEngine
+
+
+class Pooled(ToyEngine):
+    """As SGLang's DeepSeek: tensors of the host go through a pool, others do not."""
+
+    def __init__(self, rank=0, tp=1, odd=()):
+        super().__init__(rank, tp, odd)
+        self.in_pool = 0
+
+    def load_weights(self, weights):
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            futures = []
+            for name, tensor in weights:
+                one = super().load_weights
+                if tensor.device.type == "cpu":
+                    self.in_pool += 1
+                    futures.append(pool.submit(one, [(name, tensor)]))
+                else:
+                    one([(name, tensor)])
+            for future in as_completed(futures):
+                future.result()
+
+
+class KeptPool(Pooled):
+    """A pool that was there before, and every tensor goes through it."""
+
+    pool = ThreadPoolExecutor(max_workers=2)
+
+    def load_weights(self, weights):
+        one = ToyEngine.load_weights
+        for future in [self.pool.submit(one, self, [pair]) for pair in weights]:
+            future.result()
+
+
+class Threaded(Pooled):
+    """A thread for each tensor."""
+
+    def load_weights(self, weights):
+        one = ToyEngine.load_weights
+        threads = [threading.Thread(target=one, args=(self, [pair])) for pair in weights]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+
+
+class Hidden(Pooled):
+    """Threads that nobody sees, for tensors of the host."""
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            one = super(Pooled, self).load_weights
+            if tensor.device.type != "cpu":
+                one([(name, tensor)])
+                continue
+            done = threading.Lock()
+            done.acquire()
+
+            def work(pair=(name, tensor), one=one, done=done):
+                try:
+                    one([pair])
+                finally:
+                    done.release()
+
+            _thread.start_new_thread(work, ())
+            done.acquire()
