@@ -48,13 +48,13 @@ WeightMap masked_target(const StridedMap& map, std::uint64_t address, DType from
 // TensorChanges by names, and into tensors of Python.
 class HeldChanges {
  public:
-  HeldChanges(std::shared_ptr<const TensorChanges> changes,
-              std::shared_ptr<const WeightLayout> layout)
-      : changes_(std::move(changes)), layout_(std::move(layout)) {}
+  explicit HeldChanges(std::shared_ptr<const TensorChanges> changes)
+      : changes_(std::move(changes)) {}
 
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> names;
-    for (const std::uint32_t tensor : changes_->tensors()) names.push_back((*layout_)[tensor].name);
+    for (const std::uint32_t tensor : changes_->tensors())
+      names.push_back(changes_->layout()[tensor].name);
     return names;
   }
   [[nodiscard]] bool whole() const { return changes_->whole(); }
@@ -88,7 +88,7 @@ class HeldChanges {
   }
 
   [[nodiscard]] const TensorSpec& spec(const std::string& name) const {
-    return (*layout_)[index(name)];
+    return changes_->layout()[index(name)];
   }
   [[nodiscard]] std::span<const DeltaPiece> pieces(const std::string& name) const {
     return changes_->pieces(index(name));
@@ -96,10 +96,9 @@ class HeldChanges {
 
  private:
   [[nodiscard]] std::uint32_t index(const std::string& name) const {
-    return index_of(*layout_, name, "there is");
+    return index_of(changes_->layout(), name, "there is");
   }
   std::shared_ptr<const TensorChanges> changes_;
-  std::shared_ptr<const WeightLayout> layout_;
 };
 
 using View = std::tuple<std::uint64_t, std::vector<std::uint64_t>, std::vector<std::uint64_t>>;
@@ -108,12 +107,11 @@ StridedView view_of(const View& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
 
-// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it raises becomes a status that
-// says so; an exception of ours keeps its code.
+// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it
+// raises becomes a status that says so; an exception of ours keeps its code.
 class PythonWriter final : public ExternalWriter {
  public:
-  PythonWriter(py::object writer, std::shared_ptr<const WeightLayout> layout)
-      : writer_(std::move(writer)), layout_(std::move(layout)) {}
+  explicit PythonWriter(py::object writer) : writer_(std::move(writer)) {}
   ~PythonWriter() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const py::gil_scoped_acquire acquired;
     writer_ = py::object();
@@ -123,7 +121,7 @@ class PythonWriter final : public ExternalWriter {
 
   Status check() override { return call("check"); }
   Status stage(std::shared_ptr<const TensorChanges> changes) override {
-    return call("stage", std::make_shared<HeldChanges>(std::move(changes), layout_));
+    return call("stage", std::make_shared<HeldChanges>(std::move(changes)));
   }
   Status commit() override { return call("commit"); }
   Status undo() override { return call("undo"); }
@@ -164,7 +162,6 @@ class PythonWriter final : public ExternalWriter {
   }
 
   py::object writer_;
-  std::shared_ptr<const WeightLayout> layout_;
 };
 
 // A target, and what Python must keep for it.
@@ -214,12 +211,14 @@ WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
   return made;
 }
 
-MadeTarget make_mapped(
-    const WeightLayout& layout, const std::vector<MapTuple>& maps,
-    const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
-    const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
-    std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
-    unsigned threads, std::optional<int> device) {
+MadeTarget make_mapped(const WeightLayout& layout, const std::vector<MapTuple>& maps,
+                       const std::vector<std::string>& external,
+                       const std::map<std::string, std::string>& refused, const py::object& writer,
+                       const py::object& owners, const std::optional<std::string>& run,
+                       std::optional<std::uint64_t> version,
+                       const std::optional<std::string>& digest,
+                       const std::vector<std::string>& digests, unsigned threads,
+                       std::optional<int> device, std::optional<std::uint32_t> rank) {
   MappedParts parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
@@ -227,8 +226,7 @@ MadeTarget make_mapped(
   for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
   FollowedTarget::Written written;
   if (!writer.is_none()) {
-    const auto held =
-        std::make_shared<PythonWriter>(writer, std::make_shared<const WeightLayout>(layout));
+    const auto held = std::make_shared<PythonWriter>(writer);
     if (py::hasattr(writer, "written")) written = [held] { return held->written(); };
     parts.writer = held;
   }
@@ -240,7 +238,11 @@ MadeTarget make_mapped(
     if (run) options.initial->run = take(hash128_from_hex(*run));
   }
   if (digest) options.initial_digest = take(digest_from_hex(*digest));
+  for (const std::string& each : digests) {
+    options.initial_tensors.push_back(take(digest_from_hex(each)));
+  }
   options.threads = threads;
+  options.rank = rank;
   std::unique_ptr<MappedTarget> made =
       take(without_gil([&] { return make_mapped_target(std::move(parts), options); }));
   return {std::move(made), std::move(written), owners};
@@ -253,7 +255,8 @@ void def_making(Class& holder, MadeTarget (*make)(Arguments...)) {
       py::arg("layout"), py::arg("maps"), py::arg("external") = std::vector<std::string>(),
       py::arg("refused") = std::map<std::string, std::string>(), py::arg("writer") = py::none(),
       py::arg("owners") = py::none(), py::arg("run") = py::none(), py::arg("version") = py::none(),
-      py::arg("digest") = py::none(), py::arg("threads") = 0, py::arg("device") = py::none());
+      py::arg("digest") = py::none(), py::arg("digests") = std::vector<std::string>(),
+      py::arg("threads") = 0, py::arg("device") = py::none(), py::arg("rank") = py::none());
   const auto init = [make](Arguments... arguments) {
     return std::make_shared<MappedHolder>(make(std::forward<Arguments>(arguments)...));
   };

@@ -64,6 +64,7 @@ void FollowedTarget::replace(std::shared_ptr<MappedTarget> target, Written writt
   fresh->target = std::move(target);
   fresh->written = std::move(written);
   const std::scoped_lock lock(mutex_);
+  fresh->target->set_proof(proof_);
   current_.swap(fresh);
 }
 
@@ -83,6 +84,28 @@ TargetState FollowedTarget::state() const {
   TargetState state = now->target->state();
   state.valid = state.valid && !now->stale;
   return state;
+}
+
+std::vector<std::string> FollowedTarget::left_alone() const {
+  return current()->target->left_alone();
+}
+
+void FollowedTarget::set_proof(const ProofRule& rule) {
+  const std::scoped_lock lock(mutex_);
+  proof_ = rule;
+  current_->target->set_proof(rule);
+}
+
+bool FollowedTarget::proven_in_share() const { return current()->target->proven_in_share(); }
+Result<Shares> FollowedTarget::sweep() { return current()->target->sweep(); }
+const Shares& FollowedTarget::tracked() const { return current()->target->tracked(); }
+StagingMemory FollowedTarget::staging_memory() const { return current()->target->staging_memory(); }
+Status FollowedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
+                            std::span<std::byte> out) const {
+  return current()->target->read(tensor, byte_offset, out);
+}
+std::span<const std::byte> FollowedTarget::tensor(std::size_t index) const {
+  return current()->target->tensor(index);
 }
 
 Status FollowedTarget::recover() { return current()->target->recover(); }

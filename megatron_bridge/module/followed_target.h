@@ -5,9 +5,9 @@
 // maps traced again take the place of the old ones, under the receiver that uses the target. What
 // was staged or committed through the old maps can neither be committed nor be taken back then.
 //
-// After each commit, and after each that was taken back, `written` is called, before the engine goes
-// on: it computes again what the engine derives from its weights. If it fails, the commit is taken
-// back.
+// After each commit, and after each that was taken back, `written` is called, before the engine
+// goes on: it computes again what the engine derives from its weights. If it fails, the commit is
+// taken back.
 #pragma once
 
 #include <functional>
@@ -18,20 +18,30 @@
 
 namespace driftless::python {
 
-class FollowedTarget final : public WeightTarget {
+class FollowedTarget final : public MappedTarget {
  public:
   using Written = std::function<Status()>;  // may be empty
 
   FollowedTarget(std::shared_ptr<MappedTarget> target, Written written);
   // Any thread, but not during a commit: the engine must not use the tensors.
   void replace(std::shared_ptr<MappedTarget> target, Written written);
-  [[nodiscard]] bool proven() const;
 
   [[nodiscard]] const WeightLayout* layout() const override;
   Status adopt_layout(const WeightLayout& layout) override;
   [[nodiscard]] TargetState state() const override;
+  [[nodiscard]] std::vector<std::string> left_alone() const override;
   Status recover() override;
+  void set_proof(const ProofRule& rule) override;
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override;
+
+  [[nodiscard]] bool proven() const override;
+  [[nodiscard]] bool proven_in_share() const override;
+  [[nodiscard]] Result<Shares> sweep() override;
+  [[nodiscard]] const Shares& tracked() const override;
+  [[nodiscard]] StagingMemory staging_memory() const override;
+  [[nodiscard]] Status read(std::size_t tensor, std::uint64_t byte_offset,
+                            std::span<std::byte> out) const override;
+  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override;
 
   struct Current {
     std::shared_ptr<MappedTarget> target;
@@ -43,6 +53,7 @@ class FollowedTarget final : public WeightTarget {
   [[nodiscard]] std::shared_ptr<Current> current() const;
 
   mutable std::mutex mutex_;
+  ProofRule proof_;
   std::shared_ptr<Current> current_;
 };
 

@@ -193,6 +193,14 @@ void bind_kernels(py::module_& module) {
   const auto stream = py::arg("stream") = py::none();
   module.def("digest", &digest_all, py::arg("tensors"), py::arg("threads") = 0, stream,
              "The digest of weights, (name, tensor) pairs, as publishers and receivers have it.");
+  module.def(
+      "add_digests",
+      [](const std::vector<std::string>& digests) {
+        Digest sum;
+        for (const std::string& each : digests) sum += take(digest_from_hex(each));
+        return to_hex(sum);
+      },
+      py::arg("digests"), "Of disjoint tensors: the digest of all of them.");
   module.def("diff", &diff, py::arg("old"), py::arg("new"), py::arg("threads") = 0, stream,
              "(positions as I64, new values) of the units whose bits differ.");
   module.def("gather", &gather, py::arg("tensor"), py::arg("positions"), stream);

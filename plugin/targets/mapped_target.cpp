@@ -85,10 +85,17 @@ Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
   return weights;
 }
 
+MappedOptions contiguous_options(std::optional<VersionId> initial, unsigned threads) {
+  MappedOptions options;
+  options.initial = initial;
+  options.threads = threads;
+  options.digest_of_held = true;
+  return options;
+}
+
 Result<std::shared_ptr<MappedWeights>> map_contiguous(const WeightLayout& layout,
                                                       const std::vector<std::byte*>& data,
-                                                      std::optional<VersionId> initial,
-                                                      unsigned threads,
+                                                      const MappedOptions& options,
                                                       std::shared_ptr<WeightMemory> memory) {
   if (data.size() != layout.size()) {
     return error(StatusCode::kInvalidArgument, data.size(), " tensors in memory, the layout has ",
@@ -113,10 +120,6 @@ Result<std::shared_ptr<MappedWeights>> map_contiguous(const WeightLayout& layout
   }
   parts.layout = layout;
   parts.memory = std::move(memory);
-  MappedOptions options;
-  options.initial = initial;
-  options.threads = threads;
-  options.digest_of_held = true;
   return map_weights(std::move(parts), options);
 }
 
@@ -154,10 +157,32 @@ Status load_weights(const Checkpoint& from, const std::vector<std::byte*>& to, W
   return memory.finish();
 }
 
+// What is held of the tensors of `kept`, some of the weights'.
+MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
+  MappedParts parts;
+  parts.layout = kept;
+  parts.writer = weights.writer;
+  parts.memory = weights.memory;
+  for (std::uint32_t tensor = 0; tensor < kept.size(); ++tensor) {
+    const std::uint32_t old = *weights.layout.find(kept[tensor].name);
+    const MappedWeights::Tensor& own = weights.tensors[old];
+    for (const WeightMap* map : weights.maps_of(old, false)) {
+      parts.maps.push_back(*map);
+      parts.maps.back().tensor = tensor;
+    }
+    if (own.external) parts.external.push_back(tensor);
+    if (!own.why_refused.empty()) parts.refused.emplace_back(tensor, own.why_refused);
+  }
+  return parts;
+}
+
 class MemoryTarget final : public MappedTarget {
  public:
-  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights)
-      : memory_(weights->memory), threads_(weights->threads), weights_(std::move(weights)) {}
+  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights, MappedOptions options)
+      : memory_(weights->memory),
+        threads_(weights->threads),
+        options_(std::move(options)),
+        weights_(std::move(weights)) {}
   // In memory of its own, once it has a layout.
   MemoryTarget(std::shared_ptr<WeightMemory> memory, unsigned threads)
       : memory_(std::move(memory)), threads_(threads) {}
@@ -165,8 +190,8 @@ class MemoryTarget final : public MappedTarget {
   Status load(const Checkpoint& base) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(base.layout()));
     DRIFTLESS_RETURN_IF_ERROR(load_weights(base, data, *memory_, threads_));
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_,
-                               map_contiguous(base.layout(), data, VersionId{}, threads_, memory_));
+    options_ = contiguous_options(VersionId{}, threads_);
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_contiguous(base.layout(), data, options_, memory_));
     return {};
   }
 
@@ -174,12 +199,13 @@ class MemoryTarget final : public MappedTarget {
     return weights_ ? &weights_->layout : nullptr;
   }
   Status adopt_layout(const WeightLayout& layout) override {
-    if (weights_) return weights_->layout.check_same(layout, "the weights in memory", "the run");
+    if (weights_) return keep_only(layout);
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(layout));
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_,
-                               map_contiguous(layout, data, std::nullopt, threads_, memory_));
+    options_ = contiguous_options(std::nullopt, threads_);
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_contiguous(layout, data, options_, memory_));
     return {};
   }
+  [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
   [[nodiscard]] TargetState state() const override {
     return weights_ ? weights_->state : TargetState{};
   }
@@ -251,6 +277,35 @@ class MemoryTarget final : public MappedTarget {
   }
 
  private:
+  // A base may hold more than the run publishes: the rest is left alone.
+  Status keep_only(const WeightLayout& kept) {
+    const WeightLayout& own = weights_->layout;
+    const TargetState& state = weights_->state;
+    const bool base = state.valid && state.id.run.is_zero();
+    const bool countable = weights_->summed || options_.initial_tensors.size() == own.size();
+    if (own.signature() == kept.signature() || !base || !countable) {
+      return own.check_same(kept, "the weights in memory", "the run");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(own.check_has(kept, "the weights in memory", "the run"));
+    MappedOptions options = options_;
+    options.initial_tensors.clear();
+    std::vector<std::string> left;
+    Digest digest;
+    for (std::uint32_t tensor = 0; tensor < own.size(); ++tensor) {
+      if (!kept.find(own[tensor].name)) {
+        left.push_back(own[tensor].name);
+      } else if (!options_.initial_tensors.empty()) {
+        digest += options_.initial_tensors[tensor];
+        options.initial_tensors.push_back(options_.initial_tensors[tensor]);
+      }
+    }
+    if (options.initial_digest) options.initial_digest = digest;
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_weights(parts_of(*weights_, kept), options));
+    options_ = std::move(options);
+    left_alone_ = std::move(left);
+    return {};
+  }
+
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
     std::vector<std::uint64_t> offsets;
     std::uint64_t size = kTensorAlignment;  // never nothing
@@ -294,7 +349,9 @@ class MemoryTarget final : public MappedTarget {
 
   std::shared_ptr<WeightMemory> memory_;
   unsigned threads_;
+  MappedOptions options_;  // that the weights were mapped with
   ProofRule proof_;
+  std::vector<std::string> left_alone_;
   std::uint64_t swept_ = 0;                 // the version at the last sweep
   std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
   std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
@@ -306,7 +363,7 @@ Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
                                                          const MappedOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
                              map_weights(std::move(parts), options));
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
 }
 
 Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout& layout,
@@ -314,9 +371,10 @@ Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout&
                                                              std::optional<VersionId> initial,
                                                              unsigned threads,
                                                              std::shared_ptr<WeightMemory> memory) {
+  const MappedOptions options = contiguous_options(initial, threads);
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
-                             map_contiguous(layout, data, initial, threads, std::move(memory)));
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights)));
+                             map_contiguous(layout, data, options, std::move(memory)));
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
 }
 
 Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& layout,

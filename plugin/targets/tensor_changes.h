@@ -23,6 +23,7 @@ class TensorChanges {
   // kUnsupported, naming the tensor, if one changes that cannot be followed.
   [[nodiscard]] Status check_followed() const;
   [[nodiscard]] const std::vector<VersionSource>& versions() const { return versions_; }
+  [[nodiscard]] const WeightLayout& layout() const { return weights_->layout; }
 
   // For the maps. No two touch the same unit. In the order of the tensors.
   [[nodiscard]] std::span<const DeltaPiece> all_pieces() const { return pieces_.pieces; }

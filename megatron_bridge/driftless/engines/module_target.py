@@ -50,7 +50,7 @@ class ModuleTarget(_native.MappedTarget):
     `drafters`: modules that draft for it, by name; what their loaders take of the checkpoint is
     committed with the module's. `refreshes`: functions of the engine that compute tensors from
     loaded parameters; by default what the modules have (derived.py). `placement` tells where the
-    engine keeps its experts, if the modules themselves do not.
+    engine keeps its experts, if the modules themselves do not. `rank`: of the engine, for messages.
 
     Nothing of the module is changed here. stage() of a receiver may run while the module works;
     commit(), rollback() and follow() may not.
@@ -70,6 +70,7 @@ class ModuleTarget(_native.MappedTarget):
         drafters: Mapping[str, torch.nn.Module] | None = None,
         refreshes: Sequence[Refresh] | None = None,
         placement: Placement | None = None,
+        rank: int | None = None,
     ) -> None:
         self._source = _native.CheckpointSource(fspath(base))
         self._layout = self._source.layout
@@ -77,11 +78,14 @@ class ModuleTarget(_native.MappedTarget):
         self._loaders = Loaders(module, load_weights, drafters or {})
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
         self._placement, self._allow = placement, allow
-        self._chunk_bytes, self._threads = chunk_bytes, threads
+        self._chunk_bytes, self._threads, self._rank = chunk_bytes, threads, rank
         made = self._trace()
         self._prove(made)
-        self._base_digest = base_digest or _digest_of(self._source, threads)
-        super().__init__(**self._arguments(made), run=run, version=version, digest=self._base_digest)
+        # Of each tensor: a run may publish fewer than the checkpoint has.
+        digests = [] if base_digest else _digests_of(self._source, self._layout, threads)
+        self._base_digest = base_digest or _native.add_digests(digests)
+        super().__init__(**self._arguments(made), run=run, version=version,
+                         digest=self._base_digest, digests=digests)  # fmt: skip
 
     # --- how it is written -----------------------------------------------------------------------
 
@@ -130,6 +134,10 @@ class ModuleTarget(_native.MappedTarget):
             and storage_key(each.data) not in followed
             and each.name not in made.writer.derived.names
         ]
+        # Once a run is followed: those that it publishes.
+        layout = self.layout if hasattr(self, "_followed") else self._layout
+        self._followed = True
+        published = {spec.name for spec in layout.tensors}
         maps = [
             (
                 name,
@@ -143,14 +151,19 @@ class ModuleTarget(_native.MappedTarget):
             for each in each_map
         ]
         return {
-            "layout": self._layout,
-            "maps": maps,
-            "external": [name for name in made.writer.names() if name not in made.refused],
-            "refused": made.refused,
+            "layout": layout,
+            "maps": [each for each in maps if each[0] in published],
+            "external": [
+                name
+                for name in made.writer.names()
+                if name not in made.refused and name in published
+            ],
+            "refused": {name: why for name, why in made.refused.items() if name in published},
             "writer": made.writer,
             "owners": made.bound,
             "threads": self._threads,
             "device": _gpu_number(made.plan.device()),
+            "rank": self._rank,
         }
 
     # --- what moves ------------------------------------------------------------------------------
@@ -211,16 +224,19 @@ class ModuleTarget(_native.MappedTarget):
         made.writer.inherit(before.writer, made.trace)
 
     def _holds_tracked(self, made: _Made, before: _Made, state: Any) -> bool:
-        """Whether the weights are still the version that they were, by their own digest. If all
-        tensors are held as they are, it tells."""
-        if not state.valid or not self.proven:
+        """Whether the weights are still the version that they were: each tensor's share adds up to
+        what it did."""
+        if not state.valid:
+            return False
+        tracked = self.tracked()
+        if tracked.unproven:
             return False
         self._inherit(made, before)
         try:
             self._replace(made, state.run, state.version, state.digest)
         except MismatchError:
             return False
-        return self.proven
+        return self.tracked() == tracked
 
     def _holds_base(self, state: Any) -> bool:
         """Whether they are the base's, every unit compared."""
@@ -293,11 +309,11 @@ def _gpu_number(device: torch.device | None) -> int | None:
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
-def _digest_of(source: Any, threads: int) -> str:
-    """Of the whole checkpoint: what the run's base must have."""
-    return _native.digest(
-        ((spec.name, source.tensor(spec.name)) for spec in source.tensors()), threads
-    )
+def _digests_of(source: Any, layout: Any, threads: int) -> list[str]:
+    """Of each tensor of the checkpoint; together what the run's base must have."""
+    return [
+        _native.digest([(spec.name, source.tensor(spec.name))], threads) for spec in layout.tensors
+    ]
 
 
 def _by_names(bound: BoundTensors, layout: Any) -> Trace:

@@ -78,7 +78,7 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
             return ModuleTarget(model, base=given.get("base") or base_of_server(),
                                 run=given.get("run"), version=given.get("version", 0),
-                                chunk_bytes=chunk_bytes, placement=experts)  # fmt: skip
+                                chunk_bytes=chunk_bytes, placement=experts, rank=rank)  # fmt: skip
 
         made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
     return made

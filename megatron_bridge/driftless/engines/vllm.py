@@ -165,7 +165,7 @@ def tell_wake(wake_up: Any, follower: RankReceiver) -> Any:
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
-    return RankReceiver(rank, TargetMaker(vllm_config, model), settings_of(vllm_config))
+    return RankReceiver(rank, TargetMaker(vllm_config, model, rank), settings_of(vllm_config))
 
 
 @dataclass
@@ -174,13 +174,16 @@ class TargetMaker:
 
     vllm_config: Any
     model: Any
+    rank: int | None = None
     runner: Any = None
 
     def __call__(self, chunk_bytes: int) -> Any:
-        return make_target(self.vllm_config, self.model, chunk_bytes, self.runner)
+        return make_target(self.vllm_config, self.model, chunk_bytes, self.runner, self.rank)
 
 
-def make_target(vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None) -> Any:
+def make_target(
+    vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None, rank: int | None = None
+) -> Any:
     """In place where that is possible for all weights; else, where the engine was not told
     otherwise ({"reload": false}), by vLLM's own reload."""
     from . import ModuleTarget, vllm_parts, vllm_reload
@@ -192,7 +195,7 @@ def make_target(vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = N
         module, base=base, run=given.get("run"), version=given.get("version", 0),
         chunk_bytes=chunk_bytes, drafters=vllm_parts.drafters(module, runner),
         refreshes=vllm_parts.refreshes(vllm_config, module),
-        placement=partial(vllm_parts.experts, runner),
+        placement=partial(vllm_parts.experts, runner), rank=rank,
     )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)
     if why is None:
