@@ -208,9 +208,11 @@ void bind_state(py::module_& module) {
 
 void HeldTarget::refresh() {
   const TargetState state = target_->state();
-  const bool moved = state != state_ || layout_ == nullptr;
+  const WeightLayout* const layout = target_->layout();
+  const bool other = layout != nullptr && (!layout_ || layout_->signature() != layout->signature());
+  const bool moved = state != state_ || other;
   state_ = state;
-  layout_ = target_->layout();
+  if (other) layout_ = *layout;
   const auto* const mapped = dynamic_cast<const MappedTarget*>(target_.get());
   if (moved && mapped != nullptr) tracked_ = mapped->tracked();
 }

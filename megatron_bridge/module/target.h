@@ -30,7 +30,7 @@ class HeldTarget {
 
   [[nodiscard]] WeightTarget& target() { return *target_; }
   [[nodiscard]] const TargetState& state() const { return state_; }
-  [[nodiscard]] const WeightLayout* layout() const { return layout_; }
+  [[nodiscard]] const WeightLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
   // With the GIL, by who uses the target, between two calls.
   void refresh();
   // Reads all weights (MappedTarget::sweep()), between two calls of the receiver that uses it.
@@ -51,7 +51,7 @@ class HeldTarget {
   std::vector<TensorRef> tensors_;
   TargetState state_;
   Shares tracked_;
-  const WeightLayout* layout_ = nullptr;
+  std::optional<WeightLayout> layout_;  // a copy: a run may publish less than was held
   InUse in_use_;
   InUse* user_ = nullptr;
 };

@@ -229,7 +229,7 @@ class ModuleTarget(_native.MappedTarget):
         if not state.valid:
             return False
         tracked = self.tracked()
-        if tracked.unproven:
+        if tracked[1]:  # some cannot be read back
             return False
         self._inherit(made, before)
         try:

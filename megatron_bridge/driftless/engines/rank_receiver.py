@@ -366,17 +366,17 @@ def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[st
     """Of a target that knows its shares; of another, nothing is told."""
     if not hasattr(target, "sweep"):
         return {}
-    found = target.sweep() if sweep else target.tracked()
+    tensors, unproven = target.sweep() if sweep else target.tracked()
     manifest = receiver.tensor_digests or {}
     sizes = {spec.name: spec.units for spec in target.layout.tensors}
     rows = [
         [name, units, sizes[name], region, digest, manifest.get(name, "")]
-        for name, units, region, digest in found.tensors
+        for name, units, region, digest in tensors
     ]
-    told = {row[0] for row in rows} | {name for name, _ in found.unproven}
+    told = {row[0] for row in rows} | {name for name, _ in unproven}
     return {
         "shares": rows,
-        "unproven": [list(each) for each in found.unproven],
+        "unproven": [list(each) for each in unproven],
         "absent": [name for name in sizes if name not in told],
     }
 
