@@ -17,7 +17,7 @@ import engines  # noqa: E402
 from environments import HERE, environment, find_python, install_entry_points, package  # noqa: E402
 
 VERSIONS = 10
-KINDS = ("qwen3", "qwen3_tied", "qwen3_moe")
+KINDS = ("qwen3", "qwen3_tied", "qwen3_moe", "deepseek")
 
 
 @pytest.fixture(scope="session")

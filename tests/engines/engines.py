@@ -29,6 +29,11 @@ class Spec:
     load_layout: bool = True  # vLLM: parameters as they were loaded
 
     @property
+    def maker(self):
+        """What drivers and agents call it."""
+        return "sglang" if self.engine == "sglang" else "vllm"
+
+    @property
     def exact(self):
         """Tokens are the same as transformers' in float32; narrower types round elsewhere."""
         return self.dtype == "float32"
@@ -36,6 +41,10 @@ class Spec:
     def __str__(self):
         stock = "" if self.load_layout else "-stock"
         return f"{self.engine}-{self.kind}-tp{self.tp}-{self.dtype}{stock}"
+
+
+# A server of each engine, of two ranks.
+SERVERS = [Spec("vllm_server", "qwen3", 2), Spec("sglang", "qwen3", 2, "float32")]
 
 
 class Pool:

@@ -1,6 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every engine must do, whatever brings it the versions."""
 
+import contextlib
+import importlib
+
+from environments import allow
+from proxy import PATHS, Proxy
+
+
+@contextlib.contextmanager
+def proxies(started, run_of):
+    """Makes engines at the base of a run, with a proxy before each: (the proxy, the run)."""
+    with contextlib.ExitStack() as stack:
+
+        def make(spec):
+            engine, run = started.get(spec), run_of(spec.kind)
+            engine.to_base(run.model.checkpoint(0))
+            proxy = Proxy(engine, PATHS[spec.engine])
+            stack.callback(proxy.close)
+            return proxy, run
+
+        yield make
+
+
+def driver_of(spec, run, proxy, **options):
+    """A driver through the proxy; assert_at() asks it."""
+    module = importlib.import_module(f"driftless.engines.{spec.maker}")
+    proxy.engine.driver = module.follow(proxy.url, allow(run.config), **options)
+    return proxy.engine.driver
+
 
 def assert_at(engine, model, version):
     """Every parameter of every rank is what a fresh load of that version has, the engine says so,

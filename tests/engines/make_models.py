@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a small random model and some steps of its training, as Hugging Face checkpoints.
 
-    python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe
+    python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe,
+                                                    deepseek
 
 OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has what transformers
 generates from each in float32. Run by an engine's own environment.
@@ -30,6 +31,21 @@ SIZES = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+# Multi-head latent attention: engines compute other tensors from kv_b_proj after loading.
+MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 2,  # no experts
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 PROMPTS = ([5, 17, 42, 99, 3, 250, 11, 8], [77, 200, 12])
 NEW_TOKENS = 12
@@ -38,6 +54,9 @@ NEW_TOKENS = 12
 def config_of(kind):
     if kind == "qwen3_moe":
         return AutoConfig.for_model("qwen3_moe", **SIZES, **MOE, tie_word_embeddings=False)
+    if kind == "deepseek":
+        sizes = {key: value for key, value in SIZES.items() if key != "head_dim"} | MLA
+        return AutoConfig.for_model("deepseek_v3", **sizes, tie_word_embeddings=False)
     return AutoConfig.for_model("qwen3", **SIZES, tie_word_embeddings=kind == "qwen3_tied")
 
 

@@ -7,10 +7,9 @@ import time
 
 import pytest
 from agents import Agent
-from engines import Spec
+from engines import SERVERS as SPECS
 from follows import assert_weights
 
-SPECS = [Spec("vllm_server", "qwen3", 2), Spec("sglang", "qwen3", 2, "float32")]
 
 
 @pytest.fixture

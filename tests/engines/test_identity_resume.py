@@ -8,29 +8,17 @@ import time
 
 import pytest
 from agents import Agent
-from engines import Spec
-from environments import allow
-from follows import assert_at, assert_weights
-from proxy import PATHS, Proxy
+from engines import SERVERS as SPECS
+from follows import assert_at, assert_weights, driver_of, proxies
 
-SPECS = [Spec("vllm_server", "qwen3", 2), Spec("sglang", "qwen3", 2, "float32")]
 PAUSED = "left paused"
 
 
 @pytest.fixture
 def behind(started, run_of):
     """An engine at the base of a run, and a proxy before it."""
-    made = []
-
-    def make(spec):
-        engine, run = started.get(spec), run_of(spec.kind)
-        engine.to_base(run.model.checkpoint(0))
-        made.append(Proxy(engine, PATHS[spec.engine]))
-        return made[-1], run
-
-    yield make
-    for each in made:
-        each.close()
+    with proxies(started, run_of) as make:
+        yield make
 
 
 @pytest.fixture
@@ -39,23 +27,14 @@ def agent_of():
 
     def start(spec, run, proxy):
         """One name: the next is the first one, started anew. It tells of every try."""
-        engines = [("sglang" if spec.engine == "sglang" else "vllm", proxy.url)]
         settings = ("retries: 0", "stage_timeout: 5s")
+        engines = [(spec.maker, proxy.url)]
         agents.append(Agent(run, engines, run.directory.parent, settings=settings))
         return agents[-1]
 
     yield start
     for agent in agents:
         agent.stop()
-
-
-def follow(spec, run, proxy):
-    from driftless.engines import sglang, vllm
-
-    kind = sglang if spec.engine == "sglang" else vllm
-    driver = kind.follow(proxy.url, allow(run.config))
-    proxy.engine.driver = driver  # that assert_at() asks
-    return driver
 
 
 def fault(proxy, **what):
@@ -99,7 +78,7 @@ def test_what_fails_before_a_write_resumes(behind, spec, step):
     from driftless.engines.drive import EngineError
 
     proxy, run = behind(spec)
-    driver = follow(spec, run, proxy)
+    driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
     run.publish()
@@ -125,7 +104,7 @@ def test_what_fails_after_a_write_is_told(behind, spec, step):
     from driftless.engines.drive import EngineError
 
     proxy, run = behind(spec)
-    driver = follow(spec, run, proxy)
+    driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
     assert_at(proxy.engine, run.model, 1)  # its caches hold what version 1 made
@@ -209,7 +188,7 @@ def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
     from driftless.engines.drive import EngineError
 
     proxy, run = behind(spec)
-    driver = follow(spec, run, proxy)
+    driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
     broken = place / "all-torn"
@@ -224,7 +203,7 @@ def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
     with contextlib.suppress(EngineError):
         driver.close()
     with pytest.raises(EngineError, match="could not be undone|parts of two versions"):
-        follow(spec, run, proxy)
+        driver_of(spec, run, proxy)
     assert not serves(proxy.engine, 3)
     assert proxy.paths.resume not in proxy.calls
     broken.unlink()

@@ -6,41 +6,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from agents import Agent
-from engines import Spec
-from environments import allow
-from follows import assert_at, assert_weights
-from proxy import PATHS, Proxy
-
-SPECS = [Spec("vllm_server", "qwen3", 2), Spec("sglang", "qwen3", 2, "float32")]
+from engines import SERVERS as SPECS
+from follows import assert_at, assert_weights, driver_of, proxies
 
 
 @pytest.fixture
 def behind(started, run_of):
     """An engine at the base of a run, a proxy before it, and another process in its place."""
-    made = []
-
-    def make(spec):
-        engine, run = started.get(spec), run_of(spec.kind)
-        engine.to_base(run.model.checkpoint(0))
-        made.append(Proxy(engine, PATHS[spec.engine]))
-        return made[-1], run
 
     def restart(spec, proxy):
         started.drop(spec)
         proxy.engine = started.get(spec)
         return proxy.engine
 
-    yield make, restart
-    for each in made:
-        each.close()
+    with proxies(started, run_of) as make:
+        yield make, restart
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_under_an_agent_that_has_nothing_to_do(behind, spec):
     make, restart = behind
     proxy, run = make(spec)
-    kind = "sglang" if spec.engine == "sglang" else "vllm"
-    agent = Agent(run, [(kind, proxy.url)], run.directory.parent)
+    agent = Agent(run, [(spec.maker, proxy.url)], run.directory.parent)
     try:
         for version in (1, 2):
             run.publish()
@@ -58,13 +45,11 @@ def test_under_an_agent_that_has_nothing_to_do(behind, spec):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_between_a_commit_and_its_label(behind, spec):
     """The call that sets the label reaches the next process."""
-    from driftless.engines import sglang, vllm
     from driftless.engines.drive import EngineError
 
     make, restart = behind
     proxy, run = make(spec)
-    kind = sglang if spec.engine == "sglang" else vllm
-    driver = kind.follow(proxy.url, allow(run.config), timeout_s=600)
+    driver = driver_of(spec, run, proxy, timeout_s=600)
     run.publish()
     assert driver.update().version == 1
     label = proxy.hold(lambda call: call.body.get("weight_version") == "2")

@@ -13,10 +13,17 @@ from driftless.engines.vllm import WorkerExtension
 PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
 
 
+# Attributes that SGLang computes from parameters after loading; vLLM's are parameters.
+DERIVED = ("w_kc", "w_vc")
+
+
 def checksums(model):
-    """Of everything that the model saves."""
-    found = {}
-    for name, tensor in model.state_dict().items():
+    """Of everything that the model saves, and of what it computes from that."""
+    found, tensors = {}, dict(model.state_dict())
+    for name, layer in model.named_modules():
+        kept = {f"{name}.{key}": layer.__dict__.get(key) for key in DERIVED}
+        tensors |= {key: tensor for key, tensor in kept.items() if tensor is not None}
+    for name, tensor in tensors.items():
         data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         shape = "x".join(map(str, tensor.shape))
         found[name] = f"{shape} {tensor.dtype} {hashlib.sha256(data).hexdigest()}"
@@ -52,6 +59,20 @@ class Probe(WorkerExtension):
 
     def probe_base(self, path):
         return back_to_base(self.model_runner.get_model(), self._driftless_follower(), path)
+
+    def probe_derived(self):
+        """What the model computes from parameters, and by which function: as the target says it."""
+        target = self._driftless_follower()._target
+        return target._made.writer.derived.names if hasattr(target, "_made") else {}
+
+    def probe_rebind(self, parameter):
+        """Another tensor in the place of a parameter, with the same values."""
+        owner, _, name = parameter.rpartition(".")
+        module = self.model_runner.get_model().get_submodule(owner)
+        old = getattr(module, name)
+        new = torch.nn.Parameter(old.data.clone(), requires_grad=False)
+        new.__dict__.update(old.__dict__)
+        setattr(module, name, new)
 
     def probe_pid(self):
         return os.getpid()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedError
-from .bound import BoundTensors, storage_key
+from .bound import Binding, BoundTensors, Storage, storage_key
 from .planning import Plan
 from .tracing import Trace
 from .watching import COPY, FILLS, tensors_in, written
@@ -79,20 +79,51 @@ def _callable(owner: Any, method: str, dtype: torch.dtype | None) -> Callable[[]
 
 
 class _Probe(WholeLoad):
-    """Also knows what was read."""
+    """Also knows what was read, and what was computed from that."""
 
     def __init__(self, bound: BoundTensors) -> None:
         super().__init__(bound)
         self.reads: set[int] = set()
+        self.results: set[int] = set()
+        self.computed: set[int] = set()  # storages
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        over = written(func, args, kwargs) if func is COPY or func in FILLS else []
-        covered = [id(each) for each in over]
-        for each in tensors_in(args, kwargs):
-            storage = self.bound.find(each)
-            if storage is not None and id(each) not in covered:
-                self.reads.add(storage.key)
-        return super().see(func, args, kwargs)
+        targets = written(func, args, kwargs)
+        covered = {id(each) for each in targets} if func is COPY or func in FILLS else set()
+        read = {storage_key(each) for each in tensors_in(args, kwargs) if id(each) not in covered}
+        held = {key for key in read if key in self.bound.storages}
+        self.reads |= held
+        result = super().see(func, args, kwargs)
+        if held or read & self.computed:
+            for each in (*targets, *tensors_in(result)):
+                self.note_computed(each)
+        return result
+
+    def note_computed(self, tensor: torch.Tensor) -> None:
+        self.keep(tensor)
+        self.computed.add(storage_key(tensor))
+
+    def save(self, storage: Storage) -> None:
+        super().save(storage)
+        self.results.add(storage.key)
+
+    def names(self) -> set[str]:
+        """Of what was written with computed values."""
+        return {self.before[key].storage.name for key in self.results & self.computed}
+
+    def complete(self, binding: Binding) -> None:
+        self.pass_on(binding.current(), binding.data)
+        super().complete(binding)
+
+    def ended(self) -> None:
+        for each in self.bound.rebound_attributes():
+            self.pass_on(each.current(), each.tensor)
+        super().ended()
+
+    def pass_on(self, new: Any, old: torch.Tensor) -> None:
+        """What was put in the place of a tensor goes into its memory."""
+        if isinstance(new, torch.Tensor) and storage_key(new) in self.computed:
+            self.note_computed(old)
 
 
 @dataclass
@@ -156,6 +187,7 @@ def derive(
     for refresh in refreshes:
         each = _probe(bound, refresh)
         sources = each.sources & goes_to.keys()
+        each.results -= {bound.storages[key].name for key in goes_to}  # views of a parameter
         if not sources or not (each.results or each.problem):
             continue
         names = set().union(*(goes_to[key] for key in sources))
@@ -185,7 +217,7 @@ def _probe(bound: BoundTensors, refresh: Refresh) -> Derivation:
     problem = None
     try:
         probe.run(refresh.run)
-        results = {saved.storage.name for saved in probe.before.values()}
+        results = probe.names()
         changed = probe.changed(but=())
         if changed is not None:
             problem = f"would change '{changed}' if it were run again"

@@ -201,7 +201,7 @@ class LoaderWriter:
         self._whole = {}
 
     def undo(self) -> None:
-        quiet = self.moves is None or not self.moves.found().what
+        quiet = self._quiet()
         self._undo_loads()
         self._shadows.update(self._replaced)
         self._replaced = {}
@@ -210,12 +210,20 @@ class LoaderWriter:
 
     def written(self) -> None:
         """All is written, or taken back: what is computed from it follows."""
+        if not self.derived.derivations:
+            return
+        quiet = self._quiet()
         self.derived.refresh()
         self._wait()
+        if quiet:
+            self._settle()
 
     def drop(self) -> None:
         self._changes, self._whole, self._chunks, self._filled = None, {}, [], None
         self._done, self._replaced = [], {}
+
+    def _quiet(self) -> bool:
+        return self.moves is None or not self.moves.found().what
 
     def _settle(self) -> None:
         """These writes were ours."""

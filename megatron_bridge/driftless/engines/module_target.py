@@ -263,8 +263,9 @@ class ModuleTarget(_native.MappedTarget):
         for (kind, reason), names in alike.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"  {kind:8} {names[0]}{more}: {reason or '-'}")
-        for name, by in self._made.writer.derived.names.items():
-            lines.append(f"  derived  {name}: computed again by {by}() after each commit")
+        for each in self._made.writer.derived.derivations:
+            by = f"computed again by {each.refresh.name}() after each commit"
+            lines.append(f"  derived  {', '.join(sorted(each.results))}: {by}")
         for module, _ in self._modules:
             lines += self._describe_rest(module)
         return "\n".join(lines)

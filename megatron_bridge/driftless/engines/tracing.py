@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..torch_dtypes import TORCH_DTYPES, dtype_name
 from .bound import BoundTensors, Storage, View, bits, storage_key
-from .watching import COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
+from .watching import CAT, COPY, FILLS, TO_COPY, Origin, Watching, op_name, tensors_in, written
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
@@ -96,10 +96,21 @@ class Trace:
             self.hooks.setdefault(storage, by)
 
 
+@dataclass(frozen=True)
+class _Joined:
+    """A temporary that is several tensors one after the other: a loader may wait for all parts of a
+    fused parameter."""
+
+    dim: int
+    whole: View
+    parts: tuple[tuple[int, int, Origin, View], ...]  # (where it begins, how long, what, which view)
+
+
 class _Tracer(Watching):
     def __init__(self, bound: BoundTensors, trace: Trace) -> None:
         super().__init__(bound)
         self.trace = trace
+        self.joined: dict[int, _Joined] = {}
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.trace.operations += 1
@@ -122,7 +133,21 @@ class _Tracer(Watching):
         result = func(*args, **kwargs)
         if names:
             self.taint(tensors_in(result), names, op_name(func))
+            if func is CAT:
+                self.note_joined(result, args[0], args[1] if len(args) > 1 else 0)
         return result
+
+    def note_joined(self, result: torch.Tensor, parts: list[torch.Tensor], dim: int) -> None:
+        origins = [self.origins.get(storage_key(each)) for each in parts]
+        known = [each for each in origins if each is not None and not each.converted]
+        same = all(each.dtype == result.dtype for each in known)
+        if len(known) != len(parts) or not same or any(each.dim() != result.dim() for each in parts):
+            return
+        dim, at, found = dim % result.dim(), 0, []
+        for each, origin in zip(parts, known, strict=True):
+            found.append((at, each.shape[dim], origin, View.of(each)))
+            at += each.shape[dim]
+        self.joined[storage_key(result)] = _Joined(dim, View.of(result), tuple(found))
 
     def convert(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
         """tensor.to(): another device, or another type. The values stay known by their place."""
@@ -155,6 +180,11 @@ class _Tracer(Watching):
                     self.trace.problem(names | {self.origins[key].name}, why)
                 return target
             return COPY(target, source)
+        joined = self.joined.get(storage_key(source))
+        if joined is not None and View.of(source) == joined.whole and target.shape == source.shape:
+            for at, size, each, view in joined.parts:
+                self.note_copy(each, view, storage, target.narrow(joined.dim, at, size), target.dtype)
+            return target
         origin = self.origins.get(storage_key(source))
         if origin is None:
             how = self.derived.get(storage_key(source), (None, "a copy"))[1]
@@ -174,10 +204,16 @@ class _Tracer(Watching):
             why = f"the loader converts the tensor twice on its way into '{storage.name}'"
             self.trace.problem(names, why, storage.name)
             return target
+        self.note_copy(origin, View.of(source, target.shape), storage, target, dtype)
+        return target
+
+    def note_copy(
+        self, origin: Origin, source: View, storage: Storage, target: torch.Tensor, dtype: torch.dtype
+    ) -> None:
         self.trace.copies[origin.name].append(
             Copy(
                 origin.name,
-                View.of(source, target.shape),
+                source,
                 storage.name,
                 storage.key,
                 View.of(target),
@@ -187,7 +223,6 @@ class _Tracer(Watching):
         )
         self.trace.parameters[origin.name].add(storage.name)
         self.note_filled(storage.key, origin.name)
-        return target
 
     def other_write(
         self, func: Any, targets: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]

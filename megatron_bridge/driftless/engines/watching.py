@@ -25,6 +25,7 @@ from .threads import everywhere
 
 COPY = torch.ops.aten.copy_.default
 TO_COPY = torch.ops.aten._to_copy.default
+CAT = torch.ops.aten.cat.default
 FILLS = {torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 

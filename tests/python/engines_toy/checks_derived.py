@@ -14,7 +14,7 @@ from toy_group import raises
 
 
 def loaded(kind, weights):
-    engine = kind().to(DEVICE)
+    engine = kind(odd=()).to(DEVICE)
     engine.load_weights(weights.items())
     if hasattr(engine, "post_load_weights"):
         engine.post_load_weights()
@@ -150,6 +150,22 @@ def a_refresh_that_fails_takes_the_commit_back():
         with raises(driftless.Error, "told to", "hold no version"):
             receiver.commit()
         assert not receiver.state.valid
+
+
+def parts_that_the_loader_joins_go_by_maps():
+    generator, weights = setup(toy_derived.Waiting)
+    with toy_run.Run(weights) as run:
+        engine = toy_derived.Waiting(odd=()).to(DEVICE)
+        engine.load_weights(weights.items())
+        target = ModuleTarget(engine, run.base)
+        assert target.ways["layers.1.up.weight"].way == "plan", target.ways["layers.1.up.weight"]
+        receiver = run.receiver(target)
+        for name in ("layers.0.gate.weight", "layers.1.up.weight"):
+            weights = changing(generator, weights, name)
+            run.publish(weights)
+            assert receiver.stage(10)
+            receiver.commit()
+            assert state_bits(engine) == state_bits(loaded(toy_derived.ToyEngine, weights))
 
 
 if __name__ == "__main__":

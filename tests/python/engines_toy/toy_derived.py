@@ -135,3 +135,27 @@ class Unknown(Derived):
         for layer in self.layers:
             rows = layer.qkv.data.float()
             layer.parts = {"q": rows[:HEADS].clone(), "kv": (rows[HEADS:].t().contiguous(),)}
+
+
+class Waiting(ToyEngine):
+    """As SGLang's DeepSeek with q_a_proj and kv_a_proj: keeps one part until the other is there, and
+    copies both in one."""
+
+    def load_weights(self, weights):
+        kept = {}
+
+        def others():
+            for name, tensor in weights:
+                layer, _, part = name.rpartition(".")[0].rpartition(".")
+                if part not in ("gate", "up") or "experts" in name:
+                    yield name, tensor
+                    continue
+                kept[name] = tensor
+                both = [kept.get(f"{layer}.{each}.weight") for each in ("gate", "up")]
+                if all(each is not None for each in both):
+                    into = self.layers[int(layer.split(".")[1])].gate_up
+                    into.data.copy_(torch.cat(both, dim=0))
+                    for each in ("gate", "up"):
+                        kept.pop(f"{layer}.{each}.weight")
+
+        super().load_weights(others())

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A DeepSeek-shaped model: what real vLLM and SGLang compute from kv_b_proj after loading follows it.
+Their loaders are the awkward ones, too: parts that wait for each other, copies from a pool."""
+
+import pytest
+from engines import Spec
+from follows import assert_at, assert_weights
+
+SPECS = [Spec("vllm", "deepseek", 1), Spec("vllm", "deepseek", 2), Spec("sglang", "deepseek")]
+# Of SGLang, whose attributes are in the checksums (worker_probe.py); of vLLM, which makes parameters.
+DERIVED = ("w_kc", "w_vc", "W_UV", "W_UK_T")
+VERSIONS = 3
+
+
+def engine_of(started, spec):
+    try:
+        return started.get(spec)
+    except AssertionError as problem:  # its kernels for this attention need another processor
+        last = str(problem).strip().splitlines()[-1]
+        pytest.skip(f"{spec} does not start here: {last}")
+
+
+def derived(engine):
+    return [
+        {name: text for name, text in rank.items() if name.rpartition(".")[2] in DERIVED}
+        for rank in engine.checksums()
+    ]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_what_is_computed_from_weights_follows_them(started, run_of, spec):
+    engine, run = engine_of(started, spec), run_of("deepseek")
+    engine.to_base(run.model.checkpoint(0))
+    assert engine.follow(run.config) == 0
+    before = derived(engine)
+    assert all(len(rank) >= 4 for rank in before), before
+    for version in range(1, VERSIONS + 1):
+        run.publish()
+        done = engine.update()
+        assert done["version"] == version
+        assert all("refused" not in reply["ways"] for reply in done["replies"]), done["replies"]
+        if spec.engine == "vllm":
+            assert_at(engine, run.model, version)
+        else:  # its attention for this model does not run on every CPU
+            assert_weights(engine, run.model, version, tokens=False)
+        after = derived(engine)
+        assert all(new != old for new, old in zip(after, before, strict=True)), version
+        before = after

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks of real vLLM whose weights somebody else loads or moves between two versions. No restart:
+the next update goes on from what the weights are. Sleep and expert rebalancing need a GPU: a toy
+engine shows them (tests/python/engines_toy/checks_moving.py)."""
+
+import pytest
+from engines import Spec
+from follows import assert_at
+
+SPEC = Spec("vllm", "qwen3", 2)
+PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
+
+
+@pytest.fixture
+def pair(started, run_of):
+    """The engine at version 2 of a run of this test."""
+    engine, run = started.get(SPEC), run_of("qwen3", "anchors.every=1")
+    engine.to_base(run.model.checkpoint(0))
+    assert engine.follow(run.config) == 0
+    for _ in range(2):
+        run.publish()
+        engine.update()
+    return engine, run
+
+
+def taken(engine, run, word):
+    """The next two versions; every rank says what it found before the first."""
+    run.publish()
+    done = engine.update()
+    assert done["version"] == 3
+    for reply in done["replies"]:
+        assert any(word in text for text in reply["moved"]), reply
+    assert_at(engine, run.model, 3)
+    run.publish()
+    done = engine.update()
+    assert done["version"] == 4 and not any(reply["moved"] for reply in done["replies"])
+    assert_at(engine, run.model, 4)
+
+
+def test_reload_weights_from_the_base(pair):
+    engine, run = pair
+    engine.rpc("reload_weights")
+    taken(engine, run, "load_weights() was called by somebody else")
+
+
+def test_reload_weights_of_another_checkpoint(pair):
+    """Of no version that is tracked: an anchor comes."""
+    engine, run = pair
+    engine.rpc("reload_weights", weights_path=run.model.checkpoint(7))
+    taken(engine, run, "load_weights() was called by somebody else")
+    engine.rpc("reload_weights", weights_path=run.model.checkpoint(0))
+
+
+def test_a_rebound_parameter(pair):
+    engine, run = pair
+    engine.rpc("probe_rebind", parameter=PARAMETER)
+    taken(engine, run, f"'{PARAMETER}' is not the tensor that it was")
