@@ -207,7 +207,8 @@ __device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
-                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out) {
+                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out,
+                std::uint32_t stride) {
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
   if (number >= chunks) return;
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
     }
   });
   __syncwarp();
-  add_sums(sums, out);
+  add_sums(sums, out + std::uint64_t{stride} * parts.chunk_tensor[number]);
 }
 
 template <bool Gaps>
@@ -266,8 +267,8 @@ SweepParts carve_sweep(std::byte* begin, std::uint64_t pieces, std::uint64_t spa
   return parts;
 }
 
-Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream) {
-  return check(cudaMemsetAsync(sums_dev, 0, kDigestSums * sizeof(std::uint64_t), stream),
+Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream, std::uint64_t digests = 1) {
+  return check(cudaMemsetAsync(sums_dev, 0, digests * kDigestSums * sizeof(std::uint64_t), stream),
                "clearing the sums of a digest");
 }
 
@@ -315,12 +316,24 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
 Status Patch::digest_change(const std::byte* old_values_dev, const std::byte* new_values_dev,
                             std::uint64_t* sums_dev, Stream stream) const {
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
+  return sum_changes(old_values_dev, new_values_dev, sums_dev, 0, stream);
+}
+
+Status Patch::digest_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                             std::uint64_t* sums_dev, Stream stream) const {
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream), tensors_));
+  return sum_changes(old_values_dev, new_values_dev, sums_dev, kDigestSums, stream);
+}
+
+// `stride`: from the sums of one tensor to those of the next; 0: all tensors have the same.
+Status Patch::sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                          std::uint64_t* sums_dev, std::uint32_t stride, Stream stream) const {
   if (chunks_ == 0) return {};
   const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_)
                                                        : changes_kernel<false>(unit_bytes_);
   kernel<<<patch_blocks(chunks_), kPatchWarps * 32, 0, native(stream)>>>(
       carve_patch(dev_, tensors_, chunks_), positions_dev_, chunks_, old_values_dev, new_values_dev,
-      sums_dev);
+      sums_dev, stride);
   return check_launch("sum_changes");
 }
 

@@ -141,9 +141,16 @@ class Patch {
   [[nodiscard]] Status digest_change(const std::byte* old_values_dev,
                                      const std::byte* new_values_dev, std::uint64_t* sums_dev,
                                      Stream stream) const;
+  // The same of each tensor by itself: kDigestSums of them, one tensor after the other.
+  [[nodiscard]] Status digest_changes(const std::byte* old_values_dev,
+                                      const std::byte* new_values_dev, std::uint64_t* sums_dev,
+                                      Stream stream) const;
 
  private:
   Patch() = default;
+  [[nodiscard]] Status sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
+                                   std::uint64_t* sums_dev, std::uint32_t stride,
+                                   Stream stream) const;
 
   unsigned unit_bytes_ = 1;
   PositionCoding coding_ = PositionCoding::kIndices;
