@@ -65,13 +65,43 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
   return read_sorted(json, "files", what, manifest.files, read);
 }
 
+// All tensors have a digest, or none has. Then a delta lists what it changes, and what a full
+// version lists is all there is.
+Status check_tensor_digests(std::string_view what, const Manifest& manifest) {
+  std::uint64_t digests = 0;
+  Digest sum;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    if (!tensor.digest) continue;
+    ++digests;
+    sum += *tensor.digest;
+  }
+  if (digests == 0) return {};
+  if (digests != manifest.tensors.size()) {
+    return error(StatusCode::kCorrupt, what, ": ", digests, " of ", manifest.tensors.size(),
+                 " tensors have a digest; all must, or none");
+  }
+  const bool full = manifest.encoding == Encoding::kFull;
+  if (!full && digests != manifest.changed_tensors) {
+    return error(StatusCode::kCorrupt, what, ": ", digests, " tensors have a digest, but ",
+                 manifest.changed_tensors, " changed");
+  }
+  if (!full || sum == manifest.digest) return {};
+  return error(StatusCode::kCorrupt, what, ": the digests of its tensors add up to ", to_hex(sum),
+               ", but 'digest' is ", to_hex(manifest.digest));
+}
+
 Status read_tensors(const Json& json, std::string_view what, Manifest& manifest) {
   const auto read = [&](const Json& item, ManifestTensor& tensor) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_tensor_name(tensor.name).with_context(what));
+    if (item.contains("digest")) {
+      DRIFTLESS_ASSIGN_OR_RETURN(tensor.digest, json_digest(item, "digest", what));
+      if (!item.contains("checksum")) return {};
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(tensor.checksum, json_string(item, "checksum", what));
     return {};
   };
-  return read_sorted(json, "tensors", what, manifest.tensors, read);
+  DRIFTLESS_RETURN_IF_ERROR(read_sorted(json, "tensors", what, manifest.tensors, read));
+  return check_tensor_digests(what, manifest);
 }
 
 Status read_identity(const Json& json, std::string_view what, Manifest& manifest) {
@@ -168,7 +198,10 @@ std::string manifest_to_json(const Manifest& manifest) {
   }
   json["tensors"] = nlohmann::ordered_json::array();
   for (const ManifestTensor& tensor : manifest.tensors) {
-    json["tensors"].push_back({{"name", tensor.name}, {"checksum", tensor.checksum}});
+    nlohmann::ordered_json& item = json["tensors"].emplace_back();
+    item["name"] = tensor.name;
+    if (!tensor.checksum.empty() || !tensor.digest) item["checksum"] = tensor.checksum;
+    if (tensor.digest) item["digest"] = to_hex(*tensor.digest);
   }
   json["timings_ms"] = manifest.timings_ms;
   json["created"] = manifest.created;
@@ -176,6 +209,10 @@ std::string manifest_to_json(const Manifest& manifest) {
 }
 
 Result<Manifest> parse_manifest(std::string_view text, std::string_view what) {
+  if (text.size() > kMaxManifestBytes) {
+    return error(StatusCode::kCorrupt, what, ": ", text.size(), " bytes, at most ",
+                 kMaxManifestBytes, " are expected");
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
   DRIFTLESS_RETURN_IF_ERROR(json_check_format(json, what, kFormatName, kManifestFormat));
   Manifest manifest;

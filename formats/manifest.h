@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,10 +41,13 @@ struct ManifestFile {
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };
 
-// A changed tensor and the checksum of all of its new bytes (in hf_delta the shards have these).
+// A changed tensor, or any of a full version.
 struct ManifestTensor {
   std::string name;
-  std::string checksum;
+  // Of all of its new bytes, hexadecimal. Empty if the layout has none, or has it elsewhere (in
+  // hf_delta the shards).
+  std::string checksum = {};
+  std::optional<Digest> digest = {};  // of all of its elements after the version
 
   friend bool operator==(const ManifestTensor&, const ManifestTensor&) = default;
 };
@@ -61,14 +65,22 @@ struct Manifest {
   std::uint64_t changed_tensors = 0;
   std::uint64_t changed_units = 0;
   std::uint64_t total_units = 0;
-  std::uint64_t full_bytes = 0;         // of all weights
-  std::uint64_t payload_bytes = 0;      // of the encoded delta, without container
-  std::vector<ManifestFile> files;      // all parts (no manifest.json, no DONE), sorted by name
-  std::vector<ManifestTensor> tensors;  // sorted by name
+  std::uint64_t full_bytes = 0;     // of all weights
+  std::uint64_t payload_bytes = 0;  // of the encoded delta, without container
+  std::vector<ManifestFile> files;  // all parts (no manifest.json, no DONE), sorted by name
+  // Sorted by name. All have a digest, or none has. If they have, those that are not listed are as
+  // they were; of a full version all are listed, and together they have the version's digest.
+  std::vector<ManifestTensor> tensors;
   std::map<std::string, double> timings_ms;  // informative
   std::string created;                       // informative: UTC, ISO 8601
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
+
+  // Whether the digest of every tensor after the version follows from those before it.
+  [[nodiscard]] bool has_tensor_digests() const {
+    return tensors.empty() ? changed_tensors == 0 && encoding != Encoding::kFull
+                           : tensors.front().digest.has_value();
+  }
 };
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 
 #include "module/bindings.h"
@@ -73,6 +74,20 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     return call([](ReceiverSession& made) -> Result<std::optional<std::uint64_t>> {
       return made.staged_version();
     });
+  }
+
+  // By name; none if the run does not say them.
+  [[nodiscard]] std::optional<std::map<std::string, std::string>> tensor_digests() {
+    return call(
+        [](ReceiverSession& made) -> Result<std::optional<std::map<std::string, std::string>>> {
+          const std::vector<Digest>& digests = made.tensor_digests();
+          if (digests.empty()) return std::optional<std::map<std::string, std::string>>();
+          std::map<std::string, std::string> named;
+          for (std::size_t i = 0; i < digests.size(); ++i) {
+            named.emplace(made.layout()[i].name, to_hex(digests[i]));
+          }
+          return std::optional(std::move(named));
+        });
   }
 
   // As of the last call.
@@ -204,6 +219,9 @@ void bind_receiver(py::module_& module) {
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
       .def_property_readonly("staged_version", &HeldReceiver::staged_version,
                              "What commit() would bring; None: nothing is staged.")
+      .def_property_readonly("tensor_digests", &HeldReceiver::tensor_digests,
+                             "{name: digest} of all tensors at `version`, as the run says: its "
+                             "announcement and the manifests. None: it does not say.")
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run", [](HeldReceiver& held) { return to_hex(held.session().run()); })

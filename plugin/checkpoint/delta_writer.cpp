@@ -34,7 +34,7 @@ struct DeltaInput {
 struct DeltaFindings {
   std::vector<std::uint64_t> changed_units;  // per tensor of the layout
   Digest base_digest;
-  Digest digest;
+  std::vector<Digest> digests;         // per tensor, after
   std::uint64_t payload_bytes = 0;     // of the payload files
   std::vector<std::string> checksums;  // per tensor; empty where not changed
 };
@@ -130,19 +130,21 @@ Manifest describe(const DeltaInput& input, const DeltaFindings& findings) {
   manifest.checksum = input.options->checksum;
   manifest.layout = input.layout().signature();
   manifest.base_digest = findings.base_digest;
-  manifest.digest = findings.digest;
   manifest.total_units = input.layout().total_units();
   manifest.full_bytes = input.layout().total_bytes();
   manifest.payload_bytes = findings.payload_bytes;
+  const bool full = manifest.encoding == Encoding::kFull;
+  // hf_delta's shards carry the checksums of a delta themselves.
+  const bool checksums = full || manifest.directory_layout == DirectoryLayout::kFlush;
   for (std::size_t tensor = 0; tensor < input.layout().size(); ++tensor) {
+    const bool changed = findings.changed_units[tensor] > 0;
+    manifest.digest += findings.digests[tensor];
     manifest.changed_units += findings.changed_units[tensor];
-    manifest.changed_tensors += findings.changed_units[tensor] > 0 ? 1 : 0;
-    // hf_delta's shards carry the checksums of a delta themselves.
-    const bool listed = manifest.directory_layout == DirectoryLayout::kFlush ||
-                        manifest.encoding == Encoding::kFull;
-    if (listed && !findings.checksums[tensor].empty()) {
-      manifest.tensors.push_back({input.layout()[tensor].name, findings.checksums[tensor]});
-    }
+    manifest.changed_tensors += changed ? 1 : 0;
+    if (!changed && !full) continue;
+    manifest.tensors.push_back({input.layout()[tensor].name,
+                                checksums ? findings.checksums[tensor] : std::string(),
+                                findings.digests[tensor]});
   }
   manifest.created = utc_now();
   return manifest;
@@ -174,6 +176,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   const HostKernels& kernels = host_kernels();
   findings.changed_units.assign(layout.size(), 0);
   findings.checksums.resize(layout.size());
+  findings.digests.resize(layout.size());
   std::mutex mutex;
   Digest change;
   // Digests and counts while the piece is in the cache.
@@ -188,7 +191,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
     const Digest part = kernels.digest_change(key, width, piece.origin, piece.delta.offsets.data(),
                                               count, piece.old_values, piece.delta.values);
     const std::scoped_lock lock(mutex);
-    findings.digest += all;
+    findings.digests[tensor] += all;
     findings.changed_units[tensor] += count;
     change += part;
     return {};
@@ -196,7 +199,8 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   DRIFTLESS_RETURN_IF_ERROR(diff_checkpoints(
       *input.before, *input.after, input.options->threads, input.options->progress, in_parallel,
       [&](const DiffPiece& piece) { return in_order ? in_order(piece.delta) : Status(); }));
-  findings.base_digest = findings.digest - change;
+  for (const Digest& digest : findings.digests) findings.base_digest += digest;
+  findings.base_digest -= change;
   return {};
 }
 

@@ -45,6 +45,8 @@ Inspection inspect_manifest(std::string kind, const Manifest& manifest) {
   fact("total_units", std::to_string(manifest.total_units));
   fact("full_bytes", std::to_string(manifest.full_bytes));
   fact("payload_bytes", std::to_string(manifest.payload_bytes));
+  fact("tensor_digests", manifest.has_tensor_digests() ? std::to_string(manifest.tensors.size())
+                                                       : std::string("none"));
   if (manifest.ranks != 1) fact("ranks", std::to_string(manifest.ranks));
   fact("created", manifest.created);
   result.columns = {manifest.directory_layout == DirectoryLayout::kHdf5 ? "dataset" : "file",
@@ -182,7 +184,12 @@ Inspection inspect_run(const RunInfo& run) {
                      {"tensors", std::to_string(run.layout.size())},
                      {"bytes", std::to_string(run.layout.total_bytes())}}};
   result.columns = tensor_columns();
-  for (const TensorSpec& tensor : run.layout.tensors()) result.rows.push_back(tensor_row(tensor));
+  const bool digests = !run.tensor_digests.empty();
+  if (digests) result.columns.emplace_back("digest");
+  for (std::size_t i = 0; i < run.layout.size(); ++i) {
+    result.rows.push_back(tensor_row(run.layout[i]));
+    if (digests) result.rows.back().push_back(to_hex(run.tensor_digests[i]));
+  }
   return result;
 }
 

@@ -9,6 +9,8 @@
 #include <limits>
 #include <mutex>
 
+#include "formats/run_info.h"
+#include "formats/version_dir.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {
@@ -62,6 +64,48 @@ Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads, const P
     done += size;
     if (progress) progress(done, layout.total_bytes());
   });
+}
+
+std::map<std::string, Digest> tensor_digests_at(FileSystem& fs, const std::string& directory,
+                                                Manifest manifest) {
+  std::map<std::string, Digest> known;  // the newest word on each tensor
+  const Hash128 run = manifest.id.run;
+  for (;;) {
+    for (const ManifestTensor& tensor : manifest.tensors) {
+      if (tensor.digest) known.emplace(tensor.name, *tensor.digest);
+    }
+    // An earlier word on a tensor that this version may have changed is none.
+    if (manifest.encoding == Encoding::kFull || !manifest.has_tensor_digests()) return known;
+    if (manifest.base_version == 0) break;
+    const std::string path = join_path(
+        join_path(directory, version_directory_name(manifest.base_version)), kManifestName);
+    const Result<std::string> text = read_text(fs, path, kMaxManifestBytes);
+    Result<Manifest> before = text.ok() ? parse_manifest(*text, path) : text.status();
+    const VersionId expected{run, manifest.base_version};
+    if (!before.ok() || before->id != expected) return known;
+    manifest = std::move(*before);
+  }
+  const std::string path = join_path(directory, "run.json");
+  const Result<std::string> text = read_text(fs, path, kMaxRunInfoBytes);
+  const Result<RunInfo> info = text.ok() ? parse_run_info(*text, path) : text.status();
+  if (!info.ok() || info->run != run) return known;
+  for (std::size_t i = 0; i < info->tensor_digests.size(); ++i) {
+    known.emplace(info->layout[i].name, info->tensor_digests[i]);
+  }
+  return known;
+}
+
+std::optional<std::string> first_different(const Checkpoint& checkpoint,
+                                           const std::map<std::string, Digest>& expected,
+                                           unsigned threads) {
+  for (const auto& [name, digest] : expected) {
+    const auto index = checkpoint.layout().find(name);
+    if (!index) continue;
+    const Digest found = digest_tensor(host_kernels(), digest_tensor_key(name),
+                                       checkpoint.tensor(*index).bytes(), threads);
+    if (found != digest) return name;
+  }
+  return std::nullopt;
 }
 
 std::string describe_unit(DType dtype, const std::byte* unit) {

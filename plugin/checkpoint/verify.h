@@ -2,6 +2,8 @@
 // Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
 #pragma once
 
+#include <map>
+
 #include "kernels/tensor_ops.h"
 #include "plugin/targets/version_stager.h"
 
@@ -10,6 +12,17 @@ namespace driftless {
 // The digest of a checkpoint's weights, on `threads` threads: every byte of its files is read once.
 [[nodiscard]] Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads,
                                        const Progress& progress = {});
+
+// The digest of each tensor of the version whose manifest this is, as far as it says, or the
+// manifests of the versions before it, or the run's announcement, which lie beside it on a file
+// system (<dir>/weight_v000007/manifest.json, <dir>/run.json).
+[[nodiscard]] std::map<std::string, Digest> tensor_digests_at(FileSystem& fs,
+                                                              const std::string& directory,
+                                                              Manifest manifest);
+
+// The first tensor, by name, whose digest is not the expected one. Reads those that are expected.
+[[nodiscard]] std::optional<std::string> first_different(
+    const Checkpoint& checkpoint, const std::map<std::string, Digest>& expected, unsigned threads);
 
 struct Difference {
   std::string tensor;

@@ -29,8 +29,7 @@ class DeviceDeltaPayload final : public RankPayload {
                                                              : cuda::PositionCoding::kGaps),
         frames_on_device_(context.road->part_memory() == MemoryKind::kDevice &&
                           context.directory_layout == DirectoryLayout::kFrames &&
-                          context.frame.encoding != Encoding::kDeltasZstd),
-        touched_(context.layout->size()) {}
+                          context.frame.encoding != Encoding::kDeltasZstd) {}
   ~DeviceDeltaPayload() override { work_.differ.drop(); }
 
   Status add(std::span<const PairedTensor> batch) override {
@@ -47,16 +46,14 @@ class DeviceDeltaPayload final : public RankPayload {
   Status finish() override {
     if (findings_.dense) return {};
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
-    for (const std::uint64_t* const sums : sums_) {
-      findings_.digest_change +=
-          cuda::digest_from_sums(std::span<const std::uint64_t, cuda::kDigestSums>(sums, 4));
+    for (const auto& [tensor, sums] : sums_) {
+      findings_.digests[tensor] += cuda::digest_from_sums(
+          std::span<const std::uint64_t, cuda::kDigestSums>(sums, cuda::kDigestSums));
     }
     for (const DeviceWork::Change& change : work_.changes) {
       DRIFTLESS_RETURN_IF_ERROR(
           change.patch.check().with_context("what the GPU found cannot be: memory is damaged"));
     }
-    findings_.changed_tensors =
-        static_cast<std::uint64_t>(std::ranges::count(touched_, std::uint8_t{1}));
     return frames_on_device_ ? put_frames() : Status();
   }
 
@@ -138,7 +135,6 @@ class DeviceDeltaPayload final : public RankPayload {
       like.value_begin = entry.value_begin;
       like.value_end = entry.value_begin + entry.count;
       kept.entries.push_back(like);
-      touched_[like.tensor] = 1;
     }
     kept.position_bytes = results.position_bytes;
     kept.value_bytes = results.changed * width;
@@ -183,6 +179,7 @@ class DeviceDeltaPayload final : public RankPayload {
     const WeightLayout& layout = *context_.layout;
     const unsigned width = unit_bytes(kept.dtype);
     std::vector<cuda::Patch::Tensor> compared, snapshot;
+    std::vector<std::uint32_t> tensors;
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
       if (results.entries[i].count == 0) continue;
       const SlicePiece& piece = results.pieces[i];
@@ -194,6 +191,7 @@ class DeviceDeltaPayload final : public RankPayload {
       // Positions count from the tensor's start, of which only the stretch need be there.
       tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * width;
       compared.push_back(tensor);
+      tensors.push_back(piece.tensor);
       tensor.data_dev = context_.snapshot->data(piece.tensor);
       snapshot.push_back(tensor);
     }
@@ -201,7 +199,7 @@ class DeviceDeltaPayload final : public RankPayload {
                                work_.make_patch(compared, width, coding_, kept.positions_dev));
     DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const old_values, work_.found.take(kept.value_bytes));
     DRIFTLESS_RETURN_IF_ERROR(patch.gather(old_values, work_.stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(sum_up(patch, old_values, kept.values_dev));
+    DRIFTLESS_RETURN_IF_ERROR(sum_up(patch, tensors, old_values, kept.values_dev));
     if (context_.snapshot->memory_kind() == MemoryKind::kDevice) {
       work_.changes.push_back({patch, kept.values_dev});
       return {};
@@ -212,15 +210,19 @@ class DeviceDeltaPayload final : public RankPayload {
     return {};
   }
 
-  Status sum_up(const cuda::Patch& patch, const std::byte* old_values,
-                const std::byte* new_values) {
-    constexpr std::uint64_t kBytes = cuda::kDigestSums * sizeof(std::uint64_t);
-    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const dev, work_.found.take(kBytes));
-    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(kBytes));
-    DRIFTLESS_RETURN_IF_ERROR(patch.digest_change(
+  Status sum_up(const cuda::Patch& patch, std::span<const std::uint32_t> tensors,
+                const std::byte* old_values, const std::byte* new_values) {
+    const std::uint64_t bytes = tensors.size() * cuda::kDigestSums * sizeof(std::uint64_t);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const dev, work_.found.take(bytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(bytes));
+    DRIFTLESS_RETURN_IF_ERROR(patch.digest_changes(
         old_values, new_values, reinterpret_cast<std::uint64_t*>(dev), work_.stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(pinned, dev, kBytes));
-    sums_.push_back(reinterpret_cast<const std::uint64_t*>(pinned));
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(pinned, dev, bytes));
+    const auto* sums = reinterpret_cast<const std::uint64_t*>(pinned);
+    for (const std::uint32_t tensor : tensors) {
+      sums_.emplace_back(tensor, sums);
+      sums += cuda::kDigestSums;
+    }
     return {};
   }
 
@@ -268,14 +270,15 @@ class DeviceDeltaPayload final : public RankPayload {
   DeviceWork& work_;
   cuda::PositionCoding coding_;
   bool frames_on_device_;
-  std::vector<std::uint8_t> touched_;  // per tensor of the layout
-  std::vector<SlicePiece> slice_;      // being filled
+  std::vector<SlicePiece> slice_;  // being filled
   DType slice_dtype_ = DType::kU8;
   std::uint64_t slice_units_ = 0;
   std::vector<DType> dtypes_;  // of the slices started
   std::size_t absorbed_ = 0;
   std::vector<Kept> frames_;
-  std::vector<const std::uint64_t*> sums_;  // in pinned memory, once the stream is there
+  // What each changed stretch of a tensor adds to its digest; in pinned memory, once the stream is
+  // there.
+  std::vector<std::pair<std::uint32_t, const std::uint64_t*>> sums_;
   DeviceBuffer fetched_;
   std::uint32_t parts_ = 0;
 };

@@ -17,23 +17,20 @@ class DeviceFullPayload final : public RankPayload {
   Status add(std::span<const PairedTensor> batch) override {
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
     std::ranges::sort(sorted, {}, &PairedTensor::tensor);  // frames want the layout's order
-    std::vector<DigestTensorKey> keys;
     for (const PairedTensor& offered : sorted) {
-      keys.push_back(digest_tensor_key((*context_.layout)[offered.tensor].name));
-    }
-    std::vector<TensorBytes> all;
-    for (const PairedTensor& offered : sorted) {
-      const TensorSpec& spec = (*context_.layout)[offered.tensor];
       std::byte* const kept = context_.snapshot->data(offered.tensor);
-      if (kept != offered.new_data) {
-        DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept, offered.new_data, spec.size_bytes));
-      }
-      all.push_back(
-          {{0, context_.snapshot->bytes(offered.tensor), MemoryKind::kDevice}, &keys[all.size()]});
+      if (kept == offered.new_data) continue;
+      DRIFTLESS_RETURN_IF_ERROR(
+          work_.stream.copy(kept, offered.new_data, (*context_.layout)[offered.tensor].size_bytes));
     }
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, work_.memory->digest(all, 1));
-    findings_.digest += digest;
+    for (const PairedTensor& offered : sorted) {
+      const DigestTensorKey key = digest_tensor_key((*context_.layout)[offered.tensor].name);
+      const TensorBytes all{{0, context_.snapshot->bytes(offered.tensor), MemoryKind::kDevice},
+                            &key};
+      DRIFTLESS_ASSIGN_OR_RETURN(findings_.digests[offered.tensor],
+                                 work_.memory->digest(std::span(&all, 1), 1));
+    }
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.tensor));
     return {};
   }
@@ -96,7 +93,6 @@ class HostCopyPayload final : public RankPayload {
       DRIFTLESS_RETURN_IF_ERROR(add_group(batch.first(count), bytes));
       batch = batch.subspan(count);
     }
-    findings_ = inner_->findings();
     return {};
   }
 

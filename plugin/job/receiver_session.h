@@ -91,6 +91,11 @@ class ReceiverSession {
   [[nodiscard]] std::optional<std::uint64_t> staged_version() const {
     return receiver_->staged_version();
   }
+  // Receiver::tensor_digests(), as layout().
+  [[nodiscard]] const std::vector<Digest>& tensor_digests() const {
+    return receiver_->tensor_digests();
+  }
+  [[nodiscard]] const WeightLayout& layout() const { return receiver_->layout(); }
   [[nodiscard]] const SessionCounts& counts() const { return counts_; }
 
  private:

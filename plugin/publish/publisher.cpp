@@ -66,7 +66,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
       plan.full = true;
       continue;
     }
-    commit(plan.version, mine.digest, verdict.digest);
+    commit(plan.version, mine.tensor_digests, verdict.digest);
     report.version = plan.version;
     report.base_version = plan.base_version;
     report.encoding = plan.full ? Encoding::kFull : options_.encoding;
@@ -91,7 +91,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
 Status PublisherRank::give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                               const RankMessage& mine) {
   if (verdict.verdict == Verdict::kDoubt) {
-    doubt_ = Doubt{plan.version, mine.digest, verdict.digest, plan.full, sealing_};
+    doubt_ = Doubt{plan.version, mine.tensor_digests, verdict.digest, plan.full, sealing_};
     return verdict.status;
   }
   const Status dropped = road_.abort();
@@ -140,7 +140,7 @@ Status PublisherRank::note_fence(Status said) {
 void PublisherRank::resolve_doubt(bool published) {
   if (!doubt_) return;
   if (published) {
-    commit(doubt_->version, doubt_->part_digest, doubt_->digest);
+    commit(doubt_->version, doubt_->tensor_digests, doubt_->digest);
   } else {
     const Status dropped = road_.abort();
     take_back(doubt_->full);
@@ -317,9 +317,12 @@ void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadli
 }
 
 // The snapshot is the version.
-void PublisherRank::commit(std::uint64_t version, const Digest& part_digest, const Digest& digest) {
+void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
+                           const Digest& digest) {
   id_.version = version;
-  part_digest_ = part_digest;
+  for (const auto& [tensor, after] : changed) {
+    part_digest_ += after - std::exchange(tensor_digests_[tensor], after);
+  }
   digest_ = digest;
   undo_.clear();
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();

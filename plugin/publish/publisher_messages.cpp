@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between publisher ranks, as JSON.
+#include <array>
+#include <charconv>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "plugin/publish/publisher_rank.h"
@@ -8,6 +11,8 @@ namespace driftless {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::size_t kDigestNumber = 8, kDigestEntry = kDigestNumber + 32;  // digits
 
 template <typename T>
 T value_or_throw(Result<T> result) {
@@ -53,6 +58,32 @@ static void to_json(json& value, const Digest& digest) { value = to_hex(digest);
 static void from_json(const json& value, Digest& digest) {
   digest = value_or_throw(digest_from_hex(value.get<std::string>()));
 }
+// One string: there may be tens of thousands, each as 8 and 32 digits.
+static void to_json(json& value, const TensorDigests& digests) {
+  std::string text;
+  text.reserve(digests.size() * kDigestEntry);
+  for (const auto& [tensor, digest] : digests) {
+    std::array<char, kDigestNumber + 1> number{};
+    std::snprintf(number.data(), number.size(), "%08x", tensor);
+    text.append(number.data()).append(to_hex(digest));
+  }
+  value = std::move(text);
+}
+static void from_json(const json& value, TensorDigests& digests) {
+  const std::string_view text = value.get_ref<const std::string&>();
+  if (text.size() % kDigestEntry != 0) throw std::invalid_argument("digests of tensors");
+  for (std::size_t at = 0; at < text.size(); at += kDigestEntry) {
+    const std::string_view number = text.substr(at, kDigestNumber);
+    const std::string_view digest = text.substr(at + kDigestNumber, kDigestEntry - kDigestNumber);
+    TensorDigest& each = digests.emplace_back();
+    const auto read =
+        std::from_chars(number.data(), number.data() + number.size(), each.tensor, 16);
+    if (read.ec != std::errc() || read.ptr != number.data() + number.size()) {
+      throw std::invalid_argument("the number of a tensor");
+    }
+    each.digest = value_or_throw(digest_from_hex(digest));
+  }
+}
 static void to_json(json& value, const TensorSpec& tensor) {
   value = {tensor.name, static_cast<unsigned>(tensor.dtype), tensor.shape};
 }
@@ -68,8 +99,8 @@ static void from_json(const json& value, Verdict& verdict) {
 }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, locator)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, changed_tensors, delta_bytes,
-                                   shard, dense, tensors)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
+                                   tensors)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, version, doubtful, needs_full,
                                    digest, tensor_digests, findings, parts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,

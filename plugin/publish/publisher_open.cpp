@@ -143,6 +143,17 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   return {};
 }
 
+Status PublisherRank::digest_snapshot() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> digests, snapshot_.digests(threads_));
+  tensor_digests_.assign(layout_.size(), Digest());
+  part_digest_ = Digest();
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    tensor_digests_[snapshot_.tensors()[i]] = digests[i];
+    part_digest_ += digests[i];
+  }
+  return {};
+}
+
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   const unsigned threads = options_.device == nullptr ? threads_ : 1;
@@ -151,24 +162,20 @@ Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
       return snapshot_.write(batch[task].tensor, batch[task].new_data);
     });
   });
-  if (mine.status.ok()) {
-    const Result<std::vector<Digest>> digests = snapshot_.digests(threads_);
-    mine.status = digests.status();
-    for (std::size_t i = 0; digests.ok() && i < digests->size(); ++i) {
-      part_digest_ += (*digests)[i];
-      mine.tensor_digests.emplace_back(snapshot_.tensors()[i], (*digests)[i]);
-    }
+  if (mine.status.ok()) mine.status = digest_snapshot();
+  for (const std::uint32_t tensor : snapshot_.tensors()) {
+    if (mine.status.ok()) mine.tensor_digests.push_back({tensor, tensor_digests_[tensor]});
   }
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
   message.status = ranks.status();
   if (ranks.ok()) {
-    tensor_digests_.assign(layout_.size(), Digest());
+    base_tensor_digests_.assign(layout_.size(), Digest());
     for (const RankMessage& rank : *ranks) {
       message.digest += rank.digest;
       for (const auto& [tensor, digest] : rank.tensor_digests) {
-        if (tensor < tensor_digests_.size()) tensor_digests_[tensor] = digest;
+        if (tensor < layout_.size()) base_tensor_digests_[tensor] = digest;
       }
     }
   }
@@ -219,7 +226,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
         StatusCode::kWrongBase, "the run on the road started from weights with digest ",
         to_hex(run->base_digest), ", the base given here has ", to_hex(base_digest_), kElsewhere));
   }
-  if (run->tensor_digests.empty()) tensor_digests_.clear();  // it is announced again as it is
+  if (run->tensor_digests.empty()) base_tensor_digests_.clear();  // it is announced again as it is
   const Result<std::vector<PublicationId>> there = history_->list(deadline);
   if (!there.ok()) return refuse(there.status());
   for (const PublicationId& id : *there) {
@@ -272,8 +279,8 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
     if (!staged) return deadline.check(concat("reading version ", version, " back"));
     DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
   }
-  part_digest_ = target->state().digest;
-  return receiver->leave();
+  DRIFTLESS_RETURN_IF_ERROR(receiver->leave());
+  return digest_snapshot();
 }
 
 Status PublisherRank::start_or_resume(const Deadline& deadline) {
@@ -294,7 +301,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
                            " as read back from the road has digest ", to_hex(sum), ", expected ",
                            to_hex(start.digest), "; start a new run on an empty road");
     } else {
-      const RunInfo run{start.run, layout_, base_digest_, group_.size(), tensor_digests_};
+      const RunInfo run{start.run, layout_, base_digest_, group_.size(), base_tensor_digests_};
       ready.status = road_.announce(run_info_to_json(run), deadline);
     }
     ready.anchor = ready.status.ok() && options_.first_anchor && !newest_anchor_;

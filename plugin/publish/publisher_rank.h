@@ -8,6 +8,9 @@
 
 namespace driftless {
 
+// By the number in the layout, ascending.
+using TensorDigests = std::vector<TensorDigest>;
+
 // From every rank to the leader. Which fields are used depends on the moment.
 struct RankMessage {
   Status status;                    // of this rank
@@ -16,8 +19,8 @@ struct RankMessage {
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
   bool needs_full = false;          // its snapshot is not what the receivers have
   Digest digest;                    // of its weights
-  // Of each tensor that it owns, by the number in the layout.
-  std::vector<std::pair<std::uint32_t, Digest>> tensor_digests;
+  // Of tensors that it owns: of the base and of a full version of all, of a delta of the changed.
+  TensorDigests tensor_digests;
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
 };
@@ -68,8 +71,8 @@ class PublisherRank final : public Publisher {
   // A version of which this rank does not know whether it was sealed.
   struct Doubt {
     std::uint64_t version = 0;
-    Digest part_digest;  // of this rank's weights in it
-    Digest digest;       // of all; known to the leader
+    TensorDigests tensor_digests;  // of this rank's tensors that it changes
+    Digest digest;                 // of all; known to the leader
     bool full = false;
     Hash128 manifest;  // the hash of what was to be sealed; known to the leader
   };
@@ -88,6 +91,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status begin_together(const PublicationId& id, const Deadline& deadline);
 
   // publisher_open.cpp
+  // Reads the snapshot: the digest of each of its tensors.
+  [[nodiscard]] Status digest_snapshot();
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
   [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
   [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);
@@ -118,7 +123,7 @@ class PublisherRank final : public Publisher {
                                        const Deadline& deadline);
   void seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks, LeaderMessage& outcome,
             const Deadline& deadline);
-  void commit(std::uint64_t version, const Digest& part_digest, const Digest& digest);
+  void commit(std::uint64_t version, const TensorDigests& changed, const Digest& digest);
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
   void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
@@ -133,8 +138,13 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
                                  std::vector<RankMessage>& ranks, const Deadline& deadline);
-  [[nodiscard]] Manifest manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
-                                     const std::vector<RankMessage>& ranks) const;
+  // The digests of this rank's tensors after a version that was found to change them so.
+  [[nodiscard]] TensorDigests digests_after(const PayloadFindings& findings, bool full) const;
+  [[nodiscard]] Status list_tensors(const std::vector<RankMessage>& ranks,
+                                    Manifest& manifest) const;
+  [[nodiscard]] Result<Manifest> manifest_of(const PublicationId& id, std::uint64_t base_version,
+                                             bool full,
+                                             const std::vector<RankMessage>& ranks) const;
   // Ok: sealed. `doubt` is set where nobody can say; then sealing_ is the manifest's hash.
   [[nodiscard]] Status seal_publication(const PublicationId& id, std::uint64_t base_version,
                                         bool full, std::vector<RankMessage>& ranks,
@@ -157,13 +167,14 @@ class PublisherRank final : public Publisher {
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
 
-  VersionId id_;        // committed
-  Digest digest_;       // of all ranks' weights at id_
-  Digest part_digest_;  // of this rank's
-  Digest base_digest_;  // of version 0, all ranks
+  VersionId id_;                        // committed
+  Digest digest_;                       // of all ranks' weights at id_
+  Digest part_digest_;                  // of this rank's
+  Digest base_digest_;                  // of version 0, all ranks
+  std::vector<Digest> tensor_digests_;  // of this rank's tensors at id_, as the layout
   // Of each tensor of version 0, as the layout; known to the leader. Empty if the announcement
   // on the road has none.
-  std::vector<Digest> tensor_digests_;
+  std::vector<Digest> base_tensor_digests_;
   bool needs_full_ = false;
   bool resumed_ = false;
   double flush_ms_ = 0;  // of the last version

@@ -61,8 +61,49 @@ Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_vers
   return {};
 }
 
-Manifest PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_version, bool full,
-                                    const std::vector<RankMessage>& ranks) const {
+TensorDigests PublisherRank::digests_after(const PayloadFindings& findings, bool full) const {
+  TensorDigests after;
+  after.reserve(findings.digests.size());
+  for (const auto& [tensor, digest] : findings.digests) {
+    after.push_back({tensor, full ? digest : tensor_digests_[tensor] + digest});
+  }
+  return after;
+}
+
+// Every tensor of whose digest a rank speaks, which is its owner.
+Status PublisherRank::list_tensors(const std::vector<RankMessage>& ranks,
+                                   Manifest& manifest) const {
+  const bool full = manifest.encoding == Encoding::kFull;
+  // The metadata of the shards has the checksums of a delta.
+  const bool checksums = full || manifest.directory_layout != DirectoryLayout::kHfDelta;
+  std::vector<bool> seen(layout_.size());
+  for (const RankMessage& rank : ranks) {
+    std::map<std::string_view, std::string_view> known;
+    for (const ManifestTensor& tensor : rank.findings.tensors) {
+      if (checksums) known[tensor.name] = tensor.checksum;
+    }
+    for (const auto& [tensor, digest] : rank.tensor_digests) {
+      if (tensor >= seen.size() || seen[tensor]) {
+        return error(StatusCode::kInternal, "tensor number ", tensor, " of ", seen.size(),
+                     " is not known, or two publisher ranks wrote it");
+      }
+      seen[tensor] = true;
+      const std::string& name = layout_[tensor].name;
+      manifest.tensors.push_back({name, std::string(known[name]), digest});
+    }
+  }
+  manifest.changed_tensors = manifest.tensors.size();
+  if (full && manifest.tensors.size() != layout_.size()) {
+    return error(StatusCode::kInternal, "a full version of ", manifest.tensors.size(), " of ",
+                 layout_.size(), " tensors");
+  }
+  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
+  return {};
+}
+
+Result<Manifest> PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_version,
+                                            bool full,
+                                            const std::vector<RankMessage>& ranks) const {
   Manifest manifest;
   manifest.id = {id_.run, id.version};
   manifest.base_version = base_version;
@@ -74,25 +115,17 @@ Manifest PublisherRank::manifest_of(const PublicationId& id, std::uint64_t base_
   manifest.total_units = layout_.total_units();
   manifest.full_bytes = layout_.total_bytes();
   manifest.ranks = group_.size();
-  const bool in_shards = manifest.directory_layout == DirectoryLayout::kHfDelta && !full;
   for (const RankMessage& rank : ranks) {
     manifest.digest += rank.digest;
     manifest.changed_units += rank.findings.changed_units;
-    manifest.changed_tensors += rank.findings.changed_tensors;
     manifest.payload_bytes += rank.findings.delta_bytes;
     for (const PartReceipt& part : rank.parts) {
       manifest.files.push_back({part.name, part.size_bytes, part.hash, part.rank, part.locator});
     }
-    if (in_shards) continue;  // their metadata has the checksums
-    manifest.tensors.insert(manifest.tensors.end(), rank.findings.tensors.begin(),
-                            rank.findings.tensors.end());
   }
-  if (full) {
-    manifest.changed_units = manifest.total_units;
-    manifest.changed_tensors = layout_.size();
-  }
+  if (full) manifest.changed_units = manifest.total_units;
+  DRIFTLESS_RETURN_IF_ERROR(list_tensors(ranks, manifest));
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
-  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
   manifest.created = utc_now();
   return manifest;
 }
@@ -104,7 +137,7 @@ Status PublisherRank::seal_publication(const PublicationId& id, std::uint64_t ba
   if (has_index(full)) {
     DRIFTLESS_RETURN_IF_ERROR(add_index(id, base_version, full, ranks, deadline));
   }
-  const Manifest manifest = manifest_of(id, base_version, full, ranks);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, manifest_of(id, base_version, full, ranks));
   if (id.kind == PublicationKind::kAnchor && manifest.digest != digest_) {
     return error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
                  ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
@@ -157,7 +190,9 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
   if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
   const bool full = made.frame.encoding == Encoding::kFull;
-  mine.digest = full ? mine.findings.digest : part_digest_ + mine.findings.digest_change;
+  mine.tensor_digests = digests_after(mine.findings, full);
+  if (!full) mine.digest = part_digest_;
+  for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
   flush_parts(mine, full, deadline);
   return mine;
 }

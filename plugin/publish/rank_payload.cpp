@@ -94,13 +94,9 @@ Status HostPayload::compare(std::span<const PairedTensor> batch,
   DiffOptions options;
   options.threads = context_.threads;
   options.old_values = true;
-  const TensorPair* last = nullptr;
   const Status status = diff_tensors(
       host_kernels(), pairs, options, [this](const DiffPiece& piece) { return absorb(piece); },
-      [&](const DiffPiece& piece) {
-        findings_.changed_tensors += std::exchange(last, piece.pair) != piece.pair ? 1 : 0;
-        return collect(piece);
-      });
+      collect);
   return findings_.dense ? Status() : status;  // stopped on purpose
 }
 
@@ -113,7 +109,7 @@ Status HostPayload::absorb(const DiffPiece& piece) {
       context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
                            context_.snapshot->data(tensor), piece.delta, piece.old_values));
   const std::scoped_lock lock(mutex_);
-  findings_.digest_change += change;
+  findings_.digests[tensor] += change;
   findings_.changed_units += piece.delta.count();
   findings_.dense = findings_.changed_units > context_.dense_above_units;
   return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
@@ -125,7 +121,7 @@ std::span<const std::byte> HostPayload::take_whole(const PairedTensor& offered) 
   // An anchor is made from the snapshot itself.
   if (kept != offered.new_data) std::copy_n(offered.new_data, spec.size_bytes, kept);
   const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.tensor);
-  findings_.digest +=
+  findings_.digests[offered.tensor] =
       digest_tensor(host_kernels(), digest_tensor_key(spec.name), bytes, context_.threads);
   return bytes;
 }

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <future>
+#include <map>
 #include <mutex>
 
 #include "collectives/road.h"
@@ -109,10 +110,10 @@ struct PayloadContext {
 
 struct PayloadFindings {
   std::uint64_t changed_units = 0;
-  std::uint64_t changed_tensors = 0;
   std::uint64_t delta_bytes = 0;  // encoded, without container
-  Digest digest_change;           // of a delta: what it adds to the digest of this rank's weights
-  Digest digest;                  // of a full version: the digest of this rank's weights
+  // By the number in the layout. Of a delta: what it adds to the digest of each tensor that it
+  // changes; of a full version: the digest of each.
+  std::map<std::uint32_t, Digest> digests;
   std::vector<ManifestTensor> tensors;  // checksums, where the layout has them; in order of names
   std::string shard;                    // hf_delta: the file that holds this rank's tensors
   bool dense = false;                   // stopped: the version is to be sent in full

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/run_info.h"
+#include "plugin/receive/run_digests.h"
 #include "plugin/receive/version_fetcher.h"
 
 namespace driftless {
@@ -11,16 +12,21 @@ namespace {
 
 constexpr unsigned kMisfitsBeforeFull = 2;
 
-// Whether the tensors that a partial state holds are those of version 0 of a run; ok if one side is
-// not known. `digests`: of each tensor of the layout there.
+// Whether the tensors that a partial state holds are those of its version; ok if one side is not
+// known. `digests`: of each tensor of the layout there.
 Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
                           std::span<const Digest> digests) {
   if (!state.tensors || digests.size() != layout.size()) return {};
   for (const auto& [tensor, digest] : *state.tensors) {
     if (digest == digests[tensor]) continue;
     return error(StatusCode::kWrongBase, "tensor '", layout[tensor].name, "' has digest ",
-                 to_hex(digest), ", but the run started from ", to_hex(digests[tensor]),
-                 ": another base; use the checkpoint that this run started from");
+                 to_hex(digest), ", but ",
+                 state.id.version == 0 ? std::string("the run started from")
+                                       : concat("version ", state.id.version, " of the run has"),
+                 " ", to_hex(digests[tensor]),
+                 state.id.version == 0
+                     ? ": another base; use the checkpoint that this run started from"
+                     : ": it is not that version; start from the run's base, or an anchor");
   }
   return {};
 }
@@ -34,14 +40,7 @@ Status check_target(const RunInfo& run, WeightTarget& target) {
                  to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
                  "; start from that run's base");
   }
-  // Manifests have no digests of tensors: nothing tells a part of this version from another's.
-  if (state.valid && state.partial && state.id.version > 0 && !state.version_digest) {
-    return error(StatusCode::kWrongBase, "the weights are said to be version ", state.id.version,
-                 " of run ", to_hex(run.run), ", and some tensors are not held here: what is held ",
-                 "proves it for version 0 only; start from the run's base, or as holding nothing");
-  }
-  if (!state.valid || state.id.version != 0) return {};
-  if (state.partial) return check_held_tensors(state, run.layout, run.tensor_digests);
+  if (!state.valid || state.partial || state.id.version != 0) return {};
   if (state.digest != run.base_digest) {
     return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),
                  ", but run ", to_hex(run.run), " started from ", to_hex(run.base_digest),
@@ -74,7 +73,24 @@ class FollowingReceiver final : public Receiver {
         target_(&target),
         run_(run.run),
         base_digest_(run.base_digest),
-        fetcher_(road, run.run, options) {}
+        fetcher_(road, run.run, options),
+        base_tensor_digests_(run.tensor_digests),
+        digests_(run.layout) {}
+
+  // A target of some tensors must be the version that it says, as far as the run tells.
+  Status check_held() {
+    const TargetState state = target_->state();
+    look_up_digests(state);
+    if (!state.valid || !state.partial) return {};
+    const std::vector<Digest>& known = digests_.committed().tensors;
+    if (known.empty() && state.id.version > 0 && !state.version_digest) {
+      return error(StatusCode::kWrongBase, "the weights are said to be version ", state.id.version,
+                   " of run ", to_hex(run_), ", some tensors are not held here, and the manifests ",
+                   "that led there are gone: nothing proves it; start from the run's base, or as ",
+                   "holding nothing");
+    }
+    return check_held_tensors(state, digests_.layout(), known);
+  }
 
   Result<bool> stage(const Deadline& deadline) override {
     staged_.reset();
@@ -84,6 +100,7 @@ class FollowingReceiver final : public Receiver {
     const TargetState state = target_->state();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
     if (!news) return false;
+    if (state.id.version != digests_.committed().version) look_up_digests(state);
     Stopwatch watch;
     Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
         state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny);
@@ -100,7 +117,10 @@ class FollowingReceiver final : public Receiver {
     if (!based.ok()) return based;
     committed_.reset();  // it could not be undone any more
     mapped_ = std::move(chain->mapped);
+    const Status consistent = digests_.stage(chain->versions);
     Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
+    // A target of some tensors can name one that is not what the manifest says.
+    if (staged.ok() && !consistent.ok()) staged = consistent;
     note_misfit(staged.status());
     if (!staged.ok()) return staged.status();
     staged_ = std::move(*staged);
@@ -124,6 +144,7 @@ class FollowingReceiver final : public Receiver {
     Result<CommitReport> commit = staged_->commit();
     if (commit.ok()) {
       committed_ = std::move(staged_);
+      digests_.commit();
       misfits_ = 0;
     }
     note_misfit(commit.status());
@@ -164,6 +185,7 @@ class FollowingReceiver final : public Receiver {
     Status resumed = resume();
     DRIFTLESS_RETURN_IF_ERROR(undone);
     committed_.reset();
+    digests_.undo();
     const Status ignored = report();  // said again by the next report()
     return resumed;
   }
@@ -187,6 +209,11 @@ class FollowingReceiver final : public Receiver {
     return staged_ ? std::optional(report_.version) : std::nullopt;
   }
   [[nodiscard]] const Hash128& run() const override { return run_; }
+  [[nodiscard]] const std::vector<Digest>& tensor_digests() const override {
+    const RunDigests::At& committed = digests_.committed();
+    return committed.version == target_->state().id.version ? committed.tensors : unknown_;
+  }
+  [[nodiscard]] const WeightLayout& layout() const override { return digests_.layout(); }
 
  private:
   // Not while the weights are parts of two versions.
@@ -197,6 +224,14 @@ class FollowingReceiver final : public Receiver {
   // Once what was left half done has been ended.
   [[nodiscard]] Status resume_left_paused() {
     return left_paused_ && target_->state().valid ? resume() : Status();
+  }
+
+  // Of the version that the target holds already. None if it holds no version.
+  void look_up_digests(const TargetState& state) {
+    const std::uint64_t version = state.id.version;
+    digests_.set({version, state.valid ? fetcher_.digests_at(version, digests_.layout(),
+                                                             base_tensor_digests_)
+                                       : std::vector<Digest>()});
   }
 
   // A target of some tensors cannot know the digest of all: of version 0 the run says it.
@@ -239,6 +274,9 @@ class FollowingReceiver final : public Receiver {
   Hash128 run_;
   Digest base_digest_;  // of version 0
   VersionFetcher fetcher_;
+  std::vector<Digest> base_tensor_digests_;
+  RunDigests digests_;
+  std::vector<Digest> unknown_;     // stays empty
   std::vector<MappedPart> mapped_;  // of what is staged
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
@@ -261,6 +299,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   ReceiverOptions own = options;
   if (own.threads == 0) own.threads = default_threads();
   auto receiver = std::make_unique<FollowingReceiver>(own, road, target, run);
+  DRIFTLESS_RETURN_IF_ERROR(receiver->check_held());
   DRIFTLESS_RETURN_IF_ERROR(receiver->report());
   return std::unique_ptr<Receiver>(std::move(receiver));
 }

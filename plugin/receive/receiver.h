@@ -84,6 +84,11 @@ class Receiver {
   // it first.
   [[nodiscard]] virtual std::optional<std::uint64_t> staged_version() const = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;
+  // Of the run: the digest of each tensor at the version that the target holds, as announcement and
+  // manifests say. As the layout. Empty if they do not say, or if the manifests that led to the
+  // version were gone when the receiver was opened; then from the next full version on.
+  [[nodiscard]] virtual const std::vector<Digest>& tensor_digests() const = 0;
+  [[nodiscard]] virtual const WeightLayout& layout() const = 0;
 };
 
 }  // namespace driftless

@@ -6,11 +6,15 @@
 #include <new>
 
 #include "core/parallel.h"
+#include "plugin/receive/run_digests.h"
 
 namespace driftless {
 namespace {
 
 using namespace std::chrono_literals;
+
+// Manifests that are read to know the digests of a version that is held already.
+constexpr std::size_t kMostFollowed = 256;
 
 // What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
 bool may_pass(StatusCode code) {
@@ -189,6 +193,47 @@ Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const Publicati
     return error(StatusCode::kCorrupt, what, ": is not a full version, as an anchor must be");
   }
   return Candidate{id, std::move(manifest), text->size()};
+}
+
+Result<std::vector<Manifest>> VersionFetcher::manifests_to(std::uint64_t version,
+                                                           const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, road_->list(deadline));
+  const auto there = [&listed](const PublicationId& id) {
+    return std::ranges::find(listed, id) != listed.end();
+  };
+  std::uint64_t start = 0;
+  for (const PublicationId& id : listed) {
+    if (id.kind == PublicationKind::kAnchor && id.version <= version) {
+      start = std::max(start, id.version);
+    }
+  }
+  if (version - start > kMostFollowed) {
+    return error(StatusCode::kUnsupported, version - start, " manifests since the last anchor");
+  }
+  std::vector<Manifest> found;
+  while (version > 0) {
+    const PublicationId anchor{version, PublicationKind::kAnchor};
+    const PublicationId id =
+        there(anchor) ? anchor : PublicationId{version, PublicationKind::kStep};
+    if (!there(id)) return error(StatusCode::kNotFound, to_string(id), " is gone");
+    DRIFTLESS_ASSIGN_OR_RETURN(Candidate next, fetch_manifest(id, deadline));
+    version = next.manifest.base_version;
+    found.push_back(std::move(next.manifest));
+    if (found.back().encoding == Encoding::kFull) break;
+  }
+  return found;
+}
+
+std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const WeightLayout& layout,
+                                               std::vector<Digest> base) {
+  if (version == 0) return base;
+  const Result<std::vector<Manifest>> found =
+      manifests_to(version, Deadline::after(options_.fetch_deadline));
+  if (!found.ok()) return {};
+  for (auto manifest = found->rbegin(); manifest != found->rend(); ++manifest) {
+    if (!follow_digests(layout, *manifest, "a version before", base).ok()) return {};
+  }
+  return base;
 }
 
 Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,

@@ -44,6 +44,10 @@ class VersionFetcher {
   // Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
                                                           FetchMode mode = FetchMode::kAny);
+  // The digest of each tensor at a version that a target holds already, by the manifests on the
+  // road. `base`: at version 0; empty if nobody says. Empty if too many of them, or one, are gone.
+  [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
+                                               std::vector<Digest> base);
 
  private:
   struct Candidate {
@@ -59,6 +63,9 @@ class VersionFetcher {
                                                       const Deadline& deadline);
   [[nodiscard]] Result<std::vector<Candidate>> newest_full(const TargetState& state,
                                                            const std::vector<PublicationId>& listed,
+                                                           const Deadline& deadline);
+  // The manifests that lead to a version, newest first, down to a full one or to version 0.
+  [[nodiscard]] Result<std::vector<Manifest>> manifests_to(std::uint64_t version,
                                                            const Deadline& deadline);
   [[nodiscard]] Status fetch_parts(Candidate candidate, FetchedChain& chain,
                                    const Deadline& deadline);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
+#include "plugin/targets/held_digests.h"
 #include "plugin/targets/tensor_changes.h"
 #include "plugin/targets/weight_sums.h"
 
@@ -20,12 +21,17 @@ class StagedUpdate final : public StagedChange {
     const VersionDirectory& last = versions.back().version();
     source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
     for (const VersionSource& each : versions) {
-      goals_.push_back({each.version().manifest->digest, each.version().path});
+      const Manifest& manifest = *each.version().manifest;
+      std::optional<Digest> goal = manifest.digest;
+      if (after_.partial) {
+        after_.tensors = held_after(*weights_, manifest, after_.tensors);
+        goal = after_.tensors ? std::optional(sum_of(*after_.tensors)) : std::nullopt;
+      }
+      goals_.push_back({goal, each.version().path});
     }
     after_.id = last.manifest->id;
     after_.digest = last.manifest->digest;
     after_.valid = true;
-    after_.tensors.reset();
     if (after_.partial) after_.version_digest = last.manifest->digest;
   }
 
@@ -37,7 +43,10 @@ class StagedUpdate final : public StagedChange {
   }
 
   Status fill(std::vector<VersionSource> versions, bool in_place) {
-    if (versions.front().version().full()) return fill_full(std::move(versions));
+    if (versions.front().version().full()) {
+      DRIFTLESS_RETURN_IF_ERROR(fill_full(std::move(versions)));
+      return check_held_of_full();
+    }
     return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions));
   }
 
@@ -78,9 +87,10 @@ class StagedUpdate final : public StagedChange {
   }
 
  private:
-  // What the digest must be once so many versions are in.
+  // What the digest must be once so many versions are in; of a partial state that of the tensors
+  // that are held, if the manifests say.
   struct Goal {
-    Digest digest;
+    std::optional<Digest> digest;
     std::string source;
   };
   Status fill_deltas(std::vector<VersionSource> versions) {
@@ -214,19 +224,48 @@ class StagedUpdate final : public StagedChange {
     sums_after_ = make_sums(*weights_, std::move(after));
   }
 
-  // `changes`: what the first versions add to the digest. Of tensors that are not all of the
-  // weights nobody knows the digest beforehand: then what is written must add what was staged.
+  // Which of the tensors that a partial target holds it is, if that can be said.
+  std::string name_wrong(bool written) const {
+    if (!after_.tensors || !before_.tensors) return {};
+    const WeightLayout& layout = weights_->layout;
+    std::string named;
+    if (changes_) {
+      named = first_wrong(layout, digests_with(*weights_, *before_.tensors, changes_->all_pieces()),
+                          *after_.tensors);
+    } else {
+      const auto& expected = written ? *after_.tensors : *before_.tensors;
+      const Result<std::vector<TensorDigest>> found = read_digests(*weights_, expected);
+      if (found.ok()) named = first_wrong(layout, *found, expected);
+    }
+    return named.empty() ? named : concat(" (", named, ")");
+  }
+
+  // The version as a whole is proven: of a partial target, each tensor that is held.
+  Status check_held_of_full() {
+    const std::optional<Digest>& goal = goals_.back().digest;
+    if (!after_.partial || !weights_->summed || !goal || after_.digest == *goal) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const std::vector<TensorDigest> found,
+        digests_in(*weights_, changes_->versions().front(), *after_.tensors));
+    return error(StatusCode::kMismatch, source_, ": ",
+                 first_wrong(weights_->layout, found, *after_.tensors),
+                 " by the manifest. Nothing was changed; publish another full version");
+  }
+
+  // `changes`: what the first versions add to the digest. If nobody says the digest of the tensors
+  // that a partial target holds, what is written must add what was staged.
   Status prove(std::span<const Digest> changes, bool written) {
-    const bool known = weights_->summed && !before_.partial;
     Digest reached = before_.digest;
     for (std::size_t i = 0; i < changes.size(); ++i) {
       reached += changes[i];
+      const bool known = weights_->summed && goals_[i].digest;
       const bool right =
-          known ? reached == goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
+          known ? reached == *goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
       if (right) continue;
       return error(
           StatusCode::kMismatch, goals_[i].source, ": after it the weights would have digest ",
-          to_hex(reached), ", expected ", to_hex(goals_[i].digest),
+          to_hex(reached), known ? concat(", expected ", to_hex(*goals_[i].digest)) : "",
+          name_wrong(written),
           written ? ": somebody else writes into the weights, or the delta is damaged. All "
                     "was undone"
                   : ": they are not what they were, or the delta is damaged. Nothing was "

@@ -28,7 +28,8 @@ struct TargetState {
   bool partial = false;  // holds some of the tensors: the digest is theirs
   // Of a partial state: the digest of all weights of the version, once one was applied.
   std::optional<Digest> version_digest = std::nullopt;
-  // Of a partial state: of each tensor that is held, as long as the weights are as they were read.
+  // Of a partial state: of each tensor that is held, ascending; as the weights were read, then as
+  // the manifests say, by which every version is proven. Null: not known.
   std::shared_ptr<const std::vector<TensorDigest>> tensors = nullptr;
 
   friend bool operator==(const TargetState& a, const TargetState& b) {

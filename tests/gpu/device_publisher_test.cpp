@@ -96,6 +96,13 @@ struct World {
     }
     EXPECT_EQ(target->state().digest, publisher->digest());
     EXPECT_TRUE(same(held, weights));
+    // What the manifests say of each tensor.
+    const std::vector<Digest>& said = receiver->tensor_digests();
+    ASSERT_EQ(said.size(), weights.size());
+    std::size_t index = 0;
+    for (const auto& [name, tensor] : weights) {
+      EXPECT_EQ(said[index++], digest_of({{name, tensor}})) << name;
+    }
   }
 
   Weights weights, held;  // the trainer's, the receiver's

@@ -179,9 +179,12 @@ TEST_P(Streams, PatchedBackAndForth) {
   must(patch.status());
   const DeviceBytes old_values(found.values.size());
   const DeviceBytes sums(cuda::kDigestSums * 8);
+  const DeviceBytes each_sums(tensors.size() * cuda::kDigestSums * 8);
   must(patch->gather(old_values.data(), nullptr));
   must(patch->digest_change(old_values.data(), found.values.data(),
                             reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  must(patch->digest_changes(old_values.data(), found.values.data(),
+                             reinterpret_cast<std::uint64_t*>(each_sums.data()), nullptr));
   must(patch->scatter(found.values.data(), nullptr));
   must(cudaDeviceSynchronize());
   must(patch->check());
@@ -192,6 +195,15 @@ TEST_P(Streams, PatchedBackAndForth) {
   std::uint64_t host[cuda::kDigestSums];
   must(cudaMemcpy(host, sums.data(), sizeof(host), cudaMemcpyDeviceToHost));
   EXPECT_EQ(before + cuda::digest_from_sums(host), after);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto at = each_sums.data() + i * sizeof(host);
+    must(cudaMemcpy(host, at, sizeof(host), cudaMemcpyDeviceToHost));
+    const auto digest = [&](const std::vector<std::byte>& bytes) {
+      return host_kernels().digest(tensors[i].key, 0, bytes);
+    };
+    EXPECT_EQ(digest(model.before[i]) + cuda::digest_from_sums(host), digest(model.after[i]))
+        << "tensor " << i;
+  }
   must(patch->scatter(old_values.data(), nullptr));
   must(cudaDeviceSynchronize());
   for (std::size_t i = 0; i < model.units.size(); ++i) {

@@ -41,6 +41,8 @@ def test_bits_and_digest_agree(work, rng, first, layout):
         whole = driftless.digest((n, a) for n, (_, a) in weights.items())
         assert report.digest == update.digest == pair.publisher.digest == whole
         assert 0 < update.changed_units == report.changed_units < report.total_units
+        each = {n: driftless.digest([(n, a)]) for n, (_, a) in weights.items()}
+        assert pair.receiver.tensor_digests == each
     assert pair.publisher.run == pair.receiver.run == pair.target.state.run
     assert [(r.id, r.version) for r in pair.publisher.receivers()] == [("one", 3)]
     assert pair.receiver.stage() is False

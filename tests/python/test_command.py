@@ -291,6 +291,13 @@ def test_verify_holds_a_checkpoint_to_a_manifest(chain):
             ok("verify", chain.paths[version], "--manifest", manifest)
             result = run("verify", chain.paths[version - 1], "--manifest", manifest, "--json")
             assert result.returncode == 1 and json.loads(result.stdout)["identical"] is False
+            before, after = chain.steps[version - 1], chain.steps[version]
+            assert json.loads(result.stdout)["tensor"] == min(
+                n for n in after if before[n].data != after[n].data
+            )
+            assert "different: tensor '" in run(
+                "verify", chain.paths[version - 1], "--manifest", manifest
+            ).stdout
 
 
 def test_verify_names_the_first_difference(work, rng):

@@ -125,8 +125,19 @@ class PublishedRun {
     made.manifest.digest = digest_of(weights[id.version]);
     made.manifest.total_units = layout.total_units();
     made.manifest.full_bytes = layout.total_bytes();
+    if (frames) list_tensors(made.manifest);
     made.list_parts();
     return made;
+  }
+
+  // With their digests, as every publisher does.
+  void list_tensors(Manifest& manifest) const {
+    for (const auto& [name, tensor] : weights[manifest.id.version]) {
+      const bool full = manifest.encoding == Encoding::kFull;
+      if (!full && weights[manifest.base_version].at(name).bytes == tensor.bytes) continue;
+      manifest.tensors.push_back({name, {}, digest_of({{name, tensor}})});
+    }
+    manifest.changed_tensors = manifest.tensors.size();
   }
 
   FrameContext context(const PublicationId& id, std::uint64_t base, Encoding encoding) const {

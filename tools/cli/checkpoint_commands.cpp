@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The commands on checkpoints and the versions between them: synth, diff, apply, verify, inspect.
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -154,6 +155,7 @@ struct Expected {
   Hash128 layout;  // zero: unknown
   Digest digest;
   std::string source;
+  std::map<std::string, Digest> tensors = {};  // as far as they are known
 };
 
 // From a manifest (the file, or its version directory), or from the checkpoint's own state.
@@ -172,7 +174,10 @@ Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options)
   if (file.kind == FileKind::kDirectory) path = join_path(path, kManifestName);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxManifestBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, parse_manifest(text, path));
-  return Expected{manifest.layout, manifest.digest, concat("version ", manifest.id.version)};
+  const auto version = std::filesystem::path(path).lexically_normal().parent_path();
+  const std::string beside = (version / "..").string();
+  return Expected{manifest.layout, manifest.digest, concat("version ", manifest.id.version),
+                  tensor_digests_at(fs, version.empty() ? ".." : beside, manifest)};
 }
 
 Result<int> verify_digest(const Common& common, const VerifyArguments& options,
@@ -188,13 +193,21 @@ Result<int> verify_digest(const Common& common, const VerifyArguments& options,
                    {"expected_weight_layout", to_hex(expected.layout)}});
   }
   const Digest found = digest_checkpoint(checkpoint, common.thread_count(), progress);
-  const bool same = found == expected.digest;
-  return answer(
-      common, same,
-      same ? concat("identical to ", expected.source, ": digest ", to_hex(found))
-           : concat("different: the digest is ", to_hex(found), ", ", expected.source, " has ",
-                    to_hex(expected.digest), "; --like a good copy names the first difference"),
-      {{"digest", to_hex(found)}, {"expected_digest", to_hex(expected.digest)}});
+  nlohmann::ordered_json details{{"digest", to_hex(found)},
+                                 {"expected_digest", to_hex(expected.digest)}};
+  if (found == expected.digest) {
+    return answer(common, true,
+                  concat("identical to ", expected.source, ": digest ", to_hex(found)),
+                  std::move(details));
+  }
+  const std::optional<std::string> tensor =
+      first_different(checkpoint, expected.tensors, common.thread_count());
+  if (tensor) details["tensor"] = *tensor;
+  return answer(common, false,
+                concat("different: ", tensor ? concat("tensor '", *tensor, "': ") : std::string(),
+                       "the digest is ", to_hex(found), ", ", expected.source, " has ",
+                       to_hex(expected.digest), "; --like a good copy names the first difference"),
+                std::move(details));
 }
 
 }  // namespace

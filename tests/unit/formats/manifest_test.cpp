@@ -85,6 +85,61 @@ TEST(ManifestTest, OnlyAFullVersionHasItselfAsBase) {
   EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
 }
 
+Manifest manifest_with_digests() {
+  Manifest manifest = example_manifest();
+  manifest.changed_tensors = 2;
+  manifest.tensors = {{"a", "", Digest{{1, 2}}}, {"b", "abcd", Digest{{3, 4}}}};
+  return manifest;
+}
+
+TEST(ManifestTest, DigestsOfTensorsRoundTripWithAndWithoutChecksums) {
+  const Manifest manifest = manifest_with_digests();
+  const std::string text = manifest_to_json(manifest);
+  const auto parsed = parse_manifest(text, "m");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(*parsed, manifest);
+  EXPECT_TRUE(parsed->has_tensor_digests());
+  EXPECT_NE(text.find(R"({"name":"a","digest":"00000000000000010000000000000002"})"),
+            std::string::npos)
+      << text;
+  EXPECT_FALSE(example_manifest().has_tensor_digests());
+}
+
+TEST(ManifestTest, AVersionWithoutChangesSaysAllDigests) {
+  Manifest manifest = example_manifest();
+  manifest.tensors.clear();
+  EXPECT_FALSE(manifest.has_tensor_digests()) << "one changed, which is not listed";
+  manifest.changed_tensors = 0;
+  EXPECT_TRUE(manifest.has_tensor_digests());
+}
+
+TEST(ManifestTest, RefusesWrongDigestsOfTensors) {
+  const std::string text = manifest_to_json(manifest_with_digests());
+  const auto refuses = [&text](const std::string& what, const std::string& by) {
+    EXPECT_EQ(manifest_code_of(replaced(text, what, by)), StatusCode::kCorrupt) << by;
+  };
+  const std::string second = R"(,"digest":"00000000000000030000000000000004")";
+  refuses(second, "");  // one of two has one
+  refuses(R"("digest":"00000000000000010000000000000002")", R"("other":1)");
+  refuses(second, R"(,"digest":"000000000000000300000000000004")");
+  refuses(second, R"(,"digest":"f0000000000000030000000000000004")");  // outside the field
+  refuses(second, R"(,"digest":"0000000000000003000000000000000g")");
+  refuses(second, R"(,"digest":7)");
+  refuses(second, R"(,"digest":null)");
+  refuses(R"("changed_tensors":2)", R"("changed_tensors":3)");
+  refuses(R"("name":"b")", R"("name":"a")");
+  refuses(R"("name":"b")", R"("name":"")");
+  refuses(R"({"name":"a","digest":"00000000000000010000000000000002"})", R"("a")");
+}
+
+TEST(ManifestTest, DigestsOfAFullVersionAddUp) {
+  Manifest manifest = manifest_with_digests();
+  manifest.encoding = Encoding::kFull;
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kCorrupt);
+  manifest.digest = Digest{{4, 6}};
+  EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kOk);
+}
+
 TEST(ManifestTest, PassesOverUnknownKeys) {
   const std::string text =
       replaced(manifest_to_json(example_manifest()), "{", "{\"later\":[1,{}],");
