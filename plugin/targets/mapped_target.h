@@ -53,15 +53,15 @@ class ExternalWriter {
 struct MappedOptions {
   // The weights are this version; without it no version is held, until a full one comes.
   std::optional<VersionId> initial;
-  // Of the whole version that the weights are (part of), if the caller knows it; and of each of its
-  // tensors, as the layout: needed if the run may publish fewer of them.
+  // Of the whole version that the weights are (part of), if the caller knows it.
   std::optional<Digest> initial_digest;
-  std::vector<Digest> initial_tensors = {};
   unsigned threads = 0;                              // 0: default_threads()
   std::optional<std::uint32_t> rank = std::nullopt;  // of its engine, for messages
   // The state's digest is of the tensors that are held, and the state is partial if that is not
   // all. kInvalidArgument if one is held in part, converted or by a writer.
   bool digest_of_held = false;
+  // Of each tensor of the version, as the layout: needed if the run may publish fewer of them.
+  std::vector<Digest> initial_tensors = {};
 };
 
 struct MappedParts {
