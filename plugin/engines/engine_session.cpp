@@ -64,7 +64,8 @@ class DrivenSession final : public EngineSession {
   // Once for each server process: what the ranks hold must add up to the version that they name.
   // Each of them proves its own share from then on (receiver.prove).
   [[nodiscard]] Status prove() {
-    if (!proven_.empty() || options_.source.empty()) return {};
+    const bool workers = transport_->has_sessions() && !options_.source.empty();  // ours
+    if (!proven_.empty() || !workers) return {};
     const DriverResult opened = run_request(driver_, driver_.begin_open(), *transport_);
     if (!opened.status.ok() || !opened.known) return {};  // the update tells why
     const Result<EngineProof> proof = prove_engine(*transport_, false, driver_.pause_state());

@@ -114,11 +114,12 @@ std::string disagreement(const std::vector<RankShares>& ranks, EngineProof& proo
   if (ranks.empty()) return "no rank answered";
   proof.holds = ranks.front().holds;
   for (const RankShares& rank : ranks) {
-    if (!rank.error.empty() || rank.holds.version == kTornVersion) {
+    if (rank.holds.version == kTornVersion) {
       proof.verdict = ShareVerdict::kDiffers;
       return concat("rank ", rank.rank, ": ",
                     rank.error.empty() ? "holds parts of two versions" : rank.error);
     }
+    if (!rank.error.empty()) return concat("rank ", rank.rank, ": ", rank.error);
     if (rank.holds != proof.holds) {
       proof.verdict = ShareVerdict::kDiffers;
       return concat("rank ", ranks.front().rank, " holds ", to_string(proof.holds), ", rank ",
@@ -145,8 +146,9 @@ std::string summary(const EngineProof& proof) {
 
 Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(reply.text, what));
-  RankShares result{reply.rank, reply.holds, reply.error, {}, {}, {}};
+  RankShares result{reply.rank, reply.holds, {}, {}, {}, {}};
   if (!json.contains("shares")) {
+    result.error = reply.error;
     if (!reply.error.empty()) return result;
     return error(StatusCode::kUnsupported, what, ": rank ", reply.rank, " tells no shares");
   }

@@ -27,7 +27,7 @@ struct RankShare {
 struct RankShares {
   std::int64_t rank = 0;
   EngineIdentity holds;
-  std::string error;  // why it cannot prove what it holds; empty: it can
+  std::string error;  // if it tells no shares: why
   std::vector<RankShare> shares;
   std::vector<std::pair<std::string, std::string>> unproven;  // tensor, why
   std::vector<std::string> absent;                            // tensors of which it has nothing

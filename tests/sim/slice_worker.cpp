@@ -91,16 +91,32 @@ nlohmann::json SliceWorker::answer(const std::string& method, const nlohmann::js
   const std::string wrong = obeyed.ok() ? error_ : obeyed.to_string();
   const Claim held = claim();
   const bool follows = following_ != nullptr && following_->receiver != nullptr;
-  return {{"rank", rank_},
-          {"ok", wrong.empty()},
-          {"error", wrong.empty() ? nlohmann::json() : nlohmann::json(wrong)},
-          {"state", state_},
-          {"version", held.version},
-          {"staged_version", staged_ ? nlohmann::json(*staged_) : nlohmann::json()},
-          {"run", held.run},
-          {"digest", held.digest},
-          {"follows", follows ? to_hex(following_->receiver->run()) : std::string()},
-          {"session", true}};
+  nlohmann::json reply = {
+      {"rank", rank_},
+      {"ok", wrong.empty()},
+      {"error", wrong.empty() ? nlohmann::json() : nlohmann::json(wrong)},
+      {"state", state_},
+      {"version", held.version},
+      {"staged_version", staged_ ? nlohmann::json(*staged_) : nlohmann::json()},
+      {"run", held.run},
+      {"digest", held.digest},
+      {"follows", follows ? to_hex(following_->receiver->run()) : std::string()},
+      {"session", true}};
+  if (method == "driftless_shares" && obeyed.ok()) add_shares(reply);
+  return reply;
+}
+
+void SliceWorker::add_shares(nlohmann::json& reply) const {
+  const auto& target = dynamic_cast<const MappedTarget&>(*target_);
+  const WeightLayout& layout = *target.layout();
+  const std::vector<Digest>& manifest = following_->receiver->tensor_digests();
+  reply["shares"] = reply["unproven"] = reply["absent"] = nlohmann::json::array();
+  for (const TensorShare& share : target.tracked().tensors) {
+    const bool known = share.tensor < manifest.size();
+    reply["shares"].push_back({layout[share.tensor].name, share.units, layout[share.tensor].units(),
+                               to_hex(share.region), to_hex(share.digest),
+                               known ? to_hex(manifest[share.tensor]) : std::string()});
+  }
 }
 
 Status SliceWorker::obey(const std::string& method, const nlohmann::json& arguments) {
@@ -109,6 +125,7 @@ Status SliceWorker::obey(const std::string& method, const nlohmann::json& argume
   if (state_ == "staging") return error(StatusCode::kBusy, "rank ", rank_, " is still staging");
   if (method == "driftless_close") return close();
   if (following_ == nullptr) return error(StatusCode::kInvalidArgument, "call open() first");
+  if (method == "driftless_shares") return {};
   if (method == "driftless_rollback") return rollback(arguments.at("version"));
   if (method == "driftless_stage") {
     const auto timeout = std::chrono::milliseconds(

@@ -45,6 +45,7 @@ class SliceWorker : public std::enable_shared_from_this<SliceWorker> {
  private:
   struct Following;  // a receiver and its road
 
+  void add_shares(nlohmann::json& reply) const;
   [[nodiscard]] Status obey(const std::string& method, const nlohmann::json& arguments);
   [[nodiscard]] Status open();
   [[nodiscard]] Status stage(std::chrono::milliseconds timeout, const std::string& ticket);

@@ -88,6 +88,7 @@ class VllmStandIn {
   std::uint64_t published = 1;                                        // what staging finds
   std::function<std::optional<HttpResponse>(const std::string&)> on;  // by call, before it acts
   std::function<bool(std::size_t rank, const std::string& what)> fails;  // "stage", "commit", ...
+  std::function<nlohmann::json(std::size_t rank)> shares;                // none if not set
   int slips = 0;              // so many RPCs are answered with the answer to the one before
   bool stuck = false;         // all of them with the same old one
   bool session_known = true;  // its workers commit inside vLLM's own session
@@ -208,6 +209,11 @@ class VllmStandIn {
            {"follows", rank.follows},
            {"digest", rank.digest()},
            {"session", session_known}});
+      if (what != "shares") continue;
+      for (const char* key : {"shares", "unproven", "absent"}) {
+        results.back()[key] = nlohmann::json::array();
+      }
+      if (shares) results.back()["shares"] = shares(i);
     }
     const nlohmann::json reply = {{"results", results}};
     if (stuck) return ok(last_);

@@ -296,7 +296,7 @@ class SglangStandIn {
       }
       const std::uint64_t version = versions_[rank];
       const std::string held = version > 0 ? run : "";
-      const nlohmann::json reply = {
+      nlohmann::json reply = {
           {"nonce", command.at("nonce")},
           {"rank", rank},
           {"process", std::to_string(process) + "-" + std::to_string(rank)},
@@ -311,6 +311,9 @@ class SglangStandIn {
           {"follows", open_ ? run : ""},
           {"digest",
            open_ ? VllmStandIn::digest_of(held, static_cast<std::int64_t>(version)) : ""}};
+      for (const char* key : {"shares", "unproven", "absent"}) {
+        if (phase == "shares") reply[key] = nlohmann::json::array();
+      }
       std::ofstream(answers + "/rank" + std::to_string(rank) + ".json") << reply.dump();
     }
   }
@@ -333,8 +336,8 @@ TEST_F(AgentSglangTest, SglangsWorkersAnswerByFiles) {
     const auto reached = session->update(5, times_);
     ASSERT_TRUE(reached.ok()) << reached.status().to_string();
     EXPECT_EQ(*reached, 5U);
-    EXPECT_EQ(engine.phases,
-              (std::vector<std::string>{"status", "open", "stage", "commit", "status", "status"}));
+    EXPECT_EQ(engine.phases, (std::vector<std::string>{"status", "open", "shares", "status",
+                                                       "stage", "commit", "status", "status"}));
     EXPECT_FALSE(engine.paused);
     EXPECT_FALSE(engine.session);
     EXPECT_EQ(engine.label, "5");

@@ -324,7 +324,7 @@ TEST_F(EngineNotifierTest, RepliesAreStrictJson) {
 
 TEST_F(EngineNotifierTest, AnEndlessReplyIsCutOff) {
   HttpServer server([](const HttpRequest&) {
-    return HttpResponse{200, std::string(3U << 20, ' ') + kYes, milliseconds(0), ""};
+    return HttpResponse{200, std::string(kMaxEngineReplyBytes, ' ') + kYes, milliseconds(0), ""};
   });
   const EngineResult result = notify({engine_at(server.url())})[0];
   EXPECT_EQ(result.status.code(), StatusCode::kCorrupt);

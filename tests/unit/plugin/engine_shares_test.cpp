@@ -81,6 +81,9 @@ TEST_F(Shares, RanksMustHoldTheSame) {
   expect(ShareVerdict::kDiffers, "rank 1: holds parts of two versions");
   ranks_[1].error = "mismatch: tensor 'a' in parameter 'qkv'";
   expect(ShareVerdict::kDiffers, "rank 1: mismatch: tensor 'a' in parameter 'qkv'");
+  ranks_[1].holds = ranks_[0].holds;
+  ranks_[1].error = "busy: it is staging";
+  expect(ShareVerdict::kCannotTell, "rank 1: busy");
 }
 
 TEST_F(Shares, TheTensorsMustBeThoseOfTheVersionThatIsNamed) {

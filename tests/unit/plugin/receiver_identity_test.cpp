@@ -7,12 +7,34 @@ namespace {
 
 TEST_F(ReceiverTest, RefusesAnotherLayout) {
   announce();
-  Weights more = run_.weights[0];
-  more["model.extra"] = more["model.norm.weight"];
-  auto target = make_memory_target(layout_of(more), pointers(more), VersionId{}, 1);
+  Weights less = run_.weights[0];
+  less.erase("model.norm.weight");
+  auto target = make_memory_target(layout_of(less), pointers(less), VersionId{}, 1);
   const Status status = open_on(**target);
   EXPECT_EQ(status.code(), StatusCode::kWrongLayout);
-  EXPECT_NE(status.message().find("model.extra"), std::string_view::npos) << status.to_string();
+  EXPECT_NE(status.message().find("model.norm.weight"), std::string_view::npos)
+      << status.to_string();
+}
+
+TEST_F(ReceiverTest, WhatTheRunDoesNotPublishIsLeftAlone) {
+  announce();
+  Weights more = run_.weights[0];
+  more["a.frozen.tower"] = more["model.norm.weight"];
+  auto target = make_memory_target(layout_of(more), pointers(more), VersionId{}, 1);
+  const Status status = open_on(**target);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ((*target)->left_alone(), std::vector<std::string>{"a.frozen.tower"});
+  EXPECT_EQ((*target)->state().digest, digest_of(run_.weights[0]));
+  send(*sender_, run_.step(1));
+  ASSERT_TRUE(update().ok());
+  EXPECT_EQ(more.at("a.frozen.tower").bytes, run_.weights[0].at("model.norm.weight").bytes);
+  more.erase("a.frozen.tower");
+  EXPECT_TRUE(same(more, run_.weights[1]));
+  // A version of a run tells which tensors there are.
+  Weights again = more;
+  again["a.frozen.tower"] = run_.weights[0].at("model.norm.weight");
+  target = make_memory_target(layout_of(again), pointers(again), VersionId{run_.run, 1}, 1);
+  EXPECT_EQ(open_on(**target).code(), StatusCode::kWrongLayout);
 }
 
 TEST_F(ReceiverTest, RefusesAnotherRunAndAnotherBase) {
