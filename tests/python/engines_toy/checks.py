@@ -40,6 +40,8 @@ def each_rank_knows_its_share():
                 assert held.setdefault(name, {}).setdefault(region, (units, digest)) == (units, digest)
         whole = 0
         for name, tensor in group.weights.items():
+            if group.targets[0].ways[name].reason == "the loader does not take it":
+                continue
             regions = held[name].values()
             assert sum(units for units, _ in regions) == tensor.numel(), name
             if len(regions) == 1:  # a replica: both ranks have all of it
@@ -58,7 +60,7 @@ def a_flipped_bit_is_found_wherever_it_is():
                 bits = toy_run.bits(dict(group.engines[rank].named_parameters())[name].data)
                 bits.view(-1)[bits.numel() // 2] ^= 1
                 group.step(share=0)
-                with raises(driftless.errors.MismatchError, name, "is not what it should be"):
+                with raises(driftless.errors.MismatchError, name, "send a full version"):
                     group.receivers[rank].stage(10)
                 assert not group.targets[rank].state.valid
                 assert group.receivers[1 - rank].stage(10)
