@@ -64,6 +64,17 @@ struct StridedMap {
     return dims == 0 || (dims == 1 && dim[0].source_stride == 1 && dim[0].target_stride == 1);
   }
 
+  // The dimension along which units adjoin in the target, if it is not that along which they adjoin
+  // in the source: a transpose. Else `dims`.
+  [[nodiscard]] constexpr std::uint32_t crossing() const {
+    if (dims < 2 || dim[dims - 1].source_stride != 1 || dim[dims - 1].target_stride == 1) {
+      return dims;
+    }
+    std::uint32_t d = 0;
+    while (d < dims && dim[d].target_stride != 1) ++d;
+    return d;
+  }
+
   // Where the source's unit `position` goes, or kOutside.
   [[nodiscard]] constexpr std::uint64_t target_of(std::uint64_t position) const {
     if (position < source_offset || position >= source_end) return kOutside;

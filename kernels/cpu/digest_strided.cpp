@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "kernels/cpu/baseline.h"
 #include "kernels/strided_map.h"
@@ -48,22 +49,27 @@ class BlockWindow {
   Digest sum_;
 };
 
-// `count` units from `from` on, every step-th, to `to`; returns how many are foreign, and left out.
+// `count` units from `from` on, every step-th, to `to`; returns how many are foreign, and left out
+// as zeros. Without a branch, for SIMD where units adjoin.
 template <typename Cast>
 std::uint64_t collect(const std::byte* from, std::uint64_t step, std::uint64_t count,
                       std::byte* to) {
   using To = typename Cast::To;
   using From = typename Cast::From;
-  std::uint64_t foreign = 0;
-  for (std::uint64_t k = 0; k < count; ++k) {
+  const auto convert = [&](std::uint64_t at, std::uint64_t k) -> std::uint32_t {
     To bits;
-    std::memcpy(&bits, from + k * step * sizeof(To), sizeof(To));
-    From value;
-    if (!undo_cast<Cast>(bits, value)) {
-      ++foreign;
-      continue;
-    }
+    std::memcpy(&bits, from + at * sizeof(To), sizeof(To));
+    From value = 0;
+    const bool known = undo_cast<Cast>(bits, value);
+    value = static_cast<From>(known ? value : 0);
     std::memcpy(to + k * sizeof(From), &value, sizeof(From));
+    return known ? 0 : 1;
+  };
+  std::uint32_t foreign = 0;  // a block has fewer units
+  if (step == 1) {
+    for (std::uint64_t k = 0; k < count; ++k) foreign += convert(k, k);
+  } else {
+    for (std::uint64_t k = 0; k < count; ++k) foreign += convert(k * step, k);
   }
   return foreign;
 }
@@ -100,6 +106,73 @@ StridedSum sum_runs(DigestSums digest_sums, const StridedMap& map, const std::by
   return sum;
 }
 
+// Of a transpose, tiles: units that adjoin in the target, a cache line or two of them, by a block
+// of the digest. They are of different rows of the tensor, each of which is summed by itself.
+constexpr std::uint64_t kTileRows = 32;
+constexpr std::uint64_t kTilePitch = kDigestBlockBytes + 64;  // else rows fall on the same lines
+
+template <typename Cast>
+StridedSum sum_tile(DigestSums digest_sums, const StridedMap& map, const std::byte* target,
+                    const DigestTensorKey& tensor, std::uint64_t first, std::uint64_t rows,
+                    std::uint64_t count, std::uint64_t row_stride, std::byte* tile) {
+  using To = typename Cast::To;
+  using From = typename Cast::From;
+  const std::uint64_t step = map.dim[map.dims - 1].target_stride;
+  StridedSum sum;
+  for (std::uint64_t k = 0; k < count; ++k) {
+    const std::byte* const line = target + k * step * sizeof(To);
+    for (std::uint64_t row = 0; row < rows; ++row) {
+      To bits;
+      std::memcpy(&bits, line + row * sizeof(To), sizeof(To));
+      From value = 0;
+      if (!undo_cast<Cast>(bits, value)) {
+        value = 0;
+        ++sum.foreign;
+      }
+      std::memcpy(tile + row * kTilePitch + k * sizeof(From), &value, sizeof(From));
+    }
+  }
+  for (std::uint64_t row = 0; row < rows; ++row) {
+    sum.digest += digest(digest_sums, tensor, (first + row * row_stride) * sizeof(From),
+                         {tile + row * kTilePitch, count * sizeof(From)});
+  }
+  return sum;
+}
+
+// All of a map that transposes.
+template <typename Cast>
+StridedSum sum_transposed(DigestSums digest_sums, const StridedMap& map, const std::byte* target,
+                          const DigestTensorKey& tensor) {
+  constexpr std::uint64_t kTileUnits = kDigestBlockBytes / sizeof(typename Cast::From);
+  const std::uint32_t across = map.crossing(), inner = map.dims - 1;
+  const StridedMap::Dim &rows = map.dim[across], &columns = map.dim[inner];
+  std::vector<std::byte> tile(kTileRows * kTilePitch);
+  StridedSum sum;
+  const std::uint64_t planes = map.units() / rows.size / columns.size;
+  for (std::uint64_t plane = 0; plane < planes; ++plane) {
+    std::uint64_t source = map.source_offset, there = map.target_offset, rest = plane;
+    for (std::uint32_t d = inner; d-- > 0;) {
+      if (d == across) continue;
+      source += rest % map.dim[d].size * map.dim[d].source_stride;
+      there += rest % map.dim[d].size * map.dim[d].target_stride;
+      rest /= map.dim[d].size;
+    }
+    for (std::uint64_t row = 0; row < rows.size; row += kTileRows) {
+      for (std::uint64_t column = 0; column < columns.size; column += kTileUnits) {
+        const StridedSum found = sum_tile<Cast>(
+            digest_sums, map,
+            target + (there + row + column * columns.target_stride) * sizeof(typename Cast::To),
+            tensor, source + row * rows.source_stride + column,
+            std::min(kTileRows, rows.size - row), std::min(kTileUnits, columns.size - column),
+            rows.source_stride, tile.data());
+        sum.digest += found.digest;
+        sum.foreign += found.foreign;
+      }
+    }
+  }
+  return sum;
+}
+
 }  // namespace
 
 StridedSum digest_strided(DigestSums digest_sums, const StridedMap& map, const void* target,
@@ -107,9 +180,14 @@ StridedSum digest_strided(DigestSums digest_sums, const StridedMap& map, const v
                           std::uint64_t begin, std::uint64_t end) {
   begin = std::max(begin, map.source_offset);
   end = std::min(end, map.source_end);
+  const auto* const bytes = static_cast<const std::byte*>(target);
+  const bool all = begin == map.source_offset && end == map.source_end;
   return with_cast(cast, unit_bytes, [&](auto each) {
-    return sum_runs<decltype(each)>(digest_sums, map, static_cast<const std::byte*>(target), tensor,
-                                    begin, end);
+    using Cast = decltype(each);
+    if (all && map.crossing() < map.dims) {
+      return sum_transposed<Cast>(digest_sums, map, bytes, tensor);
+    }
+    return sum_runs<Cast>(digest_sums, map, bytes, tensor, begin, end);
   });
 }
 

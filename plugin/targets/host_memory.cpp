@@ -208,7 +208,9 @@ class HostMemory final : public WeightMemory {
     for (std::size_t m = 0; m < maps.size(); ++m) {
       const StridedMap& map = maps[m].map->map;
       const std::uint64_t held = map.units() * maps[m].map->unit_bytes;
-      const std::uint64_t count = (held + kDigestBytes - 1) / kDigestBytes;
+      // A transpose is read by lines of the target, which belong to all of its rows.
+      const bool transposed = map.crossing() < map.dims;
+      const std::uint64_t count = transposed ? 1 : (held + kDigestBytes - 1) / kDigestBytes;
       const std::uint64_t span = map.source_end - map.source_offset;
       for (std::uint64_t i = 0; i < count; ++i) {
         const std::uint64_t step = (span + count - 1) / count;

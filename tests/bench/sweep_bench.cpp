@@ -5,6 +5,8 @@
 //
 // MappedTarget::sweep() of weights in host memory that lie there in several ways, in GB/s of what
 // is held, and as a ratio to reading as many bytes once with as many threads. Medians.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -36,22 +38,45 @@ struct Run {
   int repeats = 0;
 };
 
-double median_ms(const Run& run, const std::function<void()>& work) {
-  std::vector<double> times;
+struct Times {
+  double wall_ms = 0, busy_ms = 0;  // of the processor, by thread
+};
+
+double processor_ms() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  const auto ms = [](const timeval& at) {
+    return static_cast<double>(at.tv_sec) * 1e3 + static_cast<double>(at.tv_usec) / 1e3;
+  };
+  return ms(use.ru_utime) + ms(use.ru_stime);
+}
+
+Times medians(const Run& run, const std::function<void()>& work) {
+  std::vector<double> wall, busy;
   for (int i = 0; i < run.repeats + 1; ++i) {
+    const double before = processor_ms();
     Stopwatch watch;
     work();
-    if (i > 0) times.push_back(watch.lap_ms());
+    if (i == 0) continue;
+    wall.push_back(watch.lap_ms());
+    busy.push_back((processor_ms() - before) / run.threads);
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  std::sort(wall.begin(), wall.end());
+  std::sort(busy.begin(), busy.end());
+  return {wall[wall.size() / 2], busy[busy.size() / 2]};
+}
+
+void print(const char* name, const Times& times, double bytes, const Times& floor) {
+  std::printf("%-28s %8.1f ms %6.2f GB/s %6.2f of a read; by processor time %6.2f GB/s %6.2f\n",
+              name, times.wall_ms, bytes / times.wall_ms / 1e6, times.wall_ms / floor.wall_ms,
+              bytes / times.busy_ms / 1e6, times.busy_ms / floor.busy_ms);
 }
 
 // Everything once; the sum keeps the compiler from leaving it out.
-double read_ms(const Run& run, const std::byte* bytes) {
+Times read_once(const Run& run, const std::byte* bytes) {
   constexpr std::uint64_t kStretch = std::uint64_t{4} << 20;
   std::vector<std::uint64_t> sums(run.threads);
-  const double ms = median_ms(run, [&] {
+  const Times times = medians(run, [&] {
     must(parallel_for(run.bytes / kStretch, run.threads, [&](std::size_t i, unsigned worker) {
       const auto* const words = reinterpret_cast<const std::uint64_t*>(bytes + i * kStretch);
       std::uint64_t sum = 0;
@@ -63,13 +88,13 @@ double read_ms(const Run& run, const std::byte* bytes) {
   for (const std::uint64_t sum : sums) {
     if (sum == 1) std::printf(" ");
   }
-  return ms;
+  return times;
 }
 
 // How a layer's projections, matrices of kHidden columns, lie in memory.
 enum class Kind { kWhole, kRows, kColumns, kWidened, kTransposed };
 
-void sweep(const Run& run, const char* name, Kind kind, std::byte* bytes, double read) {
+void sweep(const Run& run, const char* name, Kind kind, std::byte* bytes, const Times& read) {
   const bool widened = kind == Kind::kWidened, columns = kind == Kind::kColumns;
   const unsigned width = widened ? 4 : 2;
   const std::uint64_t rows = 4096, units = rows * kHidden;
@@ -104,11 +129,10 @@ void sweep(const Run& run, const char* name, Kind kind, std::byte* bytes, double
   if (kind == Kind::kWhole) options.initial_digest.reset();
   options.threads = run.threads;
   const auto target = must(make_mapped_target(std::move(parts), options));
-  const double ms = median_ms(run, [&] { must(target->sweep().status()); });
+  const Times times = medians(run, [&] { must(target->sweep().status()); });
   const double held = static_cast<double>(count * units * width);
-  const double floor = read * held / static_cast<double>(run.bytes);
-  std::printf("%-34s %8.1f ms  %6.2f GB/s  %5.2f of a read\n", name, ms, held / ms / 1e6,
-              ms / floor);
+  const double share = held / static_cast<double>(run.bytes);
+  print(name, times, held, {read.wall_ms * share, read.busy_ms * share});
 }
 
 void measure(const Run& run) {
@@ -118,9 +142,8 @@ void measure(const Run& run) {
   for (std::uint64_t i = 0; i < run.bytes / 4; ++i) {
     words[i] = static_cast<std::uint32_t>(i * 2654435761U) << 16;
   }
-  const double read = read_ms(run, bytes.data());
-  std::printf("%-34s %8.1f ms  %6.2f GB/s\n", "read once", read,
-              static_cast<double>(run.bytes) / read / 1e6);
+  const Times read = read_once(run, bytes.data());
+  print("read once", read, static_cast<double>(run.bytes), read);
   sweep(run, "tensors as they are", Kind::kWhole, bytes.data(), read);
   sweep(run, "rows of fused projections", Kind::kRows, bytes.data(), read);
   sweep(run, "columns", Kind::kColumns, bytes.data(), read);

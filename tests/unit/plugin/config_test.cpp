@@ -126,7 +126,7 @@ TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
   EXPECT_EQ(parse("mode: delta\n", {"receiver.prove.every=3"})->receiver.proof.every, 3U);
   EXPECT_SAYS(refusal("receiver: { prove: off }\n"), "receiver.prove");
   EXPECT_SAYS(refusal("receiver: { prove: { every: 0 } }\n"), "receiver.prove.every");
-  EXPECT_SAYS(refusal("receiver: { prove: { each: 2 } }\n"), "receiver.prove.every");
+  EXPECT_SAYS(refusal("receiver: { prove: { evry: 2 } }\n"), "receiver.prove.every");
 }
 
 // The table's promise: what it prints it also reads, and to the same.
