@@ -108,8 +108,8 @@ StridedView view_of(const View& view) {
   return {std::get<0>(view), std::get<1>(view), std::get<2>(view)};
 }
 
-// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it raises becomes a status that
-// says so; an exception of ours keeps its code.
+// A Python object with check, stage, commit, undo, drop and, after all is written, written. What it
+// raises becomes a status that says so; an exception of ours keeps its code.
 class PythonWriter final : public ExternalWriter {
  public:
   PythonWriter(py::object writer, std::shared_ptr<const WeightLayout> layout)
@@ -214,12 +214,13 @@ WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
   return made;
 }
 
-MadeTarget make_mapped(
-    const WeightLayout& layout, const std::vector<MapTuple>& maps,
-    const std::vector<std::string>& external, const std::map<std::string, std::string>& refused,
-    const py::object& writer, const py::object& owners, const std::optional<std::string>& run,
-    std::optional<std::uint64_t> version, const std::optional<std::string>& digest,
-    unsigned threads, std::optional<int> device) {
+MadeTarget make_mapped(const WeightLayout& layout, const std::vector<MapTuple>& maps,
+                       const std::vector<std::string>& external,
+                       const std::map<std::string, std::string>& refused, const py::object& writer,
+                       const py::object& owners, const std::optional<std::string>& run,
+                       std::optional<std::uint64_t> version,
+                       const std::optional<std::string>& digest, unsigned threads,
+                       std::optional<int> device) {
   MappedParts parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));

@@ -5,9 +5,9 @@
 // maps traced again take the place of the old ones, under the receiver that uses the target. What
 // was staged or committed through the old maps can neither be committed nor be taken back then.
 //
-// After each commit, and after each that was taken back, `written` is called, before the engine goes
-// on: it computes again what the engine derives from its weights. If it fails, the commit is taken
-// back.
+// After each commit, and after each that was taken back, `written` is called, before the engine
+// goes on: it computes again what the engine derives from its weights. If it fails, the commit is
+// taken back.
 #pragma once
 
 #include <functional>

@@ -81,7 +81,8 @@ class ModuleTarget(_native.MappedTarget):
         made = self._trace()
         self._prove(made)
         self._base_digest = base_digest or _digest_of(self._source, threads)
-        super().__init__(**self._arguments(made), run=run, version=version, digest=self._base_digest)
+        digest = self._base_digest
+        super().__init__(**self._arguments(made), run=run, version=version, digest=digest)
 
     # --- how it is written -----------------------------------------------------------------------
 
@@ -164,8 +165,8 @@ class ModuleTarget(_native.MappedTarget):
 
     def follow(self) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
-        and if so traces them again; returns what was found. Afterwards the state is the version that
-        the weights were proven to be: the one that it was, or the base's; or none, and a full
+        and if so traces them again; returns what was found. Afterwards the state is the version
+        that the weights were proven to be: the one that it was, or the base's; or none, and a full
         version comes next. The module must not work, and nothing must be being staged."""
         found = self._moves.found()
         if not found.what or self._moves.asleep is not None:
@@ -173,8 +174,8 @@ class ModuleTarget(_native.MappedTarget):
             return []
         if self._moves.lost() and self.unpublished:
             raise MismatchError(
-                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no version "
-                "brings it back: reload the engine's weights first"
+                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no "
+                "version brings it back: reload the engine's weights first"
             )
         state, before = self.state, self._made
         made = self._trace()
