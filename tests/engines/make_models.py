@@ -39,12 +39,25 @@ MLA = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
+    "rope_parameters": {  # SGLang's on a CPU knows this kind only
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
     "first_k_dense_replace": 2,  # no experts
     "n_routed_experts": 4,
     "n_group": 1,
     "topk_group": 1,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 PROMPTS = ([5, 17, 42, 99, 3, 250, 11, 8], [77, 200, 12])

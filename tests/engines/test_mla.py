@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DeepSeek-shaped model: what real vLLM and SGLang compute from kv_b_proj after loading follows it.
-Their loaders are the awkward ones, too: parts that wait for each other, copies from a pool."""
+"""A DeepSeek-shaped model: what real vLLM and SGLang compute from kv_b_proj after loading follows
+it. Their loaders are the awkward ones, too: parts that wait for each other, copies from a pool."""
 
 import pytest
 from engines import Spec
 from follows import assert_at, assert_weights
 
 SPECS = [Spec("vllm", "deepseek", 1), Spec("vllm", "deepseek", 2), Spec("sglang", "deepseek")]
-# Of SGLang, whose attributes are in the checksums (worker_probe.py); of vLLM, which makes parameters.
+# Of SGLang, whose attributes are in the checksums (worker_probe.py); of vLLM, whose parameters are.
 DERIVED = ("w_kc", "w_vc", "W_UV", "W_UK_T")
 VERSIONS = 3
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks of real vLLM whose weights somebody else loads or moves between two versions. No restart:
-the next update goes on from what the weights are. Sleep and expert rebalancing need a GPU: a toy
-engine shows them (tests/python/engines_toy/checks_moving.py)."""
+"""Two ranks of real vLLM whose weights somebody else loads or moves between two versions. No
+restart: the next update goes on from what the weights are. Sleep and expert rebalancing need a GPU:
+a toy engine shows them (tests/python/engines_toy/checks_moving.py)."""
 
 import pytest
 from engines import Spec

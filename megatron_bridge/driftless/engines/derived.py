@@ -2,11 +2,11 @@
 """Tensors that a module computes from its parameters after loading: MLA's w_kc and w_vc, fused
 copies, scales. They are attributes, or parameters that no checkpoint tensor goes to.
 
-Engines have functions that compute them. Each is run once when the target is made, and seen: which
-parameters it reads, what it writes. It must leave everything as it is, to the bit; if it does, it is
-run again after every commit. If it does not, and for copies of a parameter that no function is known
-to make, a version that changes the parameter is refused. Rotary tables, masks and caches have no
-such function, or one that reads no parameter, and are left alone.
+Engines have functions that compute them. Each is run once when the target is made, and watched:
+which parameters it reads, what it writes. It must leave everything as it is, to the bit; if it
+does, it is run again after every commit. If it does not, and for copies of a parameter that no
+function is known to make, a version that changes the parameter is refused. Rotary tables, masks and
+caches have no such function, or one that reads no parameter, and are left alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _callable(owner: Any, method: str, dtype: torch.dtype | None) -> Callable[[]
     needed = [
         each
         for each in inspect.signature(call).parameters.values()
-        if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
     if not needed:
         return call
@@ -157,7 +158,8 @@ class Derived:
                 each.refresh.run()
             for binding in list(self.bound.rebound()):
                 new = binding.current()
-                if new is None or (new.shape, new.dtype) != (binding.data.shape, binding.data.dtype):
+                old = binding.data
+                if new is None or (new.shape, new.dtype) != (old.shape, old.dtype):
                     raise UnsupportedError(f"'{binding.name}' has another shape or type now")
                 binding.restore()
                 binding.data.copy_(new)
@@ -172,8 +174,8 @@ class Derived:
 def derive(
     bound: BoundTensors, plan: Plan, trace: Trace, refreshes: Sequence[Refresh]
 ) -> tuple[Derived, dict[str, str]]:
-    """Tries the refreshes, and settles in the plan which tensors the loader must compute from. Second:
-    the tensors that cannot be followed, and why."""
+    """Tries the refreshes, and settles in the plan which tensors the loader must compute from.
+    Second: the tensors that cannot be followed, and why."""
     goes_to: dict[int, set[str]] = defaultdict(set)
     for name, copies in trace.copies.items():
         for copy in copies:
@@ -207,8 +209,8 @@ def derive(
     for copy_name, key in _unexplained_copies(bound, goes_to, derived, trace):
         for name in goes_to[key]:
             parameter = bound.storages[key].name
-            why = f"'{copy_name}' is a copy of '{parameter}', and nothing is known that makes it again"
-            refused.setdefault(name, why)
+            why = f"'{copy_name}' is a copy of '{parameter}', and nothing is known"
+            refused.setdefault(name, f"{why} that makes it again")
     return derived, refused
 
 
@@ -239,7 +241,8 @@ Mark = tuple[int, int, int]  # elements, and two sums over their values, in what
 def _mark(tensor: torch.Tensor) -> Mark | None:
     """None: it may be anything."""
     flat = tensor.detach().reshape(-1)
-    if flat.numel() < _FEWEST_ELEMENTS or flat[:4096].cpu().float().unique().numel() < _FEWEST_VALUES:
+    some = flat[:4096].cpu().float().unique()
+    if flat.numel() < _FEWEST_ELEMENTS or some.numel() < _FEWEST_VALUES:
         return None
     sums = [0, 0]
     for part in flat.split(_PART):
@@ -264,7 +267,7 @@ def _unexplained_copies(
 ) -> Iterator[tuple[str, int]]:
     """(a tensor that no checkpoint tensor goes to, the storage that it is a copy of). Also where
     several of one owner are a copy of it together."""
-    explained = set(derived.names).union(*trace.derived.values()) if trace.derived else set(derived.names)
+    explained = set(derived.names).union(*trace.derived.values())
     sources: dict[int, list[int]] = defaultdict(list)  # elements -> storages
     tensors = {storage_key(each.data): each.data for each in bound.bindings}
     for key in goes_to:

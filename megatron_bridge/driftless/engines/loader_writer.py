@@ -136,7 +136,7 @@ class LoaderWriter:
         try:
             load.load(self._load, name, self._base(name).clone())
             if not load.before:
-                return "the loader writes it where it is not seen"
+                return "by itself it is not loaded, or in a thread that is not seen"
             other = load.changed(but=hooks)
         except Exception as error:
             return f"loading it again fails ({_first_line(error)})"

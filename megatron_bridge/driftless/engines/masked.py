@@ -94,6 +94,8 @@ class MaskedLoad(Watching):
         pairs = []
         for each in tensors:
             self.tensors[storage_key(each.tensor)] = each
+            if each.staged is not None:
+                self.stream(each.staged.device)  # this thread's, whichever thread copies
             if _without_modes is None:  # then not everybody who reads it is seen
                 each.make_content()
             pairs.append((each.name, self.offer(each.name, each.tensor)))
@@ -113,11 +115,12 @@ class MaskedLoad(Watching):
 
     def check_all_seen(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
         """Each was copied when it was traced. What is copied in a thread that is not seen would be
-        written with its sentinels; so every tensor is tried with its own values first."""
+        written with its sentinels; what waits for another tensor would not be written. So every
+        tensor is tried with its own values first."""
         seen = set().union(*self.filled.values())
         for name, _ in pairs:
             if name not in seen:
-                raise UnsupportedError(f"the loader copies tensor '{name}' where it is not seen")
+                raise UnsupportedError(f"the loader makes no copy of tensor '{name}' that is seen")
 
     def undo(self) -> None:
         self.bound.restore()

@@ -177,8 +177,8 @@ class ModuleTarget(_native.MappedTarget):
 
     def follow(self) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
-        and if so traces them again; returns what was found. Afterwards the state is the version that
-        the weights were proven to be: the one that it was, or the base's; or none, and a full
+        and if so traces them again; returns what was found. Afterwards the state is the version
+        that the weights were proven to be: the one that it was, or the base's; or none, and a full
         version comes next. The module must not work, and nothing must be being staged."""
         found = self._moves.found()
         if not found.what or self._moves.asleep is not None:
@@ -186,8 +186,8 @@ class ModuleTarget(_native.MappedTarget):
             return []
         if self._moves.lost() and self.unpublished:
             raise MismatchError(
-                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no version "
-                "brings it back: reload the engine's weights first"
+                f"{found.what[0]}; '{self.unpublished[0]}' is no tensor of the run, so that no "
+                "version brings it back: reload the engine's weights first"
             )
         state, before = self.state, self._made
         made = self._trace()

@@ -67,7 +67,7 @@ class Trace:
     hooks: dict[int, str] = field(default_factory=dict)
     # Tensors that the loader computes attributes from, and these: they are no place for a copy.
     derived: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    raised: dict[str, str] = field(default_factory=dict)  # the tensor at which the loader did -> what
+    raised: dict[str, str] = field(default_factory=dict)  # a tensor at which the loader did -> what
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
@@ -103,7 +103,7 @@ class _Joined:
 
     dim: int
     whole: View
-    parts: tuple[tuple[int, int, Origin, View], ...]  # (where it begins, how long, what, which view)
+    parts: tuple[tuple[int, int, Origin, View], ...]  # (where it begins, how long, what, its view)
 
 
 class _Tracer(Watching):
@@ -141,7 +141,8 @@ class _Tracer(Watching):
         origins = [self.origins.get(storage_key(each)) for each in parts]
         known = [each for each in origins if each is not None and not each.converted]
         same = all(each.dtype == result.dtype for each in known)
-        if len(known) != len(parts) or not same or any(each.dim() != result.dim() for each in parts):
+        same = same and all(each.dim() == result.dim() for each in parts)
+        if len(known) != len(parts) or not same:
             return
         dim, at, found = dim % result.dim(), 0, []
         for each, origin in zip(parts, known, strict=True):
@@ -183,7 +184,8 @@ class _Tracer(Watching):
         joined = self.joined.get(storage_key(source))
         if joined is not None and View.of(source) == joined.whole and target.shape == source.shape:
             for at, size, each, view in joined.parts:
-                self.note_copy(each, view, storage, target.narrow(joined.dim, at, size), target.dtype)
+                into = target.narrow(joined.dim, at, size)
+                self.note_copy(each, view, storage, into, target.dtype)
             return target
         origin = self.origins.get(storage_key(source))
         if origin is None:
@@ -208,7 +210,12 @@ class _Tracer(Watching):
         return target
 
     def note_copy(
-        self, origin: Origin, source: View, storage: Storage, target: torch.Tensor, dtype: torch.dtype
+        self,
+        origin: Origin,
+        source: View,
+        storage: Storage,
+        target: torch.Tensor,
+        dtype: torch.dtype,
     ) -> None:
         self.trace.copies[origin.name].append(
             Copy(

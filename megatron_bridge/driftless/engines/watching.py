@@ -93,7 +93,11 @@ class _Mode:
         return False
 
     def take(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return self.see_operation(func, args, kwargs or {})
 
@@ -112,6 +116,7 @@ class Watching:
     def __init__(self, bound: BoundTensors) -> None:
         self.bound = bound
         self.turn = threading.RLock()  # a loader's threads are seen one at a time
+        self.thread = threading.get_ident()  # the loader's own
         self.current: str | None = None  # the tensor that the loader took last
         self.origins: dict[int, Origin] = {}
         self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
@@ -122,6 +127,7 @@ class Watching:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While it is on, see() has every operation of this thread and of those that it starts."""
+        self.thread = threading.get_ident()
         with self.bound.with_attributes():
             try:
                 with everywhere(self.modes):
@@ -137,9 +143,12 @@ class Watching:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Of one thread."""
+        """Of one thread. What another one has queued on a GPU is done when it ends: its stream is
+        not the loader's."""
         with torch.no_grad(), DispatchMode(self.in_turn(self.see)):
             yield
+        if threading.get_ident() != self.thread and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
 
     def in_turn(self, see: See) -> See:
         def seen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
