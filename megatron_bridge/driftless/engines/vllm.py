@@ -128,7 +128,7 @@ def check_heard(vllm_config: Any) -> None:
     given = getattr(vllm_config, "parallel_config", None)
     number = getattr(given, "data_parallel_index", getattr(given, "data_parallel_rank", 0))
     if getattr(given, "data_parallel_hybrid_lb", False):  # a server for each host
-        number = given.data_parallel_rank_local
+        number = getattr(given, "data_parallel_rank_local", 0)
     if number and not getattr(given, "data_parallel_external_lb", False):
         raise errors.UnsupportedError(
             f"data-parallel replica {number} of this server is not heard: start a server for each "
