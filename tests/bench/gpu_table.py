@@ -17,6 +17,7 @@ ASKED = {
     "check + scatter from gaps": ("index_copy_", "torch", 1.5),
     "masked overwrite": ("NaN-masked overwrite", "torch", 0.5),
     "digest, full sweep": (None, "floor", 1.3),
+    "sweep of a fused, sliced module of 1061 M elements": (None, "floor", 1.5),
 }
 
 

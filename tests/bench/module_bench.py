@@ -48,6 +48,7 @@ def arguments():
     parser.add_argument("--work", default="/dev/shm")
     parser.add_argument("--probe", help="gpu_probe of the build: how long staging holds the GPU")
     parser.add_argument("--masked", action="store_true", help="all by masked overwrite instead")
+    parser.add_argument("--prove", default="staged", help="receiver.prove: staged, or always")
     return parser.parse_args()
 
 
@@ -281,7 +282,9 @@ def main():
         base = work / "base"
         base.mkdir()
         save_file(weights, base / "model.safetensors")
-        config = driftless.Config.parse(f"road:\n  kind: shared_fs\n  dir: {work}/road\n")
+        config = driftless.Config.parse(
+            f"road:\n  kind: shared_fs\n  dir: {work}/road\nreceiver:\n  prove: {a.prove}\n"
+        )
         trainer = driftless.Job(config, "trainer", launched=False)
         rollout = driftless.Job(config, "rollout", launched=False)
         publisher = driftless.Publisher(trainer, Source(weights))
@@ -305,7 +308,8 @@ def main():
         found = {
             "device": a.device,
             "elements": elements,
-            "way": "masked overwrite" if a.masked else "maps",
+            "way": ("masked overwrite" if a.masked else "maps")
+            + (", prove: always" if a.prove == "always" else ""),
             **{key: round(value, 3) for key, value in middle.items()},
             # Of all versions: nobody wants one to be long.
             **{

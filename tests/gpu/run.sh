@@ -147,7 +147,7 @@ if wanted bench; then
     echo "torch, megatron-core or the Python module is not here: the share of a step is left out"
   fi
   if python3 -c 'import torch, safetensors' 2>/dev/null && ls "$build"/python/driftless/_native* >/dev/null 2>&1; then
-    for way in "" --masked; do
+    for way in "" "--prove always" --masked; do
       step "an engine's pause ${way#--}" module_pause $way
     done
   else
