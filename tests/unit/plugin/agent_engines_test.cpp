@@ -32,7 +32,7 @@ TEST_F(AgentEnginesTest, AnUpdateOfVllmInItsOrder) {
   engine.published = 4;
   EXPECT_EQ(*session->update(3, times_), 4U) << "the newest that the ranks found";
   EXPECT_EQ(engine.count("rpc:driftless_open"), 1U) << "once";
-  EXPECT_EQ(engine.count("rpc:driftless_shares"), 1U) << "of these processes"
+  EXPECT_EQ(engine.count("rpc:driftless_shares"), 1U) << "of these processes";
 }
 
 TEST_F(AgentEnginesTest, ARankThatDoesNotStagePausesNothing) {
