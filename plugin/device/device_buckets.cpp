@@ -24,7 +24,7 @@ struct PlacedBucket {
   std::size_t version = 0;  // in the chain
   SourceBucket bucket;
   std::vector<cuda::Patch::Tensor> tensors;  // until the patch is made
-  std::vector<std::uint32_t> numbers;        // of these tensors, in the layout
+  std::vector<std::size_t> places;           // of these tensors' changes among all that change
   std::uint64_t positions_at = 0, values_at = 0, old_at = 0, read_at = 0, work_dev_at = 0,
                 work_host_at = 0;
   std::uint64_t first_sum = 0;  // of its tensors' sums
@@ -121,7 +121,7 @@ class DeviceBuckets final : public PlacedChanges {
         each.work_dev_at = dev_plan_.take(each.work.dev_bytes);
         each.work_host_at = host_plan_.take(each.work.host_bytes);
         each.first_sum = sums_;
-        sums_ += each.numbers.size();
+        sums_ += each.places.size();
         buckets_.push_back(std::move(each));
       }
     }
@@ -143,7 +143,9 @@ class DeviceBuckets final : public PlacedChanges {
       tensor.key = *own.key;
       units_ += entry.count();
       bucket.tensors.push_back(tensor);
-      bucket.numbers.push_back(entry.tensor);
+      const auto [place, fresh] = place_of_.try_emplace(entry.tensor, measured_tensors_.size());
+      if (fresh) measured_tensors_.push_back({entry.tensor, Digest()});
+      bucket.places.push_back(place->second);
     }
   }
 
@@ -197,19 +199,17 @@ class DeviceBuckets final : public PlacedChanges {
         gpu_->stream.copy(host, workspace_->dev.data() + sums_dev_at_, sums_ * kTensorSumsBytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     measured_.assign(versions, Digest());
-    std::map<std::uint32_t, Digest> by_tensor;
+    for (TensorDigest& each : measured_tensors_) each.digest = Digest();
     for (const PlacedBucket& each : buckets_) {
       if (each.version >= versions) continue;
-      for (std::size_t i = 0; i < each.numbers.size(); ++i) {
+      for (std::size_t i = 0; i < each.places.size(); ++i) {
         std::uint64_t sums[cuda::kDigestSums];
         std::memcpy(sums, host + (each.first_sum + i) * kTensorSumsBytes, kTensorSumsBytes);
         const Digest change = cuda::digest_from_sums(sums);
         measured_[each.version] += change;
-        by_tensor[each.numbers[i]] += change;
+        measured_tensors_[each.places[i]].digest += change;
       }
     }
-    measured_tensors_.clear();
-    for (const auto& [tensor, change] : by_tensor) measured_tensors_.push_back({tensor, change});
     return {};
   }
 
@@ -223,8 +223,9 @@ class DeviceBuckets final : public PlacedChanges {
   std::uint64_t units_ = 0;
   std::vector<Digest> measured_;  // per version
   std::vector<TensorDigest> measured_tensors_;
-  std::size_t written_ = 0;   // buckets whose values are in the weights
-  WorkspaceLease workspace_;  // goes first: it waits for what works in it
+  std::map<std::uint32_t, std::size_t> place_of_;  // by tensor, there
+  std::size_t written_ = 0;                        // buckets whose values are in the weights
+  WorkspaceLease workspace_;                       // goes first: it waits for what works in it
 };
 
 }  // namespace

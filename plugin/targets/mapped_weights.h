@@ -20,6 +20,7 @@ struct MappedWeights {
     bool contiguous = false;  // its one map is plain, and has every unit
     bool converted = false;   // a map of it converts
     std::string why_refused;  // empty: it is not
+    std::size_t share = 0;    // its number among the shares, if it has one
     DigestTensorKey key;
   };
   WeightLayout layout;

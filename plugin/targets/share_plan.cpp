@@ -129,6 +129,7 @@ Status plan_shares(MappedWeights& weights) {
   weights.in_share.assign(weights.maps.size(), false);
   for (std::uint32_t tensor = 0; tensor < count; ++tensor) {
     for (const std::uint32_t m : counted[tensor]) weights.in_share[m] = true;
+    weights.tensors[tensor].share = weights.no_shares.tensors.size();
     if (shares[tensor].units > 0) weights.no_shares.tensors.push_back(shares[tensor]);
     note_unproven(weights, tensor, weights.no_shares.unproven);
   }

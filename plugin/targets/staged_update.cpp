@@ -114,7 +114,7 @@ class StagedUpdate final : public StagedChange {
         weights_->memory->buckets()->place_buckets(tensors, std::move(versions));
     if (!placed.ok()) return placed.status().with_context(source_);
     placed_ = std::move(placed->changes);
-    measured_ = true;
+    measured_ = std::make_shared<WeightSums>(*sums_before_);
     units_ = placed->units;
     return prove(placed_->measured(), false);
   }
@@ -215,13 +215,15 @@ class StagedUpdate final : public StagedChange {
     return prove(std::span(&change, 1), false);
   }
 
-  // The same of buckets, which the memory has measured. Each tensor is one map.
+  // The same of buckets, which the memory has measured: in the pause, so that all is allocated
+  // before. Each tensor is one map, and one share.
   void add_measured() {
-    std::vector<Digest> after = sums_before_->maps;
     for (const TensorDigest& each : placed_->measured_tensors()) {
-      after[weights_->tensors[each.tensor].first_map] += each.digest;
+      const MappedWeights::Tensor& tensor = weights_->tensors[each.tensor];
+      measured_->maps[tensor.first_map] += each.digest;
+      measured_->shares.tensors[tensor.share].digest += each.digest;
     }
-    sums_after_ = make_sums(*weights_, std::move(after));
+    sums_after_ = measured_;
   }
 
   // Which of the tensors that a partial target holds it is, if that can be said.
@@ -328,6 +330,7 @@ class StagedUpdate final : public StagedChange {
   std::vector<Goal> goals_;
   TargetState before_, after_;
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
+  std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after the writing
   bool external_ = false;                   // the writer has its part
   std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
   std::vector<ChangePart> parts_;
@@ -335,7 +338,6 @@ class StagedUpdate final : public StagedChange {
   std::unique_ptr<PlacedChanges> placed_;
   std::uint64_t units_ = 0;
   Digest staged_change_;    // what the first version adds to the digest, as staged
-  bool measured_ = false;   // the memory says what buckets add up to, once they are written
   bool dense_ = false;      // everything is written, whatever was there
   bool swept_ = false;      // all weights were read after the writing
   bool used_ = false;       // commit() was called

@@ -260,6 +260,49 @@ TEST_F(ReceiverTest, AResumeThatFailsIsToldAfterTheCommitWhichHolds) {
   EXPECT_EQ(reported(), 1U);
 }
 
+// "model.norm" changes in no step: nothing but the sweep looks at it.
+TEST_F(ReceiverTest, AFlippedBitIsFoundWhileStagingAndHealedByAnAnchor) {
+  announce();
+  publish(1, 2);
+  ASSERT_TRUE(open().ok());
+  ASSERT_TRUE(update().ok());
+  publish(3, 3);
+  held_.at("model.norm.weight").bytes[7] ^= std::byte{4};
+  const Status found = update().status();
+  EXPECT_EQ(found.code(), StatusCode::kMismatch);
+  EXPECT_NE(found.message().find("model.norm.weight"), std::string_view::npos) << found.message();
+  EXPECT_FALSE(receiver_->state().valid);
+  EXPECT_FALSE(update().ok()) << "there is no full version yet";
+  send(*sender_, run_.anchor(3));
+  const auto healed = update();
+  ASSERT_TRUE(healed.ok()) << healed.status().to_string();
+  EXPECT_TRUE(healed->anchor);
+  EXPECT_TRUE(same(held_, run_.weights[3]));
+  publish(4, 4);
+  EXPECT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[4]));
+}
+
+TEST_F(ReceiverTest, ASweepInThePauseLeavesNoVersionThatIsNotProven) {
+  announce();
+  publish(1, 1);
+  options_.proof.always = true;
+  int resumed = 0;
+  options_.pause = [&] {
+    held_.at("model.norm.weight").bytes[7] ^= std::byte{4};
+    return Status();
+  };
+  options_.resume = [&] { return ++resumed, Status(); };
+  ASSERT_TRUE(open().ok());
+  const Status found = update().status();
+  EXPECT_EQ(found.code(), StatusCode::kMismatch);
+  EXPECT_NE(found.message().find("model.norm.weight"), std::string_view::npos) << found.message();
+  EXPECT_NE(found.message().find("left paused"), std::string_view::npos) << found.message();
+  EXPECT_EQ(resumed, 0);
+  EXPECT_EQ(held_.at("model.embed.weight").bytes, run_.weights[0].at("model.embed.weight").bytes)
+      << "what was written is taken back";
+}
+
 TEST_F(ReceiverTest, AReportThatFailsIsNoFailedCommit) {
   announce();
   publish(1, 1);
