@@ -76,7 +76,7 @@ class ModuleTarget(_native.MappedTarget):
         self._modules = [("", module), *(drafters or {}).items()]
         self._loaders = Loaders(module, load_weights, drafters or {})
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
-        self._placement, self._allow = placement, allow
+        self._placement, self._allow, self._base_version = placement, allow, version
         self._chunk_bytes, self._threads = chunk_bytes, threads
         made = self._trace()
         self._prove(made)
@@ -224,7 +224,9 @@ class ModuleTarget(_native.MappedTarget):
         return self.proven
 
     def _holds_base(self, state: Any) -> bool:
-        """Whether they are the base's, every unit compared."""
+        """Whether they are the base's, every unit compared, and that is a version."""
+        if self._base_version is None:
+            return False
         made = self._trace()
         for name, maps in made.plan.maps.items():
             if self.ways[name].way in ("direct", "plan") and maps:
@@ -234,7 +236,7 @@ class ModuleTarget(_native.MappedTarget):
         self._prove(made)
         if any(self.ways[name].way != "refused" for name in made.refused):
             return False
-        self._replace(made, state.run, 0, self._base_digest)
+        self._replace(made, state.run, self._base_version, self._base_digest)
         return True
 
     def describe(self) -> str:
