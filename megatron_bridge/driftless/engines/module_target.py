@@ -163,6 +163,10 @@ class ModuleTarget(_native.MappedTarget):
     def note_wake(self) -> None:
         self._moves.asleep = None
 
+    def vouch(self) -> None:
+        """The caller wrote into the module, or had it written, and everything is as it was again."""
+        self._moves.settle()
+
     def follow(self) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
         and if so traces them again; returns what was found. Afterwards the state is the version
