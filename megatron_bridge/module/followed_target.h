@@ -18,20 +18,24 @@
 
 namespace driftless::python {
 
-class FollowedTarget final : public WeightTarget {
+class FollowedTarget final : public MappedTarget {
  public:
   using Written = std::function<Status()>;  // may be empty
 
   FollowedTarget(std::shared_ptr<MappedTarget> target, Written written);
   // Any thread, but not during a commit: the engine must not use the tensors.
   void replace(std::shared_ptr<MappedTarget> target, Written written);
-  [[nodiscard]] bool proven() const;
 
   [[nodiscard]] const WeightLayout* layout() const override;
   Status adopt_layout(const WeightLayout& layout) override;
   [[nodiscard]] TargetState state() const override;
   Status recover() override;
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override;
+  [[nodiscard]] bool proven() const override;
+  [[nodiscard]] StagingMemory staging_memory() const override;
+  Status read(std::size_t tensor, std::uint64_t byte_offset,
+              std::span<std::byte> out) const override;
+  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override;
 
   struct Current {
     std::shared_ptr<MappedTarget> target;
