@@ -235,6 +235,7 @@ def follow(a, model, weights, target, receiver, publisher):
         unchecked_ms, _ = timed(a, lambda new=new: nan_masked(model, new))
         expected = {n: p.clone() for n, p in model.named_parameters()}
         nan_masked(model, old)
+        target.vouch()
         del new, old
         room = free_bytes(a)
         with Probe(a.probe) as probe:  # nothing else here waits for the whole GPU

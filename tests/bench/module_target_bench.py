@@ -105,7 +105,7 @@ def open_model(path):
     return engine, found[0]
 
 
-def compare(a, model, weights, receiver, publisher, generator):
+def compare(a, model, weights, target, receiver, publisher, generator):
     from vllm.model_executor.model_loader.checkpoint_weight_patch import (
         CheckpointWeightPatch,
         load_checkpoint_weight_patches,
@@ -122,6 +122,7 @@ def compare(a, model, weights, receiver, publisher, generator):
         theirs = (time.perf_counter() - begin) * 1e3
         expected = {n: p.detach().clone() for n, p in model.named_parameters()}
         load_checkpoint_weight_patches(model, old)
+        target.vouch()
         begin = time.perf_counter()
         assert receiver.stage(60)
         stage = (time.perf_counter() - begin) * 1e3
@@ -156,7 +157,9 @@ def main():
             target = ModuleTarget(model, base, version=publisher.version, allow=allow)
             print(f"{phase}: {target.describe().splitlines()[0]}; digest proven: {target.proven}")
             receiver = driftless.Receiver(rollout, target, id=phase)
-            theirs, ours, stage = compare(a, model, weights, receiver, publisher, generator)
+            theirs, ours, stage = compare(
+                a, model, weights, target, receiver, publisher, generator
+            )
             results[phase] = {
                 "vllm_ms": round(theirs, 1),
                 "pause_ms": round(ours, 2),

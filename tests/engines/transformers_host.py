@@ -35,11 +35,11 @@ class Host:
         return self.engines.update(self.engine, self.receiver).version
 
     def fail(self):
-        """The next commit finds that somebody else has written into the weights."""
+        """The next commit finds that somebody else has written into the weights, unseen by torch."""
         import torch
 
-        parameter = next(self.engine.model.parameters())
-        kept = parameter.detach().clone()
+        parameter = next(self.engine.model.parameters()).data
+        kept = parameter.clone()
         self.engine.pause()
         try:
             with torch.no_grad():

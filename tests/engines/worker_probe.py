@@ -158,7 +158,7 @@ class Torn(Wrapped):
             if self._kept is None:
                 self._kept = self._parameter.detach().clone()
             with torch.no_grad():
-                self._parameter.add_(1)
+                self._parameter.data.add_(1)
             raise RuntimeError("injected in the middle of the commit, and it could not be undone")
         report = self._receiver.commit()
         self._torn = False
@@ -167,7 +167,7 @@ class Torn(Wrapped):
     def stage(self, timeout_s):
         if self._kept is not None and not os.path.exists(self._path):
             with torch.no_grad():
-                self._parameter.copy_(self._kept)
+                self._parameter.data.copy_(self._kept)
             self._kept = None
         return self._receiver.stage(timeout_s)
 
@@ -178,11 +178,11 @@ class Torn(Wrapped):
 
 
 def commit_over_foreign_writes(model, receiver):
-    """Somebody else has written into a parameter that the commit is about to change: the commit
-    finds out when it gets there, and takes back what it has written before. Then the foreign write
-    is taken back, too."""
-    parameter = dict(model.named_parameters())[PARAMETER]
-    kept = parameter.detach().clone()
+    """Somebody else has written into a parameter that the commit is about to change, and torch has
+    not seen it: the commit finds out when it gets there, and takes back what it has written before.
+    Then the foreign write is taken back, too."""
+    parameter = dict(model.named_parameters())[PARAMETER].data
+    kept = parameter.clone()
     with torch.no_grad():
         parameter += 1
         try:

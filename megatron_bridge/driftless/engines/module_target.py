@@ -77,7 +77,7 @@ class ModuleTarget(_native.MappedTarget):
         self._modules = [("", module), *(drafters or {}).items()]
         self._loaders = Loaders(module, load_weights, drafters or {})
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
-        self._placement, self._allow = placement, allow
+        self._placement, self._allow, self._base_version = placement, allow, version
         self._chunk_bytes, self._threads, self._rank = chunk_bytes, threads, rank
         made = self._trace()
         self._prove(made)
@@ -175,6 +175,10 @@ class ModuleTarget(_native.MappedTarget):
     def note_wake(self) -> None:
         self._moves.asleep = None
 
+    def vouch(self) -> None:
+        """The caller wrote into the module, or had it written, and everything is as it was again."""
+        self._moves.settle()
+
     def follow(self) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
         and if so traces them again; returns what was found. Afterwards the state is the version
@@ -239,7 +243,9 @@ class ModuleTarget(_native.MappedTarget):
         return self.tracked() == tracked
 
     def _holds_base(self, state: Any) -> bool:
-        """Whether they are the base's, every unit compared."""
+        """Whether they are the base's, every unit compared, and that is a version."""
+        if self._base_version is None:
+            return False
         made = self._trace()
         for name, maps in made.plan.maps.items():
             if self.ways[name].way in ("direct", "plan") and maps:
@@ -249,7 +255,7 @@ class ModuleTarget(_native.MappedTarget):
         self._prove(made)
         if any(self.ways[name].way != "refused" for name in made.refused):
             return False
-        self._replace(made, state.run, 0, self._base_digest)
+        self._replace(made, state.run, self._base_version, self._base_digest)
         return True
 
     def describe(self) -> str:

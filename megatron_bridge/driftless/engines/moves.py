@@ -12,7 +12,7 @@ the weights' digest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -25,7 +25,8 @@ from .bound import Binding, BoundTensors, bits, storage_key
 # Parts of the names of the tables that say which expert is in which slot.
 TABLES = ("physical_to_logical", "logical_to_physical", "logical_to_all_physical", "expert_map")
 
-Placement = Callable[[], Any]
+# The engine's own table, or None.
+Placement = Callable[[], torch.Tensor | None]
 
 
 @dataclass
@@ -56,7 +57,11 @@ class Moves:
         self.dropped: list[int] | None = None  # how often weights had been loaded then
         self.asleep: int | None = None  # at which level
         self.settle()
-        self.tables = self.read_tables()
+        everywhere: list[Any] = [*bound.places, *bound.bindings]
+        self.places = [
+            each for each in everywhere if any(part in each.name for part in TABLES)
+        ]
+        self.tables = {name: Table(value) for name, value in self.read_tables()}
 
     def sleeps(self, level: int) -> None:
         self.asleep = level
@@ -75,17 +80,11 @@ class Moves:
         self.versions = {id(each): _version_of(each.tensor) for each in self.followed}
         self.seen_loads = self.calls()
 
-    def read_tables(self) -> dict[str, Any]:
-        tables: dict[str, Any] = {}
-        for place in self.bound.places:
-            if any(part in place.name for part in TABLES):
-                tables[place.name] = _plain(place.current())
-        for each in self.bound.bindings:
-            if any(part in each.name for part in TABLES):
-                tables[each.name] = _plain(each.current())
+    def read_tables(self) -> Iterator[tuple[str, Any]]:
+        for each in self.places:
+            yield each.name, each.current()
         if self.placement is not None:
-            tables["the engine's placement of experts"] = _plain(self.placement())
-        return tables
+            yield "the engine's placement of experts", self.placement()
 
     def check(self) -> None:
         """Raises if something was found: maps would write into what is not there any more."""
@@ -114,8 +113,8 @@ class Moves:
             if _version_of(each.tensor) != self.versions[id(each)] and not each.rebound():
                 found.what.append(f"'{each.name}' was written by somebody else")
                 found.storages.add(storage_key(each.data))
-        for name, table in self.read_tables().items():
-            if table != self.tables.get(name):
+        for name, value in self.read_tables():
+            if not self.tables[name].same(value):
                 found.what.append(f"experts were rearranged: '{name}' has changed")
                 found.everything = True
         return found
@@ -128,6 +127,29 @@ class Moves:
             )
             if not _same_values(each):
                 found.storages.add(storage_key(each.data))
+
+
+class Table:
+    """What one of them was. On a GPU its values are looked at only if torch knows of a write: a look
+    takes longer than a commit may."""
+
+    def __init__(self, value: Any) -> None:
+        self.tensor = value if isinstance(value, torch.Tensor) else None
+        self.values = value.clone() if self.tensor is not None else value
+        self.mark = self.mark_of(value)
+
+    @staticmethod
+    def mark_of(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return value.data_ptr(), _version_of(value)
+
+    def same(self, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or self.tensor is None:
+            return value is None and self.values is None
+        if value is self.tensor and value.device.type != "cpu" and self.mark_of(value) == self.mark:
+            return True
+        return value.shape == self.values.shape and torch.equal(value, self.values)
 
 
 class LoadCounter:
@@ -173,13 +195,3 @@ def _version_of(tensor: torch.Tensor) -> int:
         return tensor._version
     except RuntimeError:  # inference tensors keep none
         return 0
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

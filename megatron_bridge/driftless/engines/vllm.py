@@ -191,10 +191,11 @@ def make_target(
     given = settings_of(vllm_config)
     model = vllm_config.model_config
     base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
+    drafters = vllm_parts.drafters(module, runner)
     target = ModuleTarget(
         module, base=base, run=given.get("run"), version=given.get("version", 0),
-        chunk_bytes=chunk_bytes, drafters=vllm_parts.drafters(module, runner),
-        refreshes=vllm_parts.refreshes(vllm_config, module),
+        chunk_bytes=chunk_bytes, drafters=drafters,
+        refreshes=vllm_parts.refreshes(vllm_config, module, drafters),
         placement=partial(vllm_parts.experts, runner), rank=rank,
     )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)

@@ -22,9 +22,12 @@ def drafters(model: torch.nn.Module, runner: Any) -> dict[str, torch.nn.Module]:
     return {"drafter": found} if usable and found is not model else {}
 
 
-def refreshes(vllm_config: Any, model: torch.nn.Module) -> list[Refresh]:
+def refreshes(
+    vllm_config: Any, model: torch.nn.Module, drafting: dict[str, torch.nn.Module]
+) -> list[Refresh]:
     """Attention layers compute MLA's W_UV and W_UK_T, as vLLM's own reload has them do it."""
-    found = find_refreshes([("", model)], vllm_config.model_config.dtype)
+    dtype = getattr(vllm_config.model_config, "dtype", None)
+    found = find_refreshes([("", model), *drafting.items()], dtype)
     return [Refresh(each.name, partial(_configured, vllm_config, each.run)) for each in found]
 
 
