@@ -40,17 +40,17 @@ namespace driftless {
 
 // Version `version` as a step from its base (a delta, or a full one), or as an anchor: the same
 // weights whole, for who cannot follow the steps. Anchors lie beside the steps, not among them.
-enum class PublicationKind : std::uint8_t { kStep = 0, kAnchor = 1 };
+enum class PublicationKind : std::uint8_t { kVersion = 0, kAnchor = 1 };
 
 struct PublicationId {
   std::uint64_t version = 0;
-  PublicationKind kind = PublicationKind::kStep;
+  PublicationKind kind = PublicationKind::kVersion;
 
   friend auto operator<=>(const PublicationId&, const PublicationId&) = default;
 };
 [[nodiscard]] std::string to_string(const PublicationId& id);  // "version 7", "anchor of version 7"
 [[nodiscard]] inline bool is_step(const PublicationId& id) {
-  return id.kind == PublicationKind::kStep;
+  return id.kind == PublicationKind::kVersion;
 }
 [[nodiscard]] bool has_step_past(const std::vector<PublicationId>& ids, std::uint64_t version);
 // kNotFound: "<road>: version 7 is not there (any more); take the newest anchor".

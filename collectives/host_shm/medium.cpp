@@ -63,8 +63,8 @@ std::optional<PublicationId> parse_record_name(std::string_view name) {
   if (name.empty() || (name.front() != 'a' && name.front() != 's')) return std::nullopt;
   const auto version = parse_version_string(name.substr(1));
   if (!version.ok()) return std::nullopt;
-  const PublicationId id{*version,
-                         name.front() == 'a' ? PublicationKind::kAnchor : PublicationKind::kStep};
+  const PublicationId id{
+      *version, name.front() == 'a' ? PublicationKind::kAnchor : PublicationKind::kVersion};
   if (record_name(id) != name) return std::nullopt;
   return id;
 }

@@ -126,7 +126,7 @@ class HeldSegments {
     used_bytes_ += pending_bytes_;
     pending_bytes_ = 0;
     while (count(PublicationKind::kAnchor) > 1) drop(oldest(PublicationKind::kAnchor));
-    while (count(PublicationKind::kStep) > versions_) drop(oldest(PublicationKind::kStep));
+    while (count(PublicationKind::kVersion) > versions_) drop(oldest(PublicationKind::kVersion));
   }
 
   void give_up() { begin({}); }
@@ -147,8 +147,8 @@ class HeldSegments {
   // For a step the oldest step; for an anchor all steps but the newest, then the anchor before it.
   [[nodiscard]] bool drop_one() {
     const bool anchor = pending_.kind == PublicationKind::kAnchor;
-    if (count(PublicationKind::kStep) > (anchor ? 1U : 0U)) {
-      drop(oldest(PublicationKind::kStep));
+    if (count(PublicationKind::kVersion) > (anchor ? 1U : 0U)) {
+      drop(oldest(PublicationKind::kVersion));
       return true;
     }
     if (!anchor || count(PublicationKind::kAnchor) == 0) return false;

@@ -53,7 +53,7 @@ class RmaReceiver final : public ReceiveRoad {
     for (const Control& control : ranks) from = std::max(from, control.steps_from);
     std::vector<PublicationId> ids;
     for (const Record& record : now.steps) {
-      if (record.version >= from) ids.push_back({record.version, PublicationKind::kStep});
+      if (record.version >= from) ids.push_back({record.version, PublicationKind::kVersion});
     }
     const bool anchor_is_whole = !now.anchor.hash.is_zero() &&
                                  std::all_of(ranks.begin(), ranks.end(), [&](const Control& c) {

@@ -76,13 +76,13 @@ class PythonSource final : public WeightSource {
       offered.push_back({index, ref.data, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
       on_gpu = on_gpu || !ref.on_host();
     }
-    if (on_gpu) settle_gpu();
+    if (on_gpu) wait_for_gpu();
     const py::gil_scoped_release released;
     return use(offered);
   }
 
   // What torch has queued to write the batch is done. Others see to that themselves.
-  static void settle_gpu() {
+  static void wait_for_gpu() {
     const py::dict modules = py::module_::import("sys").attr("modules");
     if (!modules.contains("torch")) return;
     py::module_::import("torch").attr("cuda").attr("current_stream")().attr("synchronize")();

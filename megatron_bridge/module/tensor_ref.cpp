@@ -21,7 +21,7 @@ std::vector<std::uint64_t> shape_of(const py::handle& shape) {
 }
 
 // The size by the checked arithmetic of TensorSpec.
-void settle_size(TensorRef& ref, std::string_view name) {
+void set_size(TensorRef& ref, std::string_view name) {
   ref.size_bytes = take(TensorSpec::make(std::string(name), ref.dtype, ref.shape)).size_bytes;
 }
 
@@ -68,7 +68,7 @@ TensorRef from_torch(const py::object& tensor, std::string_view name) {
   ref.dtype = *dtype;
   ref.shape = shape_of(tensor.attr("shape"));
   unpack_pairs(ref);
-  settle_size(ref, name);
+  set_size(ref, name);
   ref.data = memory_at(tensor.attr("data_ptr")().cast<std::uint64_t>());
   ref.owner = tensor;
   return ref;
@@ -86,7 +86,7 @@ TensorRef from_interface(const py::object& array, const py::dict& interface,
   if (!found.ok()) refuse(name, found.status().message());
   ref.dtype = *found;
   ref.plain_bits = type.size() > 1 && type[1] == 'u';
-  settle_size(ref, name);
+  set_size(ref, name);
   if (interface.contains("strides") && !interface["strides"].is_none()) {
     std::vector<std::int64_t> strides;
     for (const py::handle step : interface["strides"]) strides.push_back(step.cast<std::int64_t>());
@@ -124,7 +124,7 @@ TensorRef from_buffer(const py::object& object, std::string_view name) {
   for (int i = 0; i < view->ndim; ++i) {
     ref.shape.push_back(static_cast<std::uint64_t>(view->shape[i]));
   }
-  settle_size(ref, name);
+  set_size(ref, name);
   if (PyBuffer_IsContiguous(view.get(), 'C') == 0) {
     refuse(name, "is not contiguous: pass a C-contiguous buffer");
   }
@@ -171,7 +171,7 @@ TensorRef tensor_ref(const py::object& object, std::string_view name) {
   }
   if (py::hasattr(object, "__dlpack__")) {
     TensorRef ref = from_dlpack(object, name);
-    settle_size(ref, name);
+    set_size(ref, name);
     return ref;
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) return from_buffer(object, name);
@@ -254,7 +254,7 @@ void bind_tensor_ref(py::module_& module) {
             ref.data = memory_at(data);
             ref.dtype = take(parse_dtype(dtype));
             ref.shape = std::move(shape);
-            settle_size(ref, "from_pointer");
+            set_size(ref, "from_pointer");
             const std::size_t colon = device.find(':');
             const bool numbered = colon != std::string::npos;
             set_device(ref, device.substr(0, colon),

@@ -283,7 +283,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
 Result<bool> Relay::leads_on(std::uint64_t anchor) {
   if (anchor >= version_) return true;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> next,
-                             down_->published({anchor + 1, PublicationKind::kStep},
+                             down_->published({anchor + 1, PublicationKind::kVersion},
                                               Deadline::after(options_.report_deadline)));
   return next.has_value();
 }

@@ -293,7 +293,7 @@ Result<Config> parse_config(std::string_view text, std::string_view what,
   for (const std::string& setting : overrides) {
     DRIFTLESS_RETURN_IF_ERROR(apply_override(setting, config));
   }
-  DRIFTLESS_RETURN_IF_ERROR(settle_config(config).with_context(what));
+  DRIFTLESS_RETURN_IF_ERROR(complete_config(config).with_context(what));
   return config;
 }
 

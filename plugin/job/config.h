@@ -138,7 +138,7 @@ inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
 
 // Fills in what "auto" stands for and refuses what cannot be together; names both keys. Part of
 // parsing; to be called for a Config made by hand.
-[[nodiscard]] Status settle_config(Config& config);
+[[nodiscard]] Status complete_config(Config& config);
 
 // Every setting as (key, value), in the order of the table, items of lists as "engines[0].url".
 [[nodiscard]] std::vector<std::pair<std::string, std::string>> effective_settings(

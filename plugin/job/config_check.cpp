@@ -12,7 +12,7 @@ Status refuse(const Parts&... parts) {
   return error(StatusCode::kInvalidArgument, parts...);
 }
 
-void settle_layout(Config& config) {
+void complete_layout(Config& config) {
   if (config.layout_auto) {
     config.publisher.layout =
         config.road == kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
@@ -29,7 +29,7 @@ void settle_layout(Config& config) {
 // Files pile up on a disk; other roads hold a bounded number of versions anyway. Old steps can be
 // removed only behind an anchor, so one is taken whenever the steps since the last have outgrown
 // it; a version that is whole outgrows it at once, so there anchors go by number.
-void settle_pruning(Config& config) {
+void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptSteps = 16;
   constexpr std::uint64_t kKeptWhole = 2;
   PublisherOptions& publisher = config.publisher;
@@ -44,7 +44,7 @@ void settle_pruning(Config& config) {
 }
 
 // The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, is for engines too.
-void settle_engines(Config& config) {
+void complete_engines(Config& config) {
   if (config.checkpoint_dir.find('{') != std::string::npos) return;
   for (EngineConfig& engine : config.engines) {
     if (engine.endpoint.action == EngineAction::kUpdateFlush) continue;
@@ -193,10 +193,10 @@ Status check_agent(const Config& config) {
 
 }  // namespace
 
-Status settle_config(Config& config) {
-  settle_layout(config);
-  settle_pruning(config);
-  settle_engines(config);
+Status complete_config(Config& config) {
+  complete_layout(config);
+  complete_pruning(config);
+  complete_engines(config);
   DRIFTLESS_RETURN_IF_ERROR(check_road(config));
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));

@@ -42,7 +42,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   PublishReport report;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
-    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kStep}, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kVersion}, deadline));
     const RankMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     report.flush_ms = flush_ms_;
@@ -154,7 +154,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.status = fenced_;
   if (plan.status.ok() && doubt_) {  // whether the version that it sealed, perhaps, is there
     const Result<bool> there =
-        published({doubt_->version, PublicationKind::kStep}, doubt_->manifest, deadline);
+        published({doubt_->version, PublicationKind::kVersion}, doubt_->manifest, deadline);
     plan.status = there.status();
     if (there.ok()) resolve_doubt(*there);
   }
@@ -173,7 +173,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.base_version = id_.version;
   plan.version = id_.version + 1;
   plan.digest = digest_;
-  plan.status = note_fence(road_.begin({plan.version, PublicationKind::kStep}, deadline));
+  plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
   return plan;
 }
 
@@ -232,7 +232,7 @@ Status PublisherRank::visit(WeightSource& weights,
 RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weights,
                                    const Deadline& deadline) {
   PayloadContext made =
-      context({plan.version, PublicationKind::kStep}, plan.base_version, plan.full);
+      context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
   return write_payload(made, deadline, [&](RankPayload& payload) {
@@ -244,7 +244,7 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
 LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
                                       Result<std::vector<RankMessage>> ranks,
                                       const Deadline& deadline) {
-  const PublicationId id{plan.version, PublicationKind::kStep};
+  const PublicationId id{plan.version, PublicationKind::kVersion};
   LeaderMessage outcome;
   outcome.verdict = Verdict::kAbort;
   if (!ranks.ok()) {
@@ -276,7 +276,7 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
 
 void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks,
                          LeaderMessage& outcome, const Deadline& deadline) {
-  const PublicationId id{plan.version, PublicationKind::kStep};
+  const PublicationId id{plan.version, PublicationKind::kVersion};
   bool doubt = false;
   outcome.status =
       seal_publication(id, plan.base_version, plan.full, ranks, deadline, outcome, doubt);

@@ -230,7 +230,7 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
   const Result<std::vector<PublicationId>> there = history_->list(deadline);
   if (!there.ok()) return refuse(there.status());
   for (const PublicationId& id : *there) {
-    if (id.kind == PublicationKind::kStep) start.version = id.version;
+    if (id.kind == PublicationKind::kVersion) start.version = id.version;
     if (id.kind == PublicationKind::kAnchor) newest_anchor_ = id.version;
   }
   start.version = std::max(start.version, newest_anchor_.value_or(0));
@@ -245,7 +245,8 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
 }
 
 Result<Digest> PublisherRank::newest_digest(std::uint64_t version, const Deadline& deadline) {
-  Result<std::string> text = history_->fetch_manifest({version, PublicationKind::kStep}, deadline);
+  Result<std::string> text =
+      history_->fetch_manifest({version, PublicationKind::kVersion}, deadline);
   if (text.status().code() == StatusCode::kNotFound) {
     text = history_->fetch_manifest({version, PublicationKind::kAnchor}, deadline);
   }

@@ -134,7 +134,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
   std::uint64_t version = state.id.version;
   std::uint64_t bytes = 0;
   for (const PublicationId& id : listed) {
-    if (id.kind != PublicationKind::kStep || id.version <= version) continue;
+    if (id.kind != PublicationKind::kVersion || id.version <= version) continue;
     // A step further than the next one can only adjoin by its base, and seldom does.
     Result<Candidate> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
@@ -214,7 +214,7 @@ Result<std::vector<Manifest>> VersionFetcher::manifests_to(std::uint64_t version
   while (version > 0) {
     const PublicationId anchor{version, PublicationKind::kAnchor};
     const PublicationId id =
-        there(anchor) ? anchor : PublicationId{version, PublicationKind::kStep};
+        there(anchor) ? anchor : PublicationId{version, PublicationKind::kVersion};
     if (!there(id)) return error(StatusCode::kNotFound, to_string(id), " is gone");
     DRIFTLESS_ASSIGN_OR_RETURN(Candidate next, fetch_manifest(id, deadline));
     version = next.manifest.base_version;

@@ -88,7 +88,7 @@ class Bench {
     alone.lap(hash_);
     Timer whole;
     Timer timer;
-    DRIFTLESS_RETURN_IF_ERROR(road.begin({version, PublicationKind::kStep}, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(road.begin({version, PublicationKind::kVersion}, deadline));
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                                  road.create_part(concat("part", i)));

@@ -238,7 +238,7 @@ void bench_files(unsigned repeats) {
     plain.push_back(plain_files_ms(directory.path(), sizes));
     const Deadline deadline = Deadline::after(60s);
     Stopwatch watch;
-    check(road->begin({i + 1, PublicationKind::kStep}, deadline));
+    check(road->begin({i + 1, PublicationKind::kVersion}, deadline));
     for (std::size_t part = 0; part < sizes.size(); ++part) {
       const auto file = take(road->create_part(concat("part", part)));
       check(file->pwrite(0, bytes));

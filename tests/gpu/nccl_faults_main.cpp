@@ -45,7 +45,7 @@ class Faults {
   // Both follow; the second and third version use the communicators of the first.
   Status follow() {
     for (std::uint64_t version = 1; version <= 3; ++version) {
-      DRIFTLESS_RETURN_IF_ERROR(publish({version, PublicationKind::kStep}, 20'000, [] {}));
+      DRIFTLESS_RETURN_IF_ERROR(publish({version, PublicationKind::kVersion}, 20'000, [] {}));
     }
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", 3));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("b", 3));
@@ -55,13 +55,13 @@ class Faults {
   // One dies while a version travels: an error within the deadline; then it goes to the other.
   Status killed(Child& b) {
     const auto begin = Clock::now();
-    const Status failed = publish({4, PublicationKind::kStep}, 8'000, [&] { b.kill(); });
+    const Status failed = publish({4, PublicationKind::kVersion}, 8'000, [&] { b.kill(); });
     const auto took = Clock::now() - begin;
     if (failed.ok()) return error(StatusCode::kInternal, "killed: the version was sealed");
     if (took > milliseconds(9'000)) return error(StatusCode::kInternal, "killed: took too long");
     DRIFTLESS_RETURN_IF_ERROR(
         say(concat("killed: after ", took / milliseconds(1), " ms: ", failed.to_string())));
-    DRIFTLESS_RETURN_IF_ERROR(until_published({4, PublicationKind::kStep}));
+    DRIFTLESS_RETURN_IF_ERROR(until_published({4, PublicationKind::kVersion}));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", 4));
     return say("killed: the version then went to who is there");
   }
@@ -69,7 +69,8 @@ class Faults {
   // One stops answering: the same; it comes back, and follows again.
   Status stopped(Child& a) {
     const auto begin = Clock::now();
-    const Status failed = publish({5, PublicationKind::kStep}, 3'000, [&] { a.signal(SIGSTOP); });
+    const Status failed =
+        publish({5, PublicationKind::kVersion}, 3'000, [&] { a.signal(SIGSTOP); });
     const auto took = Clock::now() - begin;
     a.signal(SIGCONT);
     if (failed.ok()) return error(StatusCode::kInternal, "stopped: the version was sealed");
@@ -77,7 +78,7 @@ class Faults {
     DRIFTLESS_RETURN_IF_ERROR(
         say(concat("stopped: after ", took / milliseconds(1), " ms: ", failed.to_string())));
     for (std::uint64_t version = 5; version < 30; ++version) {
-      DRIFTLESS_RETURN_IF_ERROR(until_published({version, PublicationKind::kStep}));
+      DRIFTLESS_RETURN_IF_ERROR(until_published({version, PublicationKind::kVersion}));
       last_ = version;
       if (wait_for("a", version, 2'000).ok()) return say("stopped: it came back and follows");
     }
@@ -87,7 +88,7 @@ class Faults {
   // One joins later: it gets what is published from then on, steps and anchors.
   Status late() {
     DRIFTLESS_RETURN_IF_ERROR(wait_for("c", 0));
-    DRIFTLESS_RETURN_IF_ERROR(until_published({last_ + 1, PublicationKind::kStep}));
+    DRIFTLESS_RETURN_IF_ERROR(until_published({last_ + 1, PublicationKind::kVersion}));
     DRIFTLESS_RETURN_IF_ERROR(until_published({last_ + 1, PublicationKind::kAnchor}));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("c", last_ + 1));
     DRIFTLESS_RETURN_IF_ERROR(wait_for("a", last_ + 1));

@@ -62,7 +62,7 @@ class Scenario {
 using ScenarioFunction = std::function<void(Scenario&)>;
 [[nodiscard]] const std::map<std::string, ScenarioFunction>& all_scenarios();
 
-inline PublicationId step(std::uint64_t version) { return {version, PublicationKind::kStep}; }
+inline PublicationId step(std::uint64_t version) { return {version, PublicationKind::kVersion}; }
 inline PublicationId anchor(std::uint64_t version) { return {version, PublicationKind::kAnchor}; }
 
 // The same bytes for the same place, others for any other.

@@ -310,7 +310,7 @@ void torn_scenario(Scenario& s) {
       if (!OK_OR_SAY(s, ids.status())) break;
       if (ids->empty()) continue;
       for (const PublicationId& id : *ids) {
-        if (id.kind == PublicationKind::kStep) newest = std::max(newest, id.version);
+        if (id.kind == PublicationKind::kVersion) newest = std::max(newest, id.version);
       }
       const PublicationId id = random() % 4 != 0 ? ids->front() : (*ids)[random() % ids->size()];
       const auto got = fetch_all(*end->receiver, id, s.soon());

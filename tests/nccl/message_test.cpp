@@ -29,7 +29,7 @@ Message full_message() {
   message.meeting = std::string(128, '\0');
   message.text = "text";
   message.parts = {{"part", 1, 2, {3, 4}, 0}, {"other", 5, ~std::uint64_t{0}, {6, 7}, 0}};
-  message.ids = {{1, PublicationKind::kStep}, {1, PublicationKind::kAnchor}};
+  message.ids = {{1, PublicationKind::kVersion}, {1, PublicationKind::kAnchor}};
   return message;
 }
 

@@ -88,7 +88,7 @@ class PublishedRun {
     while (weights.size() <= version) {
       weights.push_back(changed_weights(weights.back(), weights.size(), 0.01));
     }
-    return make({version, PublicationKind::kStep}, version - 1, kind, encoding);
+    return make({version, PublicationKind::kVersion}, version - 1, kind, encoding);
   }
   Publication anchor(std::uint64_t version, DirectoryLayout kind = DirectoryLayout::kFrames) {
     return make({version, PublicationKind::kAnchor}, version == 0 ? 0 : version - 1, kind,

@@ -75,7 +75,7 @@ template <typename T>
 inline Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
 inline Deadline in_ms(int wait) { return Deadline::after(std::chrono::milliseconds(wait)); }
 
-inline PublicationId step(std::uint64_t version) { return {version, PublicationKind::kStep}; }
+inline PublicationId step(std::uint64_t version) { return {version, PublicationKind::kVersion}; }
 inline PublicationId anchor(std::uint64_t version) { return {version, PublicationKind::kAnchor}; }
 
 inline std::vector<std::byte> random_part(std::uint64_t size_bytes, std::uint64_t seed) {

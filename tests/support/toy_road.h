@@ -119,7 +119,7 @@ class ToyReceiver final : public ReceiveRoad {
   }
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     for (const auto& [id, publication] : medium_->published) {
-      if (id.version > version && id.kind == PublicationKind::kStep) return {};
+      if (id.version > version && id.kind == PublicationKind::kVersion) return {};
     }
     while (Backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(1)).sleep(deadline)) {
     }

@@ -174,7 +174,7 @@ class Derived:
 def derive(
     bound: BoundTensors, plan: Plan, trace: Trace, refreshes: Sequence[Refresh]
 ) -> tuple[Derived, dict[str, str]]:
-    """Tries the refreshes, and settles in the plan which tensors the loader must compute from.
+    """Tries the refreshes, and decides in the plan which tensors the loader must compute from.
     Second: the tensors that cannot be followed, and why."""
     goes_to: dict[int, set[str]] = defaultdict(set)
     for name, copies in trace.copies.items():

@@ -177,7 +177,7 @@ class LoaderWriter:
         try:
             self._commit()
         finally:
-            self._settle()
+            self._remember_moves()
             if collects:
                 gc.enable()
 
@@ -206,7 +206,7 @@ class LoaderWriter:
         self._shadows.update(self._replaced)
         self._replaced = {}
         if quiet:
-            self._settle()
+            self._remember_moves()
 
     def written(self) -> None:
         """All is written, or taken back: what is computed from it follows."""
@@ -216,7 +216,7 @@ class LoaderWriter:
         self.derived.refresh()
         self._wait()
         if quiet:
-            self._settle()
+            self._remember_moves()
 
     def drop(self) -> None:
         self._changes, self._whole, self._chunks, self._filled = None, {}, [], None
@@ -225,10 +225,10 @@ class LoaderWriter:
     def _quiet(self) -> bool:
         return self.moves is None or not self.moves.found().what
 
-    def _settle(self) -> None:
+    def _remember_moves(self) -> None:
         """These writes were ours."""
         if self.moves is not None:
-            self.moves.settle()
+            self.moves.remember()
 
     # --- parts -----------------------------------------------------------------------------------
 

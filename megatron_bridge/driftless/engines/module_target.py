@@ -177,7 +177,7 @@ class ModuleTarget(_native.MappedTarget):
 
     def vouch(self) -> None:
         """The caller wrote into the module, or had it written, and everything is as it was again."""
-        self._moves.settle()
+        self._moves.remember()
 
     def follow(self) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),

@@ -56,7 +56,7 @@ class Moves:
         self.loads = [(name, count_loads(module)) for name, module in self.modules]
         self.dropped: list[int] | None = None  # how often weights had been loaded then
         self.asleep: int | None = None  # at which level
-        self.settle()
+        self.remember()
         everywhere: list[Any] = [*bound.places, *bound.bindings]
         self.places = [
             each for each in everywhere if any(part in each.name for part in TABLES)
@@ -75,7 +75,7 @@ class Moves:
         """The weights were dropped, and nobody loaded them since."""
         return self.dropped is not None and self.calls() == self.dropped
 
-    def settle(self) -> None:
+    def remember(self) -> None:
         """What was written so far was known."""
         self.versions = {id(each): _version_of(each.tensor) for each in self.followed}
         self.seen_loads = self.calls()

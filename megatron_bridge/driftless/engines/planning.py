@@ -77,7 +77,7 @@ def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:
             plan.maps[spec.name] = [_map_of(copy, spec, bound) for copy in copies]
         except (InvalidArgumentError, NotImplementedError) as error:
             plan.masked[spec.name] = str(error)
-    _settle_overlaps(plan, trace)
+    _resolve_overlaps(plan, trace)
     return plan
 
 
@@ -93,7 +93,7 @@ def _map_of(copy: Copy, spec: Any, bound: BoundTensors) -> PlannedMap:
     return PlannedMap(copy, native, storage)
 
 
-def _settle_overlaps(plan: Plan, trace: Trace) -> None:
+def _resolve_overlaps(plan: Plan, trace: Trace) -> None:
     """What the loader writes twice holds what it wrote last."""
     by_storage: dict[int, list[PlannedMap]] = defaultdict(list)
     for maps in plan.maps.values():
@@ -109,9 +109,9 @@ def _settle_overlaps(plan: Plan, trace: Trace) -> None:
                 if first.copy.dtype.itemsize != second.copy.dtype.itemsize or first.native.meets(
                     second.native
                 ):
-                    _settle_pair(plan, first, second)
+                    _resolve_pair(plan, first, second)
     for fill in trace.fills:
-        _settle_fill(plan, fill, by_storage.get(fill.storage, []))
+        _resolve_fill(plan, fill, by_storage.get(fill.storage, []))
     for storage, by in trace.hooks.items():
         for each in by_storage.get(storage, ()):
             why = f"the loader also writes into '{each.copy.parameter}' by {by}"
@@ -129,7 +129,7 @@ def _end_of(planned: PlannedMap) -> int:
     return (last + 1) * planned.copy.dtype.itemsize
 
 
-def _settle_pair(plan: Plan, a: PlannedMap, b: PlannedMap) -> None:
+def _resolve_pair(plan: Plan, a: PlannedMap, b: PlannedMap) -> None:
     earlier, later = sorted((a, b), key=lambda each: each.copy.order)
     if earlier.copy.target == later.copy.target and earlier.copy.dtype == later.copy.dtype:
         mine = plan.maps.get(earlier.copy.name, [])
@@ -145,7 +145,7 @@ def _settle_pair(plan: Plan, a: PlannedMap, b: PlannedMap) -> None:
         plan.whole.setdefault(name, why)
 
 
-def _settle_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
+def _resolve_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
     """A fill before the copy changes nothing that a delta would; one after it does."""
     for each in maps:
         if each.copy.order > fill.order:

@@ -6,7 +6,7 @@
 namespace driftless::shared_fs {
 namespace {
 
-PublicationId step(std::uint64_t version) { return {version, PublicationKind::kStep}; }
+PublicationId step(std::uint64_t version) { return {version, PublicationKind::kVersion}; }
 PublicationId anchor(std::uint64_t version) { return {version, PublicationKind::kAnchor}; }
 using Ids = std::vector<PublicationId>;
 using Receivers = std::vector<ReceiverWatch::Receiver>;

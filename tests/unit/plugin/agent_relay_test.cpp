@@ -124,7 +124,7 @@ TEST_F(AgentRelayTest, NothingCompressedReachesTheWorkers) {
   EXPECT_EQ(relay_all(), 2U);
   auto road = make_host_shm_receiver(shm_);
   for (const std::uint64_t version : {1U, 2U}) {
-    const PublicationId id{version, PublicationKind::kStep};
+    const PublicationId id{version, PublicationKind::kVersion};
     const auto text = (*road)->fetch_manifest(id, soon());
     ASSERT_TRUE(text.ok());
     const auto manifest = parse_manifest(*text, "manifest");

@@ -105,7 +105,7 @@ class MappedParts : public ::testing::TestWithParam<MappedCase> {
   static Publication full_step(PublishedRun& run) {
     const Publication step = run.step(1);  // makes its weights
     Publication full = run.anchor(1, GetParam().layout);
-    full.id.kind = PublicationKind::kStep;
+    full.id.kind = PublicationKind::kVersion;
     return full;
   }
 

@@ -105,7 +105,7 @@ TEST_P(PublishedDigests, AreThoseOfTheWeights) {
       ASSERT_TRUE(trainer->rank(0).resumed());
     }
     expect_ok(trainer->publish(next));
-    expect_digests(manifest_on(hub_, {version, PublicationKind::kStep}), weights, next);
+    expect_digests(manifest_on(hub_, {version, PublicationKind::kVersion}), weights, next);
     if (version % 2 == 0) {
       expect_digests(manifest_on(hub_, {version, PublicationKind::kAnchor}), weights, next);
     }
@@ -123,7 +123,7 @@ TEST_P(PublishedDigests, OutliveAFullVersionThatFailed) {
   for (const Status& status : trainer.publish(random_weights(2))) ASSERT_FALSE(status.ok());
   const Weights next = changed_weights(base_, 3, 0.01, "none");
   expect_ok(trainer.publish(next));
-  expect_digests(manifest_on(hub_, {1, PublicationKind::kStep}), base_, next);
+  expect_digests(manifest_on(hub_, {1, PublicationKind::kVersion}), base_, next);
   ASSERT_EQ(rollout.follow().to_string(), "ok");
   ASSERT_TRUE(rollout.holds(next));
 }

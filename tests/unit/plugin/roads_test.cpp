@@ -73,7 +73,7 @@ Config config_for(std::string road) {
   config.receiver.fetch_deadline = 300ms;
   config.publisher.first_anchor = true;
   config.publisher.threads = config.receiver.threads = 1;
-  EXPECT_TRUE(settle_config(config).ok());
+  EXPECT_TRUE(complete_config(config).ok());
   return config;
 }
 
