@@ -20,15 +20,15 @@ void RetentionRing::add(const PublicationId& id, const Hash128& manifest,
                         std::map<unsigned, std::uint64_t> bytes) {
   held_[id] = {manifest, std::move(bytes)};
   newest_[id.kind] = id.version;
-  if (!is_step(id)) {
+  if (!is_version(id)) {
     std::erase_if(held_, [&](const auto& entry) {
-      return !is_step(entry.first) && entry.first.version < id.version;
+      return !is_version(entry.first) && entry.first.version < id.version;
     });
     return;
   }
   while (exceeded()) {
     const auto oldest =
-        std::ranges::find_if(held_, [](const auto& entry) { return is_step(entry.first); });
+        std::ranges::find_if(held_, [](const auto& entry) { return is_version(entry.first); });
     if (oldest->first == id) return;  // the newest stays, whatever it takes
     held_.erase(oldest);
   }
@@ -38,7 +38,7 @@ bool RetentionRing::exceeded() const {
   unsigned steps = 0;
   std::map<unsigned, std::uint64_t> sums;
   for (const auto& [id, held] : held_) {
-    if (!is_step(id)) continue;
+    if (!is_version(id)) continue;
     ++steps;
     for (const auto& [rank, size] : held.bytes) sums[rank] += size;
   }
@@ -90,8 +90,8 @@ std::vector<PublicationId> HeldPublications::list() const {
   return ids;
 }
 
-bool HeldPublications::has_step_past(std::uint64_t version) const {
-  return driftless::has_step_past(list(), version);
+bool HeldPublications::has_version_past(std::uint64_t version) const {
+  return driftless::has_version_past(list(), version);
 }
 
 Result<const HeldPublications::Publication*> HeldPublications::find(const PublicationId& id) const {

@@ -62,7 +62,7 @@ class HeldPublications {
   void clear();
 
   [[nodiscard]] std::vector<PublicationId> list() const;
-  [[nodiscard]] bool has_step_past(std::uint64_t version) const;
+  [[nodiscard]] bool has_version_past(std::uint64_t version) const;
   [[nodiscard]] Result<std::string> manifest(const PublicationId& id) const;
   // The part that `wanted` names, of its size.
   [[nodiscard]] Result<HeldPart> part(const PublicationId& id, const PartReceipt& wanted) const;

@@ -8,9 +8,9 @@ std::string to_string(const PublicationId& id) {
                 id.version);
 }
 
-bool has_step_past(const std::vector<PublicationId>& ids, std::uint64_t version) {
+bool has_version_past(const std::vector<PublicationId>& ids, std::uint64_t version) {
   return std::ranges::any_of(
-      ids, [&](const PublicationId& id) { return is_step(id) && id.version > version; });
+      ids, [&](const PublicationId& id) { return is_version(id) && id.version > version; });
 }
 
 Status not_there(std::string_view road, const PublicationId& id) {

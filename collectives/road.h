@@ -38,8 +38,8 @@
 
 namespace driftless {
 
-// Version `version` as a step from its base (a delta, or a full one), or as an anchor: the same
-// weights whole, for who cannot follow the steps. Anchors lie beside the steps, not among them.
+// Version `version` as it follows its base (a delta, or a full one), or as an anchor: the same
+// weights whole, for who cannot follow the versions. Anchors lie beside them, not among them.
 enum class PublicationKind : std::uint8_t { kVersion = 0, kAnchor = 1 };
 
 struct PublicationId {
@@ -49,10 +49,10 @@ struct PublicationId {
   friend auto operator<=>(const PublicationId&, const PublicationId&) = default;
 };
 [[nodiscard]] std::string to_string(const PublicationId& id);  // "version 7", "anchor of version 7"
-[[nodiscard]] inline bool is_step(const PublicationId& id) {
+[[nodiscard]] inline bool is_version(const PublicationId& id) {
   return id.kind == PublicationKind::kVersion;
 }
-[[nodiscard]] bool has_step_past(const std::vector<PublicationId>& ids, std::uint64_t version);
+[[nodiscard]] bool has_version_past(const std::vector<PublicationId>& ids, std::uint64_t version);
 // kNotFound: "<road>: version 7 is not there (any more); take the newest anchor".
 [[nodiscard]] Status not_there(std::string_view road, const PublicationId& id);
 

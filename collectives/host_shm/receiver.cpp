@@ -114,7 +114,7 @@ class Receiver final : public ReceiveRoad {
     Backoff wait = backoff();
     do {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
-      if (has_step_past(ids, version)) return {};
+      if (has_version_past(ids, version)) return {};
     } while (wait.sleep(deadline));
     return deadline.check(concat("host_shm: waiting for a step past version ", version));
   }

@@ -201,7 +201,7 @@ class LoopbackSender final : public SendRoad {
     attempt_ = pending->attempt;
     // Anchors are beside the ring.
     room_ = make_byte_budget(
-        is_step(id) ? medium_->options.ring_bytes : std::numeric_limits<std::uint64_t>::max(),
+        is_version(id) ? medium_->options.ring_bytes : std::numeric_limits<std::uint64_t>::max(),
         "ring_bytes");
     return {};
   }
@@ -333,7 +333,7 @@ class LoopbackReceiver final : public ReceiveRoad {
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     std::unique_lock lock(medium_->mutex);
     const bool there = wait_until(medium_->changed, lock, deadline.at(),
-                                  [&] { return medium_->held.has_step_past(version); });
+                                  [&] { return medium_->held.has_version_past(version); });
     return there ? Status()
                  : deadline.check(concat("loopback: waiting for a step past version ", version));
   }

@@ -59,7 +59,7 @@ class Receiver final : public ReceiveRoad {
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
     const bool there =
-        changed_.wait_until(lock, deadline.at(), [&] { return held_.has_step_past(version); });
+        changed_.wait_until(lock, deadline.at(), [&] { return held_.has_version_past(version); });
     return there ? Status()
                  : deadline.check(concat("nccl: waiting for a step past version ", version));
   }

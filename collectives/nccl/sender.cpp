@@ -79,7 +79,7 @@ class Sender final : public SendRoad {
     DRIFTLESS_ASSIGN_OR_RETURN(const Attempt attempt, control_->begin(id, deadline));
     // Anchors are beside the ring.
     const std::uint64_t most =
-        is_step(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
+        is_version(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
     begun_.emplace(Begun{attempt, make_byte_budget(most, "ring_size"), {}, {}});
     return {};
   }

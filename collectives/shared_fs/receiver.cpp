@@ -47,7 +47,7 @@ class Receiver final : public ReceiveRoad {
     Backoff backoff(options_.poll_first, options_.poll_longest);
     do {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
-      if (has_step_past(ids, version)) return {};
+      if (has_version_past(ids, version)) return {};
     } while (backoff.sleep(deadline));
     return deadline.check(concat(options_.dir, ": waiting for a step past version ", version));
   }

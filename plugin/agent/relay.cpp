@@ -138,8 +138,8 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
 Result<std::optional<PublicationId>> Relay::next_step() {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids,
                              up_->list(Deadline::after(options_.report_deadline)));
-  std::erase_if(ids,
-                [this](const PublicationId& id) { return !is_step(id) || id.version <= version_; });
+  std::erase_if(
+      ids, [this](const PublicationId& id) { return !is_version(id) || id.version <= version_; });
   if (ids.empty()) return std::optional<PublicationId>();
   // What the road below would drop at once is not brought along.
   const bool first = !started_ && ids.size() > options_.versions;
@@ -204,7 +204,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   update.version = id.version;
   update.from_version = manifest.base_version;
   update.versions = 1;
-  update.anchor = !is_step(id);
+  update.anchor = !is_version(id);
   update.digest = manifest.digest;
   update.changed_units = manifest.changed_units;
   update.full_bytes = manifest.full_bytes;
@@ -304,7 +304,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
                              up_->list(Deadline::after(options_.report_deadline)));
   std::optional<PublicationId> newest;
   for (const PublicationId& id : listed) {
-    if (!is_step(id)) newest = id;
+    if (!is_version(id)) newest = id;
   }
   if (anchor_ && *anchor_ >= *least) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
