@@ -179,7 +179,7 @@ class MappedHolder : public HeldTarget {
   void replace(const MadeTarget& made) {
     followed_->replace(made.target, made.written);
     owners_ = made.owners;
-    refresh();
+    refresh(true);
   }
 
  private:

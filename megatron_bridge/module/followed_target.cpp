@@ -74,14 +74,6 @@ std::shared_ptr<FollowedTarget::Current> FollowedTarget::current() const {
 }
 
 bool FollowedTarget::proven() const { return current()->target->proven(); }
-StagingMemory FollowedTarget::staging_memory() const { return current()->target->staging_memory(); }
-Status FollowedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
-                            std::span<std::byte> out) const {
-  return current()->target->read(tensor, byte_offset, out);
-}
-std::span<const std::byte> FollowedTarget::tensor(std::size_t index) const {
-  return current()->target->tensor(index);
-}
 const WeightLayout* FollowedTarget::layout() const { return current()->target->layout(); }
 Status FollowedTarget::adopt_layout(const WeightLayout& layout) {
   return current()->target->adopt_layout(layout);

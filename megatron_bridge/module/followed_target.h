@@ -34,12 +34,6 @@ class FollowedTarget final : public MappedTarget {
   void set_proof(const ProofRule& rule) override;
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override;
   [[nodiscard]] bool proven() const override;
-  [[nodiscard]] StagingMemory staging_memory() const override;
-  Status read(std::size_t tensor, std::uint64_t byte_offset,
-              std::span<std::byte> out) const override;
-  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override;
-
-  [[nodiscard]] bool proven() const override;
   [[nodiscard]] bool proven_in_share() const override;
   [[nodiscard]] Result<Shares> sweep() override;
   [[nodiscard]] const Shares& tracked() const override;

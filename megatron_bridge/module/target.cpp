@@ -206,11 +206,11 @@ void bind_state(py::module_& module) {
 
 }  // namespace
 
-void HeldTarget::refresh() {
+void HeldTarget::refresh(bool replaced) {
   const TargetState state = target_->state();
   const WeightLayout* const layout = target_->layout();
   const bool other = layout != nullptr && (!layout_ || layout_->signature() != layout->signature());
-  const bool moved = state != state_ || other;
+  const bool moved = replaced || state != state_ || other;
   state_ = state;
   if (other) layout_ = *layout;
   const auto* const mapped = dynamic_cast<const MappedTarget*>(target_.get());

@@ -32,7 +32,8 @@ class HeldTarget {
   [[nodiscard]] const TargetState& state() const { return state_; }
   [[nodiscard]] const WeightLayout* layout() const { return layout_ ? &*layout_ : nullptr; }
   // With the GIL, by who uses the target, between two calls.
-  void refresh();
+  // `replaced`: what is tracked may be other than the state tells.
+  void refresh(bool replaced = false);
   // Reads all weights (MappedTarget::sweep()), between two calls of the receiver that uses it.
   [[nodiscard]] Shares sweep();
   // MappedTarget::tracked().
