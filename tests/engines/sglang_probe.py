@@ -65,6 +65,12 @@ def obey(model, command):
     if command["what"] == "base":
         follower = model.__dict__.pop("_driftless_follower", None)
         return worker_probe.back_to_base(model, follower, command["path"])
+    if command["what"] == "flip":
+        from sglang.srt.distributed import parallel_state
+
+        if parallel_state.get_tp_group().rank_in_group == command["rank"]:
+            worker_probe.flip(model, command["parameter"])
+        return {}
     if command["what"] == "fault":
         from sglang.srt.distributed import parallel_state
 

@@ -74,6 +74,10 @@ class Probe(WorkerExtension):
         new.__dict__.update(old.__dict__)
         setattr(module, name, new)
 
+    def probe_flip(self, rank, parameter):
+        if self.rank == rank:
+            flip(self.model_runner.get_model(), parameter)
+
     def probe_pid(self):
         return os.getpid()
 
@@ -90,6 +94,13 @@ class Probe(WorkerExtension):
         if self.rank == rank:
             install(self._driftless_follower(), point, self.model_runner.get_model(), path)
         return {"rank": self.rank}
+
+
+def flip(model, parameter):
+    """One bit, as no version and no operation of torch would: nobody is told."""
+    data = dict(model.named_parameters())[parameter].data
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[data.element_size()]
+    data.view(-1).view(whole)[data.numel() // 2 + 1] ^= 1
 
 
 def back_to_base(model, follower, path):

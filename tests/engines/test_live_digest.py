@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM and SGLang with two ranks: each rank proves its share. A bit that falls over on one of them
+is found, named, and mended by the next full version; `driftless verify --engine` tells it at once."""
+
+import json
+import subprocess
+
+import pytest
+from agents import COMMAND
+from engines import SERVERS
+from follows import assert_at
+
+PARAMETERS = ("model.layers.1.self_attn.qkv_proj.weight", "model.norm.weight")
+
+
+def verify(engine):
+    """(exit code, what it says)"""
+    line = [COMMAND, "verify", "--engine", engine.url, "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 1, 2), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def flip(engine, rank, parameter):
+    if hasattr(engine, "probe"):
+        engine.probe("flip", rank=rank, parameter=parameter)
+    else:
+        engine.rpc("probe_flip", rank=rank, parameter=parameter)
+
+
+@pytest.fixture
+def engine_and_run(started, run_of, spec):
+    """At version 1, with an anchor beside every version."""
+    engine, run = started.get(spec), run_of(spec.kind, "anchors.every=1")
+    engine.to_base(run.model.checkpoint(0))
+    engine.follow(run.config)
+    run.publish()
+    engine.update()
+    return engine, run
+
+
+@pytest.mark.parametrize("spec", SERVERS, ids=str)
+def test_verify_tells_what_the_ranks_hold(engine_and_run):
+    engine, run = engine_and_run
+    code, said = verify(engine)
+    assert code == 0 and said["verdict"] == "proven", said
+    assert said["version"] == 1 and said["sum"] == said["digest"]
+    assert [rank["rank"] for rank in said["ranks"]] == [0, 1]
+    assert engine.driver.prove()["verdict"] == "proven"
+    flip(engine, 1, PARAMETERS[0])
+    code, said = verify(engine)
+    assert code == 1 and said["verdict"] == "differs", said
+    assert "rank 1" in said["why"] and PARAMETERS[0] in said["why"], said
+    mended(engine, run)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS)
+@pytest.mark.parametrize("rank", (0, 1))
+@pytest.mark.parametrize("spec", SERVERS, ids=str)
+def test_a_flipped_bit_is_found_by_the_next_version(engine_and_run, rank, parameter):
+    engine, run = engine_and_run
+    flip(engine, rank, parameter)
+    mended(engine, run)
+
+
+def mended(engine, run):
+    """The next version: all ranks hold it, to the bit, and serve it."""
+    from driftless.engines.drive import EngineError
+
+    for _ in range(3):
+        run.publish()
+        try:
+            done = engine.update()
+        except EngineError as refused:
+            print(refused)
+            continue
+        assert_at(engine, run.model, done["version"])
+        assert verify(engine)[0] == 0
+        return
+    raise AssertionError("the engine was not brought back")
