@@ -70,7 +70,7 @@ class Probe(WorkerExtension):
         owner, _, name = parameter.rpartition(".")
         module = self.model_runner.get_model().get_submodule(owner)
         old = getattr(module, name)
-        new = torch.nn.Parameter(old.data.clone(), requires_grad=False)
+        new = torch.Tensor._make_subclass(type(old), old.data.clone(), False)
         new.__dict__.update(old.__dict__)
         setattr(module, name, new)
 

@@ -135,7 +135,7 @@ class ModuleTarget(_native.MappedTarget):
             and each.name not in made.writer.derived.names
         ]
         # Once a run is followed: those that it publishes.
-        layout = self.layout if hasattr(self, "_followed") else self._layout
+        layout = (self.layout if hasattr(self, "_followed") else None) or self._layout
         self._followed = True
         published = {spec.name for spec in layout.tensors}
         maps = [
