@@ -71,8 +71,9 @@ class DrivenSession final : public EngineSession {
     const Result<EngineProof> proof = prove_engine(*transport_, false, driver_.pause_state());
     if (!proof.ok()) return {};  // asked again before the next update
     if (proof->verdict == ShareVerdict::kDiffers) {
-      return error(StatusCode::kMismatch, transport_->name(), ": ", proof->why,
-                   "; the engine is not updated: publish a full version, or restart it");
+      return error(
+          StatusCode::kMismatch, transport_->name(), ": ", proof->why,
+          "; nothing is built on that, and the engine is not updated: restart it with its base");
     }
     proven_ = processes_of(opened.replies);
     return {};
