@@ -165,6 +165,8 @@ EngineCall EngineDriver::finish() {
 // finish that is on its way still, and may keep the engine from what it does at its end.
 EngineCall EngineDriver::on_session_left(const EngineAnswer& answer) {
   const bool tried = !finish_problem_.ok();
+  // It did not begin, nobody can be asked, and nothing was written: what ran before goes on.
+  if (!answer.status.ok() && !tried && !wrote_) return leave(problem_);
   const Status unfinished = finish_problem_.with_context("its update was not finished");
   if (!holds_still(answer)) {
     told_label_ = true;
