@@ -230,6 +230,7 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
     case Phase::kBeginning:
       labelled_.reset();  // until this session is known to have ended by our own finish
       if (failed && told_label_ && tries_ < kTries) return again();
+      refused_ = answer.refused;
       if (failed) {
         remember(answer.status.with_context("its update did not begin"));
         return make(Phase::kSessionLeft, EngineOp::kAsk);  // or it did

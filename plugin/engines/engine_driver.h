@@ -68,6 +68,7 @@ struct EngineAnswer {
   std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares
   std::string label{};             // of kReadLabel
   bool paused = false;             // the transport had to pause the engine, and left it so
+  bool refused = false;            // of kBegin: the engine answered that it did not
   bool unfinished = false;         // of kFinish: it may not have happened, whatever the label says
   double elapsed_ms = 0;
 };
@@ -229,6 +230,7 @@ class EngineDriver {
   bool tidying_ = false;         // what a driver before this one left; the request goes on after it
   bool paused_running_ = false;  // it ran when this request paused it
   bool wrote_ = false, reached_ = false;
+  bool refused_ = false;     // by the engine: its session did not begin
   bool told_label_ = false;  // it is being corrected: nothing is resumed before it is right
   int corrections_ = 0;      // of the label, in this request
   std::optional<EngineIdentity> before_;    // of all ranks, before the write

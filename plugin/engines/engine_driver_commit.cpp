@@ -166,7 +166,7 @@ EngineCall EngineDriver::finish() {
 EngineCall EngineDriver::on_session_left(const EngineAnswer& answer) {
   const bool tried = !finish_problem_.ok();
   // It did not begin, nobody can be asked, and nothing was written: what ran before goes on.
-  if (!answer.status.ok() && !tried && !wrote_) return leave(problem_);
+  if (!answer.status.ok() && refused_ && !tried && !wrote_) return leave(problem_);
   const Status unfinished = finish_problem_.with_context("its update was not finished");
   if (!holds_still(answer)) {
     told_label_ = true;
@@ -301,7 +301,7 @@ std::string EngineDriver::fingerprint() const {
              "/", to_string(pending_.op), "/", call_.version, "/", static_cast<int>(pause_), "/",
              tries_, "/", stage_attempts_, "/", corrections_, "/", staged_, "/", stagings_);
   for (const bool flag : {first_, dirty_, reopened_, brought_, tidying_, paused_running_,
-                          staged_already_, wrote_, reached_, told_label_, result_.known,
+                          staged_already_, wrote_, reached_, told_label_, refused_, result_.known,
                           result_.updated, problem_.ok(), finish_problem_.ok(), options_.session}) {
     text += flag ? '1' : '0';
   }

@@ -17,4 +17,10 @@ namespace driftless {
 // What /server_info tells of the process; empty: nothing that another process would not tell, too.
 [[nodiscard]] std::string sglang_process(const Json& server_info);
 
+// What a begin came to: with 4xx the engine says that it did not.
+[[nodiscard]] inline EngineAnswer begun(Status status) {
+  const bool refused = status.code() == StatusCode::kInvalidArgument;
+  return {.status = std::move(status), .refused = refused};
+}
+
 }  // namespace driftless

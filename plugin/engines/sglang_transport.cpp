@@ -54,7 +54,7 @@ class SglangTransport final : public EngineTransport {
       case EngineOp::kWrite:
         return command(call,
                        {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});
-      case EngineOp::kBegin: return {.status = begin()};
+      case EngineOp::kBegin: return begun(begin());
       case EngineOp::kFinish: return finish(call);
       default: return sglang_server_call(link_, call);
     }

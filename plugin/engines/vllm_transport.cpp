@@ -29,7 +29,7 @@ class VllmTransport final : public EngineTransport {
       case EngineOp::kRollback:
         return ask("driftless_rollback", {{"version", call.version}}, call.must);
       case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}}, call.must);
-      case EngineOp::kBegin: return {.status = begin()};
+      case EngineOp::kBegin: return begun(begin());
       case EngineOp::kWrite: return write(call);
       case EngineOp::kFinish: return {.status = finish(call.label)};
       default: return vllm_server_call(link_, call);

@@ -109,7 +109,7 @@ class Proxy:
     def _pass_on(self, method, target, body):
         call = self._note(urlsplit(target).path, json.loads(body) if body else {})
         if any(match(call) for match in self._refused):
-            return 500, "application/json", b'{"message": "injected by the proxy"}'
+            return 400, "application/json", b'{"message": "injected by the proxy"}'
         for match, held in list(self._held):
             if not held.reached.is_set() and match(call) and not held.wait():
                 return 500, "application/json", b'{"message": "dropped by the proxy"}'

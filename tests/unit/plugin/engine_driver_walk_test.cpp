@@ -349,7 +349,10 @@ class Walk {
     } else {
       Node made = node;
       EngineAnswer said;
-      if (!made.world.serve(node.call, said)) said.status = error(StatusCode::kIo, "refused");
+      if (!made.world.serve(node.call, said)) {
+        said.status = error(StatusCode::kIo, "refused");
+        said.refused = node.call.op == EngineOp::kBegin;
+      }
       answer(made, said, said.status.ok() ? "" : ":refused");
       if (node.faults > 0) answer(made, lost, ":reply-lost", 1);
     }
