@@ -41,11 +41,11 @@ class BlockWindow {
   [[nodiscard]] const Digest& sum() const { return sum_; }
 
  private:
+  alignas(64) std::byte bytes_[kDigestBlockBytes] = {};
   DigestSums digest_sums_;
   const DigestTensorKey& tensor_;
   std::uint64_t block_ = 0;
   std::uint32_t begin_ = 0, end_ = 0;  // what is filled
-  alignas(64) std::byte bytes_[kDigestBlockBytes] = {};
   Digest sum_;
 };
 

@@ -24,7 +24,7 @@ class RunDigests {
     std::vector<Digest> tensors;
   };
 
-  explicit RunDigests(const WeightLayout& layout) : layout_(layout) {}
+  explicit RunDigests(WeightLayout layout) : layout_(std::move(layout)) {}
 
   [[nodiscard]] const WeightLayout& layout() const { return layout_; }
   [[nodiscard]] const At& committed() const { return committed_; }

@@ -73,11 +73,11 @@ std::vector<std::uint32_t> counted_maps(const MappedWeights& weights, std::uint3
     for (const std::uint32_t m : maps) sum += weights.maps[m].map.units();
     return sum;
   };
-  std::vector<std::uint32_t> as_written = apart_in_order(weights, readable);
+  const std::vector<std::uint32_t> as_written = apart_in_order(weights, readable);
   std::stable_sort(readable.begin(), readable.end(), [&](std::uint32_t a, std::uint32_t b) {
     return weights.maps[a].map.units() > weights.maps[b].map.units();
   });
-  std::vector<std::uint32_t> largest_first = apart_in_order(weights, readable);
+  const std::vector<std::uint32_t> largest_first = apart_in_order(weights, readable);
   return units(largest_first) > units(as_written) ? largest_first : as_written;
 }
 

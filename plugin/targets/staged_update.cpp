@@ -227,7 +227,7 @@ class StagedUpdate final : public StagedChange {
   }
 
   // Which of the tensors that a partial target holds it is, if that can be said.
-  std::string name_wrong(bool written) const {
+  [[nodiscard]] std::string name_wrong(bool written) const {
     if (!after_.tensors || !before_.tensors) return {};
     const WeightLayout& layout = weights_->layout;
     std::string named;
