@@ -275,6 +275,8 @@ class Sender final : public SendRoad {
     std::vector<std::string> dropped;
     Status failed;
     for (const PublicationId& id : prunable(ids, version, alive)) {
+      failed = lock_.check();  // another may have taken the directory while this one was looking
+      if (!failed.ok()) break;
       auto name = drop(*fs_, options_.dir, publication_name(id));
       failed = name.status();
       if (!failed.ok()) break;  // not past a gap
