@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "weight_v";
 constexpr std::string_view kAnchorPrefix = "anchor_v";
+constexpr std::string_view kUsedPrefix = ".used_v";
 constexpr std::string_view kDroppedPrefix = ".dropped_";
 constexpr std::string_view kHiddenSuffix = ".tmp";
 
@@ -45,6 +46,17 @@ std::optional<PublicationId> parse_publication_name(std::string_view name) {
   id.version = *version;
   if (publication_name(id) != name) return std::nullopt;
   return id;
+}
+
+std::string used_name(std::uint64_t version) {
+  return concat(kUsedPrefix, version_string(version));
+}
+
+std::optional<std::uint64_t> parse_used_name(std::string_view name) {
+  if (!name.starts_with(kUsedPrefix)) return std::nullopt;
+  const auto version = parse_version_string(name.substr(kUsedPrefix.size()));
+  if (!version.ok() || used_name(*version) != name) return std::nullopt;
+  return *version;
 }
 
 std::string new_hidden_name(const PublicationId& id, std::string_view session) {

@@ -25,6 +25,10 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
 [[nodiscard]] std::string publication_name(const PublicationId& id);
 [[nodiscard]] std::optional<PublicationId> parse_publication_name(std::string_view name);
 
+// ".used_v000007", an empty file: version 7 may have been visible. The highest counts.
+[[nodiscard]] std::string used_name(std::uint64_t version);
+[[nodiscard]] std::optional<std::uint64_t> parse_used_name(std::string_view name);
+
 // ".weight_v000007.<session>.<token>.tmp" with a new token: whoever still writes into the directory
 // of an earlier attempt, or of another publisher, does not reach this one.
 [[nodiscard]] std::string new_hidden_name(const PublicationId& id, std::string_view session);

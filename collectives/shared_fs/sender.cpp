@@ -157,6 +157,7 @@ class Sender final : public SendRoad {
           ": the directory belongs to another run; use another directory, or empty this one");
     }
     if (before.status().code() != StatusCode::kNotFound) return before.status();
+    DRIFTLESS_RETURN_IF_ERROR(use_number(0));
     return replace_text(*fs_, file, run_info);
   }
 
@@ -218,6 +219,9 @@ class Sender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(
         or_fenced(write_text(*fs_, join_path(hidden, kDoneName), done_text(manifest))));
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
+    if (is_version(pending_->id)) {
+      DRIFTLESS_RETURN_IF_ERROR(or_fenced(use_number(pending_->id.version)));
+    }
     // A leader that takes over first has the lock, and then takes the hidden directories out of the
     // way. So if the lock is still ours here and another takes over after this, the renaming fails.
     DRIFTLESS_RETURN_IF_ERROR(lock_.check());
@@ -266,6 +270,15 @@ class Sender final : public SendRoad {
     return reports;
   }
 
+  Result<std::uint64_t> highest_number() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> used, used_numbers());
+    if (!used.empty()) return std::ranges::max(used);
+    return error(StatusCode::kCorrupt, path(used_name(0)), ": neither this nor a later file of ",
+                 "the kind is there, so nobody can say which versions of the run were visible, ",
+                 "and a number could be used twice; start a new run in an empty directory");
+  }
+
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
     DRIFTLESS_RETURN_IF_ERROR(lock_.check());
@@ -280,6 +293,13 @@ class Sender final : public SendRoad {
       auto name = drop(*fs_, options_.dir, publication_name(id));
       failed = name.status();
       if (!failed.ok()) break;  // not past a gap
+      failed = lock_.check();
+      if (failed.code() == StatusCode::kWrongRun) {  // it may be the other's, of the same number
+        const Status ignored = name->empty()
+                                   ? Status()
+                                   : fs_->rename_directory(path(*name), path(publication_name(id)));
+        break;
+      }
       removed.push_back(id);
       dropped.push_back(std::move(*name));
     }
@@ -318,6 +338,29 @@ class Sender final : public SendRoad {
     if (pending_.has_value()) return {};
     return error(StatusCode::kInvalidArgument, options_.dir, ": ", what, " on rank ", rank_,
                  " without a begin()");
+  }
+
+  // [leader] Before the version can be seen. One that was, and that somebody removed since, must
+  // not be followed by another of its number: who goes by numbers would take it for the same.
+  [[nodiscard]] Status use_number(std::uint64_t version) {
+    const std::string mine = path(used_name(version));
+    if (!exists(*fs_, mine)) DRIFTLESS_RETURN_IF_ERROR(fs_->create(mine).status());
+    DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> used, used_numbers());
+    for (const std::uint64_t number : used) {
+      if (number >= version) continue;
+      const Status ignored = fs_->remove_file(path(used_name(number)));
+    }
+    return {};
+  }
+
+  [[nodiscard]] Result<std::vector<std::uint64_t>> used_numbers() const {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
+    std::vector<std::uint64_t> used;
+    for (const std::string& name : names) {
+      if (const auto number = parse_used_name(name); number.has_value()) used.push_back(*number);
+    }
+    return used;
   }
 
   // What a publisher that died, or an attempt of ours, left behind. The lock is held. One that

@@ -169,9 +169,9 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
     return plan;
   }
   for (const RankMessage& rank : ranks) plan.full = plan.full || rank.needs_full;
-  plan.full = plan.full || needs_full_;
+  plan.full = plan.full || needs_full_ || highest_number_ > id_.version;
   plan.base_version = id_.version;
-  plan.version = id_.version + 1;
+  plan.version = std::max(id_.version, highest_number_) + 1;
   plan.digest = digest_;
   plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
   return plan;
@@ -290,7 +290,7 @@ void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ra
   }
   outcome.verdict = Verdict::kCommit;
   chain_bytes_ += outcome.wire_bytes;
-  choose_anchor(outcome, deadline);
+  choose_anchor(plan.version, outcome, deadline);
 }
 
 bool PublisherRank::anchor_wanted() {
@@ -302,8 +302,8 @@ bool PublisherRank::anchor_wanted() {
          });
 }
 
-void PublisherRank::choose_anchor(LeaderMessage& outcome, const Deadline& deadline) {
-  const std::uint64_t version = id_.version + 1;
+void PublisherRank::choose_anchor(std::uint64_t version, LeaderMessage& outcome,
+                                  const Deadline& deadline) {
   const bool due =
       anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
       (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();

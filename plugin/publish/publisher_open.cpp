@@ -234,6 +234,9 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
     if (id.kind == PublicationKind::kAnchor) newest_anchor_ = id.version;
   }
   start.version = std::max(start.version, newest_anchor_.value_or(0));
+  const Result<std::uint64_t> highest = road_.highest_number();
+  if (!highest.ok()) return refuse(highest.status());
+  highest_number_ = *highest;
   start.run = run->run;
   start.resume = true;
   if (start.version > 0) {
@@ -316,6 +319,11 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   resumed_ = told.resume;
   if (told.resume)
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
+  if (highest_number_ > id_.version) {
+    notes_.push_back(concat("versions up to ", highest_number_, " were published before and are ",
+                            "not there any more: the next is version ", highest_number_ + 1,
+                            ", in full"));
+  }
   // Receivers without a base wait for this one, so here its failure is a failure.
   return told.anchor ? add_anchor(notes_) : Status();
 }

@@ -126,7 +126,7 @@ class PublisherRank final : public Publisher {
   void commit(std::uint64_t version, const TensorDigests& changed, const Digest& digest);
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
-  void choose_anchor(LeaderMessage& outcome, const Deadline& deadline);
+  void choose_anchor(std::uint64_t version, LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
@@ -183,6 +183,8 @@ class PublisherRank final : public Publisher {
   // The leader's.
   Status fenced_;    // not ok: another publisher has taken the road over; nothing more is published
   Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be
+  // That may have been visible in this run. Past id_ only after a restart that did not find it.
+  std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;
   std::optional<std::uint64_t> newest_anchor_;
   std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base

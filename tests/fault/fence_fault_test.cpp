@@ -193,6 +193,42 @@ TEST_P(Fence, ALockFileThatWasRemovedFencesAndTheErrorNamesBothRuns) {
   EXPECT_TRUE(follow(theirs_).ok());
 }
 
+// Somebody removes the newest version, and the trainer restarts: who goes by numbers must not take
+// the next version for the one that it has.
+TEST_P(Fence, ANumberThatWasVisibleIsNotUsedAgain) {
+  {
+    DirectoryTrainer first(posix_file_system(), dir(), GetParam(), base_);
+    ASSERT_EQ(first.publish(one_).to_string(), "ok");
+    ASSERT_EQ(first.publish(ours_).to_string(), "ok");
+  }
+  std::filesystem::remove_all(dir() + "/weight_v000002");
+  DirectoryTrainer second(posix_file_system(), dir(), GetParam(), base_);
+  ASSERT_EQ(second.opened().to_string(), "ok");
+  EXPECT_EQ(second.publisher().version().version, 1U);
+  EXPECT_NE(second.publisher().notes().back().find("the next is version 3, in full"),
+            std::string::npos)
+      << second.publisher().notes().back();
+  ASSERT_EQ(second.publish(theirs_).to_string(), "ok");
+  EXPECT_EQ(second.publisher().version().version, 3U);
+  EXPECT_FALSE(std::filesystem::exists(dir() + "/weight_v000002"));
+  const Result<TargetState> there = follow(theirs_);
+  ASSERT_TRUE(there.ok()) << there.status().to_string();
+  EXPECT_EQ(there->id.version, 3U);
+  ASSERT_EQ(second.publish(ours_).to_string(), "ok") << "a delta again";
+  EXPECT_TRUE(follow(ours_).ok());
+}
+
+TEST_P(Fence, ARunWhoseUsedNumbersNobodyKnowsIsNotResumed) {
+  {
+    DirectoryTrainer first(posix_file_system(), dir(), GetParam(), base_);
+    ASSERT_EQ(first.publish(one_).to_string(), "ok");
+  }
+  std::filesystem::remove(dir() + "/.used_v000001");
+  const DirectoryTrainer second(posix_file_system(), dir(), GetParam(), base_);
+  EXPECT_EQ(second.opened().code(), StatusCode::kCorrupt) << second.opened().to_string();
+  EXPECT_NE(second.opened().message().find(".used_v000000"), std::string::npos);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, Fence, ::testing::Values(1U, 2U));
 
 // Stops its process in the middle of a version.

@@ -233,10 +233,6 @@ void Fleet::damage_road() {
   const std::vector<std::string> names = world_.disk.list(kRoad);
   if (names.empty()) return;
   const std::string path = concat(kRoad, "/", names[random_.below(names.size())]);
-  // Known, and not mended yet: a trainer that finds its newest version damaged uses the number
-  // again, and a reader that knows numbers only takes the next delta onto the old one (seed
-  // 902126).
-  if (told_ && told_->pulls()) return;
   simulation_.trace(concat("a stranger damages ", path));
   world_.road_is_damaged = true;
   if (random_.chance(0.3)) return world_.disk.remove(path);

@@ -81,8 +81,8 @@ TEST_F(SharedFsRoadTest, TheDirectoryIsAsDocumented) {
   ASSERT_OK(publish(*leader, step(7)));
   ASSERT_OK(publish(*leader, anchor(7)));
   ASSERT_OK(receiver()->report({"host-0", 7, "proof"}, soon()));
-  EXPECT_EQ(names(), (Names{".driftless-publisher.lock", ".receivers", "anchor_v000007", "run.json",
-                            "weight_v000007"}));
+  EXPECT_EQ(names(), (Names{".driftless-publisher.lock", ".receivers", ".used_v000007",
+                            "anchor_v000007", "run.json", "weight_v000007"}));
   EXPECT_EQ(names("weight_v000007"), (Names{"DONE", "manifest.json", "part"}));
   EXPECT_EQ(names(".receivers"), Names{"host-0.json"});
   EXPECT_EQ(content(road("run.json")), "{\"run\":1}");
@@ -114,12 +114,28 @@ TEST_F(SharedFsRoadTest, ARestartedPublisherGoesOnAndRemovesWhatWasLeft) {
   }
   stdfs::create_directory(road(".someone_elses.tmp"));
   const auto leader = sender();
-  EXPECT_EQ(names(), (Names{".driftless-publisher.lock", ".someone_elses.tmp", "run.json",
-                            "weight_v000001"}));
+  EXPECT_EQ(names(), (Names{".driftless-publisher.lock", ".someone_elses.tmp", ".used_v000001",
+                            "run.json", "weight_v000001"}));
   ASSERT_OK(leader->announce("run", soon()));
   EXPECT_EQ(leader->begin(step(1), soon()).code(), StatusCode::kAlreadyExists);
   EXPECT_TRUE(*leader->published(step(1), soon()));
   ASSERT_OK(publish(*leader, step(2)));
+}
+
+TEST_F(SharedFsRoadTest, TheHighestNumberIsRemembered) {
+  {
+    const auto leader = sender();
+    ASSERT_OK(leader->announce("run", soon()));
+    EXPECT_EQ(*leader->highest_number(), 0U);
+    ASSERT_OK(publish(*leader, step(1)));
+    ASSERT_OK(publish(*leader, step(4)));
+    ASSERT_OK(publish(*leader, anchor(4)));
+    EXPECT_EQ(*leader->highest_number(), 4U);
+  }
+  stdfs::remove_all(road("weight_v000004"));
+  EXPECT_EQ(*sender()->highest_number(), 4U);
+  put(road(".used_v000002"), "a publisher that was fenced wrote it late");
+  EXPECT_EQ(*sender()->highest_number(), 4U);
 }
 
 TEST_F(SharedFsRoadTest, AnUnfinishedPublicationGoesWithItsSender) {
