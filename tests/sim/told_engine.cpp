@@ -87,7 +87,7 @@ void ToldEngine::restart_server(const Weights& base) {
   });
 }
 
-std::unique_ptr<EngineNotifier> ToldEngine::notifier() {
+std::unique_ptr<EngineNotifier> ToldEngine::notifier(const Hash128& run) {
   NotifyOptions options;
   EngineEndpoint& engine = options.engines.emplace_back();
   engine.url = kUrl;
@@ -97,13 +97,13 @@ std::unique_ptr<EngineNotifier> ToldEngine::notifier() {
   options.retries = 1;
   options.retry_wait = milliseconds(200);
   auto made = EngineNotifier::create(
-      options, [this](const HttpCall& call, milliseconds timeout, const std::atomic<bool>*) {
-        return http(call, timeout);
+      options, [this, run](const HttpCall& call, milliseconds timeout, const std::atomic<bool>*) {
+        return http(call, timeout, run);
       });
   return std::move(*made);
 }
 
-HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout) {
+HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout, const Hash128& run) {
   const std::string path = call.url.substr(kUrl.size());
   const std::shared_ptr<Server> life = life_;
   const std::shared_ptr<Process> server = server_;
@@ -111,25 +111,23 @@ HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout) {
     return {error(StatusCode::kIncomplete, call.url, ": the connection is gone"), 0, "", false};
   }
   connected_.reset();
-  const Result<std::string> text = call_server(
-      world_, server, queue_, call.url, timeout,
-      [this, life, server, path, body = call.body] { return answer(*life, *server, path, body); });
+  const Result<std::string> text = call_server(world_, server, queue_, call.url, timeout,
+                                               [this, life, server, path, run, body = call.body] {
+                                                 return answer(*life, *server, path, body, run);
+                                               });
   if (!text.ok()) return {text.status(), 0, "", true};
   connected_ = life;
   return {{}, 200, *text, false, true};
 }
 
 Result<std::string> ToldEngine::answer(Server& life, Process& process, const std::string& path,
-                                       const std::string& body) {
+                                       const std::string& body, const Hash128& run) {
   if (path == "/model_info") return nlohmann::json{{"weight_version", life.label}}.dump();
   const auto told = nlohmann::json::parse(body);
   Status done;
   if (path == "/update_weight_version") {
-    const std::string label = told.at("new_version");
-    SimFileSystem fs(world_.simulation, world_.disk, process);
-    const auto found = open_version(fs, kRoad, std::stoull(label));
-    if (found.ok() && found->manifest) life.run = found->manifest->id.run;
-    life.label = label;
+    life.run = run;
+    life.label = told.at("new_version");
   } else if (path == "/pull_weights") {
     SimFileSystem fs(world_.simulation, world_.disk, process);
     done = pull(fs, told.at("target_version"));

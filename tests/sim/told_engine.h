@@ -30,7 +30,8 @@ class ToldEngine {
   [[nodiscard]] bool running() const { return server_ != nullptr && server_->fibers > 0; }
 
   // One that tells it, in the trainer's process.
-  [[nodiscard]] std::unique_ptr<EngineNotifier> notifier();
+  [[nodiscard]] std::unique_ptr<EngineNotifier> notifier(
+      const Hash128& run);  // of the trainer that tells
 
   // Whether what is served is what the label says, of the run whose files were loaded last.
   [[nodiscard]] std::string check() const;
@@ -48,9 +49,10 @@ class ToldEngine {
     Hash128 run;
   };
 
-  [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout);
+  [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout,
+                                const Hash128& run);
   [[nodiscard]] Result<std::string> answer(Server& life, Process& process, const std::string& path,
-                                           const std::string& body);
+                                           const std::string& body, const Hash128& run);
   [[nodiscard]] Status load(Server& life, FileSystem& fs, const nlohmann::json& told);
   [[nodiscard]] Status pull(FileSystem& fs, std::uint64_t target);
   [[nodiscard]] bool alive() const { return server_ != nullptr && !server_->dead && life_; }

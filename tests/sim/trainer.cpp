@@ -27,6 +27,22 @@ struct Trainer::Ranks {
   Weights weights;  // that training goes on from
 };
 
+namespace {
+
+// A number that was visible once is not used again.
+std::uint64_t highest_used(const SimDisk& disk) {
+  constexpr std::string_view kPrefix = ".used_v";
+  std::uint64_t highest = 0;
+  for (const std::string& name : disk.list(std::string(kRoad))) {
+    if (name.starts_with(kPrefix)) {
+      highest = std::max<std::uint64_t>(highest, std::stoull(name.substr(kPrefix.size())));
+    }
+  }
+  return highest;
+}
+
+}  // namespace
+
 Trainer::Trainer(World& world, std::string name, Weights base, ToldEngine* told)
     : world_(world), name_(std::move(name)), base_(std::move(base)), told_(told), weights_(base_) {
   world_.truth.add_base(base_);
@@ -109,7 +125,8 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
     simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
                             publisher->version().version));
   }
-  const std::unique_ptr<EngineNotifier> notifier = told_ != nullptr ? told_->notifier() : nullptr;
+  const std::unique_ptr<EngineNotifier> notifier =
+      told_ != nullptr ? told_->notifier(run) : nullptr;
   Weights weights = ranks.weights;
   Random pace(ranks.seed + rank);
   for (std::uint64_t step = 0; step < steps && !world_.ending; ++step) {
@@ -119,6 +136,7 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
       // A version whose outcome is in doubt is settled by the next call: it may be the one after.
       world_.truth.add(run, publisher->version().version + 1, weights);
       world_.truth.add(run, publisher->version().version + 2, weights);
+      world_.truth.add(run, highest_used(world_.disk) + 1, weights);
       if (!world_.calm && pace.chance(0.08))
         mine.faults->arm(static_cast<RoadFault>(1 + pace.below(8)));
     }
