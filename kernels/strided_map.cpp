@@ -2,7 +2,7 @@
 #include "kernels/strided_map.h"
 
 #include <algorithm>
-#include <utility>
+#include <queue>
 
 namespace driftless {
 namespace {
@@ -54,6 +54,122 @@ Status check_side(const char* side, const std::vector<Dim>& dims, std::uint64_t 
                " view has the same unit more than once (expanded, or overlapping)");
 }
 
+using Meeting = std::pair<std::size_t, std::size_t>;
+
+// The bytes of one map as runs, ascending: dimensions that carry a run on are part of it.
+class Runs {
+ public:
+  Runs(const PlacedMap& placed, MapSide side, std::size_t number)
+      : number_(number), run_bytes_(placed.unit_bytes) {
+    const StridedMap& map = *placed.map;
+    const bool source = side == MapSide::kSource;
+    const auto stride = source ? &Dim::source_stride : &Dim::target_stride;
+    begin_ = placed.address +
+             (source ? map.source_offset : map.target_offset) * std::uint64_t{placed.unit_bytes};
+    std::vector<Dim> dims(map.dim, map.dim + map.dims);
+    std::sort(dims.begin(), dims.end(),
+              [&](const Dim& a, const Dim& b) { return a.*stride < b.*stride; });
+    for (const Dim& dim : dims) {
+      const std::uint64_t step = dim.*stride * placed.unit_bytes;
+      if (steps_.empty() && step == run_bytes_) {
+        run_bytes_ *= dim.size;
+      } else if (!steps_.empty() && step == steps_.back().bytes * steps_.back().count) {
+        steps_.back().count *= dim.size;
+      } else {
+        steps_.push_back({step, dim.size, 0});
+      }
+    }
+    measure();
+  }
+  [[nodiscard]] std::size_t number() const { return number_; }
+  [[nodiscard]] std::uint64_t begin() const { return begin_; }  // of the run
+  [[nodiscard]] std::uint64_t run_end() const { return begin_ + run_bytes_; }
+  [[nodiscard]] std::uint64_t end() const { return end_; }  // of the last run
+
+  // Goes to the next run, where there is one.
+  [[nodiscard]] bool next() {
+    for (Step& step : steps_) {
+      begin_ += step.bytes;
+      if (++step.at < step.count) return true;
+      begin_ -= step.bytes * step.count;
+      step.at = 0;
+    }
+    return false;
+  }
+  // The outermost step, or 0; and the first of what it repeats.
+  [[nodiscard]] std::uint64_t period() const { return steps_.empty() ? 0 : steps_.back().bytes; }
+  [[nodiscard]] std::uint64_t first_end() const {
+    return end_ - (steps_.back().count - 1) * steps_.back().bytes;
+  }
+  void keep_first() {
+    steps_.pop_back();
+    measure();
+  }
+
+ private:
+  struct Step {
+    std::uint64_t bytes, count, at;
+  };
+  void measure() {
+    end_ = run_end();
+    for (const Step& step : steps_) end_ += (step.count - 1) * step.bytes;
+  }
+  std::size_t number_;
+  std::uint64_t begin_ = 0, end_ = 0;
+  std::uint64_t run_bytes_;
+  std::vector<Step> steps_;  // ascending
+};
+
+// Columns of one matrix: where all repeat at the same step, and the first of all fit into one step,
+// these tell everything.
+bool keep_first(std::span<Runs> cluster) {
+  const std::uint64_t period = cluster.front().period();
+  std::uint64_t end = 0;
+  for (const Runs& runs : cluster) {
+    if (period == 0 || runs.period() != period) return false;
+    end = std::max(end, runs.first_end());
+  }
+  if (end - cluster.front().begin() > period) return false;
+  for (Runs& runs : cluster) runs.keep_first();
+  return true;
+}
+
+// All runs of all, ascending.
+std::optional<Meeting> walk(std::span<Runs> cluster) {
+  const auto later = [](const Runs* a, const Runs* b) { return a->begin() > b->begin(); };
+  std::priority_queue<Runs*, std::vector<Runs*>, decltype(later)> waiting(later);
+  for (Runs& runs : cluster) waiting.push(&runs);
+  const Runs* before = nullptr;
+  for (std::uint64_t taken = 0; !waiting.empty();) {
+    Runs* const runs = waiting.top();
+    waiting.pop();
+    if (runs->begin() < taken) return Meeting{before->number(), runs->number()};
+    taken = runs->run_end();
+    before = runs;
+    const bool alone = waiting.empty() || runs->end() <= waiting.top()->begin();
+    if (!alone && runs->next()) waiting.push(runs);
+  }
+  return std::nullopt;
+}
+
+// Those whose ranges meet are looked at closely.
+std::optional<Meeting> find_in_ranges(std::span<Runs> all) {
+  std::sort(all.begin(), all.end(),
+            [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
+  for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
+    std::uint64_t end = all[first].end();
+    for (last = first + 1; last < all.size() && all[last].begin() < end; ++last) {
+      end = std::max(end, all[last].end());
+    }
+    const std::span<Runs> cluster = all.subspan(first, last - first);
+    if (cluster.size() == 1) continue;
+    const std::optional<Meeting> found =
+        keep_first(cluster) ? find_in_ranges(cluster) : walk(cluster);
+    if (found) return found;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Result<StridedMap> StridedMap::make(const StridedView& source, std::uint64_t source_units,
@@ -94,62 +210,27 @@ Result<StridedMap> StridedMap::make(const StridedView& source, std::uint64_t sou
   return map;
 }
 
-bool covers_once(std::span<const StridedMap* const> maps, std::uint64_t units) {
-  std::uint64_t sum = 0;
-  bool solid = true;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
-  for (const StridedMap* map : maps) {
-    if (map->units() == 0) continue;
-    sum += map->units();
-    solid = solid && map->solid();
-    ranges.emplace_back(map->source_offset, map->source_end);
+std::optional<Meeting> find_meeting(std::span<const PlacedMap> maps, MapSide side) {
+  std::vector<Runs> all;
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    if (maps[i].map->units() > 0) all.emplace_back(maps[i], side, i);
   }
-  if (sum != units) return false;
-  if (solid) {
-    std::sort(ranges.begin(), ranges.end());
-    std::uint64_t next = 0;
-    for (const auto& [begin, end] : ranges) {
-      if (begin != next) return false;
-      next = end;
-    }
-    return next == units;
-  }
-  std::vector<bool> seen(units);
-  for (const StridedMap* map : maps) {
-    for (std::uint64_t at = map->source_offset; at < map->source_end;) {
-      const StridedMap::Run run = map->run_at(at);
-      if (run.target != StridedMap::kOutside) {
-        for (std::uint64_t unit = run.begin; unit < run.end; ++unit) {
-          if (seen[unit]) return false;
-          seen[unit] = true;
-        }
-      }
-      at = run.end;
-    }
-  }
-  return true;  // as many as there are, and none twice
+  return find_in_ranges(all);
 }
 
-bool targets_meet(const StridedMap& a, const StridedMap& b) {
-  if (a.units() == 0 || b.units() == 0) return false;
-  if (a.target_end <= b.target_offset || b.target_end <= a.target_offset) return false;
-  // Columns of one matrix interleave without meeting: with the same outermost steps, it is the
-  // stretch inside of each that counts.
-  const auto widest = [](const StridedMap& map) {
-    Dim found{1, 0, 0};
-    for (std::uint32_t d = 0; d < map.dims; ++d) {
-      if (map.dim[d].target_stride > found.target_stride) found = map.dim[d];
-    }
-    return found;
-  };
-  const Dim outer_a = widest(a), outer_b = widest(b);
-  const std::uint64_t stride = outer_a.target_stride;
-  if (stride <= 1 || stride != outer_b.target_stride) return true;
-  const std::uint64_t inner_a = a.target_end - a.target_offset - (outer_a.size - 1) * stride;
-  const std::uint64_t inner_b = b.target_end - b.target_offset - (outer_b.size - 1) * stride;
-  const std::uint64_t at_a = a.target_offset % stride, at_b = b.target_offset % stride;
-  if (at_a + inner_a > stride || at_b + inner_b > stride) return true;
-  return at_a < at_b + inner_b && at_b < at_a + inner_a;
+bool meet(const StridedMap& a, const StridedMap& b, MapSide side) {
+  const PlacedMap both[] = {{&a}, {&b}};
+  return find_meeting(both, side).has_value();
+}
+
+bool covers_once(std::span<const StridedMap* const> maps, std::uint64_t units) {
+  std::uint64_t sum = 0;
+  std::vector<PlacedMap> placed;
+  for (const StridedMap* map : maps) {
+    sum += map->units();
+    placed.push_back({map});
+  }
+  return sum == units && !find_meeting(placed, MapSide::kSource);
 }
 
 }  // namespace driftless

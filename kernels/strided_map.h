@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/status.h"
@@ -50,6 +52,14 @@ struct StridedMap {
                                                std::uint64_t source_units,
                                                const StridedView& target,
                                                std::uint64_t target_units);
+
+  // All of a tensor onto itself.
+  [[nodiscard]] static constexpr StridedMap whole(std::uint64_t units) {
+    StridedMap map;
+    map.source_end = map.target_end = units;
+    if (units > 1) map.dim[map.dims++] = {units, 1, 1};
+    return map;
+  }
 
   // How many units it has.
   [[nodiscard]] constexpr std::uint64_t units() const {
@@ -118,11 +128,22 @@ struct StridedMap {
   }
 };
 
-// Whether the maps, of one tensor of `units`, together have every unit of it exactly once. O(maps)
-// where they are solid, else O(units) once.
+enum class MapSide : std::uint8_t { kSource, kTarget };
+// The units that a map has on one side, in memory whose unit 0 lies at byte `address`.
+struct PlacedMap {
+  const StridedMap* map = nullptr;
+  std::uint64_t address = 0;
+  unsigned unit_bytes = 1;
+};
+// The numbers of two that have a byte in common there; nothing if none have. Exact: columns of one
+// matrix interleave and are apart. O(maps), but O(runs) for those that interleave without a common
+// step.
+[[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> find_meeting(
+    std::span<const PlacedMap> maps, MapSide side);
+// The same for two maps of one memory.
+[[nodiscard]] bool meet(const StridedMap& a, const StridedMap& b, MapSide side);
+
+// Whether the maps, of one tensor of `units`, together have every unit of it exactly once.
 [[nodiscard]] bool covers_once(std::span<const StridedMap* const> maps, std::uint64_t units);
-// Whether the targets of two maps into the same memory may have a unit in common. Cautious: true
-// also where their ranges interleave and it would take work to tell.
-[[nodiscard]] bool targets_meet(const StridedMap& a, const StridedMap& b);
 
 }  // namespace driftless

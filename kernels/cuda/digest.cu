@@ -129,8 +129,7 @@ __device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
-                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out,
-                std::uint32_t stride) {
+                const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out) {
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t number = blockIdx.x * kPatchWarps + threadIdx.x / 32;
   if (number >= chunks) return;
@@ -153,7 +152,7 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
     }
   });
   __syncwarp();
-  add_sums(sums, out + std::uint64_t{stride} * parts.chunk_tensor[number]);
+  add_sums(sums, out + std::uint64_t{kDigestSums} * parts.chunk_tensor[number]);
 }
 
 template <bool Gaps>
@@ -175,20 +174,6 @@ std::uint64_t spans_of(std::span<const DigestPiece> pieces) {
   return spans;
 }
 
-struct SweepParts {
-  DevPiece* pieces = nullptr;
-  std::uint32_t* span_piece = nullptr;
-};
-SweepParts carve_sweep(std::byte* begin, std::uint64_t pieces, std::uint64_t spans,
-                       std::uint64_t* used = nullptr) {
-  Carver carver(begin);
-  SweepParts parts;
-  parts.pieces = carver.take<DevPiece>(pieces);
-  parts.span_piece = carver.take<std::uint32_t>(spans);
-  if (used != nullptr) *used = carver.used();
-  return parts;
-}
-
 Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream, std::uint64_t digests = 1) {
   return check(cudaMemsetAsync(sums_dev, 0, digests * kDigestSums * sizeof(std::uint64_t), stream),
                "clearing the sums of a digest");
@@ -197,10 +182,7 @@ Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream, std::uint64_t di
 }  // namespace
 
 WorkspaceSize digest_workspace_size(std::span<const DigestPiece> pieces) {
-  WorkspaceSize size;
-  carve_sweep(nullptr, pieces.size(), spans_of(pieces), &size.dev_bytes);
-  size.host_bytes = size.dev_bytes;
-  return size;
+  return span_table_size<DevPiece>(pieces.size(), spans_of(pieces));
 }
 
 Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
@@ -213,49 +195,28 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
   if (spans == 0) return {};
   DRIFTLESS_RETURN_IF_ERROR(
-      check_workspace(workspace, digest_workspace_size(pieces), "a digest on the device"));
-  const SweepParts host = carve_sweep(workspace.host, pieces.size(), spans);
-  std::uint64_t span = 0;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    host.pieces[i] = {pieces[i], span};
-    const std::uint64_t own = spans_of(pieces[i]);
-    std::fill_n(host.span_piece + span, own, static_cast<std::uint32_t>(i));
-    span += own;
-  }
-  std::uint64_t bytes = 0;
-  const SweepParts dev = carve_sweep(workspace.dev, pieces.size(), spans, &bytes);
-  DRIFTLESS_RETURN_IF_ERROR(check(
-      cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
-      "placing the pieces of a digest"));
+      place_spans<DevPiece>(pieces, spans, workspace, "a digest on the device", stream,
+                            [](const DigestPiece& piece, std::uint32_t first) {
+                              return std::pair(DevPiece{piece, first}, spans_of(piece));
+                            }));
+  const auto dev = carve_spans<DevPiece>(workspace.dev, pieces.size(), spans);
   constexpr std::uint64_t kMaxBlocks = 132 * 6;
   const auto blocks = static_cast<unsigned>(
       std::min<std::uint64_t>((spans + kDigestWarps - 1) / kDigestWarps, kMaxBlocks));
   sweep<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(
-      dev.pieces, dev.span_piece, static_cast<std::uint32_t>(spans), sums_dev);
+      dev.items, dev.span_item, static_cast<std::uint32_t>(spans), sums_dev);
   return check_launch("sweep");
-}
-
-Status Patch::digest_change(const std::byte* old_values_dev, const std::byte* new_values_dev,
-                            std::uint64_t* sums_dev, Stream stream) const {
-  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
-  return sum_changes(old_values_dev, new_values_dev, sums_dev, 0, stream);
 }
 
 Status Patch::digest_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
                              std::uint64_t* sums_dev, Stream stream) const {
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream), tensors_));
-  return sum_changes(old_values_dev, new_values_dev, sums_dev, kDigestSums, stream);
-}
-
-// `stride`: from the sums of one tensor to those of the next; 0: all tensors have the same.
-Status Patch::sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
-                          std::uint64_t* sums_dev, std::uint32_t stride, Stream stream) const {
   if (chunks_ == 0) return {};
   const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_)
                                                        : changes_kernel<false>(unit_bytes_);
   kernel<<<patch_blocks(chunks_), kPatchWarps * 32, 0, native(stream)>>>(
       carve_patch(dev_, tensors_, chunks_), positions_dev_, chunks_, old_values_dev, new_values_dev,
-      sums_dev, stride);
+      sums_dev);
   return check_launch("sum_changes");
 }
 

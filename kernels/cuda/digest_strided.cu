@@ -166,20 +166,6 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
   }
 }
 
-struct MapTables {
-  DevPart* parts = nullptr;
-  std::uint32_t* span_part = nullptr;
-};
-MapTables carve_maps(std::byte* begin, std::uint64_t parts, std::uint64_t spans,
-                     std::uint64_t* used) {
-  Carver carver(begin);
-  MapTables tables;
-  tables.parts = carver.take<DevPart>(parts);
-  tables.span_part = carver.take<std::uint32_t>(spans);
-  if (used != nullptr) *used = carver.used();
-  return tables;
-}
-
 // How the part is cut; first_span is left.
 DevPart cut(const DigestMap& part, unsigned unit_bytes) {
   const StridedMap& map = part.map;
@@ -219,23 +205,16 @@ Status launch_by_cast(ValueCast cast, unsigned unit_bytes, const Launch& launch)
   switch (cast) {
     case ValueCast::kBF16ToF32: return launch(sweep_maps<BF16ToF32>);
     case ValueCast::kF16ToF32: return launch(sweep_maps<F16ToF32>);
-    default: break;
-  }
-  switch (unit_bytes) {
-    case 1: return launch(sweep_maps<SameBits<std::uint8_t>>);
-    case 2: return launch(sweep_maps<SameBits<std::uint16_t>>);
-    case 4: return launch(sweep_maps<SameBits<std::uint32_t>>);
-    default: return launch(sweep_maps<SameBits<std::uint64_t>>);
+    default:
+      return with_cast(ValueCast::kNone, unit_bytes,
+                       [&](auto same) { return launch(sweep_maps<decltype(same)>); });
   }
 }
 
 }  // namespace
 
 WorkspaceSize digest_maps_workspace_size(std::span<const DigestMap> parts, unsigned unit_bytes) {
-  WorkspaceSize size;
-  carve_maps(nullptr, parts.size(), spans_of(parts, unit_bytes), &size.dev_bytes);
-  size.host_bytes = size.dev_bytes;
-  return size;
+  return span_table_size<DevPart>(parts.size(), spans_of(parts, unit_bytes));
 }
 
 Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
@@ -246,31 +225,24 @@ Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
     return error(StatusCode::kInvalidArgument, "a digest of ", parts.size(), " maps with units of ",
                  unit_bytes, " bytes: ", spans, " spans; cut it in two");
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_workspace(
-      workspace, digest_maps_workspace_size(parts, unit_bytes), "a digest through maps"));
-  const MapTables host = carve_maps(workspace.host, parts.size(), spans, nullptr);
-  std::uint64_t span = 0;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].cast != parts.front().cast || !reversible(parts[i].cast)) {
-      return error(StatusCode::kInvalidArgument, "a digest of maps that convert differently");
-    }
-    host.parts[i] = cut(parts[i], unit_bytes);
-    host.parts[i].first_span = static_cast<std::uint32_t>(span);
-    const std::uint64_t own = spans_of(host.parts[i]);
-    std::fill_n(host.span_part + span, own, static_cast<std::uint32_t>(i));
-    span += own;
+  for (const DigestMap& part : parts) {
+    if (part.cast == parts.front().cast && reversible(part.cast)) continue;
+    return error(StatusCode::kInvalidArgument, "a digest of maps that convert differently");
   }
-  std::uint64_t bytes = 0;
-  const MapTables dev = carve_maps(workspace.dev, parts.size(), spans, &bytes);
-  DRIFTLESS_RETURN_IF_ERROR(check(
-      cudaMemcpyAsync(workspace.dev, workspace.host, bytes, cudaMemcpyHostToDevice, native(stream)),
-      "placing the maps of a digest"));
+  DRIFTLESS_RETURN_IF_ERROR(place_spans<DevPart>(parts, spans, workspace, "a digest through maps",
+                                                 stream,
+                                                 [&](const DigestMap& part, std::uint32_t first) {
+                                                   DevPart own = cut(part, unit_bytes);
+                                                   own.first_span = first;
+                                                   return std::pair(own, spans_of(own));
+                                                 }));
+  const auto dev = carve_spans<DevPart>(workspace.dev, parts.size(), spans);
   return launch_by_cast(parts.front().cast, unit_bytes, [&](auto kernel) -> Status {
     for (std::uint32_t begin = 0; begin < spans;) {
       const auto end = static_cast<std::uint32_t>(
           std::min<std::uint64_t>(spans, std::uint64_t{begin} + kDigestMapSlice));
       const unsigned blocks = (end - begin + kDigestWarps - 1) / kDigestWarps;
-      kernel<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(dev.parts, dev.span_part, begin, end,
+      kernel<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(dev.items, dev.span_item, begin, end,
                                                                sums_dev);
       DRIFTLESS_RETURN_IF_ERROR(check_launch("sweep_maps"));
       begin = end;

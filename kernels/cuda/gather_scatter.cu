@@ -55,10 +55,7 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
                  const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
                  auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
                  Unit<W> there[kStridedTogether];
-#pragma unroll
-                 for (unsigned j = 0; j < kStridedTogether; ++j) {
-                   if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
-                 }
+                 load_there<W>(units, changes, there);
 #pragma unroll
                  for (unsigned j = 0; j < kStridedTogether; ++j) {
                    if (changes.at[j] != StridedMap::kOutside) old[changes.number[j]] = there[j];
@@ -105,7 +102,7 @@ Status Patch::scatter(const std::byte* values_dev, Stream stream) const {
 }
 
 Status StridedPatch::gather_strided(std::byte* old_values_dev, Stream stream) const {
-  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
   const auto kernel =
       by_width(unit_bytes_, cuda::gather<1>, cuda::gather<2>, cuda::gather<4>, cuda::gather<8>);
   return launch_strided(chunks_, kStridedSlice, "gather_strided", kernel, stream, tables,
@@ -113,7 +110,7 @@ Status StridedPatch::gather_strided(std::byte* old_values_dev, Stream stream) co
 }
 
 Status StridedPatch::scatter_strided(const std::byte* values_dev, bool old, Stream stream) const {
-  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
   const auto kernel =
       by_width(unit_bytes_, cuda::scatter<1>, cuda::scatter<2>, cuda::scatter<4>, cuda::scatter<8>);
   return launch_strided(chunks_, kStridedSlice, "scatter_strided", kernel, stream, tables,

@@ -4,7 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
+#include <tuple>
 #include <type_traits>
 
 #include "core/status.h"
@@ -55,6 +58,49 @@ inline Status check_workspace(const Workspace& given, const WorkspaceSize& neede
   return error(StatusCode::kInvalidArgument, what, ": the workspace has ", given.dev_bytes,
                " bytes of device and ", given.host_bytes, " of pinned memory, ", needed.dev_bytes,
                " and ", needed.host_bytes, " are needed, aligned to 256 and 64");
+}
+
+// Items of work and, for each span of it (what a warp does at a time), the number of its item.
+template <typename Item>
+struct SpanTable {
+  Item* items = nullptr;
+  std::uint32_t* span_item = nullptr;
+};
+template <typename Item>
+SpanTable<Item> carve_spans(std::byte* memory, std::uint64_t items, std::uint64_t spans,
+                            std::uint64_t* used = nullptr) {
+  Carver carver(memory);
+  SpanTable<Item> table;
+  table.items = carver.take<Item>(items);
+  table.span_item = carver.take<std::uint32_t>(spans);
+  if (used != nullptr) *used = carver.used();
+  return table;
+}
+template <typename Item>
+WorkspaceSize span_table_size(std::uint64_t items, std::uint64_t spans) {
+  WorkspaceSize size;
+  carve_spans<Item>(nullptr, items, spans, &size.dev_bytes);
+  size.host_bytes = size.dev_bytes;
+  return size;
+}
+// Fills the table in the workspace's host memory, and queues its way to the device's. `make` turns
+// a source, and the number of its first span, into an item and the number of its spans.
+template <typename Item, typename Source, typename Make>
+Status place_spans(std::span<const Source> sources, std::uint64_t spans, const Workspace& workspace,
+                   const char* what, Stream stream, const Make& make) {
+  const WorkspaceSize size = span_table_size<Item>(sources.size(), spans);
+  DRIFTLESS_RETURN_IF_ERROR(check_workspace(workspace, size, what));
+  const SpanTable<Item> host = carve_spans<Item>(workspace.host, sources.size(), spans);
+  std::uint32_t span = 0;
+  for (std::uint32_t i = 0; i < sources.size(); ++i) {
+    std::uint64_t own = 0;
+    std::tie(host.items[i], own) = make(sources[i], span);
+    std::fill_n(host.span_item + span, own, i);
+    span += static_cast<std::uint32_t>(own);
+  }
+  return check(cudaMemcpyAsync(workspace.dev, workspace.host, size.dev_bytes,
+                               cudaMemcpyHostToDevice, native(stream)),
+               what);
 }
 
 inline bool valid_width(unsigned unit_bytes) {

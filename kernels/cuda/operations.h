@@ -119,7 +119,7 @@ class Patch {
     std::byte* data_dev = nullptr;
     std::uint64_t units = 0;
     StreamEntry entry;
-    DigestTensorKey key;  // for digest_change()
+    DigestTensorKey key;  // for digest_changes()
   };
   // 56 bytes per tensor, 12 per 2048 changes; on the host as much again.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
@@ -136,21 +136,15 @@ class Patch {
   [[nodiscard]] Status scatter(const std::byte* values_dev, Stream stream) const;
   // values[k] = data[position[k]].
   [[nodiscard]] Status gather(std::byte* values_dev, Stream stream) const;
-  // What going from old to new values adds to the digest of all tensors: into `sums_dev`, which
-  // digest_from_sums() understands once it is on the host. Zeroed first.
-  [[nodiscard]] Status digest_change(const std::byte* old_values_dev,
-                                     const std::byte* new_values_dev, std::uint64_t* sums_dev,
-                                     Stream stream) const;
-  // The same of each tensor by itself: kDigestSums of them, one tensor after the other.
+  // What going from old to new values adds to the digest of each tensor: into `sums_dev`,
+  // kDigestSums for one tensor after the other, which digest_from_sums() understands once they are
+  // on the host. Zeroed first.
   [[nodiscard]] Status digest_changes(const std::byte* old_values_dev,
                                       const std::byte* new_values_dev, std::uint64_t* sums_dev,
                                       Stream stream) const;
 
  private:
   Patch() = default;
-  [[nodiscard]] Status sum_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
-                                   std::uint64_t* sums_dev, std::uint32_t stride,
-                                   Stream stream) const;
 
   unsigned unit_bytes_ = 1;
   PositionCoding coding_ = PositionCoding::kIndices;

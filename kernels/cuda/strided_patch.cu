@@ -27,10 +27,7 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
         auto* const units = reinterpret_cast<Unit<W>*>(part.data_dev);
         auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
         Unit<W> there[kStridedTogether];
-#pragma unroll
-        for (unsigned j = 0; j < kStridedTogether; ++j) {
-          if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
-        }
+        load_there<W>(units, changes, there);
         bool differs = false;
 #pragma unroll
         for (unsigned j = 0; j < kStridedTogether; ++j) {
@@ -54,10 +51,7 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
       [&](const StridedPatch::Part& part, std::uint32_t number, const StridedChanges& changes) {
         const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
         Unit<W> there[kStridedTogether];
-#pragma unroll
-        for (unsigned j = 0; j < kStridedTogether; ++j) {
-          if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
-        }
+        load_there<W>(units, changes, there);
         bool differs = false;
 #pragma unroll
         for (unsigned j = 0; j < kStridedTogether; ++j) {
@@ -71,22 +65,8 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
 
 }  // namespace
 
-StridedTables carve_strided(std::byte* memory, std::uint32_t parts, std::uint32_t chunks,
-                            std::uint64_t* used) {
-  Carver carver(memory);
-  StridedTables tables;
-  tables.parts = carver.take<StridedPart>(parts);
-  tables.chunk_part = carver.take<std::uint32_t>(chunks);
-  if (used != nullptr) *used = carver.used();
-  return tables;
-}
-
 WorkspaceSize StridedPatch::workspace_size(std::span<const Part> parts) {
-  WorkspaceSize size;
-  static_cast<void>(carve_strided(nullptr, static_cast<std::uint32_t>(parts.size()),
-                                  static_cast<std::uint32_t>(chunks_of(parts)), &size.dev_bytes));
-  size.host_bytes = size.dev_bytes;
-  return size;
+  return span_table_size<StridedPart>(parts.size(), chunks_of(parts));
 }
 
 Result<StridedPatch> StridedPatch::make(std::span<const Part> parts, unsigned unit_bytes,
@@ -98,32 +78,23 @@ Result<StridedPatch> StridedPatch::make(std::span<const Part> parts, unsigned un
     return error(StatusCode::kInvalidArgument, "a strided patch of ", parts.size(), " parts in ",
                  chunks, " chunks, units of ", unit_bytes, " bytes, cannot be made");
   }
-  DRIFTLESS_RETURN_IF_ERROR(
-      check_workspace(workspace, workspace_size(parts), "a strided patch on the device"));
   StridedPatch patch;
   patch.unit_bytes_ = unit_bytes;
   patch.parts_ = static_cast<std::uint32_t>(parts.size());
   patch.chunks_ = static_cast<std::uint32_t>(chunks);
   patch.offsets_dev_ = offsets_dev;
   patch.dev_ = workspace.dev;
-  const StridedTables host = carve_strided(workspace.host, patch.parts_, patch.chunks_);
-  std::uint32_t chunk = 0;
-  for (std::uint32_t i = 0; i < patch.parts_; ++i) {
-    host.parts[i] = {parts[i], chunk};
-    const auto own = static_cast<std::uint32_t>(chunks_of(parts[i]));
-    std::fill_n(host.chunk_part + chunk, own, i);
-    chunk += own;
-  }
-  const WorkspaceSize size = workspace_size(parts);
-  DRIFTLESS_RETURN_IF_ERROR(check(cudaMemcpyAsync(workspace.dev, workspace.host, size.dev_bytes,
-                                                  cudaMemcpyHostToDevice, native(stream)),
-                                  "placing a strided patch"));
+  DRIFTLESS_RETURN_IF_ERROR(
+      place_spans<StridedPart>(parts, chunks, workspace, "a strided patch on the device", stream,
+                               [](const Part& part, std::uint32_t first) {
+                                 return std::pair(StridedPart{part, first}, chunks_of(part));
+                               }));
   return patch;
 }
 
 Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                       std::uint32_t* differs_dev, Stream stream) const {
-  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
   const auto kernel = by_width(unit_bytes_, exchange<1>, exchange<2>, exchange<4>, exchange<8>);
   return launch_strided(chunks_, chunks_, "exchange_strided", kernel, stream, tables, offsets_dev_,
                         values_dev, old_values_dev, differs_dev);
@@ -131,7 +102,7 @@ Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* ol
 
 Status StridedPatch::compare_strided(const std::byte* values_dev, std::uint32_t* differs_dev,
                                      Stream stream) const {
-  const StridedTables tables = carve_strided(dev_, parts_, chunks_);
+  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
   const auto kernel = by_width(unit_bytes_, compare<1>, compare<2>, compare<4>, compare<8>);
   return launch_strided(chunks_, chunks_, "compare_strided", kernel, stream, tables, offsets_dev_,
                         values_dev, differs_dev);

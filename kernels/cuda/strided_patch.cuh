@@ -16,12 +16,7 @@ inline constexpr std::uint32_t kStridedSlice = 8192;
 struct StridedPart : StridedPatch::Part {
   std::uint32_t first_chunk;
 };
-struct StridedTables {
-  StridedPart* parts = nullptr;
-  std::uint32_t* chunk_part = nullptr;
-};
-[[nodiscard]] StridedTables carve_strided(std::byte* memory, std::uint32_t parts,
-                                          std::uint32_t chunks, std::uint64_t* used = nullptr);
+using StridedTables = SpanTable<StridedPart>;
 
 // A new value in the target's width.
 template <unsigned W>
@@ -48,6 +43,16 @@ struct StridedChanges {
   std::uint64_t number[kStridedTogether];
 };
 
+// What is there, where they go.
+template <unsigned W>
+__device__ __forceinline__ void load_there(const Unit<W>* units, const StridedChanges& changes,
+                                           Unit<W> (&there)[kStridedTogether]) {
+#pragma unroll
+  for (unsigned j = 0; j < kStridedTogether; ++j) {
+    if (changes.at[j] != StridedMap::kOutside) there[j] = units[changes.at[j]];
+  }
+}
+
 // Calls body(part, part's number, changes) until every change of the warp's chunk was among them.
 template <typename Body>
 __device__ __forceinline__ void each_strided(const StridedTables& tables,
@@ -56,8 +61,8 @@ __device__ __forceinline__ void each_strided(const StridedTables& tables,
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t chunk = begin + blockIdx.x * kStridedWarps + threadIdx.x / 32;
   if (chunk >= end) return;
-  const std::uint32_t number = tables.chunk_part[chunk];
-  const StridedPart& part = tables.parts[number];
+  const std::uint32_t number = tables.span_item[chunk];
+  const StridedPart& part = tables.items[number];
   const std::uint64_t skip = std::uint64_t{chunk - part.first_chunk} * kStridedChunk;
   const std::uint64_t left = part.count - skip;
   const auto count = static_cast<std::uint32_t>(left < kStridedChunk ? left : kStridedChunk);

@@ -22,7 +22,6 @@ void bind_source(py::module_& module);
 void bind_publisher(py::module_& module);
 void bind_targets(py::module_& module);
 void bind_engines(py::module_& module);
-void bind_sourced_maps(py::module_& module);
 void bind_receiver(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_engine_driver(py::module_& module);

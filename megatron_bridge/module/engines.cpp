@@ -14,13 +14,13 @@
 #include "core/parallel.h"
 #include "module/bindings.h"
 #include "module/device_kernels.h"
-#include "module/followed_target.h"
 #include "module/target.h"
 #include "plugin/job/devices.h"
 #include "plugin/targets/mapped_target.h"
 #include "plugin/targets/masked_device.h"
 #include "plugin/targets/masked_write.h"
 #include "plugin/targets/tensor_changes.h"
+#include "plugin/targets/weight_sums.h"
 
 namespace driftless::python {
 namespace {
@@ -34,13 +34,13 @@ std::uint32_t index_of(const WeightLayout& layout, const std::string& name,
 }
 
 // A map into memory at an address, as units of a type that values of `from` are converted to.
-WeightMap masked_target(const StridedMap& map, std::uint64_t address, DType from,
-                        const std::string& dtype) {
+WeightMap map_into(const StridedMap& map, std::uint64_t address, DType from,
+                   const std::string& dtype, const std::string& what = {}) {
   const DType to = take(parse_dtype(dtype));
   const std::optional<ValueCast> cast = value_cast(from, to);
   if (!cast) {
-    fail(StatusCode::kUnsupported, "there is no conversion from ", info(from).name, " to ", dtype,
-         " here");
+    fail(StatusCode::kUnsupported, what, "there is no conversion from ", info(from).name, " to ",
+         dtype, " here");
   }
   return {0, memory_at(address), unit_bytes(to), map, *cast, {}};
 }
@@ -81,7 +81,7 @@ class HeldChanges {
   [[nodiscard]] MaskedWrite overwrite(const std::string& name, const StridedMap& map,
                                       std::uint64_t target, const std::string& dtype,
                                       unsigned threads) const {
-    const WeightMap into = masked_target(map, target, spec(name).dtype, dtype);
+    const WeightMap into = map_into(map, target, spec(name).dtype, dtype);
     const std::span<const DeltaPiece> changed = pieces(name);
     return take(
         without_gil([&] { return MaskedWrite::make(into, changed, threads_or_default(threads)); }));
@@ -111,7 +111,8 @@ StridedView view_of(const View& view) {
 // raises becomes a status that says so; an exception of ours keeps its code.
 class PythonWriter final : public ExternalWriter {
  public:
-  explicit PythonWriter(py::object writer) : writer_(std::move(writer)) {}
+  explicit PythonWriter(py::object writer)
+      : writer_(std::move(writer)), told_(py::hasattr(writer_, "written")) {}
   ~PythonWriter() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     const py::gil_scoped_acquire acquired;
     writer_ = py::object();
@@ -126,7 +127,7 @@ class PythonWriter final : public ExternalWriter {
   Status commit() override { return call("commit"); }
   Status undo() override { return call("undo"); }
   void drop() override { static_cast<void>(call("drop")); }
-  Status written() { return call("written"); }
+  Status written() override { return told_ ? call("written") : Status(); }
 
  private:
   template <typename... Arguments>
@@ -162,31 +163,35 @@ class PythonWriter final : public ExternalWriter {
   }
 
   py::object writer_;
+  bool told_;  // it has written()
 };
 
-// A target, and what Python must keep for it.
-struct MadeTarget {
-  std::shared_ptr<MappedTarget> target;
-  FollowedTarget::Written written;
+// What a target is made of, and what Python must keep for it.
+struct TargetParts {
+  MappedParts parts;
+  MappedOptions options;
   py::object owners;  // of the memory that the maps lead to
 };
 
 class MappedHolder : public HeldTarget {
  public:
-  explicit MappedHolder(const MadeTarget& made)
-      : MappedHolder(std::make_shared<FollowedTarget>(made.target, made.written), made.owners) {}
-  [[nodiscard]] bool proven() const { return followed_->proven(); }
-  void replace(const MadeTarget& made) {
-    followed_->replace(made.target, made.written);
-    owners_ = made.owners;
+  explicit MappedHolder(TargetParts given)
+      : MappedHolder(take(without_gil([&] {
+                       return make_mapped_target(std::move(given.parts), given.options);
+                     })),
+                     std::move(given.owners)) {}
+  [[nodiscard]] bool proven() const { return target_->proven(); }
+  void replace(TargetParts given) {
+    check(without_gil([&] { return target_->replace(std::move(given.parts), given.options); }));
+    owners_ = std::move(given.owners);
     refresh(true);
   }
 
  private:
-  MappedHolder(std::shared_ptr<FollowedTarget> followed, py::object owners)
-      : HeldTarget(followed), followed_(std::move(followed)), owners_(std::move(owners)) {}
+  MappedHolder(std::shared_ptr<MappedTarget> target, py::object owners)
+      : HeldTarget(target), target_(std::move(target)), owners_(std::move(owners)) {}
 
-  std::shared_ptr<FollowedTarget> followed_;
+  std::shared_ptr<MappedTarget> target_;
   py::object owners_;
 };
 
@@ -194,24 +199,16 @@ class MappedHolder : public HeldTarget {
 using MapTuple = std::tuple<std::string, std::uint64_t, std::string, StridedMap, std::string>;
 
 WeightMap map_of(const WeightLayout& layout, const MapTuple& given) {
-  const auto& [name, address, dtype_name, map, parameter] = given;
-  WeightMap made;
-  made.tensor = index_of(layout, name);
-  made.data = memory_at(address);
-  const DType dtype = take(parse_dtype(dtype_name));
-  made.unit_bytes = unit_bytes(dtype);
-  const std::optional<ValueCast> cast = value_cast(layout[made.tensor].dtype, dtype);
-  if (!cast) {
-    fail(StatusCode::kUnsupported, "tensor '", name, "' is ", info(layout[made.tensor].dtype).name,
-         ", parameter '", parameter, "' is ", dtype_name, ": there is no such conversion here");
-  }
-  made.cast = *cast;
-  made.map = map;
+  const auto& [name, address, dtype, map, parameter] = given;
+  const std::uint32_t tensor = index_of(layout, name);
+  WeightMap made = map_into(map, address, layout[tensor].dtype, dtype,
+                            concat("tensor '", name, "' into parameter '", parameter, "': "));
+  made.tensor = tensor;
   made.parameter = parameter;
   return made;
 }
 
-MadeTarget make_mapped(const WeightLayout& layout, const std::vector<MapTuple>& maps,
+TargetParts make_parts(const WeightLayout& layout, const std::vector<MapTuple>& maps,
                        const std::vector<std::string>& external,
                        const std::map<std::string, std::string>& refused, const py::object& writer,
                        const py::object& owners, const std::optional<std::string>& run,
@@ -219,19 +216,16 @@ MadeTarget make_mapped(const WeightLayout& layout, const std::vector<MapTuple>& 
                        const std::optional<std::string>& digest,
                        const std::vector<std::string>& digests, unsigned threads,
                        std::optional<int> device, std::optional<std::uint32_t> rank) {
-  MappedParts parts;
+  TargetParts made;
+  made.owners = owners;
+  MappedParts& parts = made.parts;
   parts.layout = layout;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
   for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
   for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
-  FollowedTarget::Written written;
-  if (!writer.is_none()) {
-    const auto held = std::make_shared<PythonWriter>(writer);
-    if (py::hasattr(writer, "written")) written = [held] { return held->written(); };
-    parts.writer = held;
-  }
+  if (!writer.is_none()) parts.writer = std::make_shared<PythonWriter>(writer);
   if (device) parts.memory = take(make_device_memory(*device));
-  MappedOptions options;
+  MappedOptions& options = made.options;
   if (version) {
     options.initial.emplace();
     options.initial->version = *version;
@@ -243,14 +237,12 @@ MadeTarget make_mapped(const WeightLayout& layout, const std::vector<MapTuple>& 
   }
   options.threads = threads;
   options.rank = rank;
-  std::unique_ptr<MappedTarget> made =
-      take(without_gil([&] { return make_mapped_target(std::move(parts), options); }));
-  return {std::move(made), std::move(written), owners};
+  return made;
 }
 
-// MappedTarget(...) and replace(...) take what make_mapped() does.
+// MappedTarget(...) and replace(...) take what make_parts() does.
 template <typename Class, typename... Arguments>
-void def_making(Class& holder, MadeTarget (*make)(Arguments...)) {
+void def_making(Class& holder, TargetParts (*make)(Arguments...)) {
   const auto named = std::make_tuple(
       py::arg("layout"), py::arg("maps"), py::arg("external") = std::vector<std::string>(),
       py::arg("refused") = std::map<std::string, std::string>(), py::arg("writer") = py::none(),
@@ -273,6 +265,35 @@ void def_making(Class& holder, MadeTarget (*make)(Arguments...)) {
       named);
 }
 
+// A copy from `source`, in which units are new values or the sentinel, into `address`.
+MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
+                         std::uint64_t sentinel, std::uint64_t target,
+                         const std::string& target_dtype, unsigned threads) {
+  const WeightMap into = map_into(map, target, take(parse_dtype(dtype)), target_dtype);
+  const MaskedSource from{memory_at(source), sentinel};
+  return take(
+      without_gil([&] { return MaskedWrite::make(into, from, threads_or_default(threads)); }));
+}
+
+// (the tensor's address on the host, its units, its dtype, address of the memory's first unit, its
+// dtype, map)
+using SourcedTuple =
+    std::tuple<std::uint64_t, std::uint64_t, std::string, std::uint64_t, std::string, StridedMap>;
+
+std::vector<bool> hold(const std::vector<SourcedTuple>& given, std::optional<int> device,
+                       unsigned threads) {
+  std::vector<SourcedMap> maps;
+  for (const auto& [source, units, source_dtype, address, dtype, map] : given) {
+    const DType from = take(parse_dtype(source_dtype));
+    maps.push_back(
+        {map_into(map, address, from, dtype), {memory_at(source), units * unit_bytes(from)}});
+  }
+  const py::gil_scoped_release released;
+  const std::shared_ptr<WeightMemory> memory =
+      device ? take(make_device_memory(*device)) : make_host_memory();
+  return take(hold_sources(maps, *memory, threads_or_default(threads)));
+}
+
 void bind_map(py::module_& module) {
   py::class_<StridedMap> map(
       module, "StridedMap",
@@ -284,20 +305,20 @@ void bind_map(py::module_& module) {
                 StridedMap::make(view_of(source), source_units, view_of(target), target_units));
           }),
           py::arg("source"), py::arg("source_units"), py::arg("target"), py::arg("target_units"))
-      .def("meets", &targets_meet, "Whether both may write the same unit.");
+      .def(
+          "meets",
+          [](const StridedMap& self, const StridedMap& other) {
+            return meet(self, other, MapSide::kTarget);
+          },
+          "Whether both write the same unit.");
+  module.def("hold_sources", &hold, py::arg("maps"), py::arg("device") = py::none(),
+             py::arg("threads") = 0,
+             "For each of `maps`, (address of a tensor on the host, its units, its dtype, address "
+             "of the memory's first unit, its dtype, map): whether that memory, the host's or a "
+             "GPU's, holds the tensor's values, converted, to the bit. Reads all of both.");
   module.def("can_cast", [](const std::string& from, const std::string& to) {
     return value_cast(take(parse_dtype(from)), take(parse_dtype(to))).has_value();
   });
-}
-
-// A copy from `source`, in which units are new values or the sentinel, into `address`.
-MaskedWrite masked_write(const StridedMap& map, std::uint64_t source, const std::string& dtype,
-                         std::uint64_t sentinel, std::uint64_t target,
-                         const std::string& target_dtype, unsigned threads) {
-  const WeightMap into = masked_target(map, target, take(parse_dtype(dtype)), target_dtype);
-  const MaskedSource from{memory_at(source), sentinel};
-  return take(
-      without_gil([&] { return MaskedWrite::make(into, from, threads_or_default(threads)); }));
 }
 
 // MaskedDevice for Python: keeps what it was given, and numbers tensors as they were staged.
@@ -335,7 +356,7 @@ class HeldMasked {
   // Takes some microseconds: not worth letting go of the interpreter.
   std::size_t overwrite(std::size_t number, const StridedMap& map, std::uint64_t target,
                         const std::string& dtype, std::uint64_t stream) {
-    const WeightMap into = masked_target(map, target, at(number).dtype, dtype);
+    const WeightMap into = map_into(map, target, at(number).dtype, dtype);
     return take(masked_->overwrite(number, into, stream_of(stream)));
   }
   void undo(std::size_t write, std::uint64_t stream) {
@@ -375,7 +396,7 @@ void bind_engines(py::module_& module) {
       "check(), stage(changes), commit(), undo(), drop(); each may raise, commit() then leaves no "
       "trace. If it has written(), that is called after a commit, and after one that was taken "
       "back; if it raises, the commit is taken back. driftless.engines makes them from a module.");
-  def_making(mapped, &make_mapped);
+  def_making(mapped, &make_parts);
   mapped.def_property_readonly("proven", &MappedHolder::proven,
                                "Whether the digest is proven from the parameters' own bits.");
   py::class_<MaskedWrite>(

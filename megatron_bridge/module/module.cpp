@@ -18,7 +18,6 @@ PYBIND11_MODULE(_native, module) {
   bind_publisher(module);
   bind_targets(module);
   bind_engines(module);
-  bind_sourced_maps(module);
   bind_receiver(module);
   bind_kernels(module);
   bind_engine_driver(module);

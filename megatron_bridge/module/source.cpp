@@ -72,7 +72,7 @@ class PythonSource final : public WeightSource {
       }
       seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
-      check(check_tensor_anywhere(ref, spec));
+      check(check_tensor(ref, spec));
       offered.push_back({index, ref.data, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
       on_gpu = on_gpu || !ref.on_host();
     }

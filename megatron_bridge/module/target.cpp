@@ -77,7 +77,7 @@ TensorSpec spec_of(const TensorRef& ref, const std::string& name,
   const auto named = dtypes.find(name);
   const DType dtype = named == dtypes.end() ? ref.dtype : take(parse_dtype(named->second));
   TensorSpec spec = take(TensorSpec::make(name, dtype, ref.shape));
-  check(check_tensor_anywhere(ref, spec));
+  check(check_tensor(ref, spec));
   return spec;
 }
 

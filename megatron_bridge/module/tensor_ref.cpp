@@ -197,7 +197,7 @@ Status check_writable(const TensorRef& ref, std::string_view name) {
                "' is read-only: weights are written into it");
 }
 
-Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec) {
+Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
   const bool bits_pass = ref.plain_bits && unit_bytes(ref.dtype) == unit_bytes(spec.dtype) &&
                          info(spec.dtype).bits >= 8;
   if (ref.dtype != spec.dtype && !bits_pass) {
@@ -210,11 +210,6 @@ Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec) {
                  found.shape_string(), ", expected ", spec.shape_string());
   }
   return ref.device == DeviceKind::kCuda ? Status() : check_on_host(ref, spec.name);
-}
-
-Status check_tensor(const TensorRef& ref, const TensorSpec& spec) {
-  DRIFTLESS_RETURN_IF_ERROR(check_tensor_anywhere(ref, spec));
-  return check_on_host(ref, spec.name);
 }
 
 std::uint64_t units_of(const TensorRef& ref) { return ref.size_bytes / unit_bytes(ref.dtype); }

@@ -61,10 +61,9 @@ struct TensorRef {
 // is raised: not contiguous, of a type that safetensors has not, not in native byte order.
 [[nodiscard]] TensorRef tensor_ref(const py::object& object, std::string_view name);
 
-// Of this type and shape, on the host. Unsigned integers pass for a type of the same width.
+// Of this type and shape, on the host or a GPU. Unsigned integers pass for a type of the same
+// width.
 [[nodiscard]] Status check_tensor(const TensorRef& ref, const TensorSpec& spec);
-// The same, but it may also lie on a GPU.
-[[nodiscard]] Status check_tensor_anywhere(const TensorRef& ref, const TensorSpec& spec);
 [[nodiscard]] Status check_on_host(const TensorRef& ref, std::string_view name);
 [[nodiscard]] Status check_writable(const TensorRef& ref, std::string_view name);
 [[nodiscard]] std::uint64_t units_of(const TensorRef& ref);

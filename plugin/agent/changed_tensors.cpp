@@ -3,44 +3,13 @@
 
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
-#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {
 
 constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
 
-// The same bytes for two readers.
-FetchedVersion share(FetchedVersion& version) {
-  FetchedVersion other;
-  other.manifest = version.manifest;
-  other.source = version.source;
-  for (MappedFile& part : version.parts) {
-    const auto owner = std::make_shared<const MappedFile>(std::move(part));
-    const auto view = [&] {
-      return MappedFile(owner->path(), owner, owner->bytes(), owner->memory_kind());
-    };
-    part = view();
-    other.parts.push_back(view());
-  }
-  return other;
-}
-
 }  // namespace
-
-Result<std::unique_ptr<StagedChange>> WatchedTarget::stage(std::vector<FetchedVersion> chain) {
-  changed_.clear();
-  if (target_->layout() == nullptr) return target_->stage(std::move(chain));
-  std::vector<FetchedVersion> looked_at;
-  for (FetchedVersion& version : chain) looked_at.push_back(share(version));
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<VersionSource> sources,
-      open_chain(posix_file_system(), std::move(looked_at), *target_->layout(), "", threads_));
-  for (const VersionSource& source : sources) {
-    for (const TensorChange& change : source.changes()) changed_.insert(change.tensor);
-  }
-  return target_->stage(std::move(chain));
-}
 
 Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint,
                                    const std::set<std::uint32_t>& changed,

@@ -51,7 +51,7 @@ class CheckpointDelivery final : public Delivery {
                      ReceiveRoad& road)
       : config_(config),
         road_(road),
-        watched_(target, std::max(1U, config.receiver.threads)),
+        target_(target),
         changed_root_(concat(checkpoint, kChangedSuffix)) {
     versions_.checkpoint = checkpoint;
     versions_.check = [this] { return check_files(); };
@@ -69,8 +69,8 @@ class CheckpointDelivery final : public Delivery {
     }
     ReceiverOptions options = config_.receiver;
     options.id = "agent";
-    DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, road_, watched_, deadline));
-    const TargetState state = watched_.state();
+    DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, road_, target_, deadline));
+    const TargetState state = target_.state();
     if (state.valid) note(state.id.version, state.digest);
     return keep_files();
   }
@@ -129,7 +129,7 @@ class CheckpointDelivery final : public Delivery {
                                  std::move(options));
     }
     const auto check = [this](const std::string& path) {
-      return check_same_shapes(posix_file_system(), checkpoint_behind(path), *watched_.layout());
+      return check_same_shapes(posix_file_system(), checkpoint_behind(path), *target_.layout());
     };
     return make_engine_session(make_sglang_disk_transport(std::move(link), versions_, check),
                                std::move(options));
@@ -181,7 +181,7 @@ class CheckpointDelivery final : public Delivery {
         join_path(changed_root_, concat("v", version_string(report.version)));
     DRIFTLESS_ASSIGN_OR_RETURN(
         const bool written,
-        write_changed_tensors(fs, versions_.checkpoint, watched_.changed(), directory));
+        write_changed_tensors(fs, versions_.checkpoint, report.tensors, directory));
     if (written) versions_.changed = directory;
     versions_.changed_from = report.from_version;
     return {};
@@ -189,7 +189,7 @@ class CheckpointDelivery final : public Delivery {
 
   const Config config_;
   QuietRoad road_;
-  WatchedTarget watched_;
+  WeightTarget& target_;
   std::unique_ptr<Receiver> receiver_;
   DiskVersions versions_;
   std::string changed_root_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <queue>
 #include <span>
 #include <string_view>
 
@@ -134,10 +133,7 @@ Result<std::uint64_t> reach_of(const driftless_tensor& tensor, const TensorSpec&
 // for negative strides, and for any but contiguous memory of elements smaller than a byte.
 Result<StridedMap> map_elements(const driftless_tensor& tensor, const TensorSpec& spec) {
   const std::optional<std::size_t> strided = find_strided(tensor, spec);
-  if (!strided) {
-    const StridedView whole{0, {spec.units()}, {1}};
-    return StridedMap::make(whole, spec.units(), whole, spec.units());
-  }
+  if (!strided) return StridedMap::whole(spec.units());
   DRIFTLESS_RETURN_IF_ERROR(check_may_be_strided(tensor, spec, *strided));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t reach, reach_of(tensor, spec));
   const StridedView source{0, spec.shape, contiguous_strides(spec.shape)};
@@ -146,135 +142,6 @@ Result<StridedMap> map_elements(const driftless_tensor& tensor, const TensorSpec
   if (map.ok()) return map;  // what is left: too many dimensions
   return error(StatusCode::kUnsupported, "its strides: ", map.status().message(),
                "; register contiguous memory");
-}
-
-// --- whether tensors have bytes in common
-
-struct PlacedTensor {
-  std::string_view name;
-  std::uintptr_t data = 0;
-  unsigned unit_bytes = 1;
-  const StridedMap* map = nullptr;  // of map_elements(); has units
-};
-
-// The bytes of one tensor as runs, ascending: dimensions that carry a run on are part of it.
-class Runs {
- public:
-  explicit Runs(const PlacedTensor& tensor)
-      : name_(tensor.name), begin_(tensor.data), run_bytes_(tensor.unit_bytes) {
-    std::vector<StridedMap::Dim> dims(tensor.map->dim, tensor.map->dim + tensor.map->dims);
-    std::sort(dims.begin(), dims.end(),
-              [](const auto& a, const auto& b) { return a.target_stride < b.target_stride; });
-    for (const StridedMap::Dim& dim : dims) {
-      const std::uint64_t step = dim.target_stride * tensor.unit_bytes;
-      if (steps_.empty() && step == run_bytes_) {
-        run_bytes_ *= dim.size;
-      } else if (!steps_.empty() && step == steps_.back().bytes * steps_.back().count) {
-        steps_.back().count *= dim.size;
-      } else {
-        steps_.push_back({step, dim.size, 0});
-      }
-    }
-    measure();
-  }
-  [[nodiscard]] std::string_view name() const { return name_; }
-  [[nodiscard]] std::uintptr_t begin() const { return begin_; }  // of the run
-  [[nodiscard]] std::uintptr_t run_end() const { return begin_ + run_bytes_; }
-  [[nodiscard]] std::uintptr_t end() const { return end_; }  // of the last run
-
-  // Goes to the next run, where there is one.
-  [[nodiscard]] bool next() {
-    for (Step& step : steps_) {
-      begin_ += step.bytes;
-      if (++step.at < step.count) return true;
-      begin_ -= step.bytes * step.count;
-      step.at = 0;
-    }
-    return false;
-  }
-  // The outermost step, or 0; and the first of what it repeats.
-  [[nodiscard]] std::uint64_t period() const { return steps_.empty() ? 0 : steps_.back().bytes; }
-  [[nodiscard]] std::uintptr_t first_end() const {
-    return end_ - (steps_.back().count - 1) * steps_.back().bytes;
-  }
-  void keep_first() {
-    steps_.pop_back();
-    measure();
-  }
-
- private:
-  struct Step {
-    std::uint64_t bytes, count, at;
-  };
-  void measure() {
-    end_ = run_end();
-    for (const Step& step : steps_) end_ += (step.count - 1) * step.bytes;
-  }
-  std::string_view name_;
-  std::uintptr_t begin_, end_ = 0;
-  std::uint64_t run_bytes_;
-  std::vector<Step> steps_;  // ascending
-};
-
-Status share_memory(const Runs& a, const Runs& b) {
-  return error(StatusCode::kInvalidArgument, "tensors '", a.name(), "' and '", b.name(),
-               "' share memory: register each with its own");
-}
-
-// Columns of one matrix: where all repeat at the same step, and the first of all fit into one step,
-// these tell everything.
-bool keep_first(std::span<Runs> cluster) {
-  const std::uint64_t period = cluster.front().period();
-  std::uintptr_t end = 0;
-  for (const Runs& runs : cluster) {
-    if (period == 0 || runs.period() != period) return false;
-    end = std::max(end, runs.first_end());
-  }
-  if (end - cluster.front().begin() > period) return false;
-  for (Runs& runs : cluster) runs.keep_first();
-  return true;
-}
-
-// All runs of all, ascending.
-Status walk(std::span<Runs> cluster) {
-  const auto later = [](const Runs* a, const Runs* b) { return a->begin() > b->begin(); };
-  std::priority_queue<Runs*, std::vector<Runs*>, decltype(later)> waiting(later);
-  for (Runs& runs : cluster) waiting.push(&runs);
-  const Runs* before = nullptr;
-  for (std::uintptr_t taken = 0; !waiting.empty();) {
-    Runs* const runs = waiting.top();
-    waiting.pop();
-    if (runs->begin() < taken) return share_memory(*before, *runs);
-    taken = runs->run_end();
-    before = runs;
-    const bool alone = waiting.empty() || runs->end() <= waiting.top()->begin();
-    if (!alone && runs->next()) waiting.push(runs);
-  }
-  return {};
-}
-
-// Those whose ranges meet are looked at closely.
-Status check_ranges(std::span<Runs> all) {
-  std::sort(all.begin(), all.end(),
-            [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
-  for (std::size_t first = 0, last = 0; first < all.size(); first = last) {
-    std::uintptr_t end = all[first].end();
-    for (last = first + 1; last < all.size() && all[last].begin() < end; ++last) {
-      end = std::max(end, all[last].end());
-    }
-    const std::span<Runs> cluster = all.subspan(first, last - first);
-    if (cluster.size() == 1) continue;
-    DRIFTLESS_RETURN_IF_ERROR(keep_first(cluster) ? check_ranges(cluster) : walk(cluster));
-  }
-  return {};
-}
-
-// kInvalidArgument, naming two, if tensors have a byte in common. Exact: columns of one matrix
-// interleave and are apart. If they interleave without a common step, O(elements).
-Status check_apart(const std::vector<PlacedTensor>& tensors) {
-  std::vector<Runs> all;
-  for (const PlacedTensor& tensor : tensors) all.emplace_back(tensor);
-  return check_ranges(all);
 }
 
 const char* place_name(int32_t place) { return place == DRIFTLESS_CUDA ? "GPU " : "the host "; }
@@ -335,13 +202,18 @@ Status TensorSet::check_place(const driftless_tensor& tensor) {
 // Where two share memory, writing one would change the other: no version could be proven.
 Status TensorSet::check() const {
   if (tensors_.empty()) return error(StatusCode::kInvalidArgument, "no tensor is registered");
-  std::vector<PlacedTensor> placed;
+  std::vector<PlacedMap> placed;
+  std::vector<std::string_view> names;
   for (const auto& [name, held] : tensors_) {
-    if (held.data == nullptr || held.spec.size_bytes == 0) continue;
-    placed.push_back({name, reinterpret_cast<std::uintptr_t>(held.data),
-                      unit_bytes(held.spec.dtype), &held.map});
+    if (held.data == nullptr) continue;
+    placed.push_back(
+        {&held.map, reinterpret_cast<std::uintptr_t>(held.data), unit_bytes(held.spec.dtype)});
+    names.push_back(name);
   }
-  return check_apart(placed);
+  const auto met = find_meeting(placed, MapSide::kTarget);
+  if (!met) return {};
+  return error(StatusCode::kInvalidArgument, "tensors '", names[met->first], "' and '",
+               names[met->second], "' share memory: register each with its own");
 }
 
 // Each tensor is one map, or none where it is not held; the digest is of those that are.

@@ -66,8 +66,8 @@ class CheckpointTarget final : public WeightTarget {
 
 class CheckpointTarget::Change final : public StagedChange {
  public:
-  Change(CheckpointTarget& target, StagedApply staged)
-      : target_(&target), staged_(std::move(staged)) {
+  Change(CheckpointTarget& target, StagedApply staged, std::set<std::uint32_t> tensors)
+      : target_(&target), staged_(std::move(staged)), tensors_(std::move(tensors)) {
     target_->staged_ = true;
   }
   Change(const Change&) = delete;
@@ -90,7 +90,7 @@ class CheckpointTarget::Change final : public StagedChange {
     }
     target_->proven_ = true;
     return CommitReport{applied->version, *target_->patcher_->state().digest,
-                        applied->changed_units, applied->commit_ms};
+                        applied->changed_units, applied->commit_ms, tensors_};
   }
 
   Status undo() override {
@@ -101,6 +101,7 @@ class CheckpointTarget::Change final : public StagedChange {
  private:
   CheckpointTarget* target_;
   std::optional<StagedApply> staged_;
+  std::set<std::uint32_t> tensors_;
 };
 
 Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<FetchedVersion> chain) {
@@ -115,7 +116,8 @@ Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<Fetche
   DRIFTLESS_ASSIGN_OR_RETURN(
       StagedApply staged,
       patcher_->stage(sources, proven_ ? BaseTrust::kProven : BaseTrust::kDamaged));
-  return std::unique_ptr<StagedChange>(std::make_unique<Change>(*this, std::move(staged)));
+  return std::unique_ptr<StagedChange>(
+      std::make_unique<Change>(*this, std::move(staged), changed_tensors(sources)));
 }
 
 }  // namespace

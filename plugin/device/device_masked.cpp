@@ -142,9 +142,7 @@ class DeviceMasked final : public MaskedDevice {
         WeightMap into;
         into.data = dense_->data() + dense.offset;
         into.unit_bytes = width;
-        DRIFTLESS_ASSIGN_OR_RETURN(into.map,
-                                   StridedMap::make({0, {tensor.units}, {1}}, tensor.units,
-                                                    {0, {tensor.units}, {1}}, tensor.units));
+        into.map = StridedMap::whole(tensor.units);
         DRIFTLESS_RETURN_IF_ERROR(
             cuda::fill_units(into.data, tensor.units, width, dense.sentinel, stream));
         static_cast<void>(add_parts(dense.tensor, into, 0));

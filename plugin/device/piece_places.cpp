@@ -59,7 +59,7 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ChangePart&
 
 Status load_patch_kernels(const DeviceStream& stream) {
   cuda::StridedPatch::Part part;
-  DRIFTLESS_ASSIGN_OR_RETURN(part.map, StridedMap::make({0, {1}, {1}}, 1, {0, {1}, {1}}, 1));
+  part.map = StridedMap::whole(1);
   part.count = 1;
   const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(std::span(&part, 1));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace table, DeviceWorkspace::make(size));

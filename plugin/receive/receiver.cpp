@@ -17,13 +17,13 @@ constexpr unsigned kMisfitsBeforeFull = 2;
 Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
                           std::span<const Digest> digests) {
   if (!state.tensors || digests.size() != layout.size()) return {};
-  for (const auto& [tensor, digest] : *state.tensors) {
-    if (digest == digests[tensor]) continue;
-    return error(StatusCode::kWrongBase, "tensor '", layout[tensor].name, "' has digest ",
-                 to_hex(digest), ", but ",
+  for (const TensorShare& held : *state.tensors) {
+    if (held.digest == digests[held.tensor]) continue;
+    return error(StatusCode::kWrongBase, "tensor '", layout[held.tensor].name, "' has digest ",
+                 to_hex(held.digest), ", but ",
                  state.id.version == 0 ? std::string("the run started from")
                                        : concat("version ", state.id.version, " of the run has"),
-                 " ", to_hex(digests[tensor]),
+                 " ", to_hex(digests[held.tensor]),
                  state.id.version == 0
                      ? ": another base; use the checkpoint that this run started from"
                      : ": it is not that version; start from the run's base, or an anchor");
@@ -164,6 +164,7 @@ class FollowingReceiver final : public Receiver {
     report_.version = commit->version;
     report_.digest = commit->digest;
     report_.changed_units = commit->changed_units;
+    report_.tensors = std::move(commit->tensors);
     if (const Status told = report(); !told.ok()) {
       report_.notes.push_back(concat("not reported to the road yet: ", told.to_string()));
     }

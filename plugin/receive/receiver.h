@@ -44,6 +44,7 @@ struct UpdateReport {
   bool anchor = false;         // taken from an anchor
   Digest digest;
   std::uint64_t changed_units = 0;
+  std::set<std::uint32_t> tensors;  // that changed, by their numbers in the layout
   // Of all weights; of the encoded payload; of everything fetched, manifests included.
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
   double fetch_ms = 0;  // on the road, and hashing

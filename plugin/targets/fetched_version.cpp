@@ -103,6 +103,14 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
 
 }  // namespace
 
+std::set<std::uint32_t> changed_tensors(std::span<const VersionSource> versions) {
+  std::set<std::uint32_t> tensors;
+  for (const VersionSource& version : versions) {
+    for (const TensorChange& change : version.changes()) tensors.insert(change.tensor);
+  }
+  return tensors;
+}
+
 Status check_chain(const TargetState& state, const WeightLayout& layout,
                    std::span<const FetchedVersion> chain) {
   if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");

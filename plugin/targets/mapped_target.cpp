@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
@@ -109,8 +110,7 @@ Result<std::shared_ptr<MappedWeights>> map_contiguous(const WeightLayout& layout
     map.tensor = tensor;
     map.data = data[tensor];
     map.unit_bytes = unit_bytes(layout[tensor].dtype);
-    const StridedView all{0, {units}, {1}};
-    DRIFTLESS_ASSIGN_OR_RETURN(map.map, StridedMap::make(all, units, all, units));
+    map.map = StridedMap::whole(units);
     if (memory->kind() == MemoryKind::kDevice &&
         reinterpret_cast<std::uintptr_t>(map.data) % map.unit_bytes != 0) {
       return error(StatusCode::kInvalidArgument, "tensor '", layout[tensor].name,
@@ -136,8 +136,7 @@ Status load_weights(const Checkpoint& from, const std::vector<std::byte*>& to, W
     const std::uint64_t bytes = from.layout()[i].size_bytes;
     if (bytes == 0) continue;
     Stretch each{{}, i, 0, 0};
-    const StridedView all{0, {bytes}, {1}};
-    DRIFTLESS_ASSIGN_OR_RETURN(each.map.map, StridedMap::make(all, bytes, all, bytes));
+    each.map.map = StridedMap::whole(bytes);
     each.map.data = to[i];
     for (; each.offset < bytes; each.offset += each.size) {
       each.size = std::min(kLoadBytes, bytes - each.offset);
@@ -191,98 +190,133 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(base.layout()));
     DRIFTLESS_RETURN_IF_ERROR(load_weights(base, data, *memory_, threads_));
     options_ = contiguous_options(VersionId{}, threads_);
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_contiguous(base.layout(), data, options_, memory_));
-    return {};
+    return take(map_contiguous(base.layout(), data, options_, memory_));
   }
 
   [[nodiscard]] const WeightLayout* layout() const override {
-    return weights_ ? &weights_->layout : nullptr;
+    const auto weights = this->weights();
+    return weights ? &weights->layout : nullptr;
   }
   Status adopt_layout(const WeightLayout& layout) override {
-    if (weights_) return keep_only(layout);
+    if (weights()) return keep_only(layout);
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(layout));
     options_ = contiguous_options(std::nullopt, threads_);
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_contiguous(layout, data, options_, memory_));
-    return {};
+    return take(map_contiguous(layout, data, options_, memory_));
   }
   [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
   [[nodiscard]] TargetState state() const override {
-    return weights_ ? weights_->state : TargetState{};
+    const auto weights = this->weights();
+    if (!weights) return {};
+    TargetState state = weights->state;
+    if (state.partial && weights->summed && weights->sums) {
+      state.tensors = {weights->sums, &weights->sums->shares.tensors};
+    }
+    return state;
   }
-  [[nodiscard]] bool proven() const override { return weights_ && weights_->proven; }
-  [[nodiscard]] bool proven_in_share() const override {
-    return weights_ && weights_->state.valid && weights_->sums;
+  [[nodiscard]] bool proven() const override {
+    const auto weights = this->weights();
+    return weights && weights->proven;
   }
+  [[nodiscard]] bool proven_in_share() const override { return in_share(weights().get()); }
   Status recover() override { return {}; }  // what could not be undone stays so
   void set_proof(const ProofRule& rule) override { proof_ = rule; }
 
-  Result<Shares> sweep() override {
-    if (!proven_in_share()) {
-      return error(StatusCode::kWrongBase,
-                   "the weights hold no version that they could be compared with; send a full one");
-    }
-    if (Status status = check_sums(*weights_, *weights_->sums); !status.ok()) {
-      weights_->state.valid = weights_->state.valid && status.code() != StatusCode::kMismatch;
-      return status;
-    }
-    swept_ = weights_->state.id.version;
-    return weights_->sums->shares;
-  }
+  Result<Shares> sweep() override { return sweep(weights().get()); }
   [[nodiscard]] const Shares& tracked() const override {
     static const Shares nothing;
-    if (!weights_) return nothing;
-    return weights_->sums ? weights_->sums->shares : weights_->no_shares;
+    const auto weights = this->weights();
+    if (!weights) return nothing;
+    return weights->sums ? weights->sums->shares : weights->no_shares;
   }
-  [[nodiscard]] StagingMemory staging_memory() const override { return memory_->staging_memory(); }
+  [[nodiscard]] StagingMemory staging_memory() const override {
+    const auto weights = this->weights();
+    return (weights ? weights->memory : memory_)->staging_memory();
+  }
 
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
-    if (!weights_) {
+    const std::shared_ptr<MappedWeights> weights = this->weights();
+    if (!weights) {
       return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
     }
-    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
-    if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
-    weights_->proof = proof_;
-    if (sweep_is_due(chain)) DRIFTLESS_RETURN_IF_ERROR(sweep().status());
-    const bool in_place = applies_in_place(chain);
+    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain));
+    if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check());
+    weights->proof = proof_;
+    if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep(weights.get()).status());
+    const bool in_place = applies_in_place(*weights, chain);
     FrameFronts fronts;
     FrontReader front;
-    if (weights_->memory->kind() == MemoryKind::kDevice) {
-      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights_->memory, in_place, chain));
+    if (weights->memory->kind() == MemoryKind::kDevice) {
+      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights->memory, in_place, chain));
       front = [&fronts](const MappedFile& part) {
         return std::span<const std::byte>(fronts.at(part.bytes().data()));
       };
     }
     // Nothing is spooled: without a directory, what is compressed is inflated in memory.
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
-                               open_chain(posix_file_system(), std::move(chain), weights_->layout,
-                                          {}, weights_->threads, front));
-    return stage_update(weights_, std::move(versions), in_place);
+                               open_chain(posix_file_system(), std::move(chain), weights->layout,
+                                          {}, weights->threads, front));
+    return stage_update(weights, std::move(versions), in_place);
   }
 
   Status read(std::size_t tensor, std::uint64_t byte_offset,
               std::span<std::byte> out) const override {
-    const std::uint64_t size = contiguous(tensor) ? weights_->layout[tensor].size_bytes : 0;
-    if (byte_offset > size || out.size() > size - byte_offset) {
+    const auto weights = this->weights();
+    const std::span<const std::byte> bytes = contiguous(weights.get(), tensor);
+    if (byte_offset > bytes.size() || out.size() > bytes.size() - byte_offset) {
       return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
-                   " on, ", out.size(), " of them, but ", size, " are here");
+                   " on, ", out.size(), " of them, but ", bytes.size(), " are here");
     }
-    if (out.empty()) return {};
-    return weights_->memory->fetch(
-        out, weights_->map_of(static_cast<std::uint32_t>(tensor)).at(0) + byte_offset);
+    return out.empty() ? Status() : weights->memory->fetch(out, bytes.data() + byte_offset);
   }
   [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override {
-    if (!contiguous(index) || weights_->memory->kind() != MemoryKind::kHost) return {};
-    return {weights_->map_of(static_cast<std::uint32_t>(index)).at(0),
-            weights_->layout[index].size_bytes};
+    const auto weights = this->weights();
+    if (!weights || weights->memory->kind() != MemoryKind::kHost) return {};
+    return contiguous(weights.get(), index);
+  }
+  Status replace(MappedParts parts, const MappedOptions& options) override {
+    DRIFTLESS_RETURN_IF_ERROR(take(map_weights(std::move(parts), options)));
+    options_ = options;
+    left_alone_.clear();
+    return {};
   }
 
  private:
+  [[nodiscard]] std::shared_ptr<MappedWeights> weights() const {
+    const std::scoped_lock lock(mutex_);
+    return weights_;
+  }
+  // In the place of what was there.
+  Status take(Result<std::shared_ptr<MappedWeights>> weights) {
+    DRIFTLESS_RETURN_IF_ERROR(weights.status());
+    const std::scoped_lock lock(mutex_);
+    if (weights_) weights_->replaced = true;
+    weights_.swap(*weights);  // what was there goes after the lock: its writer may want others
+    return {};
+  }
+
+  static bool in_share(const MappedWeights* weights) {
+    return weights != nullptr && weights->state.valid && weights->sums;
+  }
+  Result<Shares> sweep(MappedWeights* weights) {
+    if (!in_share(weights)) {
+      return error(StatusCode::kWrongBase,
+                   "the weights hold no version that they could be compared with; send a full one");
+    }
+    if (Status status = check_sums(*weights, *weights->sums); !status.ok()) {
+      weights->state.valid = weights->state.valid && status.code() != StatusCode::kMismatch;
+      return status;
+    }
+    swept_ = weights->state.id.version;
+    return weights->sums->shares;
+  }
+
   // A base may hold more than the run publishes: the rest is left alone.
   Status keep_only(const WeightLayout& kept) {
-    const WeightLayout& own = weights_->layout;
-    const TargetState& state = weights_->state;
+    const auto weights = this->weights();
+    const WeightLayout& own = weights->layout;
+    const TargetState& state = weights->state;
     const bool base = state.valid && state.id.run.is_zero();
-    const bool countable = weights_->summed || options_.initial_tensors.size() == own.size();
+    const bool countable = weights->summed || options_.initial_tensors.size() == own.size();
     if (own.signature() == kept.signature() || !base || !countable) {
       return own.check_same(kept, "the weights in memory", "the run");
     }
@@ -300,7 +334,7 @@ class MemoryTarget final : public MappedTarget {
       }
     }
     if (options.initial_digest) options.initial_digest = digest;
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_, map_weights(parts_of(*weights_, kept), options));
+    DRIFTLESS_RETURN_IF_ERROR(take(map_weights(parts_of(*weights, kept), options)));
     options_ = std::move(options);
     left_alone_ = std::move(left);
     return {};
@@ -325,21 +359,29 @@ class MemoryTarget final : public MappedTarget {
   }
 
   // A full version is compared with all weights, or replaces them.
-  [[nodiscard]] bool sweep_is_due(const std::vector<FetchedVersion>& chain) const {
-    if (!weights_->state.valid || chain.front().manifest.encoding == Encoding::kFull) return false;
+  [[nodiscard]] bool sweep_is_due(const MappedWeights& weights,
+                                  const std::vector<FetchedVersion>& chain) const {
+    if (!weights.state.valid || chain.front().manifest.encoding == Encoding::kFull) return false;
     if (proof_.always || proof_.every == 0) return false;
     const std::uint64_t next = chain.back().manifest.id.version;
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
   }
 
-  [[nodiscard]] bool contiguous(std::size_t tensor) const {
-    return weights_ && tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
+  // Its bytes, if it is.
+  static std::span<const std::byte> contiguous(const MappedWeights* weights, std::size_t tensor) {
+    const auto number = static_cast<std::uint32_t>(tensor);
+    if (weights == nullptr || tensor >= weights->tensors.size() ||
+        !weights->tensors[tensor].contiguous) {
+      return {};
+    }
+    return {weights->map_of(number).at(0), weights->layout[tensor].size_bytes};
   }
   // Whether the memory uses the versions where they lie. It proves them by the digest: of several
   // versions only a digest that is known beforehand tells what somebody else wrote.
-  [[nodiscard]] bool applies_in_place(const std::vector<FetchedVersion>& chain) const {
-    if (!weights_->contiguous || weights_->memory->buckets() == nullptr) return false;
-    const bool known = weights_->summed && !weights_->state.partial;
+  static bool applies_in_place(const MappedWeights& weights,
+                               const std::vector<FetchedVersion>& chain) {
+    if (!weights.contiguous || weights.memory->buckets() == nullptr) return false;
+    const bool known = weights.summed && !weights.state.partial;
     return (known || chain.size() == 1) &&
            std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {
              return info(each.manifest.encoding).positional ||
@@ -354,6 +396,7 @@ class MemoryTarget final : public MappedTarget {
   std::vector<std::string> left_alone_;
   std::uint64_t swept_ = 0;                 // the version at the last sweep
   std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
+  mutable std::mutex mutex_;                // for the next one
   std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
 };
 

@@ -46,6 +46,10 @@ class ExternalWriter {
   [[nodiscard]] virtual Status commit() = 0;
   // Takes the commit back.
   [[nodiscard]] virtual Status undo() = 0;
+  // After each commit of the target, also one without changes for the writer, and after each that
+  // was taken back, before the engine goes on: computes what the engine derives from its weights.
+  // If it fails, the commit is taken back.
+  [[nodiscard]] virtual Status written() { return {}; }
   // Forgets what is staged, or what undo() would need.
   virtual void drop() = 0;
 };

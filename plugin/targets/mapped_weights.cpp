@@ -26,22 +26,23 @@ Status check_map(const WeightLayout& layout, const WeightMap& each) {
 
 // Two maps into one unit would leave it to chance which value it ends with.
 Status check_apart(const MappedWeights& weights) {
-  std::map<const std::byte*, std::vector<const WeightMap*>> by_memory;
-  for (const WeightMap& each : weights.maps) by_memory[each.data].push_back(&each);
-  for (auto& [memory, maps] : by_memory) {
-    std::sort(maps.begin(), maps.end(), [](const WeightMap* a, const WeightMap* b) {
-      return a->map.target_offset < b->map.target_offset;
-    });
-    for (std::size_t i = 0; i < maps.size(); ++i) {
-      for (std::size_t j = i + 1;
-           j < maps.size() && maps[j]->map.target_offset < maps[i]->map.target_end; ++j) {
-        if (!targets_meet(maps[i]->map, maps[j]->map)) continue;
-        return error(StatusCode::kInvalidArgument, "tensors '",
-                     weights.layout[maps[i]->tensor].name, "' and '",
-                     weights.layout[maps[j]->tensor].name, "' are mapped into the same units of '",
-                     maps[i]->parameter, "'");
-      }
-    }
+  struct Memory {
+    std::vector<PlacedMap> placed;
+    std::vector<const WeightMap*> maps;
+  };
+  std::map<const std::byte*, Memory> memories;
+  for (const WeightMap& each : weights.maps) {
+    Memory& memory = memories[each.data];
+    memory.placed.push_back({&each.map, 0, each.unit_bytes});
+    memory.maps.push_back(&each);
+  }
+  for (const auto& [data, memory] : memories) {
+    const auto met = find_meeting(memory.placed, MapSide::kTarget);
+    if (!met) continue;
+    const WeightMap &one = *memory.maps[met->first], &other = *memory.maps[met->second];
+    return error(StatusCode::kInvalidArgument, "tensors '", weights.layout[one.tensor].name,
+                 "' and '", weights.layout[other.tensor].name,
+                 "' are mapped into the same units of '", one.parameter, "'");
   }
   return {};
 }
@@ -139,13 +140,8 @@ Status MappedWeights::sum_state() {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> read, read_sums(*this));
   sums = make_sums(*this, std::move(read));
   if (!summed) return {};
-  auto digests = std::make_shared<std::vector<TensorDigest>>();
   state.digest = Digest();
-  for (const TensorShare& share : sums->shares.tensors) {
-    digests->push_back({share.tensor, share.digest});
-    state.digest += share.digest;
-  }
-  if (state.partial) state.tensors = std::move(digests);
+  for (const TensorShare& share : sums->shares.tensors) state.digest += share.digest;
   return {};
 }
 

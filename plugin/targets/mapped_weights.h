@@ -2,6 +2,8 @@
 // What a mapped target and the updates staged for it share.
 #pragma once
 
+#include <atomic>
+
 #include "plugin/targets/mapped_target.h"
 
 namespace driftless {
@@ -39,6 +41,7 @@ struct MappedWeights {
   bool summed = false;      // the state's digest is of the complete tensors' own bits
   bool contiguous = false;  // all that is held is contiguous tensors
   unsigned threads = 1;
+  std::atomic<bool> replaced = false;  // others are in their place (MappedTarget::replace())
 
   // Checks the parts, and finds out what they hold.
   [[nodiscard]] Status fill(MappedParts parts);

@@ -86,12 +86,6 @@ void MaskedWrite::exchange(Block& block, const std::byte* values) const {
                           block.offsets.data(), block.offsets.size(), values, into_.cast);
 }
 
-std::uint64_t MaskedWrite::units() const {
-  std::uint64_t units = 0;
-  for (const Block& block : blocks_) units += block.offsets.size();
-  return units;
-}
-
 void MaskedWrite::undo() {
   for (const Block& block : blocks_) {
     host_kernels().scatter_strided(into_.map, into_.data, into_.unit_bytes, block.origin,

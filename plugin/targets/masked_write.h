@@ -23,7 +23,6 @@ class MaskedWrite {
   [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into,
                                                 std::span<const DeltaPiece> pieces,
                                                 unsigned threads);
-  [[nodiscard]] std::uint64_t units() const;
   // Puts back what was there.
   void undo();
 

@@ -31,27 +31,13 @@ void each_range(const StridedMap& map, const Use& use) {
   if (open.begin != open.end) use(open);
 }
 
-bool apart(const StridedMap& a, const StridedMap& b) {
-  if (a.source_end <= b.source_offset || b.source_end <= a.source_offset) return true;
-  if (a.solid() && b.solid()) return false;
-  std::vector<UnitRange> both;
-  for (const StridedMap* map : {&a, &b}) {
-    each_range(*map, [&](const UnitRange& range) { both.push_back(range); });
-  }
-  std::sort(both.begin(), both.end(),
-            [](const UnitRange& x, const UnitRange& y) { return x.begin < y.begin; });
-  return std::adjacent_find(both.begin(), both.end(), [](const UnitRange& x, const UnitRange& y) {
-           return x.end > y.begin;
-         }) == both.end();
-}
-
 // One map after the other that holds none of the units before it.
 std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
                                           const std::vector<std::uint32_t>& order) {
   std::vector<std::uint32_t> found;
   for (const std::uint32_t m : order) {
     const bool fits = std::all_of(found.begin(), found.end(), [&](std::uint32_t other) {
-      return apart(weights.maps[m].map, weights.maps[other].map);
+      return !meet(weights.maps[m].map, weights.maps[other].map, MapSide::kSource);
     });
     if (fits) found.push_back(m);
   }

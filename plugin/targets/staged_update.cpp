@@ -3,12 +3,22 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
-#include "plugin/targets/held_digests.h"
 #include "plugin/targets/tensor_changes.h"
 #include "plugin/targets/weight_sums.h"
 
 namespace driftless {
 namespace {
+
+// For messages: the first tensor whose digest is not the expected one, and both; empty if none is.
+std::string first_wrong(const WeightLayout& layout, const std::vector<TensorShare>& found,
+                        const std::vector<TensorShare>& expected) {
+  for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
+    if (found[i].digest == expected[i].digest) continue;
+    return concat("tensor '", layout[found[i].tensor].name, "' has digest ",
+                  to_hex(found[i].digest), ", expected ", to_hex(expected[i].digest));
+  }
+  return {};
+}
 
 class StagedUpdate final : public StagedChange {
  public:
@@ -16,17 +26,15 @@ class StagedUpdate final : public StagedChange {
       : weights_(std::move(weights)),
         before_(weights_->state),
         after_(weights_->state),
-        sums_before_(weights_->sums) {
+        sums_before_(weights_->sums),
+        tensors_(changed_tensors(versions)) {
+    if (sums_before_) expected_ = sums_before_->shares.tensors;
     const VersionDirectory& first = versions.front().version();
     const VersionDirectory& last = versions.back().version();
     source_ = versions.size() == 1 ? last.path : concat(first.path, " to ", last.version);
     for (const VersionSource& each : versions) {
       const Manifest& manifest = *each.version().manifest;
-      std::optional<Digest> goal = manifest.digest;
-      if (after_.partial) {
-        after_.tensors = held_after(*weights_, manifest, after_.tensors);
-        goal = after_.tensors ? std::optional(sum_of(*after_.tensors)) : std::nullopt;
-      }
+      const std::optional<Digest> goal = after_.partial ? expect_held(manifest) : manifest.digest;
       goals_.push_back({goal, each.version().path});
     }
     after_.id = last.manifest->id;
@@ -51,6 +59,7 @@ class StagedUpdate final : public StagedChange {
   }
 
   Result<CommitReport> commit() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_current());
     if (std::exchange(used_, true) || weights_->state != before_) {
       return error(StatusCode::kWrongBase, source_,
                    ": the weights are not those that it was staged for; stage it again");
@@ -63,16 +72,22 @@ class StagedUpdate final : public StagedChange {
     if (const Status status = write(); !status.ok()) {
       const Status back = swept_ ? take_back_and_look() : take_back();
       if (back.ok()) return status;
-      return status.with_context(concat("the weights could not be restored (", back.message(),
-                                        "), and hold no version; send a full one, or reload them"));
+      return not_restored(status, back);
     }
     weights_->state = after_;
     weights_->sums = sums_after_;
     committed_ = true;
-    return CommitReport{after_.id.version, after_.digest, units_, watch.lap_ms()};
+    const CommitReport report{after_.id.version, after_.digest, units_, watch.lap_ms(), tensors_};
+    const Status told = tell_written();
+    if (told.ok()) return report;
+    const Status back = undo();
+    if (back.ok()) return told.with_context("all was undone");
+    weights_->state.valid = false;
+    return not_restored(told, back);
   }
 
   Status undo() override {
+    DRIFTLESS_RETURN_IF_ERROR(check_current());
     if (!committed_ || weights_->state != after_) {
       return error(StatusCode::kInvalidArgument, source_,
                    ": only the last committed change can be taken back, and only once");
@@ -82,11 +97,42 @@ class StagedUpdate final : public StagedChange {
                    ": no version was held before it; the weights stay at it");
     }
     committed_ = false;
-    return take_back().with_context(
-        concat(source_, ": could not be taken back, the weights hold no version; reload them"));
+    DRIFTLESS_RETURN_IF_ERROR(take_back().with_context(
+        concat(source_, ": could not be taken back, the weights hold no version; reload them")));
+    const Status told = tell_written();
+    weights_->state.valid = told.ok();
+    return told;
   }
 
  private:
+  [[nodiscard]] Status check_current() const {
+    if (!weights_->replaced) return {};
+    return error(StatusCode::kBusy,
+                 "the engine's tensors were traced again since this was staged; stage again");
+  }
+  // What the engine derives from the weights is of their version if it succeeds.
+  Status tell_written() { return weights_->writer ? weights_->writer->written() : Status(); }
+  static Status not_restored(const Status& why, const Status& back) {
+    return why.with_context(concat("the weights could not be restored (", back.message(),
+                                   "), and hold no version; send a full one, or reload them"));
+  }
+
+  // What a version makes of the tensors that a partial target holds, if the manifests say: their
+  // digest, and in expected_ that of each.
+  std::optional<Digest> expect_held(const Manifest& manifest) {
+    if (manifest.encoding == Encoding::kFull) expected_ = weights_->no_shares.tensors;
+    if (!weights_->summed || !manifest.has_tensor_digests()) expected_.reset();
+    if (!expected_) return std::nullopt;
+    for (const ManifestTensor& tensor : manifest.tensors) {
+      const auto index = weights_->layout.find(tensor.name);
+      if (!index || !weights_->maps_any(*index)) continue;
+      (*expected_)[weights_->tensors[*index].share].digest = *tensor.digest;
+    }
+    Digest sum;
+    for (const TensorShare& each : *expected_) sum += each.digest;
+    return sum;
+  }
+
   // What the digest must be once so many versions are in; of a partial state that of the tensors
   // that are held, if the manifests say.
   struct Goal {
@@ -154,12 +200,11 @@ class StagedUpdate final : public StagedChange {
 
   // The version is what its manifest says; and what every map will hold of it.
   Status prove_full(const VersionSource& version) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> tensors,
-                               tensor_sums_of_version(*weights_, version));
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionSums sums, sums_of_version(*weights_, version));
     Digest all, ours;
-    for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
-      all += tensors[tensor];
-      if (weights_->tensors[tensor].complete) ours += tensors[tensor];
+    for (std::size_t tensor = 0; tensor < sums.tensors.size(); ++tensor) {
+      all += sums.tensors[tensor];
+      if (weights_->tensors[tensor].complete) ours += sums.tensors[tensor];
     }
     const Digest& expected = version.version().manifest->digest;
     if (all != expected) {
@@ -168,9 +213,7 @@ class StagedUpdate final : public StagedChange {
                    ". Nothing was changed; publish another full version");
     }
     if (weights_->summed) after_.digest = ours;
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> maps,
-                               sums_of_version(*weights_, version, tensors));
-    sums_after_ = make_sums(*weights_, std::move(maps));
+    sums_after_ = make_sums(*weights_, std::move(sums.maps));
     return {};
   }
 
@@ -217,28 +260,20 @@ class StagedUpdate final : public StagedChange {
 
   // The same of buckets, which the memory has measured: in the pause, so that all is allocated
   // before. Each tensor is one map, and one share.
-  void add_measured() {
+  void add_measured(WeightSums& sums) const {
     for (const TensorDigest& each : placed_->measured_tensors()) {
       const MappedWeights::Tensor& tensor = weights_->tensors[each.tensor];
-      measured_->maps[tensor.first_map] += each.digest;
-      measured_->shares.tensors[tensor.share].digest += each.digest;
+      sums.maps[tensor.first_map] += each.digest;
+      sums.shares.tensors[tensor.share].digest += each.digest;
     }
-    sums_after_ = measured_;
   }
 
   // Which of the tensors that a partial target holds it is, if that can be said.
-  [[nodiscard]] std::string name_wrong(bool written) const {
-    if (!after_.tensors || !before_.tensors) return {};
-    const WeightLayout& layout = weights_->layout;
-    std::string named;
-    if (changes_) {
-      named = first_wrong(layout, digests_with(*weights_, *before_.tensors, changes_->all_pieces()),
-                          *after_.tensors);
-    } else {
-      const auto& expected = written ? *after_.tensors : *before_.tensors;
-      const Result<std::vector<TensorDigest>> found = read_digests(*weights_, expected);
-      if (found.ok()) named = first_wrong(layout, *found, expected);
-    }
+  [[nodiscard]] std::string name_wrong() const {
+    if (!after_.partial || !expected_) return {};
+    WeightSums found = measured_ ? *measured_ : *sums_after_;
+    if (measured_) add_measured(found);
+    const std::string named = first_wrong(weights_->layout, found.shares.tensors, *expected_);
     return named.empty() ? named : concat(" (", named, ")");
   }
 
@@ -246,11 +281,8 @@ class StagedUpdate final : public StagedChange {
   Status check_held_of_full() {
     const std::optional<Digest>& goal = goals_.back().digest;
     if (!after_.partial || !weights_->summed || !goal || after_.digest == *goal) return {};
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const std::vector<TensorDigest> found,
-        digests_in(*weights_, changes_->versions().front(), *after_.tensors));
     return error(StatusCode::kMismatch, source_, ": ",
-                 first_wrong(weights_->layout, found, *after_.tensors),
+                 first_wrong(weights_->layout, sums_after_->shares.tensors, *expected_),
                  " by the manifest. Nothing was changed; publish another full version");
   }
 
@@ -264,15 +296,15 @@ class StagedUpdate final : public StagedChange {
       const bool right =
           known ? reached == *goals_[i].digest : !written || i > 0 || changes[i] == staged_change_;
       if (right) continue;
-      return error(
-          StatusCode::kMismatch, goals_[i].source, ": after it the weights would have digest ",
-          to_hex(reached), known ? concat(", expected ", to_hex(*goals_[i].digest)) : "",
-          name_wrong(written),
-          written ? ": somebody else writes into the weights, or the delta is damaged. All "
-                    "was undone"
-                  : ": they are not what they were, or the delta is damaged. Nothing was "
-                    "changed",
-          "; send a full version");
+      return error(StatusCode::kMismatch, goals_[i].source,
+                   ": after it the weights would have digest ", to_hex(reached),
+                   known ? concat(", expected ", to_hex(*goals_[i].digest)) : "", name_wrong(),
+                   written
+                       ? ": somebody else writes into the weights, or the delta is damaged. All "
+                         "was undone"
+                       : ": they are not what they were, or the delta is damaged. Nothing was "
+                         "changed",
+                   "; send a full version");
     }
     if (!written && !changes.empty()) staged_change_ = changes.front();
     if (weights_->summed && changes.size() == goals_.size()) after_.digest = reached;
@@ -284,7 +316,10 @@ class StagedUpdate final : public StagedChange {
     if (!written.ok()) return written.status().with_context(source_);
     if (*written) return name_fault(**written);
     DRIFTLESS_RETURN_IF_ERROR(prove(placed_->measured(), true));
-    if (measured_) add_measured();
+    if (measured_) {
+      add_measured(*measured_);
+      sums_after_ = measured_;
+    }
     // Of what was written densely every unit is a touched one.
     swept_ = dense_ || weights_->proof.always;
     if (!swept_) return {};
@@ -329,8 +364,10 @@ class StagedUpdate final : public StagedChange {
   std::string source_;  // for messages
   std::vector<Goal> goals_;
   TargetState before_, after_;
+  std::optional<std::vector<TensorShare>> expected_;  // of a partial state: what it must hold then
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
   std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after the writing
+  std::set<std::uint32_t> tensors_;         // that change
   bool external_ = false;                   // the writer has its part
   std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
   std::vector<ChangePart> parts_;

@@ -110,6 +110,9 @@ class VersionSource {
   std::vector<TensorChange> changes_;
 };
 
+// The tensors that they change.
+[[nodiscard]] std::set<std::uint32_t> changed_tensors(std::span<const VersionSource> versions);
+
 // What targets do with fetched versions before they look at payloads: whether they follow from the
 // target's state, and their payloads opened.
 

@@ -86,6 +86,11 @@ struct PartFault {
   bool written = false;  // what was written is not there; else what was there is not the old value
 };
 
+struct TensorDigest {
+  std::uint32_t tensor = 0;  // in the layout
+  Digest digest;
+};
+
 // Changes made ready: everything that writing and taking back need is in place.
 class PlacedChanges {
  public:

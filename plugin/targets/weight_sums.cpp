@@ -11,19 +11,90 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kSourceTaskBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kConvertUnits = std::uint64_t{1} << 14;  // at a time
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kSummedPerThread = 32768;
 
-// The digest of values that F16ToF32 widens and undo_cast() brings back: a signalling NaN is quiet.
-Digest quiet_sum(const DigestTensorKey& key, std::uint64_t first,
-                 std::span<const std::byte> bytes) {
-  std::vector<std::uint16_t> values(bytes.size() / sizeof(std::uint16_t));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  for (std::uint16_t& value : values) {
-    static_cast<void>(undo_cast<F16ToF32>(f32_of_f16(value), value));
+// Bytes of a tensor on the host, from unit `first` on, that a sum is of.
+struct Stretch {
+  std::size_t sum = 0;             // its number
+  const WeightMap* map = nullptr;  // whose units they are; null: all are
+  const DigestTensorKey* key = nullptr;
+  unsigned unit_bytes = 1;
+  std::uint64_t first = 0;
+  std::span<const std::byte> bytes;
+};
+
+// As a task for each few megabytes.
+void add_stretches(Stretch rest, std::vector<Stretch>& to) {
+  while (!rest.bytes.empty()) {
+    Stretch some = rest;
+    some.bytes = rest.bytes.first(std::min<std::uint64_t>(kSourceTaskBytes, rest.bytes.size()));
+    to.push_back(some);
+    rest.bytes = rest.bytes.subspan(some.bytes.size());
+    rest.first += some.bytes.size() / rest.unit_bytes;
   }
-  return host_kernels().digest(key, first * sizeof(std::uint16_t),
-                               std::as_bytes(std::span(values)));
+}
+
+enum class SumType { kTensor, kPlace };
+
+// Values as the place has them, or as the tensor if they are brought back from there: what F16ToF32
+// widens comes back with every signalling NaN quiet.
+std::span<const std::byte> converted(const WeightMap& map, SumType type,
+                                     std::span<const std::byte> values,
+                                     std::vector<std::byte>& scratch) {
+  const std::uint64_t count = values.size() / source_bytes(map.cast, map.unit_bytes);
+  if (type == SumType::kPlace && map.cast != ValueCast::kNone) {
+    scratch.resize(count * map.unit_bytes);
+    convert_values(map.cast, map.unit_bytes, values.data(), count, scratch.data());
+    return scratch;
+  }
+  if (map.cast != ValueCast::kF16ToF32) return values;
+  scratch.assign(values.begin(), values.end());
+  for (std::uint64_t at = 0; at < scratch.size(); at += sizeof(std::uint16_t)) {
+    std::uint16_t value = 0;
+    std::memcpy(&value, scratch.data() + at, sizeof(value));
+    static_cast<void>(undo_cast<F16ToF32>(f32_of_f16(value), value));
+    std::memcpy(scratch.data() + at, &value, sizeof(value));
+  }
+  return scratch;
+}
+
+Digest sum_stretch(const Stretch& stretch, SumType type) {
+  const unsigned width = stretch.unit_bytes;
+  if (stretch.map == nullptr) {
+    return host_kernels().digest(*stretch.key, stretch.first * width, stretch.bytes);
+  }
+  const WeightMap& map = *stretch.map;
+  const auto [begin, end] = map.range(stretch.first, stretch.bytes.size() / width);
+  std::vector<std::byte> scratch;
+  Digest sum;
+  for (std::uint64_t at = begin; at < end;) {
+    const StridedMap::Run run = map.map.run_at(at);
+    std::uint64_t last = std::min(run.end, end);
+    if (run.target != StridedMap::kOutside) {
+      if (map.cast != ValueCast::kNone) last = std::min(last, at + kConvertUnits);
+      const auto values = stretch.bytes.subspan((at - stretch.first) * width, (last - at) * width);
+      const std::uint64_t offset = at * (type == SumType::kPlace ? map.unit_bytes : width);
+      sum += host_kernels().digest(*stretch.key, offset, converted(map, type, values, scratch));
+    }
+    at = last;
+  }
+  return sum;
+}
+
+// What the stretches of a map, or of a tensor, add up to: of units that a map has, read from the
+// tensor itself and not through the map.
+Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsigned threads,
+                     std::vector<Digest>& sums) {
+  std::vector<Digest> found(stretches.size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned) -> Status {
+        found[i] = sum_stretch(stretches[i], type);
+        return {};
+      }));
+  for (std::size_t i = 0; i < found.size(); ++i) sums[stretches[i].sum] += found[i];
+  return {};
 }
 
 // Changes of one part that its map has, in the tensor's own width.
@@ -70,33 +141,6 @@ Digest change_of(const ChangePart& part, const DigestTensorKey& key, OwnChanges&
   return host_kernels().digest_change(key, width, part.piece->origin, scratch.offsets.data(),
                                       scratch.offsets.size(), scratch.old_values.data(),
                                       scratch.new_values.data());
-}
-
-// Adds the digests of tasks, each of one item, to the items'.
-template <typename Task, typename Item, typename Sum>
-Status add_tasks(const std::vector<Task>& tasks, unsigned threads, std::vector<Digest>& sums,
-                 const Item& item, const Sum& sum) {
-  std::vector<Digest> found(tasks.size());
-  DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned) -> Status {
-        found[i] = sum(tasks[i]);
-        return {};
-      }));
-  for (std::size_t i = 0; i < tasks.size(); ++i) sums[item(tasks[i])] += found[i];
-  return {};
-}
-
-// Stretches of a full version's tensor, of a few megabytes each: use(first unit, bytes).
-template <typename Use>
-void each_stretch(const MappedWeights& weights, const VersionSource& version,
-                  const TensorChange& change, const Use& use) {
-  const unsigned width = unit_bytes(weights.layout[change.tensor].dtype);
-  for (const DensePiece& piece : version.dense(change)) {
-    for (std::uint64_t at = 0; at < piece.bytes.size(); at += kSourceTaskBytes) {
-      const std::uint64_t size = std::min<std::uint64_t>(kSourceTaskBytes, piece.bytes.size() - at);
-      use((piece.byte_offset + at) / width, piece.bytes.subspan(at, size));
-    }
-  }
 }
 
 }  // namespace
@@ -158,87 +202,71 @@ Status check_sums(const MappedWeights& weights, const WeightSums& expected) {
                "or reload them");
 }
 
-Digest sum_source(const WeightMap& map, const DigestTensorKey& key, std::uint64_t first,
-                  std::span<const std::byte> bytes) {
-  const unsigned width = source_bytes(map.cast, map.unit_bytes);
-  const auto [begin, end] = map.range(first, bytes.size() / width);
-  Digest sum;
-  for (std::uint64_t at = begin; at < end;) {
-    const StridedMap::Run run = map.map.run_at(at);
-    const std::uint64_t last = std::min(run.end, end);
-    if (run.target != StridedMap::kOutside) {
-      const auto units = bytes.subspan((at - first) * width, (last - at) * width);
-      sum += map.cast == ValueCast::kF16ToF32 ? quiet_sum(key, at, units)
-                                              : host_kernels().digest(key, at * width, units);
-    }
-    at = last;
-  }
-  return sum;
-}
-
-Result<std::vector<Digest>> tensor_sums_of_version(const MappedWeights& weights,
-                                                   const VersionSource& version) {
-  std::vector<Digest> sums(weights.layout.size());
-  if (weights.contiguous && weights.memory->kind() == MemoryKind::kDevice) {
-    for (const TensorChange& change : version.changes()) {
-      std::vector<TensorBytes> bytes;
+Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionSource& version) {
+  // Of tensors, then of maps.
+  std::vector<Digest> sums(weights.layout.size() + weights.maps.size());
+  const auto whole = [&](const WeightMap& map) {
+    return map.map.units() == weights.layout[map.tensor].units() &&
+           map.cast != ValueCast::kF16ToF32;
+  };
+  const bool on_device = weights.contiguous && weights.memory->kind() == MemoryKind::kDevice;
+  std::vector<Stretch> stretches;
+  for (const TensorChange& change : version.changes()) {
+    const MappedWeights::Tensor& own = weights.tensors[change.tensor];
+    const unsigned width = unit_bytes(weights.layout[change.tensor].dtype);
+    const auto add = [&](std::size_t sum, const WeightMap* map) {
       for (const DensePiece& piece : version.dense(change)) {
-        bytes.push_back({piece, &weights.tensors[change.tensor].key});
+        add_stretches({sum, map, &own.key, width, piece.byte_offset / width, piece.bytes},
+                      stretches);
       }
+    };
+    if (on_device) {
+      std::vector<TensorBytes> bytes;
+      for (const DensePiece& piece : version.dense(change)) bytes.push_back({piece, &own.key});
       DRIFTLESS_ASSIGN_OR_RETURN(sums[change.tensor],
                                  weights.memory->digest(bytes, weights.threads));
+    } else {
+      add(change.tensor, nullptr);
     }
-    return sums;
+    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+      const WeightMap& map = weights.maps[m];
+      if (reversible(map.cast) && !whole(map)) add(weights.layout.size() + m, &map);
+    }
   }
-  struct Task {
-    std::uint32_t tensor;
-    std::uint64_t first;
-    std::span<const std::byte> bytes;
-  };
-  std::vector<Task> tasks;
-  for (const TensorChange& change : version.changes()) {
-    each_stretch(weights, version, change, [&](std::uint64_t first, auto bytes) {
-      tasks.push_back({change.tensor, first, bytes});
-    });
+  DRIFTLESS_RETURN_IF_ERROR(sum_stretches(stretches, SumType::kTensor, weights.threads, sums));
+  const auto maps = sums.begin() + static_cast<std::ptrdiff_t>(weights.layout.size());
+  VersionSums found{{sums.begin(), maps}, {maps, sums.end()}};
+  for (std::size_t m = 0; m < weights.maps.size(); ++m) {
+    const WeightMap& map = weights.maps[m];
+    if (reversible(map.cast) && whole(map)) found.maps[m] = found.tensors[map.tensor];
   }
-  DRIFTLESS_RETURN_IF_ERROR(add_tasks(
-      tasks, weights.threads, sums, [](const Task& task) { return task.tensor; },
-      [&](const Task& task) {
-        return host_kernels().digest(weights.tensors[task.tensor].key,
-                                     task.first * unit_bytes(weights.layout[task.tensor].dtype),
-                                     task.bytes);
-      }));
-  return sums;
+  return found;
 }
 
-Result<std::vector<Digest>> sums_of_version(const MappedWeights& weights,
-                                            const VersionSource& version,
-                                            std::span<const Digest> tensors) {
-  struct Task {
-    std::size_t map;
-    std::uint64_t first;
-    std::span<const std::byte> bytes;
-  };
-  std::vector<Digest> sums(weights.maps.size());
-  std::vector<Task> tasks;
-  for (std::size_t m = 0; m < sums.size(); ++m) {
-    const WeightMap& map = weights.maps[m];
-    const TensorChange* const change = version.find(map.tensor);
-    if (!reversible(map.cast) || change == nullptr) continue;
-    if (map.map.units() == weights.layout[map.tensor].units() && map.cast != ValueCast::kF16ToF32) {
-      sums[m] = tensors[map.tensor];
-      continue;
+Result<std::vector<bool>> hold_sources(std::span<const SourcedMap> maps, WeightMemory& memory,
+                                       unsigned threads) {
+  const DigestTensorKey key = digest_tensor_key("");
+  std::vector<Stretch> stretches;
+  std::vector<WeightMap> as_it_lies;
+  for (std::size_t i = 0; i < maps.size(); ++i) {
+    const auto& [map, tensor] = maps[i];
+    const unsigned width = source_bytes(map.cast, map.unit_bytes);
+    if (map.map.source_end * width > tensor.size()) {
+      return error(StatusCode::kInvalidArgument, "a map of more than the tensor's ", tensor.size(),
+                   " bytes");
     }
-    each_stretch(weights, version, *change,
-                 [&](std::uint64_t first, auto bytes) { tasks.push_back({m, first, bytes}); });
+    as_it_lies.push_back(map);
+    as_it_lies.back().cast = ValueCast::kNone;
+    add_stretches({i, &map, &key, width, 0, tensor.first(map.map.source_end * width)}, stretches);
   }
-  DRIFTLESS_RETURN_IF_ERROR(add_tasks(
-      tasks, weights.threads, sums, [](const Task& task) { return task.map; },
-      [&](const Task& task) {
-        const WeightMap& map = weights.maps[task.map];
-        return sum_source(map, weights.tensors[map.tensor].key, task.first, task.bytes);
-      }));
-  return sums;
+  std::vector<Digest> expected(maps.size());
+  DRIFTLESS_RETURN_IF_ERROR(sum_stretches(stretches, SumType::kPlace, threads, expected));
+  std::vector<MapToSum> there;
+  for (const WeightMap& map : as_it_lies) there.push_back({&map, &key});
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<StridedSum> found, memory.sum_maps(there, threads));
+  std::vector<bool> agree(maps.size());
+  for (std::size_t i = 0; i < maps.size(); ++i) agree[i] = found[i].digest == expected[i];
+  return agree;
 }
 
 Result<std::vector<Digest>> sums_after(const MappedWeights& weights, std::vector<Digest> before,

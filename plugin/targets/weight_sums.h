@@ -22,30 +22,27 @@ namespace driftless {
 // Reads the weights, and compares. kMismatch, naming the first map that differs.
 [[nodiscard]] Status check_sums(const MappedWeights& weights, const WeightSums& expected);
 
-// What maps will hold of a full version. `tensors`: the digest of each tensor of it.
-[[nodiscard]] Result<std::vector<Digest>> sums_of_version(const MappedWeights& weights,
-                                                          const VersionSource& version,
-                                                          std::span<const Digest> tensors);
-// The digest of each tensor of a full version, worked out where its bytes lie.
-[[nodiscard]] Result<std::vector<Digest>> tensor_sums_of_version(const MappedWeights& weights,
-                                                                 const VersionSource& version);
+// Of a full version, worked out where its bytes lie: the digest of each tensor, and of what each
+// map will hold.
+struct VersionSums {
+  std::vector<Digest> tensors, maps;
+};
+[[nodiscard]] Result<VersionSums> sums_of_version(const MappedWeights& weights,
+                                                  const VersionSource& version);
 
 // What each map holds once these changes, whose old values are there, are in.
 [[nodiscard]] Result<std::vector<Digest>> sums_after(const MappedWeights& weights,
                                                      std::vector<Digest> before,
                                                      std::span<const ChangePart> parts);
 
-// What those units that a map has contribute to the digest of a tensor, read from the tensor itself
-// and not through the map: `bytes`, on the host, are of the tensor from unit `first` on.
-[[nodiscard]] Digest sum_source(const WeightMap& map, const DigestTensorKey& key,
-                                std::uint64_t first, std::span<const std::byte> bytes);
-
 // A tensor on the host, and one place where it should lie.
 struct SourcedMap {
   WeightMap map;
   std::span<const std::byte> tensor;
 };
-// Whether each place holds the tensor's values, converted, to the bit. Reads all of both.
+// Whether each place holds the tensor's values, converted, to the bit. Reads all of both; compares
+// digests in the place's own type, so that every conversion can be compared, also one that loses
+// bits.
 [[nodiscard]] Result<std::vector<bool>> hold_sources(std::span<const SourcedMap> maps,
                                                      WeightMemory& memory, unsigned threads);
 

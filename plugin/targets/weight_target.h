@@ -2,6 +2,8 @@
 // WeightTarget: where a receiver keeps weights. Host memory, or a local checkpoint directory.
 #pragma once
 
+#include <set>
+
 #include "core/file_system.h"
 #include "core/layout.h"
 #include "formats/manifest.h"
@@ -15,11 +17,17 @@ struct FetchedVersion {
   std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
 };
 
-struct TensorDigest {
+// What a target holds of a tensor, as it adds up: its units that are held here (each once, however
+// often it is held), and their digest. Over the ranks of an engine the digests of different
+// regions that make up a tensor add up to the tensor's.
+struct TensorShare {
   std::uint32_t tensor = 0;  // in the layout
+  std::uint64_t units = 0;
+  Hash128 region;  // of which units they are: the same units give the same, however maps cut them
   Digest digest;
-};
 
+  friend bool operator==(const TensorShare&, const TensorShare&) = default;
+};
 struct TargetState {
   VersionId id;          // run zero: not known yet
   Digest digest;         // of the weights
@@ -28,9 +36,8 @@ struct TargetState {
   bool partial = false;  // holds some of the tensors: the digest is theirs
   // Of a partial state: the digest of all weights of the version, once one was applied.
   std::optional<Digest> version_digest = std::nullopt;
-  // Of a partial state: of each tensor that is held, ascending; as the weights were read, then as
-  // the manifests say, by which every version is proven. Null: not known.
-  std::shared_ptr<const std::vector<TensorDigest>> tensors = nullptr;
+  // Of a partial state: each tensor that is held, whole, ascending. Null: not known.
+  std::shared_ptr<const std::vector<TensorShare>> tensors = nullptr;
 
   friend bool operator==(const TargetState& a, const TargetState& b) {
     return a.id == b.id && a.digest == b.digest && a.valid == b.valid && a.partial == b.partial &&
@@ -43,19 +50,9 @@ struct CommitReport {
   Digest digest;
   std::uint64_t changed_units = 0;
   double apply_ms = 0;
+  std::set<std::uint32_t> tensors;  // that the versions change
 };
 
-// What a target holds of a tensor, as it adds up: its units that are held here (each once, however
-// often it is held), and their digest. Over the ranks of an engine the digests of different
-// regions that make up a tensor add up to the tensor's.
-struct TensorShare {
-  std::uint32_t tensor = 0;  // in the layout
-  std::uint64_t units = 0;
-  Hash128 region;  // of which units they are: the same units give the same, however maps cut them
-  Digest digest;
-
-  friend bool operator==(const TensorShare&, const TensorShare&) = default;
-};
 // A tensor that is held, all of it or at one of its places, so that it cannot be read back.
 struct UnprovenTensor {
   std::uint32_t tensor = 0;
@@ -119,6 +116,9 @@ struct StagingMemory {
   std::uint64_t pinned_bytes = 0;
 };
 
+struct MappedParts;  // mapped_target.h
+struct MappedOptions;
+
 // Weights in memory, the host's or a GPU's (mapped_target.h).
 class MappedTarget : public WeightTarget {
  public:
@@ -140,6 +140,10 @@ class MappedTarget : public WeightTarget {
                                     std::span<std::byte> out) const = 0;
   // A tensor that lies contiguous in host memory; else nothing.
   [[nodiscard]] virtual std::span<const std::byte> tensor(std::size_t index) const = 0;
+  // Other weights in the place of these, as make_mapped_target() takes them: an engine has put its
+  // tensors elsewhere. What was staged or committed before can neither be committed nor be taken
+  // back then (kBusy). Any thread, but not during a commit: the engine must not use the tensors.
+  [[nodiscard]] virtual Status replace(MappedParts parts, const MappedOptions& options) = 0;
 };
 
 // Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the

@@ -276,11 +276,12 @@ void bench_patch(Bench& bench) {
     });
     print("check + scatter from " + name, prepared, "read both", bench.read_both, changed * 70);
     std::byte* const old_values = device(bench.room * 2);
-    auto* const sums = reinterpret_cast<std::uint64_t*>(device(256));
+    auto* const sums = reinterpret_cast<std::uint64_t*>(
+        device(tensors.size() * cuda::kDigestSums * sizeof(std::uint64_t)));
     const double gathered = time_ms([&] { must(patch->gather(old_values, nullptr)); });
     print("gather by " + name, gathered, "read both", bench.read_both, changed * 36);
     const double summed =
-        time_ms([&] { must(patch->digest_change(old_values, bench.values, sums, nullptr)); });
+        time_ms([&] { must(patch->digest_changes(old_values, bench.values, sums, nullptr)); });
     print("digest of the change, " + name, summed, "read both", bench.read_both, changed * 6);
     cudaFree(old_values);
     fill<<<2048, 256>>>(Bench::units(bench.before), kUnits);  // as it was

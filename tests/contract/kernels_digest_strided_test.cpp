@@ -16,15 +16,9 @@ namespace {
 
 using namespace driftless::testing;
 
-struct Share {
-  const char* name;
-  std::uint64_t source_units, target_units;
-  StridedView source, target;
-};
-
 // Rows that end within blocks of the digest and words, columns longer and shorter than what is
 // summed where it lies, transposes, stacks, steps.
-std::vector<Share> shares() {
+std::vector<StridedCase> shares() {
   return {
       {"whole", 90 * 131, 90 * 131, {0, {90, 131}, {131, 1}}, {0, {90, 131}, {131, 1}}},
       {"rows", 90 * 131, 40 * 131, {131 * 7, {31, 131}, {131, 1}}, {131, {31, 131}, {131, 1}}},
@@ -44,19 +38,13 @@ std::vector<Share> shares() {
   };
 }
 
-StridedMap map_of(const Share& each) {
-  auto map = StridedMap::make(each.source, each.source_units, each.target, each.target_units);
-  EXPECT_TRUE(map.ok()) << each.name << ": " << map.status().to_string();
-  return map.ok() ? *map : StridedMap{};
-}
-
 class DigestStrided : public ::testing::TestWithParam<HostKernels> {
  protected:
   const HostKernels& kernels() const { return GetParam(); }
   const HostKernels& reference() const { return all_host_kernels().front(); }
   const DigestTensorKey key_ = digest_tensor_key("model.layers.0.self_attn.o_proj.weight");
 
-  void expect_same(const Share& each, unsigned width, ValueCast cast, std::uint64_t begin,
+  void expect_same(const StridedCase& each, unsigned width, ValueCast cast, std::uint64_t begin,
                    std::uint64_t end) const {
     SCOPED_TRACE(::testing::Message() << each.name << ", width " << width << ", cast "
                                       << static_cast<int>(cast) << ", " << begin << " to " << end);
@@ -82,7 +70,7 @@ class DigestStrided : public ::testing::TestWithParam<HostKernels> {
 };
 
 TEST_P(DigestStrided, SumsWhatReferenceSums) {
-  for (const Share& each : shares()) {
+  for (const StridedCase& each : shares()) {
     for (const unsigned width : kWidths) {
       expect_same(each, width, ValueCast::kNone, 0, each.source_units);
       expect_same(each, width, ValueCast::kNone, each.source_units / 3, each.source_units * 4 / 5);
@@ -91,13 +79,13 @@ TEST_P(DigestStrided, SumsWhatReferenceSums) {
 }
 
 TEST_P(DigestStrided, UndoesConversionsAndCountsWhatTheyDoNotGive) {
-  for (const Share& each : shares()) {
+  for (const StridedCase& each : shares()) {
     for (const ValueCast cast : {ValueCast::kBF16ToF32, ValueCast::kF16ToF32}) {
       expect_same(each, 4, cast, 0, each.source_units);
       expect_same(each, 4, cast, each.source_units / 3, each.source_units * 4 / 5);
     }
   }
-  const Share one{"one", 1, 1, {0, {1}, {1}}, {0, {1}, {1}}};
+  const StridedCase one{"one", 1, 1, {0, {1}, {1}}, {0, {1}, {1}}};
   const std::uint32_t rounded = 0x3f808001;
   EXPECT_EQ(kernels().digest_strided(map_of(one), &rounded, 4, ValueCast::kBF16ToF32, key_, 0, 1),
             (StridedSum{Digest{}, 1}));
@@ -120,7 +108,7 @@ TEST_P(DigestStrided, SharesAddUpToTheTensor) {
       if (k >= cut && r >= top) c[(r - top) * right + k - cut] = f32_of_bf16(value);
     }
   }
-  const auto sum = [&](const Share& each, const void* data, unsigned width, ValueCast cast) {
+  const auto sum = [&](const StridedCase& each, const void* data, unsigned width, ValueCast cast) {
     const StridedSum found =
         kernels().digest_strided(map_of(each), data, width, cast, key_, 0, each.source_units);
     EXPECT_EQ(found.foreign, 0U);
@@ -150,11 +138,11 @@ TEST_P(DigestStrided, SharesAddUpToTheTensor) {
 
 TEST_P(DigestStrided, PositionsPast32BitsAreExact) {
   const std::uint64_t rows = std::uint64_t{1} << 22, columns = 2048, first_row = rows - 8;
-  const Share each{"the last rows' columns",
-                   rows * columns,
-                   8 * 512,
-                   {first_row * columns + 512, {8, 512}, {columns, 1}},
-                   {0, {8, 512}, {512, 1}}};
+  const StridedCase each{"the last rows' columns",
+                         rows * columns,
+                         8 * 512,
+                         {first_row * columns + 512, {8, 512}, {columns, 1}},
+                         {0, {8, 512}, {512, 1}}};
   expect_same(each, 2, ValueCast::kNone, first_row * columns, rows * columns);
   expect_same(each, 2, ValueCast::kNone, 0, rows * columns);
 }

@@ -19,14 +19,8 @@ namespace {
 
 using namespace driftless::testing;
 
-struct Case {
-  const char* name;
-  std::uint64_t source_units, target_units;
-  StridedView source, target;
-};
-
 // Views as loaders make them, of tensors with two and three dimensions.
-std::vector<Case> cases() {
+std::vector<StridedCase> cases() {
   return {
       {"whole", 12 * 50, 12 * 50, {0, {12, 50}, {50, 1}}, {0, {12, 50}, {50, 1}}},
       {"rows", 12 * 50, 40 * 50, {150, {6, 50}, {50, 1}}, {1000, {6, 50}, {50, 1}}},
@@ -51,14 +45,8 @@ std::vector<Case> cases() {
   };
 }
 
-StridedMap map_of(const Case& each) {
-  auto map = StridedMap::make(each.source, each.source_units, each.target, each.target_units);
-  EXPECT_TRUE(map.ok()) << each.name << ": " << map.status().to_string();
-  return map.ok() ? *map : StridedMap{};
-}
-
 // Every index of the views: (source unit, target unit).
-std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs_of(const Case& each) {
+std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs_of(const StridedCase& each) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs{
       {each.source.offset, each.target.offset}};
   for (std::size_t d = 0; d < each.source.shape.size(); ++d) {
@@ -75,7 +63,7 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> pairs_of(const Case& each) 
 }
 
 TEST(StridedMap, SaysWhereACopyBetweenTheViewsPutsEveryUnit) {
-  for (const Case& each : cases()) {
+  for (const StridedCase& each : cases()) {
     SCOPED_TRACE(each.name);
     const StridedMap map = map_of(each);
     std::vector<std::uint64_t> expected(each.source_units, StridedMap::kOutside);
@@ -93,12 +81,26 @@ TEST(StridedMap, SaysWhereACopyBetweenTheViewsPutsEveryUnit) {
 }
 
 TEST(StridedMap, JoinsDimensionsSoThatMostMapsNeedNoDivision) {
-  const std::vector<Case> all = cases();
+  const std::vector<StridedCase> all = cases();
   EXPECT_EQ(map_of(all[0]).dims, 1U);
   EXPECT_EQ(map_of(all[1]).dims, 1U);
   EXPECT_TRUE(map_of(all[1]).plain());
   EXPECT_EQ(map_of(all[2]).dims, 2U);
   EXPECT_EQ(map_of(all[7]).dims, 3U);
+}
+
+TEST(StridedMap, OfAWholeTensorIsTheIdentity) {
+  for (const std::uint64_t units : {0U, 1U, 2U, 600U}) {
+    const StridedView all{0, {units}, {1}};
+    const StridedMap made = *StridedMap::make(all, units, all, units);
+    const StridedMap whole = StridedMap::whole(units);
+    EXPECT_EQ(whole.units(), units);
+    EXPECT_EQ(whole.dims, made.dims);
+    EXPECT_TRUE(whole.plain());
+    for (std::uint64_t unit = 0; unit < units + 1; ++unit) {
+      EXPECT_EQ(whole.target_of(unit), made.target_of(unit)) << unit << " of " << units;
+    }
+  }
 }
 
 TEST(StridedMap, RefusesViewsThatAreNoMap) {
@@ -132,10 +134,18 @@ TEST(StridedMap, KnowsWhetherMapsCoverATensorAndWhetherTheyMeet) {
   EXPECT_FALSE(once({&left, &wide})) << "one column twice, one not at all";
   EXPECT_FALSE(once({&left}));
   EXPECT_FALSE(once({&left, &right, &top}));
-  EXPECT_FALSE(targets_meet(left, right));
-  EXPECT_FALSE(targets_meet(top, bottom));
-  EXPECT_TRUE(targets_meet(left, wide));
-  EXPECT_TRUE(targets_meet(top, left));
+  for (const MapSide side : {MapSide::kSource, MapSide::kTarget}) {
+    EXPECT_FALSE(meet(left, right, side));
+    EXPECT_FALSE(meet(top, bottom, side));
+    EXPECT_TRUE(meet(left, wide, side));
+    EXPECT_TRUE(meet(top, left, side));
+  }
+  // Steps that have nothing in common: every third unit, and every second.
+  const StridedMap thirds = make({0, {10}, {3}}, {0, {10}, {3}});
+  const StridedMap odd = make({1, {10}, {2}}, {1, {10}, {2}});
+  const StridedMap later = make({1, {3}, {6}}, {1, {3}, {6}});
+  EXPECT_TRUE(meet(thirds, odd, MapSide::kTarget));
+  EXPECT_FALSE(meet(thirds, later, MapSide::kTarget)) << "they interleave";
 }
 
 TEST(ValueCast, RoundsAsTheTypesDo) {
@@ -201,7 +211,7 @@ std::vector<std::uint32_t> offsets_of(Random& random, std::uint64_t units, Patte
 }
 
 // The same by both, from unit `begin` of the source on.
-void expect_same(const HostKernels& kernels, const HostKernels& reference, const Case& each,
+void expect_same(const HostKernels& kernels, const HostKernels& reference, const StridedCase& each,
                  unsigned width, ValueCast cast, Pattern pattern, std::uint64_t begin) {
   SCOPED_TRACE(::testing::Message() << each.name << ", width " << width << ", cast "
                                     << static_cast<int>(cast) << ", from " << begin);
@@ -233,7 +243,7 @@ void expect_same(const HostKernels& kernels, const HostKernels& reference, const
 }
 
 TEST_P(StridedKernels, MoveWhatReferenceMoves) {
-  for (const Case& each : cases()) {
+  for (const StridedCase& each : cases()) {
     for (const unsigned width : kWidths) {
       for (const Pattern pattern : kAllPatterns) {
         for (const std::uint64_t begin : {std::uint64_t{0}, each.source_units / 3}) {
@@ -248,7 +258,7 @@ TEST_P(StridedKernels, ConvertAsReferenceConverts) {
   constexpr std::pair<ValueCast, unsigned> kCasts[] = {
       {ValueCast::kBF16ToF32, 4}, {ValueCast::kF16ToF32, 4},  {ValueCast::kF32ToBF16, 2},
       {ValueCast::kF32ToF16, 2},  {ValueCast::kBF16ToF16, 2}, {ValueCast::kF16ToBF16, 2}};
-  for (const Case& each : cases()) {
+  for (const StridedCase& each : cases()) {
     for (const auto& [cast, width] : kCasts) {
       expect_same(kernels(), reference(), each, width, cast, Pattern::kHalf, 0);
       expect_same(kernels(), reference(), each, width, cast, Pattern::kEverything, 1);
@@ -261,11 +271,11 @@ TEST_P(StridedKernels, ConvertAsReferenceConverts) {
 TEST_P(StridedKernels, PositionsPast32BitsAreExact) {
   const std::uint64_t rows = std::uint64_t{1} << 22, columns = 2048;
   const std::uint64_t first_row = rows - 8;
-  const Case each{"the last rows' columns",
-                  rows * columns,
-                  8 * 16,
-                  {first_row * columns + 100, {8, 16}, {columns, 1}},
-                  {0, {8, 16}, {16, 1}}};
+  const StridedCase each{"the last rows' columns",
+                         rows * columns,
+                         8 * 16,
+                         {first_row * columns + 100, {8, 16}, {columns, 1}},
+                         {0, {8, 16}, {16, 1}}};
   const StridedMap map = map_of(each);
   std::vector<std::uint32_t> offsets(8 * columns);
   std::iota(offsets.begin(), offsets.end(), 0U);

@@ -41,10 +41,15 @@ class NotingWriter final : public ExternalWriter {
     said += "drop ";
     changes.reset();
   }
+  Status written() override {
+    said += "written ";
+    return breaks-- > 0 ? error(StatusCode::kInternal, "what is derived breaks") : Status();
+  }
 
   std::shared_ptr<const TensorChanges> changes;
   std::string said;
   bool fail = false;
+  int breaks = 0;  // times that written() fails
 };
 
 class ModuleTest : public ::testing::Test {
@@ -126,10 +131,10 @@ class ModuleTest : public ::testing::Test {
     ASSERT_TRUE(staged->undo().ok());
     EXPECT_TRUE(holds(run_.weights[0]));
     staged.reset();
-    EXPECT_EQ(writer_->said, "stage commit undo drop ");
+    EXPECT_EQ(writer_->said, "stage commit written undo written drop ");
   }
 
-  std::unique_ptr<MappedTarget> open(MappedOptions options = {}) {
+  MappedParts parts() const {
     MappedParts parts;
     parts.layout = run_.layout;
     parts.maps = maps_;
@@ -139,8 +144,11 @@ class ModuleTest : public ::testing::Test {
     for (const std::string& name : refused_) {
       parts.refused.emplace_back(*run_.layout.find(name), "repacked");
     }
+    return parts;
+  }
+  std::unique_ptr<MappedTarget> open(MappedOptions options = {}) {
     options.threads = 2;
-    auto made = make_mapped_target(std::move(parts), options);
+    auto made = make_mapped_target(parts(), options);
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return made.ok() ? std::move(*made) : nullptr;
   }
@@ -344,6 +352,53 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   writer_->said.clear();
   staged = target->stage(chain({first}));
   commits_and_goes_back(*staged);
+}
+
+// What the engine derives from its weights is computed after each commit, and after each that was
+// taken back.
+TEST_F(ModuleTest, ACommitWhoseDerivedTensorsBreakIsTakenBack) {
+  leave_up_to_the_writer();
+  const auto target = open_base();
+  const Publication first = run_.step(1);
+  auto staged = target->stage(chain({first}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  writer_->breaks = 1;
+  EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kInternal);
+  EXPECT_TRUE(holds(run_.weights[0]) && target->state().valid);
+  EXPECT_EQ(target->state().id.version, 0U);
+  EXPECT_EQ(writer_->said, "stage commit written undo written ");
+  staged->reset();
+  staged = target->stage(chain({first}));
+  writer_->breaks = 2;
+  EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kInternal);
+  EXPECT_TRUE(holds(run_.weights[0]));
+  EXPECT_FALSE(target->state().valid) << "what is derived is of no version";
+}
+
+TEST_F(ModuleTest, OtherWeightsTakeThePlaceOfTheseAndWhatWasStagedIsRefused) {
+  const auto target = open_base();
+  const Publication first = run_.step(1), second = run_.step(2);
+  auto before = target->stage(chain({first}));
+  ASSERT_TRUE(before.ok()) << before.status().to_string();
+  ASSERT_TRUE((*before)->commit().ok());
+  auto staged = target->stage(chain({second}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  for (WeightMap& map : maps_) map.data = memory_->allocate(parameters_[map.parameter].bytes);
+  for (const WeightMap& map : maps_) parameters_[map.parameter].data = map.data;
+  load(run_.weights[1]);
+  const MappedOptions options{VersionId{first.manifest.id}, digest_of(run_.weights[1]), 2};
+  ASSERT_TRUE(target->replace(parts(), options).ok());
+  EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kBusy);
+  EXPECT_EQ((*before)->undo().code(), StatusCode::kBusy);
+  EXPECT_TRUE(holds(run_.weights[1]));
+  staged = target->stage(chain({second}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(run_.weights[2]));
+  MappedParts wrong = parts();
+  wrong.maps.push_back(wrong.maps.front());
+  EXPECT_EQ(target->replace(std::move(wrong), options).code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE((*staged)->undo().ok()) << "they are the same as before";
 }
 
 // Changes to a tensor's own bits go where those are, to slices, too.

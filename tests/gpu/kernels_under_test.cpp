@@ -143,8 +143,8 @@ Digest digest_change(const DigestTensorKey& tensor, unsigned unit_bytes, std::ui
   const OnePatch one(nullptr, origin + units_needed(offsets, count), unit_bytes, origin, offsets,
                      count, tensor);
   const DeviceBytes sums(cuda::kDigestSums * sizeof(std::uint64_t));
-  must(one.patch->digest_change(before.data(), after.data(),
-                                reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  must(one.patch->digest_changes(before.data(), after.data(),
+                                 reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
   must(cudaDeviceSynchronize());
   return fetch_digest(sums);
 }

@@ -2,12 +2,16 @@
 // Data for the tests of kernels: seeded numbers, patterns of change, and buffers with guards.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "kernels/strided_map.h"
 
 namespace driftless::testing {
 
@@ -101,6 +105,18 @@ inline std::vector<std::byte> random_bytes(std::uint64_t seed, std::size_t size)
   std::vector<std::byte> bytes(size);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
   return bytes;
+}
+
+struct StridedCase {
+  const char* name;
+  std::uint64_t source_units, target_units;
+  StridedView source, target;
+};
+
+inline StridedMap map_of(const StridedCase& each) {
+  auto map = StridedMap::make(each.source, each.source_units, each.target, each.target_units);
+  EXPECT_TRUE(map.ok()) << each.name << ": " << map.status().to_string();
+  return map.ok() ? *map : StridedMap{};
 }
 
 inline std::string test_name(std::string_view kernels_name) {

@@ -119,6 +119,14 @@ def what_was_staged_before_is_not_committed_after():
         assert it.holds(it.weights)
 
 
+def takes_a_full_version(it):
+    assert not it.target.state.valid
+    it.publish()
+    it.take()
+    assert it.holds(it.weights) and it.receiver.version == 2
+    it.step()
+
+
 def other_values_ask_for_a_full_version():
     for tp in (1, 2):
         with Follower(ToyEngine, *ANCHORS, tp=tp) as it:
@@ -126,11 +134,7 @@ def other_values_ask_for_a_full_version():
             engine = it.engine
             engine.norm = torch.nn.Parameter(engine.norm.data + 1, requires_grad=False)
             assert "'norm'" in it.target.follow()[0]
-            assert not it.target.state.valid
-            it.publish()
-            it.take()
-            assert it.holds(it.weights) and it.receiver.version == 2
-            it.step()
+            takes_a_full_version(it)
 
 
 def reloads_from_the_base_go_on_from_there():
@@ -289,11 +293,7 @@ def sleep_level_2():
                     each.data.view(torch.uint8).fill_(0x5A)
             it.target.note_wake()
             assert "slept at level 2" in it.target.follow()[0]
-            assert not it.target.state.valid
-            it.publish()
-            it.take()
-            assert it.holds(it.weights) and it.receiver.version == 2
-            it.step()
+            takes_a_full_version(it)
 
 
 def sleep_level_2_of_what_no_version_has():

@@ -12,15 +12,7 @@
 namespace driftless {
 namespace {
 
-using testing::changed_weights;
-using testing::digest_of;
-using testing::expect_ok;
-using testing::quick_options;
-using testing::random_weights;
-using testing::RoadFault;
-using testing::Rollout;
-using testing::Trainer;
-using testing::Weights;
+using namespace testing;
 
 using std::chrono_literals::operator""s;
 
