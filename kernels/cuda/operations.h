@@ -185,15 +185,12 @@ class StridedPatch {
   [[nodiscard]] Status gather_strided(std::byte* old_values_dev, Stream stream) const;
   // New values, converted; or, where `old` says so, old ones.
   [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
-  // In one launch: keeps what is there in the old values, and writes the new ones. `differs_dev`
-  // becomes the least number of a part that was not what its old values said, else stays; where it
-  // is null, they need not have said anything.
+  // In one launch: keeps what is there in the old values, writes the new ones, and reads them back.
+  // differs_dev[0] becomes the least number of a part that was not what its old values said,
+  // differs_dev[1] of one that does not hold what was written, else they stay; where it is null,
+  // the old values need not have said anything, and nothing is read back.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
-  // Whether the new values, converted, are there: `differs_dev` becomes the least number of a part
-  // of which one is not, else stays.
-  [[nodiscard]] Status compare_strided(const std::byte* values_dev, std::uint32_t* differs_dev,
-                                       Stream stream) const;
 
  private:
   StridedPatch() = default;

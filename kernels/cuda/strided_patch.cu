@@ -16,6 +16,19 @@ std::uint64_t chunks_of(std::span<const StridedPatch::Part> parts) {
   return chunks;
 }
 
+// What was written is read back past the SM's own cache: as every other reader will find it.
+template <unsigned W>
+__device__ bool holds(const Unit<W>* units, const StridedChanges& changes,
+                      const Unit<W> (&written)[kStridedTogether]) {
+  bool all = true;
+#pragma unroll
+  for (unsigned j = 0; j < kStridedTogether; ++j) {
+    if (changes.at[j] == StridedMap::kOutside) continue;
+    all = all && *static_cast<const volatile Unit<W>*>(units + changes.at[j]) == written[j];
+  }
+  return all;
+}
+
 template <unsigned W>
 __global__ void __launch_bounds__(kStridedWarps * 32)
     exchange(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
@@ -26,40 +39,22 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
       [&](const StridedPatch::Part& part, std::uint32_t number, const StridedChanges& changes) {
         auto* const units = reinterpret_cast<Unit<W>*>(part.data_dev);
         auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
-        Unit<W> there[kStridedTogether];
+        Unit<W> there[kStridedTogether], written[kStridedTogether];
         load_there<W>(units, changes, there);
         bool differs = false;
 #pragma unroll
         for (unsigned j = 0; j < kStridedTogether; ++j) {
           if (changes.at[j] == StridedMap::kOutside) continue;
-          units[changes.at[j]] =
+          written[j] =
               load_converted<W>(values_dev + part.value_begin, changes.number[j], part.cast);
+          units[changes.at[j]] = written[j];
           if (differs_dev != nullptr && old[changes.number[j]] == there[j]) continue;
           old[changes.number[j]] = there[j];
           differs = differs_dev != nullptr;
         }
         if (differs) atomicMin(differs_dev, number);
-      });
-}
-
-template <unsigned W>
-__global__ void __launch_bounds__(kStridedWarps * 32)
-    compare(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
-            std::uint32_t end, const std::byte* values_dev, std::uint32_t* differs_dev) {
-  each_strided(
-      tables, offsets_dev, begin, end,
-      [&](const StridedPatch::Part& part, std::uint32_t number, const StridedChanges& changes) {
-        const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
-        Unit<W> there[kStridedTogether];
-        load_there<W>(units, changes, there);
-        bool differs = false;
-#pragma unroll
-        for (unsigned j = 0; j < kStridedTogether; ++j) {
-          if (changes.at[j] == StridedMap::kOutside) continue;
-          differs = differs || there[j] != load_converted<W>(values_dev + part.value_begin,
-                                                             changes.number[j], part.cast);
-        }
-        if (differs) atomicMin(differs_dev, number);
+        if (differs_dev == nullptr) return;
+        if (!holds<W>(units, changes, written)) atomicMin(differs_dev + 1, number);
       });
 }
 
@@ -98,14 +93,6 @@ Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* ol
   const auto kernel = by_width(unit_bytes_, exchange<1>, exchange<2>, exchange<4>, exchange<8>);
   return launch_strided(chunks_, chunks_, "exchange_strided", kernel, stream, tables, offsets_dev_,
                         values_dev, old_values_dev, differs_dev);
-}
-
-Status StridedPatch::compare_strided(const std::byte* values_dev, std::uint32_t* differs_dev,
-                                     Stream stream) const {
-  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
-  const auto kernel = by_width(unit_bytes_, compare<1>, compare<2>, compare<4>, compare<8>);
-  return launch_strided(chunks_, chunks_, "compare_strided", kernel, stream, tables, offsets_dev_,
-                        values_dev, differs_dev);
 }
 
 }  // namespace driftless::cuda

@@ -140,8 +140,6 @@ class ChangesOnDevice final : public PlacedChanges {
     auto* const differs = reinterpret_cast<std::uint32_t*>(dev(group.differs_at));
     DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(dev(values_at_), dev(group.old_at),
                                                             differs, gpu_->stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(
-        group.patch->compare_strided(dev(values_at_), differs + 1, gpu_->stream.get()));
     return gpu_->stream.copy(host, dev(group.differs_at), sizeof(kNoPartDiffers));
   }
 

@@ -75,8 +75,6 @@ Status load_patch_kernels(const DeviceStream& stream) {
     DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(patch.exchange_strided(
         slot(2), slot(1), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(
-        patch.compare_strided(slot(2), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(patch.scatter_strided(slot(1), true, stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is used again
   }
