@@ -108,16 +108,15 @@ Place place_of(const std::map<std::string, TensorRef>& refs, const StreamNumber&
 }
 
 Result<std::unique_ptr<MappedTarget>> make_target(const WeightLayout& layout,
-                                                  std::vector<std::byte*> data,
+                                                  const std::vector<std::byte*>& data,
                                                   const std::optional<VersionId>& initial,
                                                   unsigned threads, const Place& place) {
-  if (place.table == nullptr) {
-    return make_memory_target(layout, std::move(data), initial, threads);
+  std::shared_ptr<WeightMemory> memory;
+  if (place.table != nullptr) {
+    DRIFTLESS_RETURN_IF_ERROR(place.wait());
+    DRIFTLESS_ASSIGN_OR_RETURN(memory, place.table->make_memory(place.device));
   }
-  DRIFTLESS_RETURN_IF_ERROR(place.wait());
-  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<WeightMemory> memory,
-                             place.table->make_memory(place.device));
-  return make_contiguous_target(layout, data, initial, threads, std::move(memory));
+  return make_memory_target(layout, data, initial, threads, std::move(memory));
 }
 
 std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
@@ -150,8 +149,8 @@ std::shared_ptr<MemoryHolder> make_memory(const py::object& mapping,
     held.push_back(std::move(ref));
   }
   const std::optional<VersionId> initial = initial_of(run, version);
-  std::unique_ptr<MappedTarget> made = take(
-      without_gil([&] { return make_target(layout, std::move(data), initial, threads, place); }));
+  std::unique_ptr<MappedTarget> made =
+      take(without_gil([&] { return make_target(layout, data, initial, threads, place); }));
   return std::make_shared<MemoryHolder>(std::move(made), std::move(held), place);
 }
 

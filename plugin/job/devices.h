@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's part of a job, as its configuration asks for it. Built with or without CUDA: without,
-// these calls, make_device_memory() and make_masked_device() say so.
+// this call, make_device_memory() and make_masked_device() say so.
 #pragma once
 
 #include "plugin/device/device_factories.h"
@@ -11,9 +11,5 @@ namespace driftless {
 // The publisher's side of the GPU, if the configuration asks for one (else null). For
 // PublisherOptions::device.
 [[nodiscard]] Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config);
-// A rollout's weights on its GPU (make_owned_target()).
-using DeviceTarget = MappedTarget;
-[[nodiscard]] Result<std::unique_ptr<DeviceTarget>> open_device_target(
-    const Config& config, const std::optional<std::string>& base);
 
 }  // namespace driftless

@@ -17,11 +17,6 @@ Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config) {
   return no_cuda(concat("snapshot: ", to_string(config.gpu.snapshot)));
 }
 
-Result<std::unique_ptr<DeviceTarget>> open_device_target(const Config&,
-                                                         const std::optional<std::string>&) {
-  return no_cuda("receiver.target: device");
-}
-
 Result<std::shared_ptr<WeightMemory>> make_device_memory(int) {
   return no_cuda("parameters on a GPU");
 }

@@ -270,7 +270,7 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::unique_ptr<MappedTarget> target,
-      make_contiguous_target(layout_, data, VersionId{}, threads_, snapshot_.memory()));
+      make_memory_target(layout_, data, VersionId{}, threads_, snapshot_.memory()));
   ReceiverOptions options;
   options.id = concat("publisher-", group_.rank());
   options.threads = threads_;

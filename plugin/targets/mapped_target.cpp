@@ -409,41 +409,29 @@ Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
   return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
 }
 
-Result<std::unique_ptr<MappedTarget>> make_contiguous_target(const WeightLayout& layout,
-                                                             const std::vector<std::byte*>& data,
-                                                             std::optional<VersionId> initial,
-                                                             unsigned threads,
-                                                             std::shared_ptr<WeightMemory> memory) {
-  const MappedOptions options = contiguous_options(initial, threads);
-  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
-                             map_contiguous(layout, data, options, std::move(memory)));
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
-}
-
 Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& layout,
                                                          const std::vector<std::byte*>& data,
                                                          std::optional<VersionId> initial,
-                                                         unsigned threads) {
-  return make_contiguous_target(layout, data, initial, threads, make_host_memory());
+                                                         unsigned threads,
+                                                         std::shared_ptr<WeightMemory> memory) {
+  const MappedOptions options = contiguous_options(initial, threads);
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::shared_ptr<MappedWeights> weights,
+      map_contiguous(layout, data, options, memory ? std::move(memory) : make_host_memory()));
+  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
 }
 
 Result<std::unique_ptr<MappedTarget>> make_owned_target(FileSystem& fs,
                                                         const std::optional<std::string>& base,
                                                         unsigned threads,
                                                         std::shared_ptr<WeightMemory> memory) {
-  auto target =
-      std::make_unique<MemoryTarget>(std::move(memory), threads == 0 ? default_threads() : threads);
+  auto target = std::make_unique<MemoryTarget>(memory ? std::move(memory) : make_host_memory(),
+                                               threads == 0 ? default_threads() : threads);
   if (base) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, *base));
     DRIFTLESS_RETURN_IF_ERROR(target->load(checkpoint));
   }
   return std::unique_ptr<MappedTarget>(std::move(target));
-}
-
-Result<std::unique_ptr<OwnedWeights>> make_owned_target(FileSystem& fs,
-                                                        const std::optional<std::string>& base,
-                                                        unsigned threads) {
-  return make_owned_target(fs, base, threads, make_host_memory());
 }
 
 }  // namespace driftless

@@ -84,14 +84,4 @@ struct MappedParts {
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_mapped_target(
     MappedParts parts, const MappedOptions& options);
 
-// One contiguous tensor for each that has an address; the digest is of those. Addresses are
-// multiples of the tensors' units.
-[[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_contiguous_target(
-    const WeightLayout& layout, const std::vector<std::byte*>& data,
-    std::optional<VersionId> initial, unsigned threads, std::shared_ptr<WeightMemory> memory);
-// make_owned_target(), in any memory.
-[[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_owned_target(
-    FileSystem& fs, const std::optional<std::string>& base, unsigned threads,
-    std::shared_ptr<WeightMemory> memory);
-
 }  // namespace driftless

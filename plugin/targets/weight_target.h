@@ -146,17 +146,20 @@ class MappedTarget : public WeightTarget {
   [[nodiscard]] virtual Status replace(MappedParts parts, const MappedOptions& options) = 0;
 };
 
-// Contiguous tensors in host memory. `data[i]` is tensor i of the layout, writable and owned by the
-// caller; null if this process does not hold it (then the state's digest is of the held ones).
-// With `initial` the bytes there are that version.
+class WeightMemory;  // weight_memory.h
+
+// Contiguous tensors in `memory` (null: the host's). `data[i]` is tensor i of the layout, at a
+// multiple of its unit, writable and owned by the caller; null if this process does not hold it
+// (then the state's digest is of the held ones). With `initial` the bytes there are that version.
 [[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_memory_target(
     const WeightLayout& layout, const std::vector<std::byte*>& data,
-    std::optional<VersionId> initial, unsigned threads);
+    std::optional<VersionId> initial, unsigned threads,
+    std::shared_ptr<WeightMemory> memory = nullptr);
 // The same in memory of its own, zeroed, once it knows a layout; or holding a copy of the
 // checkpoint at `base`, as version 0 of a run not known yet.
-using OwnedWeights = MappedTarget;
-[[nodiscard]] Result<std::unique_ptr<OwnedWeights>> make_owned_target(
-    FileSystem& fs, const std::optional<std::string>& base, unsigned threads);
+[[nodiscard]] Result<std::unique_ptr<MappedTarget>> make_owned_target(
+    FileSystem& fs, const std::optional<std::string>& base, unsigned threads,
+    std::shared_ptr<WeightMemory> memory = nullptr);
 // A local checkpoint directory, patched in place behind its journal (checkpoint_patcher.h). It
 // exists and holds its base, or a version of the run. All weights are read once, to know or to
 // prove their digest; a checkpoint that is not what its state says is not valid, and is replaced by

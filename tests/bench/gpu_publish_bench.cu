@@ -153,7 +153,7 @@ void roll_out(JobProcess& process, const Config& config) {
   must(road.status());
   auto memory = make_device_memory(0);
   must(memory.status());
-  auto target = make_contiguous_target(*layout, data, VersionId{}, 0, *memory);
+  auto target = make_memory_target(*layout, data, VersionId{}, 0, *memory);
   must(target.status());
   ReceiverOptions options = config.receiver;
   auto receiver = Receiver::open(options, **road, **target, soon());

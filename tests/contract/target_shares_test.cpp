@@ -125,7 +125,7 @@ TEST_F(Shares, TensorsAsTheyAreInEveryEncoding) {
       data.push_back(memory->allocate(tensor.bytes.size()));
       memory->write(data.back(), tensor.bytes);
     }
-    auto made = make_contiguous_target(run_.layout, data, VersionId{}, 2, memory->memory());
+    auto made = make_memory_target(run_.layout, data, VersionId{}, 2, memory->memory());
     ASSERT_TRUE(made.ok()) << made.status().to_string();
     MappedTarget& target = **made;
     const auto adds_up = [&](std::uint64_t version) {

@@ -92,7 +92,7 @@ class StallFaultTest : public ::testing::TestWithParam<DirectoryLayout> {
   std::unique_ptr<SendRoad> road_;
   std::unique_ptr<ReceiveRoad> history_, receive_road_;
   std::unique_ptr<Publisher> publisher_;
-  std::unique_ptr<OwnedWeights> target_;
+  std::unique_ptr<MappedTarget> target_;
   std::unique_ptr<Receiver> receiver_;
 };
 

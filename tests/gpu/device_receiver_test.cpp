@@ -68,7 +68,7 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
     auto memory = make_memory_target(layout_, pointers(held_), initial, 1);
     auto gpu = make_device_memory(0);
     ASSERT_TRUE(gpu.ok()) << gpu.status().to_string();
-    auto device = make_contiguous_target(layout_, model_->pointers(), initial, 1, *gpu);
+    auto device = make_memory_target(layout_, model_->pointers(), initial, 1, *gpu);
     ASSERT_TRUE(memory.ok() && device.ok()) << device.status().to_string();
     host_ = std::make_unique<Follower>(hub_, Arrival::kHost, "host", std::move(*memory));
     device_ = std::make_unique<Follower>(hub_, GetParam().arrival, "gpu", std::move(*device));

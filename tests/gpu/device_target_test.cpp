@@ -38,7 +38,7 @@ struct Pair {
     std::vector<std::byte*> host = pointers(held), dev = model.pointers();
     if (missing != kNone) host[missing] = dev[missing] = nullptr;
     auto on_host = make_memory_target(layout, host, initial, 1);
-    auto on_device = make_contiguous_target(layout, dev, initial, 1, gpu_memory());
+    auto on_device = make_memory_target(layout, dev, initial, 1, gpu_memory());
     EXPECT_TRUE(on_host.ok()) << on_host.status().to_string();
     EXPECT_TRUE(on_device.ok()) << on_device.status().to_string();
     memory = std::move(*on_host);
@@ -256,7 +256,7 @@ TEST(DeviceTarget, StagingKeepsWithinItsBound) {
   PublishedRun run(random_weights(1, 200));
   const DeviceModel model(run.weights[0]);
   const auto target =
-      make_contiguous_target(run.layout, model.pointers(), VersionId{}, 1, gpu_memory(4096));
+      make_memory_target(run.layout, model.pointers(), VersionId{}, 1, gpu_memory(4096));
   ASSERT_TRUE(target.ok()) << target.status().to_string();
   const auto staged = (*target)->stage(fetched({run.step(1)}, Arrival::kHost));
   EXPECT_EQ(staged.status().code(), StatusCode::kNoSpace) << staged.status().to_string();

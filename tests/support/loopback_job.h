@@ -172,7 +172,7 @@ class Rollout {
   WeightLayout layout_;
   Weights held_;
   std::unique_ptr<WeightTarget> target_;
-  OwnedWeights* owned_ = nullptr;
+  MappedTarget* owned_ = nullptr;
   std::unique_ptr<Receiver> receiver_;
   UpdateReport last_;
 };

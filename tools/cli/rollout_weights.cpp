@@ -23,17 +23,7 @@ constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
 
 using Use = RolloutWeights::Use;
 
-RolloutWeights in_memory(std::unique_ptr<OwnedWeights> weights) {
-  const auto visit = [held = weights.get()](const Use& use) -> Status {
-    for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
-      DRIFTLESS_RETURN_IF_ERROR(use(held->tensor(tensor)));
-    }
-    return {};
-  };
-  return {std::move(weights), visit};
-}
-
-RolloutWeights on_device(std::unique_ptr<DeviceTarget> target) {
+RolloutWeights in_memory(std::unique_ptr<MappedTarget> target) {
   const auto visit = [held = target.get()](const Use& use) -> Status {
     std::vector<std::byte> piece;
     for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
@@ -102,13 +92,14 @@ Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const s
                  "patched from host memory");
   }
   const auto start = base.empty() ? std::nullopt : std::optional(base);
-  if (config.target == TargetKind::kMemory) {
-    DRIFTLESS_ASSIGN_OR_RETURN(auto owned, make_owned_target(fs, start, config.receiver.threads));
-    return in_memory(std::move(owned));
-  }
-  if (config.target == TargetKind::kDevice) {
-    DRIFTLESS_ASSIGN_OR_RETURN(auto target, open_device_target(config, start));
-    return on_device(std::move(target));
+  if (config.target != TargetKind::kCheckpoint) {
+    std::shared_ptr<WeightMemory> memory;
+    if (config.target == TargetKind::kDevice) {
+      DRIFTLESS_ASSIGN_OR_RETURN(memory, make_device_memory(config.gpu.device));
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        auto target, make_owned_target(fs, start, config.receiver.threads, std::move(memory)));
+    return in_memory(std::move(target));
   }
   const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
   if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));

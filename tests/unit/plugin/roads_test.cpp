@@ -115,7 +115,7 @@ class Roads : public ::testing::Test {
 
   std::unique_ptr<JobProcess> trainer_;
   std::unique_ptr<PublisherSession> publisher_;
-  std::unique_ptr<OwnedWeights> target_;
+  std::unique_ptr<MappedTarget> target_;
   std::unique_ptr<ReceiverSession> session_;
 };
 
