@@ -93,8 +93,14 @@ class HeldDriver {
     driver_ = std::make_unique<EngineDriver>(std::move(options));
   }
 
-  std::string open() { return run(driver_->begin_open()); }
+  // What the ranks hold must add up to what they say: asked of every server before anything else.
+  std::string open() {
+    DriverResult opened = carry(driver_->begin_open());
+    if (const Status proven = prove_first(opened); !proven.ok()) opened.status = proven;
+    return text_of(opened);
+  }
   std::string start_staging(double timeout_s) {
+    if (const auto refused = prove_another()) return *refused;
     return run(driver_->begin_staging(ms_of(timeout_s)));
   }
   std::string wait_staged(double timeout_s) {
@@ -102,7 +108,8 @@ class HeldDriver {
   }
   std::string update(double timeout_s, bool staged) {
     driver_->set_stage_ms(ms_of(timeout_s));
-    return run(driver_->begin_update({}, staged));
+    const std::optional<std::string> refused = staged ? std::nullopt : prove_another();
+    return refused ? *refused : run(driver_->begin_update({}, staged));
   }
   std::string close() { return run(driver_->begin_close()); }
   // What the ranks say now, whatever the driver does.
@@ -135,11 +142,37 @@ class HeldDriver {
     return all;
   }
 
+  Status prove_first(const DriverResult& opened) {
+    Status proven =
+        without_gil([&] { return first_.ask(opened, transport_, driver_->pause_state()); });
+    transport_.rethrow();
+    return proven;
+  }
+  // A server that was started in the other's place. What open() would say, if that is not proven.
+  std::optional<std::string> prove_another() {
+    if (first_.asked()) return std::nullopt;
+    DriverResult opened = carry(driver_->begin_open());
+    const Status proven = prove_first(opened);
+    if (proven.ok()) return std::nullopt;  // the update tells what else is wrong
+    opened.status = proven;
+    return text_of(opened);
+  }
+
   std::string run(EngineCall first) {
+    const DriverResult result = carry(std::move(first));
+    first_.heard(result.replies);
+    return text_of(result);
+  }
+
+  DriverResult carry(EngineCall first) {
     stop_ = false;
-    const DriverResult result =
+    DriverResult result =
         without_gil([&] { return run_request(*driver_, std::move(first), transport_); });
     transport_.rethrow();
+    return result;
+  }
+
+  static std::string text_of(const DriverResult& result) {
     const Json said = {{"ok", result.status.ok()},
                        {"error", std::string(result.status.message())},
                        {"updated", result.updated},
@@ -159,6 +192,7 @@ class HeldDriver {
   }
 
   std::atomic<bool> stop_{false};
+  FirstProof first_;
   SignalledTransport transport_;
   std::unique_ptr<EngineDriver> driver_;
 };

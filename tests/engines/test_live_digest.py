@@ -21,11 +21,11 @@ def verify(engine):
     return done.returncode, json.loads(done.stdout)
 
 
-def flip(engine, rank, parameter):
+def flip(engine, rank, parameter, place=None):
     if hasattr(engine, "probe"):
-        engine.probe("flip", rank=rank, parameter=parameter)
+        engine.probe("flip", rank=rank, parameter=parameter, place=place)
     else:
-        engine.rpc("probe_flip", rank=rank, parameter=parameter)
+        engine.rpc("probe_flip", rank=rank, parameter=parameter, place=place)
 
 
 @pytest.fixture

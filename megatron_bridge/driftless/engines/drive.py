@@ -51,7 +51,8 @@ class Driver:
         self.version = 0
 
     def open(self) -> list[Reply]:
-        """Every rank follows the run."""
+        """Every rank follows the run. EngineError if what the ranks hold does not add up to the
+        version that they name: nothing is built on that."""
         done = result_of(self.native.open())
         self.version = done["version"]
         return done["replies"]

@@ -205,7 +205,7 @@ class RankReceiver:
             return
         try:
             with no_grad():
-                self._moved = follow()
+                self._moved = follow(receiver.tensor_digests)
         finally:
             self._look(receiver)
 
