@@ -65,3 +65,31 @@ def test_one_bit_in_any_parameter_is_found_and_named(engine_and_run, spec):
             assert engine.update()["version"] == run.version, parameter
         assert_weights(engine, run.model, held)
         assert verify(engine)[0] == 0
+
+
+# From rank to rank, and inside of one.
+ROWS = [[2, 1, 0, 3], [3, 2, 0, 1]]
+
+
+@pytest.mark.parametrize("spec", SPECS[:1], ids=str)
+def test_experts_in_other_slots_are_followed(started, run_of, spec):
+    """vLLM refuses EPLB on a CPU ("only supported on CUDA devices or ROCm devices or XPU devices"):
+    the test moves the experts and writes the table; the loader is vLLM's own."""
+    engine, run = started.get(spec), run_of(spec.kind)
+    engine.to_base(run.model.checkpoint(0))
+    assert engine.follow(run.config) == 0
+    run.publish()
+    engine.update()
+    try:
+        engine.rpc("probe_rearrange", path=run.model.checkpoint(1), rows=ROWS)
+        for version in (2, 3):
+            run.publish()
+            done = engine.update()
+            assert done["version"] == version
+            moved = [any("rearranged" in text for text in reply["moved"]) for reply in done["replies"]]
+            assert moved == [version == 2] * 2, done["replies"]
+            path = run.model.checkpoint(version)
+            assert engine.rpc("probe_rearranged", path=path, rows=ROWS) == [[], []]
+            assert verify(engine)[0] == 0
+    finally:
+        engine.rpc("probe_rearrange", path=None, rows=None)

@@ -84,6 +84,20 @@ class Probe(WorkerExtension):
     def probe_untouched(self, paths):
         return untouched(*(self._fresh(path) for path in paths))
 
+    def probe_rearrange(self, path, rows):
+        """As vLLM's EPLB does it, which needs a GPU: other experts of the checkpoint `path` in this
+        rank's slots, and then the runner's table. Without `rows` there is no table."""
+        model, runner = self.model_runner.get_model(), self.model_runner
+        if rows is None:
+            runner.eplb_state = None
+            return
+        rearranged(model, path, rows, write=True)
+        state = SimpleNamespace(model=model, physical_to_logical_map=torch.tensor(rows))
+        runner.eplb_state = SimpleNamespace(model_states={"model": state})
+
+    def probe_rearranged(self, path, rows):
+        return rearranged(self.model_runner.get_model(), path, rows, write=False)
+
     def probe_pid(self):
         return os.getpid()
 
@@ -122,6 +136,26 @@ def untouched(model, other):
         same = (bits(parameter.data) == bits(others[name].data)).nonzero().view(-1)
         found[name] = int(same[torch.randint(len(same), (1,), generator=generator)])
     return found
+
+
+def rearranged(model, path, rows, write):
+    """The parameters whose slots do not hold those experts of the checkpoint; or are made to."""
+    from safetensors.torch import load_file
+
+    tensors, others = load_file(f"{path}/model.safetensors"), []
+    for number, (layer, row) in enumerate(zip(model.moe_layers, rows, strict=True)):
+        weights = {n.rpartition(".")[2]: p.data for n, p in layer.named_parameters()}
+        own = weights["w13_weight"].shape[0]
+        first = own * torch.distributed.get_rank()
+        for slot, expert in enumerate(row[first : first + own]):
+            at = f"model.layers.{number}.mlp.experts.{expert}."
+            parts = [tensors[f"{at}{name}_proj.weight"] for name in ("gate", "up", "down")]
+            for name, part in (("w13_weight", torch.cat(parts[:2])), ("w2_weight", parts[2])):
+                if write:
+                    weights[name][slot].copy_(part)
+                elif not torch.equal(weights[name][slot], part.to(weights[name].dtype)):
+                    others.append(f"layer {number}, slot {first + slot}: {name}")
+    return others
 
 
 def back_to_base(model, follower, path):

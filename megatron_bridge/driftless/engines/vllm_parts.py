@@ -43,13 +43,12 @@ def experts(runner: Any) -> torch.Tensor | None:
     """Which expert is in which slot, of every layer of every model that vLLM balances (EPLB). Asked
     before each staging, each commit and each trace: from then on the models' loaders put experts
     into the slots where they are. vLLM's own know only where they were at first."""
-    states = getattr(getattr(runner, "eplb_state", None), "model_states", {}).values()
     tables = []
-    for state in states:
+    for model, state in _balanced(runner).items():
         for number, layer in enumerate(state.model.moe_layers):
             check_balanced(layer, number)
             for name, parameter in layer.named_parameters():
-                place_experts(parameter, name, partial(_slots, state, number))
+                place_experts(parameter, name, partial(_slots, runner, model, number))
         tables.append(state.physical_to_logical_map)
     if len(tables) < 2:
         return tables[0] if tables else None
@@ -67,12 +66,17 @@ def check_balanced(layer: torch.nn.Module, number: int) -> None:
             )
 
 
-def _slots(state: Any, layer: int) -> list[int]:
+def _balanced(runner: Any) -> dict[str, Any]:
+    return getattr(getattr(runner, "eplb_state", None), "model_states", {})
+
+
+def _slots(runner: Any, model: str, layer: int) -> list[int] | None:
     """The expert in each slot of a layer, over all ranks."""
-    return state.physical_to_logical_map[layer].tolist()
+    state = _balanced(runner).get(model)
+    return None if state is None else state.physical_to_logical_map[layer].tolist()
 
 
-def place_experts(parameter: Any, name: str, slots: Callable[[], list[int]]) -> None:
+def place_experts(parameter: Any, name: str, slots: Callable[[], list[int] | None]) -> None:
     """Idempotent. A loader is called for each expert, by the number of the slot that it was in at
     first: the first ones in their order, then replicas."""
     load = getattr(parameter, "weight_loader", None)
@@ -85,7 +89,8 @@ def place_experts(parameter: Any, name: str, slots: Callable[[], list[int]]) -> 
     @wraps(load)
     def placed(*arguments: Any, **named: Any) -> Any:
         call = signature.bind(*arguments, **named)
-        table = slots()
+        if (table := slots()) is None:
+            return load(*arguments, **named)
         expert = call.arguments["expert_id"]
         if expert >= len(table):
             raise errors.UnsupportedError(
