@@ -14,7 +14,7 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "plugin/engines/engine_shares.h"
+#include "plugin/engines/engine_places.h"
 #include "plugin/engines/server_calls.h"
 
 namespace driftless::python {
@@ -130,6 +130,17 @@ class HeldDriver {
     transport_.rethrow();
     const std::vector<RankShares> ranks = take(asked);
     return proof_to_json(add_up(ranks), ranks, false).dump();
+  }
+
+  // Where the ranks' weights are not the checkpoint's.
+  std::string places(const std::string& path, std::size_t limit) {
+    const Result<DifferentPlaces> found = without_gil([&]() -> Result<DifferentPlaces> {
+      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                                 Checkpoint::open(posix_file_system(), path));
+      return find_places(transport_, checkpoint, limit, driver_->pause_state());
+    });
+    transport_.rethrow();
+    return places_to_json(take(found)).dump();
   }
 
  private:
@@ -262,6 +273,7 @@ void bind_engine_driver(py::module_& module) {
       .def("update", &HeldDriver::update, py::arg("timeout_s"), py::arg("staged"))
       .def("ask", &HeldDriver::ask)
       .def("prove", &HeldDriver::prove, py::arg("sweep"))
+      .def("places", &HeldDriver::places, py::arg("checkpoint"), py::arg("limit"))
       .def("close", &HeldDriver::close);
 }
 

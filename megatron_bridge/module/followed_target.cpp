@@ -99,6 +99,14 @@ void FollowedTarget::set_proof(const ProofRule& rule) {
 bool FollowedTarget::proven_in_share() const { return current()->target->proven_in_share(); }
 Result<Shares> FollowedTarget::sweep() { return current()->target->sweep(); }
 const Shares& FollowedTarget::tracked() const { return current()->target->tracked(); }
+Result<LookedShares> FollowedTarget::look() const { return current()->target->look(); }
+Result<BlockSums> FollowedTarget::blocks(std::uint32_t tensor, std::uint64_t block_units) const {
+  return current()->target->blocks(tensor, block_units);
+}
+Result<std::vector<HeldCopy>> FollowedTarget::copies(std::uint32_t tensor, std::uint64_t first,
+                                                     std::uint64_t count) const {
+  return current()->target->copies(tensor, first, count);
+}
 StagingMemory FollowedTarget::staging_memory() const { return current()->target->staging_memory(); }
 Status FollowedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
                             std::span<std::byte> out) const {

@@ -37,6 +37,11 @@ class FollowedTarget final : public MappedTarget {
   [[nodiscard]] bool proven_in_share() const override;
   [[nodiscard]] Result<Shares> sweep() override;
   [[nodiscard]] const Shares& tracked() const override;
+  [[nodiscard]] Result<LookedShares> look() const override;
+  [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor,
+                                         std::uint64_t block_units) const override;
+  [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
+                                                     std::uint64_t count) const override;
   [[nodiscard]] StagingMemory staging_memory() const override;
   [[nodiscard]] Status read(std::size_t tensor, std::uint64_t byte_offset,
                             std::span<std::byte> out) const override;

@@ -69,8 +69,8 @@ struct EngineProof {
 [[nodiscard]] Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
                                                          PauseState pause);
 
-// Whether what the ranks of an engine hold adds up to the version that they name: asked once of each
-// server process, before anything is built on it. Each rank proves its own share from then on
+// Whether what the ranks of an engine hold adds up to the version that they name: asked once of
+// each server process, before anything is built on it. Each rank proves its own share from then on
 // (receiver.prove).
 class FirstProof {
  public:

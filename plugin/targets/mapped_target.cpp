@@ -6,6 +6,7 @@
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
+#include "plugin/targets/held_copies.h"
 #include "plugin/targets/weight_sums.h"
 
 namespace driftless {
@@ -233,6 +234,20 @@ class MemoryTarget final : public MappedTarget {
     if (!weights_) return nothing;
     return weights_->sums ? weights_->sums->shares : weights_->no_shares;
   }
+  [[nodiscard]] Result<LookedShares> look() const override {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(0));
+    return look_at(*weights_);
+  }
+  [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor,
+                                         std::uint64_t block_units) const override {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensor));
+    return sum_blocks(*weights_, tensor, block_units);
+  }
+  [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
+                                                     std::uint64_t count) const override {
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensor));
+    return read_copies(*weights_, tensor, first, count);
+  }
   [[nodiscard]] StagingMemory staging_memory() const override { return memory_->staging_memory(); }
 
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
@@ -242,7 +257,7 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights_->state, weights_->layout, chain));
     if (weights_->writer) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check());
     weights_->proof = proof_;
-    if (sweep_is_due(chain)) DRIFTLESS_RETURN_IF_ERROR(sweep().status());
+    if (sweep_is_due(chain)) DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved());
     const bool in_place = applies_in_place(chain);
     FrameFronts fronts;
     FrontReader front;
@@ -332,6 +347,19 @@ class MemoryTarget final : public MappedTarget {
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
   }
 
+  // An engine may have moved its tensors while they were read: then nothing is wrong with them.
+  [[nodiscard]] Status sweep_unmoved() {
+    Status swept = sweep().status();
+    if (swept.code() != StatusCode::kMismatch || !weights_->writer) return swept;
+    const Status moved = weights_->writer->check();
+    if (moved.ok()) return swept;
+    weights_->state.valid = true;
+    return moved;
+  }
+  [[nodiscard]] Status check_tensor(std::size_t tensor) const {
+    if (weights_ && tensor < weights_->tensors.size()) return {};
+    return error(StatusCode::kInvalidArgument, "the weights have no tensor ", tensor);
+  }
   [[nodiscard]] bool contiguous(std::size_t tensor) const {
     return weights_ && tensor < weights_->tensors.size() && weights_->tensors[tensor].contiguous;
   }

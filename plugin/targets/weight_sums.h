@@ -22,6 +22,9 @@ namespace driftless {
 // Reads the weights, and compares. kMismatch, naming the first map that differs.
 [[nodiscard]] Status check_sums(const MappedWeights& weights, const WeightSums& expected);
 
+// Reads the weights, and compares with nothing.
+[[nodiscard]] Result<LookedShares> look_at(const MappedWeights& weights);
+
 // What maps will hold of a full version. `tensors`: the digest of each tensor of it.
 [[nodiscard]] Result<std::vector<Digest>> sums_of_version(const MappedWeights& weights,
                                                           const VersionSource& version,

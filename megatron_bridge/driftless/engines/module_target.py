@@ -180,6 +180,10 @@ class ModuleTarget(_native.MappedTarget):
         self._moves.check_awake()
         return super().sweep()
 
+    def look(self) -> Any:
+        self._moves.check_awake()
+        return super().look()
+
     def vouch(self) -> None:
         """The caller wrote into the module, or had it written, and everything is as it was again."""
         self._moves.remember()
@@ -251,7 +255,7 @@ class ModuleTarget(_native.MappedTarget):
         except MismatchError:
             return False
         known = {name: (region, digest) for name, _, region, digest in tracked[0]}
-        sizes = {spec.name: spec.units for spec in self.layout.tensors}
+        sizes = {spec.name: spec.units for spec in (self.layout or self._layout).tensors}
         tensors, unproven = self.tracked()
         return not unproven and all(
             known.get(name) == (region, digest)

@@ -59,16 +59,22 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
-    if command["phase"] == "shares":  # whoever asks: the driver's answers stay where they are
+    if command["phase"] in ("shares", "read"):  # whoever asks: the driver's answers stay there
         where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
-        nonce = str(command.get("nonce", ""))
-        Answers(where).write(receiver.shares(bool(command.get("sweep")), nonce))
+        Answers(where).write(tell(receiver, command, str(command.get("nonce", ""))))
         return
     if "answers" in command:
         answer_to(receiver, command["answers"])
     answers: Answers = receiver.answers  # type: ignore[attr-defined]
     with answers.turn:  # the thread that stage() starts answers after this
         answers.write(run(receiver, command, str(command.get("nonce", ""))))
+
+
+def tell(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
+    if command["phase"] == "shares":
+        return receiver.shares(bool(command.get("sweep")), nonce)
+    places = int(command.get("first", 0)), int(command.get("units", 0))
+    return receiver.read(str(command.get("tensor", "")), *places, nonce)
 
 
 def receiver_of(model: Any, rank: int) -> RankReceiver:

@@ -123,6 +123,28 @@ def rearranged_between_staging_and_commit():
         assert it.holds(LATER)
 
 
+def rearranged_while_the_weights_are_read():
+    """After the look and before the sweep: other values than expected, and no alarm."""
+    with Ranks() as it:
+        it.publish()
+        moves = it.targets[0]._moves
+        look = moves.check
+
+        def once():
+            look()
+            moves.check = look
+            rearrange(it.engines, it.runners, LATER)
+
+        moves.check = once
+        with raises(driftless.errors.BusyError, "experts were rearranged"):
+            it.receivers[0].stage(10)
+        assert it.targets[0].state.valid
+        it.follow()
+        assert [target.state.valid for target in it.targets] == [True, True]
+        it.take()
+        assert it.holds(LATER)
+
+
 def loads_of_others_go_where_the_experts_are():
     """As vLLM's reload_weights: its own loader would put them where they were at first."""
     with Ranks() as it:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a commit has written is read back inside the pause: memory in which a write does not stick is
-// found by the commit itself, and not by the next sweep.
+// What a commit has written is read back inside the pause: memory in which a write does not stick
+// is found by the commit itself, and not by the next sweep.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 namespace driftless::testing {
 namespace {
 
-// Bad memory: its second half is the first one. A value that is written into one half is overwritten
-// by what is written into the other.
+// Bad memory: its second half is the first one. A value that is written into one half is
+// overwritten by what is written into the other.
 class FoldedMemory {
  public:
   FoldedMemory() : half_bytes_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))) {
