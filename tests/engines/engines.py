@@ -258,7 +258,11 @@ def start_sglang(pool, spec):
         SGLANG_USE_CPU_ENGINE=1,
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
     )
-    engine = SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
+    # /health generates a token, and of DeepSeek SGLang's only attention for every CPU cannot: it
+    # takes keys of the heads' size out of a cache of latent ones ("Expected size for first two
+    # dimensions of batch2 tensor").
+    health = "/model_info" if spec.kind == "deepseek" else "/health"
+    engine = SglangServer(line, pool.log(spec), port, health, env=env, cwd=REPOSITORY)
     engine.exact = spec.exact
     return engine
 
