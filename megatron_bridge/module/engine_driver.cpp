@@ -14,7 +14,7 @@
 #include <string>
 
 #include "module/bindings.h"
-#include "plugin/engines/engine_shares.h"
+#include "plugin/engines/engine_places.h"
 #include "plugin/engines/server_calls.h"
 
 namespace driftless::python {
@@ -93,8 +93,14 @@ class HeldDriver {
     driver_ = std::make_unique<EngineDriver>(std::move(options));
   }
 
-  std::string open() { return run(driver_->begin_open()); }
+  // What the ranks hold must add up to what they say: asked of every server before anything else.
+  std::string open() {
+    DriverResult opened = carry(driver_->begin_open());
+    if (const Status proven = prove_first(opened); !proven.ok()) opened.status = proven;
+    return text_of(opened);
+  }
   std::string start_staging(double timeout_s) {
+    if (const auto refused = prove_another()) return *refused;
     return run(driver_->begin_staging(ms_of(timeout_s)));
   }
   std::string wait_staged(double timeout_s) {
@@ -102,7 +108,8 @@ class HeldDriver {
   }
   std::string update(double timeout_s, bool staged) {
     driver_->set_stage_ms(ms_of(timeout_s));
-    return run(driver_->begin_update({}, staged));
+    const std::optional<std::string> refused = staged ? std::nullopt : prove_another();
+    return refused ? *refused : run(driver_->begin_update({}, staged));
   }
   std::string close() { return run(driver_->begin_close()); }
   // What the ranks say now, whatever the driver does.
@@ -125,6 +132,17 @@ class HeldDriver {
     return proof_to_json(add_up(ranks), ranks, false).dump();
   }
 
+  // Where the ranks' weights are not the checkpoint's.
+  std::string places(const std::string& path, std::size_t limit) {
+    const Result<DifferentPlaces> found = without_gil([&]() -> Result<DifferentPlaces> {
+      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                                 Checkpoint::open(posix_file_system(), path));
+      return find_places(transport_, checkpoint, limit, driver_->pause_state());
+    });
+    transport_.rethrow();
+    return places_to_json(take(found)).dump();
+  }
+
  private:
   static Json replies_of(const std::vector<RankReply>& replies) {
     Json all = Json::array();
@@ -135,11 +153,37 @@ class HeldDriver {
     return all;
   }
 
+  Status prove_first(const DriverResult& opened) {
+    Status proven =
+        without_gil([&] { return first_.ask(opened, transport_, driver_->pause_state()); });
+    transport_.rethrow();
+    return proven;
+  }
+  // A server that was started in the other's place. What open() would say, if that is not proven.
+  std::optional<std::string> prove_another() {
+    if (first_.asked()) return std::nullopt;
+    DriverResult opened = carry(driver_->begin_open());
+    const Status proven = prove_first(opened);
+    if (proven.ok()) return std::nullopt;  // the update tells what else is wrong
+    opened.status = proven;
+    return text_of(opened);
+  }
+
   std::string run(EngineCall first) {
+    const DriverResult result = carry(std::move(first));
+    first_.heard(result.replies);
+    return text_of(result);
+  }
+
+  DriverResult carry(EngineCall first) {
     stop_ = false;
-    const DriverResult result =
+    DriverResult result =
         without_gil([&] { return run_request(*driver_, std::move(first), transport_); });
     transport_.rethrow();
+    return result;
+  }
+
+  static std::string text_of(const DriverResult& result) {
     const Json said = {{"ok", result.status.ok()},
                        {"error", std::string(result.status.message())},
                        {"updated", result.updated},
@@ -159,6 +203,7 @@ class HeldDriver {
   }
 
   std::atomic<bool> stop_{false};
+  FirstProof first_;
   SignalledTransport transport_;
   std::unique_ptr<EngineDriver> driver_;
 };
@@ -228,6 +273,7 @@ void bind_engine_driver(py::module_& module) {
       .def("update", &HeldDriver::update, py::arg("timeout_s"), py::arg("staged"))
       .def("ask", &HeldDriver::ask)
       .def("prove", &HeldDriver::prove, py::arg("sweep"))
+      .def("places", &HeldDriver::places, py::arg("checkpoint"), py::arg("limit"))
       .def("close", &HeldDriver::close);
 }
 

@@ -216,19 +216,42 @@ void HeldTarget::refresh(bool replaced) {
   if (moved && mapped != nullptr) tracked_ = mapped->tracked();
 }
 
-Shares HeldTarget::sweep() {
+template <typename Read>
+auto HeldTarget::read_now(const Read& read) {
   auto* const mapped = dynamic_cast<MappedTarget*>(target_.get());
   if (mapped == nullptr) {
     fail(StatusCode::kUnsupported, "a checkpoint is read by driftless verify, not by a sweep");
   }
   const InUse::Turn turn =
       user_ != nullptr ? user_->take("the receiver") : in_use_.take("the target");
-  Result<Shares> swept = without_gil([&]() -> Result<Shares> {
+  auto found = without_gil([&]() -> decltype(read(*mapped)) {
     DRIFTLESS_RETURN_IF_ERROR(wait_for_stream());
-    return mapped->sweep();
+    return read(*mapped);
   });
   refresh();
-  return take(std::move(swept));
+  return take(std::move(found));
+}
+
+std::uint32_t HeldTarget::number_of(const std::string& tensor) const {
+  const auto found = layout_ ? layout_->find(tensor) : std::nullopt;
+  if (!found) fail(StatusCode::kInvalidArgument, concat("there is no tensor ", shown(tensor)));
+  return static_cast<std::uint32_t>(*found);
+}
+
+Shares HeldTarget::sweep() {
+  return read_now([](MappedTarget& target) { return target.sweep(); });
+}
+LookedShares HeldTarget::look() {
+  return read_now([](MappedTarget& target) { return target.look(); });
+}
+BlockSums HeldTarget::blocks(const std::string& tensor, std::uint64_t block_units) {
+  const std::uint32_t number = number_of(tensor);
+  return read_now([&](MappedTarget& target) { return target.blocks(number, block_units); });
+}
+std::vector<HeldCopy> HeldTarget::copies(const std::string& tensor, std::uint64_t first,
+                                         std::uint64_t count) {
+  const std::uint32_t number = number_of(tensor);
+  return read_now([&](MappedTarget& target) { return target.copies(number, first, count); });
 }
 
 void bind_targets(py::module_& module) {
@@ -247,6 +270,45 @@ void bind_targets(py::module_& module) {
           "Reads all weights. ([(tensor, units, region, digest), ...], [(tensor, why it cannot be "
           "read back), ...]); raises MismatchError if they are not what tracked() says, and the "
           "state is not valid then.")
+      .def(
+          "look",
+          [](HeldTarget& held) {
+            const LookedShares looked = held.look();
+            std::vector<std::string> suspects;
+            for (const std::uint32_t each : looked.suspects) {
+              suspects.push_back((*held.layout())[each].name);
+            }
+            return std::pair(as_python(held, looked.shares), suspects);
+          },
+          "What lies there now, whatever the state is: as sweep() tells it, and the tensors that "
+          "are not what they were.")
+      .def(
+          "blocks",
+          [](HeldTarget& held, const std::string& tensor, std::uint64_t block_units) {
+            const BlockSums found = held.blocks(tensor, block_units);
+            std::vector<std::string> sums;
+            for (const Digest& each : found.sums) sums.push_back(to_hex(each));
+            return std::pair(sums, found.disagree);
+          },
+          py::arg("tensor"), py::arg("block_units"),
+          "([the digest of each block of the tensor], [blocks that two places disagree on])")
+      .def(
+          "copies",
+          [](HeldTarget& held, const std::string& tensor, std::uint64_t first,
+             std::uint64_t count) {
+            py::list copies;
+            for (const HeldCopy& each : held.copies(tensor, first, count)) {
+              py::list runs;
+              for (const HeldRun& run : each.runs)
+                runs.append(py::make_tuple(run.first, run.count));
+              const auto* const values = reinterpret_cast<const char*>(each.values.data());
+              copies.append(py::make_tuple(each.parameter, runs,
+                                           py::bytes(values, each.values.size()), each.foreign));
+            }
+            return copies;
+          },
+          py::arg("tensor"), py::arg("first"), py::arg("count"),
+          "[(parameter, [(first unit, units), ...], their values, units with foreign bits), ...]")
       .def(
           "tracked", [](const HeldTarget& held) { return as_python(held, held.tracked()); },
           "The same without reading, as of the last call.");

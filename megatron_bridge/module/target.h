@@ -36,6 +36,11 @@ class HeldTarget {
   void refresh(bool replaced = false);
   // Reads all weights (MappedTarget::sweep()), between two calls of the receiver that uses it.
   [[nodiscard]] Shares sweep();
+  // What lies there now, between two such calls (MappedTarget::look(), blocks(), copies()).
+  [[nodiscard]] LookedShares look();
+  [[nodiscard]] BlockSums blocks(const std::string& tensor, std::uint64_t block_units);
+  [[nodiscard]] std::vector<HeldCopy> copies(const std::string& tensor, std::uint64_t first,
+                                             std::uint64_t count);
   // MappedTarget::tracked().
   [[nodiscard]] const Shares& tracked() const { return tracked_; }
   // Where the weights lie on a GPU: its library, and a wait for what the engine has queued on them.
@@ -48,6 +53,11 @@ class HeldTarget {
   void set_user(InUse* user) { user_ = user; }
 
  private:
+  // Weights in memory are read by `read(target)`.
+  template <typename Read>
+  auto read_now(const Read& read);
+  [[nodiscard]] std::uint32_t number_of(const std::string& tensor) const;
+
   std::shared_ptr<WeightTarget> target_;
   std::vector<TensorRef> tensors_;
   TargetState state_;

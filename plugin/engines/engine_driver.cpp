@@ -14,10 +14,10 @@ constexpr std::int64_t kFirstLookMs = 2, kLongestLookMs = 50;
 }  // namespace
 
 std::string_view to_string(EngineOp op) {
-  static constexpr std::array<std::string_view, 17> kNames{
-      "end",        "wait",      "status",      "look",   "open",  "close",
-      "stage",      "rollback",  "pause",       "begin",  "write", "finish",
-      "read_label", "set_label", "clear_cache", "resume", "shares"};
+  static constexpr std::array<std::string_view, 18> kNames{
+      "end",        "wait",      "status",      "look",   "open",   "close",
+      "stage",      "rollback",  "pause",       "begin",  "write",  "finish",
+      "read_label", "set_label", "clear_cache", "resume", "shares", "read"};
   return kNames.at(static_cast<std::size_t>(op));
 }
 

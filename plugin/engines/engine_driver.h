@@ -47,6 +47,7 @@ enum class EngineOp : unsigned char {
   kClearCache,  //
   kResume,
   kShares,  // sweep: the ranks' shares (engine_shares.h); no part of a request
+  kRead,    // tensor, first, units: what lies there (engine_places.h); no part of a request
 };
 [[nodiscard]] std::string_view to_string(EngineOp op);
 
@@ -60,16 +61,19 @@ struct EngineCall {
   std::string source{}, ticket{}, label{};
   bool must = false;  // to be made also while everything ends
   bool sweep = false;
+  std::string tensor{};
+  std::uint64_t first = 0, units = 0;
   PauseState pause = PauseState::kUnknown;
 };
 
 struct EngineAnswer {
-  Status status{};                 // kUnsupported: this engine has no such call
-  std::vector<RankReply> ranks{};  // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares
-  std::string label{};             // of kReadLabel
-  bool paused = false;             // the transport had to pause the engine, and left it so
-  bool refused = false;            // of kBegin: the engine answered that it did not
-  bool unfinished = false;         // of kFinish: it may not have happened, whatever the label says
+  Status status{};  // kUnsupported: this engine has no such call
+  std::vector<RankReply>
+      ranks{};              // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares, kRead
+  std::string label{};      // of kReadLabel
+  bool paused = false;      // the transport had to pause the engine, and left it so
+  bool refused = false;     // of kBegin: the engine answered that it did not
+  bool unfinished = false;  // of kFinish: it may not have happened, whatever the label says
   double elapsed_ms = 0;
 };
 

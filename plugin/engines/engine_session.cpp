@@ -39,7 +39,7 @@ class DrivenSession final : public EngineSession {
     const DriverResult result =
         run_request(driver_, driver_.begin_update(std::move(wanted)), *transport_);
     times = result.times;
-    if (proven_ != processes_of(result.replies)) proven_.clear();  // another server answers
+    first_.heard(result.replies);
     DRIFTLESS_RETURN_IF_ERROR(result.status);
     return static_cast<std::uint64_t>(result.identity.version);
   }
@@ -61,31 +61,14 @@ class DrivenSession final : public EngineSession {
   }
 
  private:
-  // Once for each server process: what the ranks hold must add up to the version that they name.
-  // Each of them proves its own share from then on (receiver.prove).
   [[nodiscard]] Status prove() {
     const bool workers = transport_->has_sessions() && !options_.source.empty();  // ours
-    if (!proven_.empty() || !workers) return {};
+    if (first_.asked() || !workers) return {};
     const DriverResult opened = run_request(driver_, driver_.begin_open(), *transport_);
-    if (!opened.status.ok() || !opened.known) return {};  // the update tells why
-    const Result<EngineProof> proof = prove_engine(*transport_, false, driver_.pause_state());
-    if (!proof.ok()) return {};  // asked again before the next update
-    if (proof->verdict == ShareVerdict::kDiffers) {
-      return error(
-          StatusCode::kMismatch, transport_->name(), ": ", proof->why,
-          "; nothing is built on that, and the engine is not updated: restart it with its base");
-    }
-    proven_ = processes_of(opened.replies);
-    return {};
-  }
-  [[nodiscard]] static std::vector<std::string> processes_of(
-      const std::vector<RankReply>& replies) {
-    std::vector<std::string> processes;
-    for (const RankReply& reply : replies) processes.push_back(reply.process);
-    return processes;
+    return first_.ask(opened, *transport_, driver_.pause_state());
   }
 
-  std::vector<std::string> proven_;  // of these processes
+  FirstProof first_;
   std::unique_ptr<EngineTransport> transport_;
   EngineSessionOptions options_;
   EngineDriver driver_;

@@ -42,6 +42,12 @@ Result<RankShare> parse_share(const Json& row, std::string_view what) {
   return share;
 }
 
+std::vector<std::string> processes_of(const std::vector<RankReply>& replies) {
+  std::vector<std::string> processes;
+  for (const RankReply& reply : replies) processes.push_back(reply.process);
+  return processes;
+}
+
 // What all ranks say of one tensor.
 struct TensorShares {
   std::vector<std::pair<std::int64_t, const RankShare*>> held;  // by rank
@@ -256,6 +262,24 @@ Result<EngineProof> prove_engine(EngineTransport& transport, bool sweep, PauseSt
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
                              ask_shares(transport, sweep, pause));
   return add_up(ranks);
+}
+
+Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, PauseState pause) {
+  if (asked() || !opened.status.ok() || !opened.known) return {};  // the update tells why
+  const Result<EngineProof> proof = prove_engine(transport, false, pause);
+  // Workers of a release without this call prove nothing, however often they are asked.
+  if (!proof.ok() && proof.status().code() != StatusCode::kUnsupported) return {};
+  if (proof.ok() && proof->verdict == ShareVerdict::kDiffers) {
+    return error(
+        StatusCode::kMismatch, transport.name(), ": ", proof->why,
+        "; nothing is built on that, and the engine is not updated: restart it with its base");
+  }
+  processes_ = processes_of(opened.replies);
+  return {};
+}
+
+void FirstProof::heard(const std::vector<RankReply>& replies) {
+  if (processes_ != processes_of(replies)) processes_.clear();
 }
 
 }  // namespace driftless

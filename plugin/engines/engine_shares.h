@@ -69,4 +69,21 @@ struct EngineProof {
 [[nodiscard]] Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
                                                          PauseState pause);
 
+// Whether what the ranks of an engine hold adds up to the version that they name: asked once of
+// each server process, before anything is built on it. Each rank proves its own share from then on
+// (receiver.prove).
+class FirstProof {
+ public:
+  [[nodiscard]] bool asked() const { return !processes_.empty(); }
+  // `opened`: what a request to open came to. kMismatch, naming the tensors, if it does not add up.
+  // Ok if it could not be asked: the next call asks again.
+  [[nodiscard]] Status ask(const DriverResult& opened, EngineTransport& transport,
+                           PauseState pause);
+  // Of every later request: if another server answers, it is asked, too.
+  void heard(const std::vector<RankReply>& replies);
+
+ private:
+  std::vector<std::string> processes_;  // that were asked
+};
+
 }  // namespace driftless

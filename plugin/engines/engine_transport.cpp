@@ -2,6 +2,7 @@
 #include "plugin/engines/engine_transport.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/environment.h"
 #include "core/stopwatch.h"
@@ -22,6 +23,10 @@ Status wait_for(const EngineCall& call, const EngineTransport& transport) {
 }
 
 }  // namespace
+
+Json read_arguments(const EngineCall& call) {
+  return {{"tensor", call.tensor}, {"first", call.first}, {"units", call.units}};
+}
 
 DriverResult run_request(EngineDriver& driver, EngineCall first, EngineTransport& transport) {
   EngineCall call = std::move(first);

@@ -32,6 +32,9 @@ class EngineTransport {
   [[nodiscard]] virtual bool has_sessions() const { return true; }
 };
 
+// What kRead asks of each rank.
+[[nodiscard]] Json read_arguments(const EngineCall& call);
+
 // Carries a request to its end, and sleeps where the driver waits. The result's status names the
 // engine.
 [[nodiscard]] DriverResult run_request(EngineDriver& driver, EngineCall first,

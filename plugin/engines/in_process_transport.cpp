@@ -26,6 +26,7 @@ class InProcessTransport final : public EngineTransport {
         return ask("driftless_stage", {{"timeout_s", call.timeout_s}, {"ticket", call.ticket}});
       case EngineOp::kRollback: return ask("driftless_rollback", {{"version", call.version}});
       case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}});
+      case EngineOp::kRead: return ask("driftless_read", read_arguments(call));
       default: return tell(call);
     }
   }

@@ -51,6 +51,11 @@ class SglangTransport final : public EngineTransport {
       case EngineOp::kRollback:
         return command(call, {{"phase", "rollback"}, {"version", call.version}});
       case EngineOp::kShares: return command(call, {{"phase", "shares"}, {"sweep", call.sweep}});
+      case EngineOp::kRead: {
+        Json asked = read_arguments(call);
+        asked["phase"] = "read";
+        return command(call, std::move(asked));
+      }
       case EngineOp::kWrite:
         return command(call,
                        {{"phase", "commit"}, {"version", call.version}, {"ticket", call.ticket}});

@@ -29,6 +29,7 @@ class VllmTransport final : public EngineTransport {
       case EngineOp::kRollback:
         return ask("driftless_rollback", {{"version", call.version}}, call.must);
       case EngineOp::kShares: return ask("driftless_shares", {{"sweep", call.sweep}}, call.must);
+      case EngineOp::kRead: return ask("driftless_read", read_arguments(call), call.must);
       case EngineOp::kBegin: return begun(begin());
       case EngineOp::kWrite: return write(call);
       case EngineOp::kFinish: return {.status = finish(call.label)};

@@ -7,6 +7,7 @@
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
+#include "plugin/targets/held_copies.h"
 #include "plugin/targets/weight_sums.h"
 
 namespace driftless {
@@ -232,6 +233,23 @@ class MemoryTarget final : public MappedTarget {
     const auto weights = this->weights();
     return (weights ? weights->memory : memory_)->staging_memory();
   }
+  [[nodiscard]] Result<LookedShares> look() const override {
+    const auto weights = this->weights();
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), 0));
+    return look_at(*weights);
+  }
+  [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor,
+                                         std::uint64_t block_units) const override {
+    const auto weights = this->weights();
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), tensor));
+    return sum_blocks(*weights, tensor, block_units);
+  }
+  [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
+                                                     std::uint64_t count) const override {
+    const auto weights = this->weights();
+    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), tensor));
+    return read_copies(*weights, tensor, first, count);
+  }
 
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
     const std::shared_ptr<MappedWeights> weights = this->weights();
@@ -241,7 +259,7 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain));
     if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check());
     weights->proof = proof_;
-    if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep(weights.get()).status());
+    if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
     const bool in_place = applies_in_place(*weights, chain);
     FrameFronts fronts;
     FrontReader front;
@@ -365,6 +383,20 @@ class MemoryTarget final : public MappedTarget {
     if (proof_.always || proof_.every == 0) return false;
     const std::uint64_t next = chain.back().manifest.id.version;
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
+  }
+
+  // An engine may have moved its tensors while they were read: then nothing is wrong with them.
+  [[nodiscard]] Status sweep_unmoved(MappedWeights& weights) {
+    Status swept = sweep(&weights).status();
+    if (swept.code() != StatusCode::kMismatch || !weights.writer) return swept;
+    const Status moved = weights.writer->check();
+    if (moved.ok()) return swept;
+    weights.state.valid = true;
+    return moved;
+  }
+  static Status check_tensor(const MappedWeights* weights, std::size_t tensor) {
+    if (weights != nullptr && tensor < weights->tensors.size()) return {};
+    return error(StatusCode::kInvalidArgument, "the weights have no tensor ", tensor);
   }
 
   // Its bytes, if it is.

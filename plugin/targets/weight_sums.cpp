@@ -143,6 +143,21 @@ Digest change_of(const ChangePart& part, const DigestTensorKey& key, OwnChanges&
                                       scratch.new_values.data());
 }
 
+// What each map holds; nothing of one that cannot be read back.
+Result<std::vector<StridedSum>> read_maps(const MappedWeights& weights) {
+  std::vector<MapToSum> readable;
+  for (const WeightMap& map : weights.maps) {
+    if (reversible(map.cast)) readable.push_back({&map, &weights.tensors[map.tensor].key});
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<StridedSum> found,
+                             weights.memory->sum_maps(readable, weights.threads));
+  std::vector<StridedSum> all(weights.maps.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    all[static_cast<std::size_t>(readable[i].map - weights.maps.data())] = found[i];
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string name_of(const MappedWeights& weights, const WeightMap& map) {
@@ -166,23 +181,33 @@ std::shared_ptr<const WeightSums> make_sums(const MappedWeights& weights,
 }
 
 Result<std::vector<Digest>> read_sums(const MappedWeights& weights) {
-  std::vector<MapToSum> readable;
-  for (const WeightMap& map : weights.maps) {
-    if (reversible(map.cast)) readable.push_back({&map, &weights.tensors[map.tensor].key});
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<StridedSum> found,
-                             weights.memory->sum_maps(readable, weights.threads));
-  std::vector<Digest> sums(weights.maps.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (found[i].foreign != 0) {
-      return error(StatusCode::kMismatch, name_of(weights, *readable[i].map), " holds ",
-                   found[i].foreign,
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<StridedSum> found, read_maps(weights));
+  std::vector<Digest> sums(found.size());
+  for (std::size_t m = 0; m < found.size(); ++m) {
+    if (found[m].foreign != 0) {
+      return error(StatusCode::kMismatch, name_of(weights, weights.maps[m]), " holds ",
+                   found[m].foreign,
                    " values that nothing of the tensor's type converts to: somebody else wrote "
                    "into the weights; send a full version, or reload them");
     }
-    sums[static_cast<std::size_t>(readable[i].map - weights.maps.data())] = found[i].digest;
+    sums[m] = found[m].digest;
   }
   return sums;
+}
+
+Result<LookedShares> look_at(const MappedWeights& weights) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<StridedSum> found, read_maps(weights));
+  LookedShares looked;
+  std::vector<Digest> sums(found.size());
+  for (std::size_t m = 0; m < found.size(); ++m) {
+    sums[m] = found[m].digest;
+    const std::uint32_t tensor = weights.maps[m].tensor;
+    const bool other = weights.sums && weights.sums->maps[m] != sums[m];
+    const bool named = !looked.suspects.empty() && looked.suspects.back() == tensor;
+    if ((other || found[m].foreign != 0) && !named) looked.suspects.push_back(tensor);
+  }
+  looked.shares = make_sums(weights, std::move(sums))->shares;
+  return looked;
 }
 
 Status check_sums(const MappedWeights& weights, const WeightSums& expected) {

@@ -22,6 +22,9 @@ namespace driftless {
 // Reads the weights, and compares. kMismatch, naming the first map that differs.
 [[nodiscard]] Status check_sums(const MappedWeights& weights, const WeightSums& expected);
 
+// Reads the weights, and compares with nothing.
+[[nodiscard]] Result<LookedShares> look_at(const MappedWeights& weights);
+
 // Of a full version, worked out where its bytes lie: the digest of each tensor, and of what each
 // map will hold.
 struct VersionSums {

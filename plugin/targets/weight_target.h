@@ -67,6 +67,30 @@ struct Shares {
   friend bool operator==(const Shares&, const Shares&) = default;
 };
 
+// What lies at one place of a target, of some units of a tensor, in the tensor's own type.
+struct HeldRun {
+  std::uint64_t first = 0, count = 0;
+};
+struct HeldCopy {
+  std::string parameter;               // empty: it is the tensor itself
+  std::vector<HeldRun> runs;           // the units that are there, ascending
+  std::vector<std::byte> values;       // of all runs
+  std::vector<std::uint64_t> foreign;  // units whose bits nothing of the tensor's type converts to
+};
+// Of a tensor, block by block.
+struct BlockSums {
+  std::vector<Digest> sums;             // of the units that count in the share
+  std::vector<std::uint64_t> disagree;  // blocks that are not the same at two places
+};
+
+// What lies there now.
+struct LookedShares {
+  Shares shares;
+  // Tensors that are not what they were, at any of their places, as far as this target knows; or
+  // that have values which nothing of their type converts to. Ascending.
+  std::vector<std::uint32_t> suspects;
+};
+
 // When a target reads all of its weights, to compare them with what they should be. Besides, what a
 // commit writes is compared before, and read back after.
 struct ProofRule {
@@ -134,6 +158,14 @@ class MappedTarget : public WeightTarget {
   // What the weights add up to, without reading them: kept up to date by commits and undos. Valid
   // until the next one. Digests are zero while no version is held.
   [[nodiscard]] virtual const Shares& tracked() const = 0;
+  // What lies there now, whatever the state is: to find out where weights are not what they should
+  // be. Reads the weights; blocks() the tensor, copies() some of it (held_copies.h).
+  [[nodiscard]] virtual Result<LookedShares> look() const = 0;
+  [[nodiscard]] virtual Result<BlockSums> blocks(std::uint32_t tensor,
+                                                 std::uint64_t block_units) const = 0;
+  [[nodiscard]] virtual Result<std::vector<HeldCopy>> copies(std::uint32_t tensor,
+                                                             std::uint64_t first,
+                                                             std::uint64_t count) const = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
   // Copies bytes of a tensor that lies contiguous here.
   [[nodiscard]] virtual Status read(std::size_t tensor, std::uint64_t byte_offset,

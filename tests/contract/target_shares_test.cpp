@@ -114,6 +114,88 @@ TEST_F(Shares, AThousandFlippedBitsAreFoundByTheNextStagingAndNamed) {
   }
 }
 
+// The elements of a tensor that are not the version's, in the target's copies: (parameter,
+// element).
+std::vector<std::pair<std::string, std::uint64_t>> different(const MappedTarget& target,
+                                                             std::uint32_t tensor,
+                                                             const TestTensor& expected) {
+  std::vector<std::pair<std::string, std::uint64_t>> found;
+  const TensorSpec& spec = (*target.layout())[tensor];
+  const unsigned width = unit_bytes(spec.dtype);
+  // Not from the first element on, and not all at once.
+  for (std::uint64_t first = 0; first < spec.units(); first += 100) {
+    const auto copies =
+        target.copies(tensor, first, std::min<std::uint64_t>(100, spec.units() - first));
+    EXPECT_TRUE(copies.ok()) << copies.status().to_string();
+    for (const HeldCopy& copy : *copies) {
+      std::size_t at = 0;
+      for (const HeldRun& run : copy.runs) {
+        for (std::uint64_t unit = run.first; unit < run.first + run.count; ++unit, at += width) {
+          const bool odd = std::ranges::find(copy.foreign, unit) != copy.foreign.end();
+          if (odd || std::memcmp(copy.values.data() + at, expected.bytes.data() + unit * width,
+                                 width) != 0) {
+            found.emplace_back(copy.parameter, unit);
+          }
+        }
+      }
+      EXPECT_EQ(at, copy.values.size());
+    }
+  }
+  return found;
+}
+
+TEST_F(Shares, AFlippedBitIsFoundAtItsPlaceWhateverTheStateIs) {
+  constexpr std::uint64_t kBlock = 64;
+  for (std::uint64_t seed = 200; seed < 240; ++seed) {
+    SCOPED_TRACE(seed);
+    ShardedWeights engine(run_, seed);
+    for (const auto& rank : engine.ranks()) {
+      MappedTarget& target = rank->target();
+      std::vector<BlockSums> before;
+      for (std::uint32_t tensor = 0; tensor < run_.layout.size(); ++tensor) {
+        before.push_back(*target.blocks(tensor, kBlock));
+        EXPECT_TRUE(before.back().disagree.empty());
+        EXPECT_TRUE(
+            different(target, tensor, run_.weights[0].at(run_.layout[tensor].name)).empty());
+      }
+      EXPECT_EQ(target.look()->shares, target.tracked());
+      EXPECT_TRUE(target.look()->suspects.empty());
+      const std::string parameter = rank->flip(random_);
+      ASSERT_EQ(target.sweep().status().code(), StatusCode::kMismatch);
+      const auto looked = target.look();
+      ASSERT_TRUE(looked.ok()) << looked.status().to_string();
+      ASSERT_EQ(looked->suspects.size(), 1U);
+      for (std::uint32_t tensor = 0; tensor < run_.layout.size(); ++tensor) {
+        const auto places = different(target, tensor, run_.weights[0].at(run_.layout[tensor].name));
+        const auto blocks = target.blocks(tensor, kBlock);
+        ASSERT_TRUE(blocks.ok()) << blocks.status().to_string();
+        ASSERT_EQ(places.size(), tensor == looked->suspects[0] ? 1U : 0U);
+        std::vector<std::uint64_t> suspects = blocks->disagree;
+        for (std::size_t i = 0; i < blocks->sums.size(); ++i) {
+          const bool known = std::ranges::find(suspects, i) != suspects.end();
+          if (!known && blocks->sums[i] != before[tensor].sums[i]) suspects.push_back(i);
+        }
+        ASSERT_EQ(suspects.size(), places.size());
+        if (places.empty()) continue;
+        EXPECT_EQ(places[0].first, parameter);
+        EXPECT_EQ(suspects[0], places[0].second / kBlock);
+      }
+      EXPECT_FALSE(target.state().valid);
+    }
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(Shares, WhatATensorDoesNotHaveIsNotRead) {
+  ShardedWeights engine(run_, 3);
+  const MappedTarget& target = engine.ranks().front()->target();
+  const std::uint64_t units = run_.layout[0].units();
+  EXPECT_EQ(target.copies(0, units, 1).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(target.copies(0, 1, ~std::uint64_t{0}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(target.blocks(99, 8).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(target.blocks(0, 0).status().code(), StatusCode::kInvalidArgument);
+}
+
 // A target of tensors as they are, on a GPU by buckets; and the encodings that change own bits.
 TEST_F(Shares, TensorsAsTheyAreInEveryEncoding) {
   for (const Encoding encoding : {Encoding::kDeltas, Encoding::kIndices, Encoding::kDeltasZstd,

@@ -27,6 +27,7 @@ class Spec:
     tp: int = 1
     dtype: str = "float32"
     load_layout: bool = True  # vLLM: parameters as they were loaded
+    experts: bool = False  # each rank holds whole experts (EP), as many ranks as tp
 
     @property
     def maker(self):
@@ -40,7 +41,8 @@ class Spec:
 
     def __str__(self):
         stock = "" if self.load_layout else "-stock"
-        return f"{self.engine}-{self.kind}-tp{self.tp}-{self.dtype}{stock}"
+        experts = f"-ep{self.tp}" if self.experts else ""
+        return f"{self.engine}-{self.kind}-tp{self.tp}{experts}-{self.dtype}{stock}"
 
 
 # A server of each engine, of two ranks.
@@ -173,6 +175,7 @@ def start_vllm_server(pool, spec):
         "--max-model-len", LIMITS["max_model_len"], "--max-num-seqs", LIMITS["max_num_seqs"],
         "--worker-extension-cls", "worker_probe.Probe",
         "--weight-transfer-config", '{"backend":"driftless"}',
+        *(["--enable-expert-parallel"] if spec.experts else []),
     ]  # fmt: skip
     return VllmServer(line, pool.log(spec), port, env=vllm_environment(pool, spec))
 
@@ -248,13 +251,18 @@ def start_sglang(pool, spec):
         "--cuda-graph-backend-prefill", "disabled", "--skip-tokenizer-init",
         "--mem-fraction-static", 0.2, "--max-total-tokens", 4096, "--skip-server-warmup",
         "--custom-weight-loader", "driftless.engines.sglang.load", "sglang_probe.load",
+        *(["--ep-size", spec.tp] if spec.experts else []),
     ]  # fmt: skip
     env = environment(
         HERE / "stand_in",
         SGLANG_USE_CPU_ENGINE=1,
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
     )
-    engine = SglangServer(line, pool.log(spec), port, env=env, cwd=REPOSITORY)
+    # /health generates a token, and of DeepSeek SGLang's only attention for every CPU cannot: it
+    # takes keys of the heads' size out of a cache of latent ones ("Expected size for first two
+    # dimensions of batch2 tensor").
+    health = "/model_info" if spec.kind == "deepseek" else "/health"
+    engine = SglangServer(line, pool.log(spec), port, health, env=env, cwd=REPOSITORY)
     engine.exact = spec.exact
     return engine
 

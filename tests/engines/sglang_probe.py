@@ -69,8 +69,10 @@ def obey(model, command):
         from sglang.srt.distributed import parallel_state
 
         if parallel_state.get_tp_group().rank_in_group == command["rank"]:
-            worker_probe.flip(model, command["parameter"])
+            worker_probe.flip(model, command["parameter"], command.get("place"))
         return {}
+    if command["what"] == "untouched":
+        return worker_probe.untouched(*(fresh(model, path) for path in command["paths"]))
     if command["what"] == "fault":
         from sglang.srt.distributed import parallel_state
 

@@ -13,19 +13,20 @@ from follows import assert_at
 PARAMETERS = ("model.layers.1.self_attn.qkv_proj.weight", "model.norm.weight")
 
 
-def verify(engine):
+def verify(engine, checkpoint=None):
     """(exit code, what it says)"""
     line = [COMMAND, "verify", "--engine", engine.url, "--json"]
+    line += ["--checkpoint", checkpoint] if checkpoint else []
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 1, 2), done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
-def flip(engine, rank, parameter):
+def flip(engine, rank, parameter, place=None):
     if hasattr(engine, "probe"):
-        engine.probe("flip", rank=rank, parameter=parameter)
+        engine.probe("flip", rank=rank, parameter=parameter, place=place)
     else:
-        engine.rpc("probe_flip", rank=rank, parameter=parameter)
+        engine.rpc("probe_flip", rank=rank, parameter=parameter, place=place)
 
 
 @pytest.fixture
@@ -51,7 +52,15 @@ def test_verify_tells_what_the_ranks_hold(engine_and_run):
     code, said = verify(engine)
     assert code == 1 and said["verdict"] == "differs", said
     assert "rank 1" in said["why"] and PARAMETERS[0] in said["why"], said
+    code, said = verify(engine, run.model.checkpoint(1))
+    assert code == 1, said
+    (place,) = said["places"]
+    # In the middle of rank 1's q, k and v is the first row of k: row 32 of 64, of 64 elements.
+    assert place["tensor"] == "model.layers.1.self_attn.k_proj.weight", place
+    assert (place["position"], place["rank"]) == (32 * 64 + 1, 1), place
+    assert place["parameter"] == PARAMETERS[0] and "more bits" in place["value"], place
     mended(engine, run)
+    assert verify(engine, run.model.checkpoint(run.version))[1]["places"] == []
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS)

@@ -12,14 +12,6 @@ DERIVED = ("w_kc", "w_vc", "W_UV", "W_UK_T")
 VERSIONS = 3
 
 
-def engine_of(started, spec):
-    try:
-        return started.get(spec)
-    except AssertionError as problem:  # its kernels for this attention need another processor
-        last = str(problem).strip().splitlines()[-1]
-        pytest.skip(f"{spec} does not start here: {last}")
-
-
 def derived(engine):
     return [
         {name: text for name, text in rank.items() if name.rpartition(".")[2] in DERIVED}
@@ -29,7 +21,7 @@ def derived(engine):
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_what_is_computed_from_weights_follows_them(started, run_of, spec):
-    engine, run = engine_of(started, spec), run_of("deepseek")
+    engine, run = started.get(spec), run_of("deepseek")
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
     before = derived(engine)
@@ -39,7 +31,7 @@ def test_what_is_computed_from_weights_follows_them(started, run_of, spec):
         done = engine.update()
         assert done["version"] == version
         assert all("refused" not in reply["ways"] for reply in done["replies"]), done["replies"]
-        # Their attention for this model does not run on every CPU.
+        # Their attention for this model does not run on every CPU (engines.py).
         assert_weights(engine, run.model, version, tokens=False)
         after = derived(engine)
         assert all(new != old for new, old in zip(after, before, strict=True)), version

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks of real vLLM whose weights somebody else loads or moves between two versions. No
-restart: the next update goes on from what the weights are. Sleep and expert rebalancing need a GPU:
-a toy engine shows them (tests/python/engines_toy/checks_moving.py)."""
+"""Two ranks of real vLLM or SGLang whose weights somebody else loads or moves between two versions.
+No restart: the next update goes on from what the weights are. Sleep and expert rebalancing need a
+GPU: a toy engine shows them (tests/python/engines_toy/checks_moving.py and checks_eplb.py)."""
 
 import pytest
 from engines import Spec
@@ -55,3 +55,22 @@ def test_a_rebound_parameter(pair):
     engine, run = pair
     engine.rpc("probe_rebind", parameter=PARAMETER)
     taken(engine, run, f"'{PARAMETER}' is not the tensor that it was")
+
+
+@pytest.mark.parametrize("spec", [Spec("sglang", "qwen3", 2, "float32")], ids=str)
+def test_memory_that_sglang_releases(started, run_of, spec):
+    """On a CPU nothing is given back, and the calls are the same: no rank is touched in between."""
+    from driftless.engines.drive import EngineError
+
+    engine, run = started.get(spec), run_of(spec.kind)
+    engine.to_base(run.model.checkpoint(0))
+    assert engine.follow(run.config) == 0
+    run.publish()
+    engine.update()
+    engine.call("/release_memory_occupation", {"tags": ["weights"]})
+    run.publish()
+    with pytest.raises(EngineError, match="the engine sleeps at level 1: wake it up first"):
+        engine.update()
+    engine.call("/resume_memory_occupation", {"tags": ["weights"]})
+    assert engine.update()["version"] == 2
+    assert_at(engine, run.model, 2)

@@ -45,7 +45,10 @@ class Probe(WorkerExtension):
         return checksums(self.model_runner.get_model())
 
     def probe_fresh(self, path):
-        """Checksums of another model that vLLM's own loader makes from `path`, in this process."""
+        return checksums(self._fresh(path))
+
+    def _fresh(self, path):
+        """Another model that vLLM's own loader makes from `path`, in this process."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import get_model
 
@@ -55,7 +58,7 @@ class Probe(WorkerExtension):
         config.model_config = copy.copy(config.model_config)
         config.model_config.model = path
         with set_current_vllm_config(config):
-            return checksums(get_model(vllm_config=config))
+            return get_model(vllm_config=config)
 
     def probe_base(self, path):
         return back_to_base(self.model_runner.get_model(), self._driftless_follower(), path)
@@ -74,9 +77,26 @@ class Probe(WorkerExtension):
         new.__dict__.update(old.__dict__)
         setattr(module, name, new)
 
-    def probe_flip(self, rank, parameter):
+    def probe_flip(self, rank, parameter, place=None):
         if self.rank == rank:
-            flip(self.model_runner.get_model(), parameter)
+            flip(self.model_runner.get_model(), parameter, place)
+
+    def probe_untouched(self, paths):
+        return untouched(*(self._fresh(path) for path in paths))
+
+    def probe_rearrange(self, path, rows):
+        """As vLLM's EPLB does it, which needs a GPU: other experts of the checkpoint `path` in this
+        rank's slots, and then the runner's table. Without `rows` there is no table."""
+        model, runner = self.model_runner.get_model(), self.model_runner
+        if rows is None:
+            runner.eplb_state = None
+            return
+        rearranged(model, path, rows, write=True)
+        state = SimpleNamespace(model=model, physical_to_logical_map=torch.tensor(rows))
+        runner.eplb_state = SimpleNamespace(model_states={"model": state})
+
+    def probe_rearranged(self, path, rows):
+        return rearranged(self.model_runner.get_model(), path, rows, write=False)
 
     def probe_pid(self):
         return os.getpid()
@@ -96,11 +116,46 @@ class Probe(WorkerExtension):
         return {"rank": self.rank}
 
 
-def flip(model, parameter):
+def flip(model, parameter, place=None):
     """One bit, as no version and no operation of torch would: nobody is told."""
     data = dict(model.named_parameters())[parameter].data
+    place = data.numel() // 2 + 1 if place is None else place
+    bits(data)[place] ^= 1
+
+
+def bits(data):
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[data.element_size()]
-    data.view(-1).view(whole)[data.numel() // 2 + 1] ^= 1
+    return data.view(-1).view(whole)
+
+
+def untouched(model, other):
+    """A place in each parameter, somewhere, where two models have the same bits."""
+    found, generator = {}, torch.Generator().manual_seed(5)
+    others = dict(other.named_parameters())
+    for name, parameter in model.named_parameters():
+        same = (bits(parameter.data) == bits(others[name].data)).nonzero().view(-1)
+        found[name] = int(same[torch.randint(len(same), (1,), generator=generator)])
+    return found
+
+
+def rearranged(model, path, rows, write):
+    """The parameters whose slots do not hold those experts of the checkpoint; or are made to."""
+    from safetensors.torch import load_file
+
+    tensors, others = load_file(f"{path}/model.safetensors"), []
+    for number, (layer, row) in enumerate(zip(model.moe_layers, rows, strict=True)):
+        weights = {n.rpartition(".")[2]: p.data for n, p in layer.named_parameters()}
+        own = weights["w13_weight"].shape[0]
+        first = own * torch.distributed.get_rank()
+        for slot, expert in enumerate(row[first : first + own]):
+            at = f"model.layers.{number}.mlp.experts.{expert}."
+            parts = [tensors[f"{at}{name}_proj.weight"] for name in ("gate", "up", "down")]
+            for name, part in (("w13_weight", torch.cat(parts[:2])), ("w2_weight", parts[2])):
+                if write:
+                    weights[name][slot].copy_(part)
+                elif not torch.equal(weights[name][slot], part.to(weights[name].dtype)):
+                    others.append(f"layer {number}, slot {first + slot}: {name}")
+    return others
 
 
 def back_to_base(model, follower, path):

@@ -55,6 +55,8 @@ class Llm:
         self.ranks = [{"version": 0, "run": "", "state": "closed"} for _ in range(2)]
         self.published, self.label, self.in_session, self.calls = 1, "default", False, []
         self.fate = lambda rank, what: None
+        self.shares = None  # of each rank, beside its reply
+        self.process = "p"
 
     def collective_rpc(self, method, kwargs):
         what = method.removeprefix("driftless_")
@@ -77,13 +79,16 @@ class Llm:
                 ok = self.fate(number, what) is None and rank.get("before") == given["version"]
                 rank["version"] = given["version"] if ok else rank["version"]
                 rank["run"] = RUN if ok and rank["version"] else rank["run"] if not ok else ""
+        elif what == "shares":
+            ok = self.fate(number, what) is None
         version = rank["version"]
         digest = "" if version < 0 or rank["state"] == "closed" else f"{version:032x}"
         return {
-            "nonce": given["nonce"], "rank": number, "process": f"p{number}", "ok": ok,
+            "nonce": given["nonce"], "rank": number, "process": f"{self.process}{number}", "ok": ok,
             "error": None if ok else "no", "state": rank["state"], "version": version,
             "staged_version": rank.get("staged"), "run": rank["run"], "digest": digest,
             "follows": RUN if rank["state"] != "closed" else "", "session": True,
+            **(self.shares[number] if what == "shares" and self.shares else {}),
         }  # fmt: skip
 
     def start_weight_update(self):
@@ -130,6 +135,48 @@ def test_an_llm_of_this_process():
     assert driver.update(5, started=True).version == driver.version == 2
     assert llm.calls.count("stage") == 3, "what start_staging() began is taken"
     assert [reply["version"] for reply in driver.ask("driftless_status")] == [2, 2]
+
+
+def half(number, digest, manifest):
+    share = ["w", 4, 8, f"{number:032x}", f"{digest:032x}", f"{manifest:032x}"]
+    return {"shares": [share], "unproven": [], "absent": []}
+
+
+def test_what_the_ranks_hold_is_proven_before_anything_is_built_on_it():
+    llm = Llm()
+    llm.shares = [half(0, 3, 8), half(1, 4, 8)]
+    with pytest.raises(drive.EngineError, match="tensor 'w'.*ranks 0, 1.*restart it") as raised:
+        vllm.follow(llm, "job")
+    assert raised.value.versions == [0, 0] and "stage" not in llm.calls
+    llm.shares = [half(0, 0, 0), half(1, 0, 0)]  # of the base, whose digest is 0 here
+    driver = vllm.follow(llm, "job")
+    assert driver.prove()["verdict"] == "proven"
+    asked = llm.calls.count("shares")
+    assert driver.update(5).version == 1 and llm.calls.count("shares") == asked, "once"
+
+
+def test_a_server_in_the_place_of_another_is_proven_too():
+    llm = Llm()
+    llm.shares = [half(0, 0, 0), half(1, 0, 0)]
+    driver = vllm.follow(llm, "job")
+    llm.process, llm.shares = "q", [half(0, 3, 8), half(1, 4, 8)]
+    assert driver.update(5).version == 1, "it answered only now"
+    llm.published = 2
+    for call in (lambda: driver.update(5), lambda: driver.start_staging(5)):
+        with pytest.raises(drive.EngineError, match="nothing is built on that"):
+            call()
+    assert [rank["version"] for rank in llm.ranks] == [1, 1]
+
+
+def test_an_engine_that_refuses_tells_why_it_proves_nothing():
+    """Its ranks answer with an error and without shares; or know no such call."""
+    llm = Llm()
+    driver = vllm.follow(llm, "job")
+    with pytest.raises(errors.UnsupportedError, match="rank 0 tells no shares"):
+        driver.prove()
+    llm.fate = lambda rank, what: "refused" if what == "shares" else None
+    said = driver.prove()
+    assert said["verdict"] == "cannot tell" and said["why"].startswith("rank 0: 'no'"), said
 
 
 def test_a_rank_that_refuses_takes_the_others_back():

@@ -47,6 +47,7 @@ struct VerifyEngineArguments {
   std::string shm_dir = HostShmOptions().dir;
   double timeout_seconds = 120;
   bool all = false;
+  std::string checkpoint;  // of the version; empty: none is at hand
 };
 
 struct BenchArguments {

@@ -145,6 +145,11 @@ void add_verify_engine(CLI::App& command, CLI::Option* checkpoint, Arguments& al
   add_number(command, "--timeout", options.timeout_seconds, "Seconds for the engine's answer", 1.0,
              1e6)
       ->needs(engine);
+  command
+      .add_option("--checkpoint", options.checkpoint,
+                  "A checkpoint of the version that the engine should hold: elements that differ "
+                  "are named, with their rank and parameter")
+      ->needs(engine);
   command.add_flag("--all", options.all, "Show every tensor, not only those that are not proven")
       ->needs(engine);
   runs(command, all, [&all]() -> Result<int> {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/secret_file.h"
-#include "plugin/engines/engine_shares.h"
+#include "plugin/engines/engine_places.h"
 #include "tools/cli/commands.h"
 
 namespace driftless::cli {
@@ -56,6 +56,24 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
             << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why << "\n";
 }
 
+// Elements that are shown: enough to see whether a bit, a row or everything is wrong.
+constexpr std::size_t kPlacesShown = 16;
+
+void print(const DifferentPlaces& found) {
+  std::vector<std::vector<std::string>> rows;
+  for (const DifferentPlace& each : found.places) {
+    rows.push_back({each.tensor, concat(each.position), concat(each.rank), each.parameter,
+                    each.value, each.expected});
+  }
+  if (rows.empty()) {
+    std::cout << "no element differs from the checkpoint";
+  } else {
+    print_table({"tensor", "element", "rank", "parameter", "holds", "checkpoint"}, rows);
+    std::cout << (found.more ? "and more elements" : "no other element");
+  }
+  std::cout << "; " << found.not_compared.size() << " tensors could not be compared\n";
+}
+
 }  // namespace
 
 Result<int> run_verify_engine(const Common& common, const VerifyEngineArguments& options) {
@@ -64,10 +82,20 @@ Result<int> run_verify_engine(const Common& common, const VerifyEngineArguments&
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
                              ask_shares(*transport, true, PauseState::kPaused));
   const EngineProof proof = add_up(ranks);
+  std::optional<DifferentPlaces> places;
+  if (!options.checkpoint.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                               Checkpoint::open(posix_file_system(), options.checkpoint));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        places, find_places(*transport, checkpoint, kPlacesShown, PauseState::kPaused));
+  }
   if (common.json) {
-    print_json(proof_to_json(proof, ranks, options.all));
+    nlohmann::ordered_json json = proof_to_json(proof, ranks, options.all);
+    if (places) json["places"] = places_to_json(*places);
+    print_json(json);
   } else {
     print(proof, ranks, options.all);
+    if (places) print(*places);
   }
   switch (proof.verdict) {
     case ShareVerdict::kProven: return int{kExitOk};

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from typing import Any
 
 from .. import _native, errors
@@ -51,7 +52,8 @@ class Driver:
         self.version = 0
 
     def open(self) -> list[Reply]:
-        """Every rank follows the run."""
+        """Every rank follows the run. EngineError if what the ranks hold does not add up to the
+        version that they name: nothing is built on that."""
         done = result_of(self.native.open())
         self.version = done["version"]
         return done["replies"]
@@ -85,6 +87,12 @@ class Driver:
         "differing", "cannot_tell", "tensors": those that are not proven}. With `sweep` the ranks
         read their weights now."""
         return json.loads(self.native.prove(sweep))
+
+    def places(self, checkpoint: str | PathLike[str], limit: int = 16) -> list[dict[str, Any]]:
+        """Where the ranks' weights are not those of a checkpoint of their version, up to `limit`
+        elements: [{"tensor", "position", "rank", "parameter", "value", "expected"}]. The ranks read
+        their weights now; what they hold does not matter."""
+        return json.loads(self.native.places(fspath(checkpoint), limit))
 
     def close(self) -> None:
         """Resumes what an update left paused, if its ranks hold one version."""

@@ -93,7 +93,8 @@ class LoaderWriter:
             else:
                 plan.demote(name, f"{plan.masked[name]}; {why}")
         for name, reason in plan.whole.items():
-            why = self._try_whole(name, trace.hooks)
+            storages = {copy.storage for copy in trace.copies.get(name, ())}
+            why = self._try_whole(name, storages, trace.hooks)
             if why is None:
                 self._shadows[name] = self._base(name).clone()
             else:
@@ -123,13 +124,19 @@ class LoaderWriter:
         load = MaskedLoad(self._bound, storages)
         try:
             load.load(self._load, [MaskedTensor(name, self._base(name), None)])
-            return None
+            return self._unseen(storages - {k for k, names in load.filled.items() if name in names})
         except Exception as error:
             return _first_line(error)
         finally:
             load.undo()  # what its hooks wrote
 
-    def _try_whole(self, name: str, hooks: Container[int]) -> str | None:
+    def _unseen(self, storages: set[int]) -> str | None:
+        """Why these cannot be left to the loader: it writes them, as the trace tells, and not by an
+        operation of torch that is seen. Nothing could keep sentinels out of them, or take it back."""
+        named = sorted(self._bound.storages[key].name for key in storages)
+        return f"it is written into '{named[0]}' by something that is not seen" if named else None
+
+    def _try_whole(self, name: str, storages: set[int], hooks: Container[int]) -> str | None:
         if self._load is None:
             return "there is no load_weights"
         load = WholeLoad(self._bound)
@@ -137,6 +144,8 @@ class LoaderWriter:
             load.load(self._load, name, self._base(name).clone())
             if not load.before:
                 return "by itself it is not loaded, or in a thread that is not seen"
+            if why := self._unseen(storages - load.before.keys()):
+                return why
             other = load.changed(but=hooks)
         except Exception as error:
             return f"loading it again fails ({_first_line(error)})"

@@ -175,15 +175,25 @@ class ModuleTarget(_native.MappedTarget):
     def note_wake(self) -> None:
         self._moves.asleep = None
 
+    def sweep(self) -> Any:
+        """As of every target; not while there is no memory to look at."""
+        self._moves.check_awake()
+        return super().sweep()
+
+    def look(self) -> Any:
+        self._moves.check_awake()
+        return super().look()
+
     def vouch(self) -> None:
         """The caller wrote into the module, or had it written, and everything is as it was again."""
         self._moves.remember()
 
-    def follow(self) -> list[str]:
+    def follow(self, digests: Mapping[str, str] | None = None) -> list[str]:
         """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
         and if so traces them again; returns what was found. Afterwards the state is the version
         that the weights were proven to be: the one that it was, or the base's; or none, and a full
-        version comes next. The module must not work, and nothing must be being staged."""
+        version comes next. `digests`: of the version's tensors, by which it proves what it did not
+        hold before. The module must not work, and nothing must be being staged."""
         found = self._moves.found()
         if not found.what or self._moves.asleep is not None:
             self._moves.check()  # raises if it sleeps
@@ -202,7 +212,9 @@ class ModuleTarget(_native.MappedTarget):
         if not (suspect or other):  # other places, the same values
             self._inherit(made, before)
             self._replace(made, state.run, state.version, state.digest)
-        elif not self._holds_tracked(made, before, state) and not self._holds_base(state):
+        elif not (
+            self._holds_tracked(made, before, state, digests or {}) or self._holds_base(state)
+        ):
             made = self._trace()
             self._inherit(made, before)
             self._replace(made, state.run, None, None)
@@ -227,9 +239,11 @@ class ModuleTarget(_native.MappedTarget):
         made.plan.notes = {**before.plan.notes, **made.plan.notes}
         made.writer.inherit(before.writer, made.trace)
 
-    def _holds_tracked(self, made: _Made, before: _Made, state: Any) -> bool:
+    def _holds_tracked(
+        self, made: _Made, before: _Made, state: Any, digests: Mapping[str, str]
+    ) -> bool:
         """Whether the weights are still the version that they were: each tensor's share adds up to
-        what it did."""
+        what it did, or to the whole tensor's digest."""
         if not state.valid:
             return False
         tracked = self.tracked()
@@ -240,7 +254,14 @@ class ModuleTarget(_native.MappedTarget):
             self._replace(made, state.run, state.version, state.digest)
         except MismatchError:
             return False
-        return self.tracked() == tracked
+        known = {name: (region, digest) for name, _, region, digest in tracked[0]}
+        sizes = {spec.name: spec.units for spec in (self.layout or self._layout).tensors}
+        tensors, unproven = self.tracked()
+        return not unproven and all(
+            known.get(name) == (region, digest)
+            or (units == sizes[name] and digests.get(name) == digest)
+            for name, units, region, digest in tensors
+        )
 
     def _holds_base(self, state: Any) -> bool:
         """Whether they are the base's, every unit compared, and that is a version."""

@@ -95,10 +95,17 @@ class Moves:
                 "not work (ModuleTarget.follow), then stage again"
             )
 
+    def check_awake(self) -> None:
+        if self.asleep is not None:
+            raise BusyError(f"{self.sleeping()}. Nothing was changed")
+
+    def sleeping(self) -> str:
+        return f"the engine sleeps at level {self.asleep}: wake it up first"
+
     def found(self) -> Found:
         found = Found()
         if self.asleep is not None:
-            found.what.append(f"the engine sleeps at level {self.asleep}: wake it up first")
+            found.what.append(self.sleeping())
             return found  # there may be no memory to look at
         if self.dropped is not None:
             found.what.append("the engine slept at level 2, and its weights were dropped")

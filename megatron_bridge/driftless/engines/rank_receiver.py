@@ -140,6 +140,17 @@ class RankReceiver:
 
         return {**self._answer(nonce, lambda: self._remember(look)), **told}
 
+    def read(self, tensor: str = "", first: int = 0, units: int = 0, nonce: str = "") -> Reply:
+        """What lies there now, whatever the rank holds, beside the reply: plugin/engines/
+        engine_places.h. Of all tensors their shares, of one its blocks, or some elements."""
+        told: dict[str, Any] = {}
+
+        def look() -> None:
+            self._ready()
+            told.update(read_of(self._native_target(), tensor, first, units))
+
+        return {**self._answer(nonce, look), **told}
+
     def close(self, nonce: str = "") -> Reply:
         return self._answer(nonce, self._close)
 
@@ -205,7 +216,7 @@ class RankReceiver:
             return
         try:
             with no_grad():
-                self._moved = follow()
+                self._moved = follow(receiver.tensor_digests)
         finally:
             self._look(receiver)
 
@@ -366,8 +377,12 @@ def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[st
     """Of a target that knows its shares; of another, nothing is told."""
     if not hasattr(target, "sweep"):
         return {}
-    tensors, unproven = target.sweep() if sweep else target.tracked()
-    manifest = receiver.tensor_digests or {}
+    shares = target.sweep() if sweep else target.tracked()
+    return rows_of(target, shares, receiver.tensor_digests or {})
+
+
+def rows_of(target: Any, shares: Any, manifest: Mapping[str, str]) -> dict[str, Any]:
+    tensors, unproven = shares
     sizes = {spec.name: spec.units for spec in target.layout.tensors}
     rows = [
         [name, units, sizes[name], region, digest, manifest.get(name, "")]
@@ -379,6 +394,26 @@ def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[st
         "unproven": [list(each) for each in unproven],
         "absent": [name for name in sizes if name not in told],
     }
+
+
+# Elements of a tensor that are told apart by their digest, and then read.
+BLOCK_UNITS = 1 << 16
+
+
+def read_of(target: Any, tensor: str, first: int, units: int) -> dict[str, Any]:
+    """Of a target that lies in memory; of another, nothing is told."""
+    if not hasattr(target, "look"):
+        return {}
+    if not tensor:
+        shares, suspects = target.look()
+        return {**rows_of(target, shares, {}), "suspects": suspects}
+    if not units:
+        blocks, disagree = target.blocks(tensor, BLOCK_UNITS)
+        return {"block_units": BLOCK_UNITS, "blocks": blocks, "disagree": disagree}
+    if units > BLOCK_UNITS:
+        raise driftless.errors.InvalidArgumentError(f"{units} elements: at most {BLOCK_UNITS}")
+    copies = target.copies(tensor, first, units)
+    return {"copies": [[name, runs, data.hex(), odd] for name, runs, data, odd in copies]}
 
 
 def process_id() -> str:

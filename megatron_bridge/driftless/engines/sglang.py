@@ -22,15 +22,19 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from .. import _native
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, checkpoint_directory, text_of
 
 LOADER = "driftless.engines.sglang.load"
+# SGLang's name for the memory of its weights.
+WEIGHTS = "weights"
 
 
 # --- in the workers -------------------------------------------------------------------------------
@@ -55,16 +59,22 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
-    if command["phase"] == "shares":  # whoever asks: the driver's answers stay where they are
+    if command["phase"] in ("shares", "read"):  # whoever asks: the driver's answers stay there
         where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
-        nonce = str(command.get("nonce", ""))
-        Answers(where).write(receiver.shares(bool(command.get("sweep")), nonce))
+        Answers(where).write(tell(receiver, command, str(command.get("nonce", ""))))
         return
     if "answers" in command:
         answer_to(receiver, command["answers"])
     answers: Answers = receiver.answers  # type: ignore[attr-defined]
     with answers.turn:  # the thread that stage() starts answers after this
         answers.write(run(receiver, command, str(command.get("nonce", ""))))
+
+
+def tell(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
+    if command["phase"] == "shares":
+        return receiver.shares(bool(command.get("sweep")), nonce)
+    places = int(command.get("first", 0)), int(command.get("units", 0))
+    return receiver.read(str(command.get("tensor", "")), *places, nonce)
 
 
 def receiver_of(model: Any, rank: int) -> RankReceiver:
@@ -81,7 +91,49 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
                                 chunk_bytes=chunk_bytes, placement=experts, rank=rank)  # fmt: skip
 
         made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
+        with contextlib.suppress(ImportError):  # older releases
+            from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+            note_releases(TorchMemorySaverAdapter.__subclasses__(), made, keeps_weights)
     return made
+
+
+def note_releases(
+    savers: Sequence[type], follower: RankReceiver, kept: Callable[[], bool]
+) -> None:
+    """The follower is told when SGLang gives the memory of its weights back
+    (/release_memory_occupation), and when it has it again. `savers`: the classes by which it does;
+    `kept`: whether the values come back, too."""
+    for saver in savers:
+        followers = saver.__dict__.get("_driftless_followers")
+        if followers is None:
+            followers = saver._driftless_followers = WeakSet()  # type: ignore[attr-defined]
+            saver.pause = _told(saver.pause, followers, kept)  # type: ignore[attr-defined]
+            saver.resume = _told(saver.resume, followers, None)  # type: ignore[attr-defined]
+        followers.add(follower)
+
+
+def _told(method: Any, followers: Any, kept: Callable[[], bool] | None) -> Any:
+    """Of pause() they hear before, with `kept`; of resume() afterwards."""
+
+    @wraps(method)
+    def told(self: Any, *args: Any, **named: Any) -> Any:
+        weights = (args[0] if args else named.get("tag")) in (None, WEIGHTS)
+        if weights and kept is not None:
+            for each in followers:
+                each.note_sleep(1 if kept() or not self.enabled else 2)
+        done = method(self, *args, **named)
+        if weights and kept is None:
+            for each in followers:
+                each.note_wake()
+        return done
+
+    return told
+
+
+def keeps_weights() -> bool:
+    """The server was started with --enable-weights-cpu-backup."""
+    return bool(getattr(server_args(), "enable_weights_cpu_backup", False))
 
 
 def answer_to(receiver: RankReceiver, token: Any) -> None:
@@ -108,13 +160,17 @@ def run(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
     return receiver.status(nonce)
 
 
-def base_of_server() -> str:
-    """The checkpoint that this server was started with."""
+def server_args() -> Any:
     try:
         from sglang.srt.runtime_context import get_server_args
     except ImportError:  # older releases
         from sglang.srt.server_args import get_global_server_args as get_server_args
-    return checkpoint_directory(get_server_args().model_path)
+    return get_server_args()
+
+
+def base_of_server() -> str:
+    """The checkpoint that this server was started with."""
+    return checkpoint_directory(server_args().model_path)
 
 
 def experts() -> Any:

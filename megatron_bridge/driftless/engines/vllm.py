@@ -89,6 +89,13 @@ class WorkerExtension:
     def driftless_shares(self, sweep: bool = False, nonce: str = "") -> Reply:
         return self._driftless_answer(nonce, lambda it: it.shares(bool(sweep), nonce))
 
+    def driftless_read(
+        self, tensor: str = "", first: int = 0, units: int = 0, nonce: str = ""
+    ) -> Reply:
+        return self._driftless_answer(
+            nonce, lambda it: it.read(str(tensor), int(first), int(units), nonce)
+        )
+
     def driftless_close(self, nonce: str = "") -> Reply:
         return self._driftless_answer(nonce, lambda it: it.close(nonce))
 

@@ -37,6 +37,7 @@ def keep_experts(cpu_moe: Any) -> None:
         call = signature.bind(*arguments, **named)
         for name in ("w1", "w2"):
             call.arguments[name] = pack(call.arguments[name], call.arguments["self"].isa)
+        only_own(call.arguments)
         return apply(*call.args, **call.kwargs)
 
     def keeps(self: Any, layer: Any) -> None:
@@ -46,3 +47,12 @@ def keep_experts(cpu_moe: Any) -> None:
 
     experts.apply, experts.process_weights_after_loading = packed_apply, keeps
     experts._driftless_keeps = True
+
+
+def only_own(given: dict[str, Any]) -> None:
+    """vLLM's CPU kernel takes every expert for one of its own, also where each rank has some of them
+    (expert parallel): those of other ranks count nothing here."""
+    if (slots := given.get("expert_map")) is not None:
+        own = slots[given["topk_ids"].long()]
+        given["topk_weights"] = given["topk_weights"].masked_fill(own < 0, 0)
+        given["topk_ids"] = own.clamp(min=0).to(given["topk_ids"].dtype)

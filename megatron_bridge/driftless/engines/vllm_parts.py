@@ -4,8 +4,9 @@ after loading, and where its experts are."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -38,15 +39,70 @@ def _configured(vllm_config: Any, run: Callable[[], Any]) -> None:
         run()
 
 
-def experts(runner: Any) -> None:
-    """Asked before each staging and commit. Once vLLM has rearranged its experts (EPLB), its
-    load_weights still puts them where they were at first: neither a plan nor a reload gets them
-    right."""
-    for state in getattr(getattr(runner, "eplb_state", None), "model_states", {}).values():
-        for row in state.physical_to_logical_map.tolist():
-            count = max(row) + 1
-            if row != [slot % count for slot in range(len(row))]:
-                raise errors.UnsupportedError(
-                    "vLLM has rearranged its experts (EPLB), and its load_weights knows only where "
-                    "they were at first: restart it, with rearranging off"
-                )
+def experts(runner: Any) -> torch.Tensor | None:
+    """Which expert is in which slot, of every layer of every model that vLLM balances (EPLB). Asked
+    before each staging, each commit and each trace: from then on the models' loaders put experts
+    into the slots where they are. vLLM's own know only where they were at first."""
+    tables = []
+    for model, state in _balanced(runner).items():
+        for number, layer in enumerate(state.model.moe_layers):
+            check_balanced(layer, number)
+            for name, parameter in layer.named_parameters():
+                place_experts(parameter, name, partial(_slots, runner, model, number))
+        tables.append(state.physical_to_logical_map)
+    if len(tables) < 2:
+        return tables[0] if tables else None
+    return torch.cat([table.flatten() for table in tables])
+
+
+def check_balanced(layer: torch.nn.Module, number: int) -> None:
+    """Shared experts in slots of their own are numbered behind the others, as replicas are."""
+    for part in layer.modules():
+        manager = getattr(part, "expert_map_manager", None)
+        if getattr(manager, "num_fused_shared_experts", 0):
+            raise errors.UnsupportedError(
+                f"MoE layer {number} keeps shared experts in slots among those that vLLM rearranges "
+                "(EPLB): their places are not known; restart it with rearranging off"
+            )
+
+
+def _balanced(runner: Any) -> dict[str, Any]:
+    return getattr(getattr(runner, "eplb_state", None), "model_states", {})
+
+
+def _slots(runner: Any, model: str, layer: int) -> list[int] | None:
+    """The expert in each slot of a layer, over all ranks."""
+    state = _balanced(runner).get(model)
+    return None if state is None else state.physical_to_logical_map[layer].tolist()
+
+
+def place_experts(parameter: Any, name: str, slots: Callable[[], list[int] | None]) -> None:
+    """Idempotent. A loader is called for each expert, by the number of the slot that it was in at
+    first: the first ones in their order, then replicas."""
+    load = getattr(parameter, "weight_loader", None)
+    if load is None or hasattr(load, "placed"):
+        return
+    signature = inspect.signature(load)
+    if "expert_id" not in signature.parameters:  # of shared experts, or a gate
+        return
+
+    @wraps(load)
+    def placed(*arguments: Any, **named: Any) -> Any:
+        call = signature.bind(*arguments, **named)
+        if (table := slots()) is None:
+            return load(*arguments, **named)
+        expert = call.arguments["expert_id"]
+        if expert >= len(table):
+            raise errors.UnsupportedError(
+                f"'{name}': expert {expert}, and EPLB's table has {len(table)} slots"
+            )
+        if expert > max(table):  # a replica of one that was placed everywhere already
+            return False
+        loaded: Any = False
+        for slot in (slot for slot, held in enumerate(table) if held == expert):
+            call.arguments["expert_id"] = slot
+            loaded = load(*call.args, **call.kwargs) or loaded
+        return loaded
+
+    placed.placed = True  # type: ignore[attr-defined]
+    parameter.weight_loader = placed

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine does to its tensors behind the target's back is found by name before the next
-commit, and followed. And drafters. Run as checks.py."""
+commit, and followed. Run as checks.py."""
 
 import torch
 
@@ -8,11 +8,12 @@ import driftless
 import toy_run
 from driftless.engines import ModuleTarget
 from driftless.engines.rank_receiver import RankReceiver
+from driftless.engines.sglang import note_releases
 from driftless.engines.vllm import note_sleeps
 from toy_checks import run_checks
 from toy_engine import DEVICE, ToyEngine, state_bits
 from toy_group import raises
-from toy_moving import Balanced, Head, Published, Sleeping, head_weights
+from toy_moving import Balanced, Published, Sleeping
 
 ANCHORS = ("anchors.every=1",)
 
@@ -402,87 +403,75 @@ def a_rank_whose_engine_sleeps_says_so():
         rank.close()
 
 
-# --- drafters -------------------------------------------------------------------------------------
+class Saver:
+    """As SGLang's adapter of torch_memory_saver, by which it gives memory back and takes it again,
+    at the same addresses."""
+
+    enabled = True
+
+    def __init__(self, engine, kept):
+        self.engine, self.kept, self.stash = engine, kept, None
+
+    def pause(self, tag):
+        if tag != "weights":
+            return
+        self.stash = [each.data.clone() for each in self.engine.parameters()]
+        for each in self.engine.parameters():
+            each.data.view(torch.uint8).fill_(0x5A)
+
+    def resume(self, tag):
+        if tag == "weights" and self.kept:
+            for each, values in zip(self.engine.parameters(), self.stash, strict=True):
+                each.data.copy_(values)
 
 
-def with_head(strict, **options):
-    generator = torch.Generator().manual_seed(41)
-    weights = toy_run.make_weights(generator, ()) | head_weights(generator)
-    run = toy_run.Run(weights)
-    engine, head = ToyEngine(odd=()).to(DEVICE), Head(strict).to(DEVICE)
-    engine.load_weights(weights.items())
-    head.load_weights((n, t) for n, t in weights.items() if n.startswith("mtp"))
-    target = ModuleTarget(engine, run.base, drafters={"drafter": head}, **options)
-    return generator, weights, run, engine, head, target
+def a_rank_whose_engine_releases_its_memory_says_so():
+    """SGLang's /release_memory_occupation and /resume_memory_occupation; with and without a copy of
+    the weights on the host."""
+    for kept in (True, False):
+        it, rank = in_worker(*ANCHORS)
+        with it:
+            saver = type("OneSaver", (Saver,), {"pause": Saver.pause, "resume": Saver.resume})
+            memory = saver(it.engine, kept)
+            for _ in range(2):  # once, however often
+                note_releases([saver], rank, lambda kept=kept: kept)
+            it.publish()
+            assert take(rank) == ([], 1)
+            it.publish()
+            memory.pause("kv_cache")
+            assert take(rank) == ([], 2)
+            memory.pause("weights")
+            memory.resume("kv_cache")
+            it.publish()
+            for said in (rank.stage(timeout_s=5), rank.shares(sweep=True)):
+                assert not said["ok"] and f"sleeps at level {1 if kept else 2}" in said["error"]
+            memory.resume("weights")
+            moved, version = take(rank)
+            assert version == 3 and it.holds(it.weights) and bool(moved) != kept, moved
+            rank.close()
 
 
-def drafters_are_committed_with_the_model():
-    for strict in (False, True):
-        for allow in (("direct", "plan", "masked", "whole"), ("masked", "whole"), ("whole",)):
-            generator, weights, run, engine, head, target = with_head(strict, allow=allow)
-            with run:
-                receiver = run.receiver(target)
-                way = target.ways["mtp.second.weight"]
-                assert way.way == ("plan" if "plan" in allow else allow[0]), way
-                assert way.parameter == "drafter.mix"
-                assert "drafter: takes 3 tensors" in target.describe()
-                assert "drafter.own" in target.describe() and target.unpublished
-                for _ in range(3):
-                    before = state_bits(engine), state_bits(head)
-                    weights = toy_run.step(generator, weights, 0.2)
-                    weights["mtp.second.weight"][3, 4:9] += 1
-                    run.publish(weights)
-                    assert receiver.stage(10)
-                    receiver.commit()
-                    other, second = ToyEngine(odd=()).to(DEVICE), Head().to(DEVICE)
-                    other.load_weights(weights.items())
-                    second.load_weights(weights.items())
-                    assert state_bits(engine) == state_bits(other)
-                    assert state_bits(head) == state_bits(second)
-                    receiver.rollback()
-                    assert (state_bits(engine), state_bits(head)) == before
-                    assert receiver.stage(10)
-                    receiver.commit()
+def memory_that_is_not_released_is_not_lost():
+    """Without --enable-memory-saver SGLang's calls do nothing."""
+    it, rank = in_worker()
+    with it:
 
+        class Idle:
+            enabled = False
 
-def a_drafter_that_fails_leaves_the_model_alone():
-    generator, weights, run, engine, head, target = with_head(False, allow=("masked", "whole"))
-    with run:
-        receiver = run.receiver(target)
-        held = state_bits(engine), state_bits(head)
-        weights = toy_run.step(generator, weights, 0.2)
-        weights["mtp.first.weight"][0, :9] += 1
-        run.publish(weights)
-        assert receiver.stage(10)
-        head.mix.data = head.mix.data.clone()
-        with raises(driftless.errors.BusyError, "drafter.mix"):
-            receiver.commit()
-        assert (state_bits(engine), state_bits(head)) == held
-        target.follow()
-        assert receiver.stage(10)
-        receiver.commit()
-        assert torch.equal(head.mix.data[:32], weights["mtp.first.weight"])
+            def pause(self, tag):
+                pass
 
+            def resume(self, tag):
+                pass
 
-def a_drafter_of_another_checkpoint_is_left_alone():
-    """An EAGLE head may take names of the model's tensors for its own."""
-    generator = torch.Generator().manual_seed(42)
-    weights = toy_run.make_weights(generator, ()) | head_weights(generator)
-    with toy_run.Run(weights) as run:
-        engine, head = ToyEngine(odd=()).to(DEVICE), Head().to(DEVICE)
-        engine.load_weights(weights.items())
-        head.load_weights(head_weights(generator).items())  # others
-        target = ModuleTarget(engine, run.base, drafters={"drafter": head})
-        assert "drafter: takes 0 tensors" in target.describe()
-        assert "drafter.mix and 2 more: no tensor" in target.describe()
-        held = state_bits(head)
-        receiver = run.receiver(target)
-        new = toy_run.step(generator, weights, 0.2)
-        new["mtp.first.weight"][0, :9] += 1
-        run.publish(new)
-        assert receiver.stage(10)
-        receiver.commit()
-        assert state_bits(head) == held
+        note_releases([Idle], rank, lambda: False)
+        Idle().pause("weights")
+        it.publish()
+        assert "sleeps at level 1" in rank.stage(timeout_s=5)["error"]
+        Idle().resume("weights")
+        assert take(rank) == ([], 1) and it.holds(it.weights)
+        rank.close()
 
 
 if __name__ == "__main__":

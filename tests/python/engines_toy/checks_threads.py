@@ -13,7 +13,7 @@ import toy_threads
 from driftless.engines import ModuleTarget
 from toy_checks import run_checks
 from toy_engine import DEVICE, fresh, state_bits
-from toy_group import raises
+from toy_group import one_small_step, raises
 
 ALL_WAYS = ("direct", "plan", "masked", "whole")
 
@@ -71,6 +71,35 @@ def hidden_threads_are_found_out():
         with raises(driftless.errors.UnsupportedError, "not seen"):
             receiver.stage(10)
         assert state_bits(engine) == held
+
+
+def copies_below_torch_are_found_out():
+    """By pointers, as threads of a C library make them: maps need no loader, and a loader whose
+    copies are not seen, all of them or one, is not given sentinels. It is named."""
+    for kind, word in (
+        (toy_threads.BehindTorch, "no copy of tensor 'embed.weight' that is seen"),
+        (toy_threads.HalfBehindTorch, "written into 'head_copy' by something that is not seen"),
+    ):
+        assert follow(kind, ALL_WAYS).ways["embed.weight"].way == "plan"
+        for allow in (("masked", "whole"), ("whole",)):
+            with one_small_step(kind, allow) as (engine, target, receiver):
+                held = state_bits(engine)
+                way = target.ways["embed.weight"]
+                assert way.way == "refused" and "not seen" in way.reason, way
+                assert word in way.reason or allow == ("whole",), way
+                with raises(driftless.errors.UnsupportedError, "'embed.weight'", "not seen"):
+                    receiver.stage(10)
+                assert state_bits(engine) == held
+
+
+def what_a_loader_clears_below_torch_is_named():
+    """While it is traced it sees no values, and clears the parameter nevertheless."""
+    for allow in (ALL_WAYS, ("whole",)):
+        with one_small_step(toy_threads.Clearing, allow) as (_, target, receiver):
+            way = target.ways["embed.weight"]
+            assert way.way == "refused" and "'embed.weight' does not hold" in way.reason, way
+            with raises(driftless.errors.UnsupportedError, "'embed.weight' does not hold"):
+                receiver.stage(10)
 
 
 def nothing_is_left_behind():

@@ -8,7 +8,7 @@ import torch
 
 import toy_run
 from driftless.engines import ModuleTarget
-from toy_engine import DEVICE, ODD, fresh, state_bits
+from toy_engine import DEVICE, ODD, ToyEngine, fresh, state_bits
 
 # In these a NaN makes the loader's own result depend on how torch rounds it.
 PLAIN = ("odd.quantized", "odd.converted")
@@ -123,3 +123,18 @@ def one_masked_version(engine, chunk_bytes):
         run.publish(after)
         assert receiver.stage(10)
         yield SimpleNamespace(target=target, receiver=receiver, before=before, after=after)
+
+
+@contextlib.contextmanager
+def one_small_step(kind, allow):
+    """A version that changes little of the embedding: (the engine, its target, a receiver)."""
+    weights = toy_run.make_weights(torch.Generator().manual_seed(12), ())
+    with toy_run.Run(weights) as run:
+        engine = kind().to(DEVICE)
+        ToyEngine.load_weights(engine, weights.items())
+        target = ModuleTarget(engine, run.base, allow=allow)
+        receiver = run.receiver(target)
+        weights = weights | {"embed.weight": weights["embed.weight"].clone()}
+        weights["embed.weight"][3, :4] += 1
+        run.publish(weights)
+        yield engine, target, receiver

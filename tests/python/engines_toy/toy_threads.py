@@ -2,6 +2,7 @@
 """Toy engines whose loaders copy in other threads."""
 
 import _thread
+import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -72,3 +73,41 @@ class Hidden(Pooled):
 
             _thread.start_new_thread(work, ())
             done.acquire()
+
+
+class BehindTorch(ToyEngine):
+    """Copies the embedding as a C library does, with threads or without: by pointers, for tensors of
+    the host. No operation of torch, no version counter."""
+
+    def __init__(self, rank=0, tp=1, odd=()):
+        super().__init__(rank, tp, odd)
+
+    def load_plain(self, name, tensor):
+        if name != "embed.weight" or tensor.device.type != "cpu":
+            return super().load_plain(name, tensor)
+        for into in self.copies():
+            ctypes.memmove(into.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+
+    def copies(self):
+        return (self.embed.weight, self.head_copy)
+
+
+class HalfBehindTorch(BehindTorch):
+    """One of the two copies by torch."""
+
+    def load_plain(self, name, tensor):
+        if name == "embed.weight":
+            self.embed.weight.data.copy_(tensor)
+        super().load_plain(name, tensor)
+
+    def copies(self):
+        return (self.head_copy,)
+
+
+class Clearing(BehindTorch):
+    """Clears the embedding first, whatever comes."""
+
+    def load_plain(self, name, tensor):
+        if name == "embed.weight":
+            ctypes.memset(self.embed.weight.data_ptr(), 0, self.embed.weight.nbytes)
+        ToyEngine.load_plain(self, name, tensor)
