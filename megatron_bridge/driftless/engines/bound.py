@@ -65,6 +65,11 @@ class Binding:
     def table(self) -> dict[str, Any]:
         return self.module._parameters if self.is_parameter else self.module._buffers
 
+    def slot(self) -> tuple[dict[str, Any], str, str, torch.Tensor]:
+        """Where table() is, and what is in it under which name: to be looked at without calls."""
+        kind = "_parameters" if self.is_parameter else "_buffers"
+        return self.module.__dict__, kind, self.attribute, self.tensor
+
     def rebound(self) -> bool:
         return self.table().get(self.attribute) is not self.tensor or self.moved()
 
