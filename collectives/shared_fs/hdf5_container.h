@@ -46,7 +46,7 @@ struct Hdf5Options {
 [[nodiscard]] Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks,
                                                                const Hdf5Options& options);
 
-// Reads with plain system calls: needs no MPI_Init, and no other rank. fetch() returns kIncomplete
+// Reads with plain system calls: needs no MPI_Init, and no other rank. Returns kIncomplete
 // where version.h5 is missing, cannot be opened (yet) or is shorter than it should be, kCorrupt
 // where it holds something else than the receipt says. Any thread; fetches take turns.
 [[nodiscard]] PartReader make_hdf5_reader();

@@ -20,15 +20,16 @@ class PartSink {
   [[nodiscard]] virtual Status abort() = 0;
 };
 
-// Reads a part out of a publication's directory. kIncomplete where it is not there, or not whole
-// (yet).
-using PartReader = std::function<Result<MappedFile>(
-    const std::string& directory, const PartReceipt& part, const Deadline& deadline)>;
+// Reads ranges of a part out of a publication's directory, as ReceiveRoad::fetch_ranges() does. The
+// ranges were checked. kIncomplete where the part is not there, or not whole (yet). Any thread.
+using PartReader = std::function<Result<std::vector<MappedFile>>(
+    const std::string& directory, const PartReceipt& part, std::span<const ByteRange> ranges,
+    const Deadline& deadline)>;
 
 // A file each. `fs` outlives them. The sink leaves removing to the directory's owner.
 [[nodiscard]] std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs);
-// Reads a file into memory; maps it where it is larger than `map_above_bytes`. A mapping is
-// cheaper, but an I/O error in it ends the process.
+// Reads ranges of a file into memory; maps it if they are more than `map_above_bytes` together. A
+// mapping is cheaper, but an I/O error in it ends the process.
 [[nodiscard]] PartReader make_part_files_reader(FileSystem& fs,
                                                 std::uint64_t map_above_bytes = std::uint64_t{1}
                                                                                 << 30);

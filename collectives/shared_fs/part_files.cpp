@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <new>
-
 #include "collectives/open_part.h"
+#include "collectives/part_ranges.h"
 #include "collectives/shared_fs/part_container.h"
 
 namespace driftless {
@@ -86,42 +85,8 @@ class PartFilesSink final : public PartSink {
   std::vector<std::shared_ptr<FilePart>> parts_;
 };
 
-// Under the part's name, as on every road.
-Result<MappedFile> map_part(FileSystem& fs, const std::string& path, const PartReceipt& part) {
-  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
-  if (mapped.bytes().size() != part.size_bytes) {
-    return error(StatusCode::kIncomplete, path, ": its size is changing");
-  }
-  auto owner = std::make_shared<const MappedFile>(std::move(mapped));
-  const std::span<const std::byte> bytes = owner->bytes();
-  return MappedFile(part.name, std::move(owner), bytes);
-}
-
-Result<MappedFile> read_part(FileSystem& fs, const std::string& path, const PartReceipt& part,
-                             const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open_to_read(path));
-  const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[part.size_bytes]);
-  if (memory == nullptr) {
-    return error(StatusCode::kNoSpace, path, ": no memory for ", part.size_bytes, " bytes");
-  }
-  const std::span<std::byte> bytes(memory.get(), part.size_bytes);
-  for (std::uint64_t done = 0; done < bytes.size(); done += kReadPieceBytes) {
-    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path)));
-    const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, bytes.size() - done);
-    const Status read = file->pread(done, bytes.subspan(done, size));
-    if (read.code() == StatusCode::kCorrupt) {
-      return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
-    }
-    DRIFTLESS_RETURN_IF_ERROR(read);
-  }
-  return MappedFile(part.name, memory, bytes);
-}
-
-Result<MappedFile> fetch_file(FileSystem& fs, std::uint64_t map_above_bytes,
-                              const std::string& directory, const PartReceipt& part,
-                              const Deadline& deadline) {
-  DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-  const std::string path = join_path(directory, part.name);
+// The file of a part, of the size that the receipt says.
+Status check_part(FileSystem& fs, const std::string& path, const PartReceipt& part) {
   const Result<FileInfo> info = fs.info(path);
   if (!info.ok()) {
     return info.status().code() == StatusCode::kNotFound
@@ -137,8 +102,53 @@ Result<MappedFile> fetch_file(FileSystem& fs, std::uint64_t map_above_bytes,
                  info->size_bytes, " bytes", shorter ? " so far, " : ", ", part.size_bytes,
                  " were expected");
   }
-  if (part.size_bytes > map_above_bytes) return map_part(fs, path, part);
-  return read_part(fs, path, part, deadline);
+  return {};
+}
+
+// Under the part's name, as on every road.
+Result<std::vector<MappedFile>> map_ranges(FileSystem& fs, const std::string& path,
+                                           const PartReceipt& part,
+                                           std::span<const ByteRange> ranges) {
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
+  if (mapped.bytes().size() != part.size_bytes) {
+    return error(StatusCode::kIncomplete, path, ": its size is changing");
+  }
+  auto owner = std::make_shared<const MappedFile>(std::move(mapped));
+  const std::span<const std::byte> bytes = owner->bytes();
+  return slices(MappedFile(part.name, std::move(owner), bytes), ranges);
+}
+
+Status read_range(File& file, std::uint64_t offset, std::span<std::byte> into,
+                  const Deadline& deadline) {
+  for (std::uint64_t done = 0; done < into.size(); done += kReadPieceBytes) {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", file.path())));
+    const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, into.size() - done);
+    const Status read = file.pread(offset + done, into.subspan(done, size));
+    if (read.code() == StatusCode::kCorrupt) {
+      return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
+    }
+    DRIFTLESS_RETURN_IF_ERROR(read);
+  }
+  return {};
+}
+
+Result<std::vector<MappedFile>> read_ranges(FileSystem& fs, std::uint64_t map_above_bytes,
+                                            const std::string& directory, const PartReceipt& part,
+                                            std::span<const ByteRange> ranges,
+                                            const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+  const std::string path = join_path(directory, part.name);
+  DRIFTLESS_RETURN_IF_ERROR(check_part(fs, path, part));
+  const RangePlaces places(ranges);
+  if (places.total_bytes() > map_above_bytes) return map_ranges(fs, path, part, ranges);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open_to_read(path));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
+                             allocate_ranges(places, path));
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        read_range(*file, ranges[i].offset, places.of(i, memory.get()), deadline));
+  }
+  return places.files(part.name, memory, memory.get());
 }
 
 }  // namespace
@@ -149,8 +159,8 @@ std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs) {
 
 PartReader make_part_files_reader(FileSystem& fs, std::uint64_t map_above_bytes) {
   return [&fs, map_above_bytes](const std::string& directory, const PartReceipt& part,
-                                const Deadline& deadline) {
-    return fetch_file(fs, map_above_bytes, directory, part, deadline);
+                                std::span<const ByteRange> ranges, const Deadline& deadline) {
+    return read_ranges(fs, map_above_bytes, directory, part, ranges, deadline);
   };
 }
 
