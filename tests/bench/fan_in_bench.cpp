@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// mpirun -n 65 --oversubscribe fan_in_bench [MEGABYTES [DIRECTORY]]: what a version of the same
-// bytes takes when 64 ranks publish it and when 4 do, over each road that many ranks can use: from
-// begin() on the leader until a receiver has compared the hash of every part. Also how many windows
-// and communicators a rank has for it, and how many files a version is. Medians; it prints, and
-// always ends well.
+// mpirun -n 65 --oversubscribe fan_in_bench [MEGABYTES [DIRECTORY [ROAD]]]: what a version of the
+// same bytes takes when 64 ranks publish it and when 4 do, over each road that many ranks can use:
+// from begin() on the leader until a receiver has compared the hash of every part. Also how many
+// windows and communicators a rank has for it, and how many files a version is. Medians; it prints,
+// and always ends well.
 #include <mpi.h>
 
 #include <algorithm>
@@ -58,6 +58,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRuns = 7;
 constexpr unsigned kFew = 4;
+constexpr unsigned kMany = 1'000;
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 SharedFsOptions files_in(const std::string& directory) {
@@ -111,8 +112,9 @@ Result<End> open_mpi_rma(const Place& place) {
   return end;
 }
 
-Result<End> open_files(const Place& place, bool hdf5) {
-  const SharedFsOptions options = files_in(place.directory);
+Result<End> open_files(const Place& place, bool hdf5, unsigned most_files) {
+  SharedFsOptions options = files_in(place.directory);
+  options.part_files = most_files;
   FileSystem& fs = posix_file_system();
   End end;
   if (place.publishing == MPI_COMM_NULL) {
@@ -125,6 +127,8 @@ Result<End> open_files(const Place& place, bool hdf5) {
   std::unique_ptr<PartSink> sink;
   if (hdf5) {
     DRIFTLESS_ASSIGN_OR_RETURN(sink, make_hdf5_sink(place.publishing, {}));
+  } else if (const auto pack = pack_of(options, place.rank, place.publishers)) {
+    sink = make_part_packs_sink(fs, *pack);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(end.sender, make_shared_fs_sender(fs, options, place.rank,
                                                                place.publishers, std::move(sink)));
@@ -239,14 +243,16 @@ int main(int argc, char** argv) {
   const auto many = static_cast<unsigned>(size - 1);
   const std::vector<std::pair<const char*, OpenEnd>> roads{
       {"mpi_rma", open_mpi_rma},
-      {"shared_fs", [](const Place& place) { return open_files(place, false); }},
-      {"hdf5", [](const Place& place) { return open_files(place, true); }}};
+      {"shared_fs", [](const Place& place) { return open_files(place, false, kMany); }},
+      {"shared_fs_8_files", [](const Place& place) { return open_files(place, false, 8); }},
+      {"hdf5", [](const Place& place) { return open_files(place, true, kMany); }}};
   const TempDir here(TempDir::Where::kMemory);
   std::array<char, 1024> directory{};
-  const std::string given = argc > 2 ? argv[2] : here.path();
+  const std::string given = argc > 2 && argv[2][0] != '\0' ? argv[2] : here.path();
   std::copy_n(given.begin(), std::min(given.size(), directory.size() - 1), directory.begin());
   MPI_Bcast(directory.data(), static_cast<int>(directory.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
   for (const auto& [name, open] : roads) {
+    if (argc > 3 && std::string_view(argv[3]) != name) continue;
     if (rank == size - 1) std::printf("%s, %.0f MB\n", name, static_cast<double>(bytes) / 1e6);
     const std::string where = concat(directory.data(), "/", name);
     const double few = run(kFew, bytes, where, open);
