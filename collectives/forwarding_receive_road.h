@@ -29,6 +29,13 @@ class ForwardingReceiveRoad : public ReceiveRoad {
                                               const Deadline& deadline) override {
     return road_->fetch_part(id, part, deadline);
   }
+  [[nodiscard]] Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id,
+                                                             const PartReceipt& part,
+                                                             std::span<const ByteRange> ranges,
+                                                             const Deadline& deadline) override {
+    return road_->fetch_ranges(id, part, ranges, deadline);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return road_->fetches_at_once(); }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     return road_->report(report, deadline);
   }

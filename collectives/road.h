@@ -56,6 +56,8 @@ struct PublicationId {
 // kNotFound: "<road>: version 7 is not there (any more); take the newest anchor".
 [[nodiscard]] Status not_there(std::string_view road, const PublicationId& id);
 
+inline constexpr std::uint64_t kRangeAlignment = 16;
+
 // What a receiver must know to fetch a part. Travels in the manifest.
 struct PartReceipt {
   std::string name;  // a plain file name
@@ -65,6 +67,14 @@ struct PartReceipt {
   std::uint64_t locator = 0;  // the road's own
 
   friend bool operator==(const PartReceipt&, const PartReceipt&) = default;
+};
+
+// Bytes of a part that a receiver wants.
+struct ByteRange {
+  std::uint64_t offset = 0;  // within the part
+  std::uint64_t size_bytes = 0;
+
+  friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
 };
 
 // What a receiver says of itself: that it is there, what it holds, and its proof (opaque to the
@@ -134,7 +144,8 @@ class SendRoad {
   virtual void progress() {}
 };
 
-// The receiving side of one receiver. One thread at a time, except the bytes that it returned.
+// The receiving side of one receiver. One thread at a time, except the bytes that it returned, and
+// fetches if fetches_at_once() says so.
 class ReceiveRoad {
  public:
   virtual ~ReceiveRoad() = default;
@@ -155,6 +166,20 @@ class ReceiveRoad {
   [[nodiscard]] virtual Result<MappedFile> fetch_part(const PublicationId& id,
                                                       const PartReceipt& part,
                                                       const Deadline& deadline) = 0;
+  // The bytes of `ranges`, in their order; they may overlap, touch, be empty or many. Only they are
+  // fetched, and memory is taken for them alone, unless the road holds the part anyway. Each begins
+  // in memory as it does in the part, modulo kRangeAlignment. kCorrupt, before anything is fetched,
+  // if a range leaves the part; else as fetch_part(). All ranges come, or none does.
+  //
+  // No hash of the road's proves a range: the hash of a part is that of all its bytes. The caller
+  // proves what it gets by hashes of its own inside the part (of blocks), unless the bytes are in
+  // device memory: those were compared with the whole part.
+  [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
+      const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
+      const Deadline& deadline) = 0;
+  // Whether fetch_part() and fetch_ranges() may be called by several threads at once. If not, a
+  // call with many ranges is how several are on their way at a time.
+  [[nodiscard]] virtual bool fetches_at_once() const = 0;
   // Registers, or says again. To be called from time to time, also when nothing is new: it is the
   // sign of life.
   [[nodiscard]] virtual Status report(const ReceiverReport& report, const Deadline& deadline) = 0;

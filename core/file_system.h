@@ -67,8 +67,11 @@ class MappedFile {
   [[nodiscard]] const FileIdentity& identity() const { return identity_; }
   // Where bytes() are; kDevice only from roads that were asked for it.
   [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
+  // The bytes from `offset` on, which lie within it; they keep the whole valid.
+  [[nodiscard]] MappedFile slice(std::uint64_t offset, std::uint64_t size) const;
   // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
-  // larger than memory does not push everything else out. Nothing where the content is held.
+  // larger than memory does not push everything else out. Nothing where the content is held. Not of
+  // a slice.
   void forget(std::uint64_t offset, std::uint64_t size) const;
 
  private:

@@ -266,6 +266,13 @@ MappedFile::MappedFile(std::string path, std::shared_ptr<const void> owner,
       size_(bytes.size()),
       kind_(kind) {}
 
+MappedFile MappedFile::slice(std::uint64_t offset, std::uint64_t size) const {
+  MappedFile part(*this);
+  if (size != 0) part.data_ = {data_, data_.get() + offset};
+  part.size_ = size;
+  return part;
+}
+
 void MappedFile::forget(std::uint64_t offset, std::uint64_t size) const {
   constexpr std::uint64_t kPage = 65536;  // a multiple of every page size in use
   const std::uint64_t begin = (offset + kPage - 1) / kPage * kPage;

@@ -7,6 +7,7 @@
 
 #include "collectives/host_shm/medium.h"
 #include "collectives/host_shm/record.h"
+#include "collectives/part_ranges.h"
 
 namespace driftless {
 namespace host_shm {
@@ -144,6 +145,16 @@ class Receiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(file.status());
     return map_segment(*file, part.name, size);
   }
+
+  // Views of a mapping: no page is touched before the caller reads it.
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("host_shm", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, fetch_part(id, part, deadline));
+    return slices(whole, ranges);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return true; }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));

@@ -8,6 +8,7 @@
 
 #include "collectives/held_publications.h"
 #include "collectives/open_part.h"
+#include "collectives/part_ranges.h"
 
 namespace driftless {
 
@@ -349,6 +350,15 @@ class LoopbackReceiver final : public ReceiveRoad {
     DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, medium_->held.part(id, part));
     return MappedFile(part.name, held.owner, held.bytes);
   }
+
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("loopback", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, fetch_part(id, part, deadline));
+    return slices(whole, ranges);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return true; }
 
   Status report(const ReceiverReport& report, const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));

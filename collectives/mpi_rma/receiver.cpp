@@ -7,12 +7,14 @@
 #include "collectives/mpi_rma/medium.h"
 #include "collectives/mpi_rma/part_ring.h"
 #include "collectives/part_buffer.h"
+#include "collectives/part_ranges.h"
 
 namespace driftless::mpi_rma {
 namespace {
 
 constexpr std::uint64_t kIdleBytes = std::uint64_t{256} << 20;
 constexpr std::chrono::milliseconds kOneLook{20};
+constexpr std::uint64_t kLabel = sizeof(PartLabel);
 
 Status gone(const PublicationId& id) {
   return error(StatusCode::kNotFound, "mpi_rma: ", to_string(id),
@@ -101,6 +103,16 @@ class RmaReceiver final : public ReceiveRoad {
 
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
+    const ByteRange whole{0, part.size_bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
+                               fetch_ranges(id, part, {&whole, 1}, deadline));
+    return std::move(bytes.front());
+  }
+
+  // The part's label comes along with the ranges: it tells that they are of this part.
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
     const std::string what = concat("mpi_rma: ", part.name, " of ", to_string(id));
     if (part.rank >= medium_.publishers() ||
         !medium_.map(part.rank).holds_part(id.kind, part.locator, part.size_bytes)) {
@@ -108,26 +120,29 @@ class RmaReceiver final : public ReceiveRoad {
                    ", size ", part.size_bytes, " is not in a window of ", medium_.publishers(),
                    " publishers");
     }
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("mpi_rma", id, part, ranges));
     if (slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(slot_.held_mark, deadline));
-    constexpr std::uint64_t kLabel = sizeof(PartLabel);
-    PartBuffer buffer = pool_->take(kLabel + part.size_bytes);
-    if (!buffer.resize(kLabel + part.size_bytes)) {
-      return error(StatusCode::kNoSpace, "no memory for a part of ", part.size_bytes, " bytes");
+    const RangePlaces places(ranges, kLabel);
+    PartBuffer buffer = pool_->take(places.total_bytes());
+    if (!buffer.resize(places.total_bytes())) {
+      return error(StatusCode::kNoSpace, what, ": no memory for ", places.total_bytes(), " bytes");
     }
-    const std::span<std::byte> bytes = buffer.writable();
+    std::byte* const memory = buffer.writable().data();
     const std::shared_ptr<const PartBuffer> owner = pool_->share(std::move(buffer));
-    const Piece piece{part.rank, part.locator - kLabel, bytes};
-    DRIFTLESS_RETURN_IF_ERROR(medium_.get({&piece, 1}, owner, deadline, what));
+    DRIFTLESS_RETURN_IF_ERROR(
+        medium_.get(pieces_of(part, ranges, places, memory), owner, deadline, what));
     DRIFTLESS_RETURN_IF_ERROR(check_still_there(part.rank, id, deadline));
-    const auto label = load<PartLabel>(bytes, 0);
+    const auto label = load<PartLabel>({memory, kLabel}, 0);
     const PartLabel expected{
         .version = id.version, .size_bytes = part.size_bytes, .name = xxh3_128(part.name)};
     if (label != expected) {
       return error(StatusCode::kCorrupt, what, ": ", part.size_bytes, " bytes at offset ",
                    part.locator, " of rank ", part.rank, "'s window are another part");
     }
-    return MappedFile(part.name, owner, bytes.subspan(kLabel));
+    return places.files(part.name, owner, memory);
   }
+  // MPI may not have threads; the gets of one call are on their way together.
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
@@ -150,6 +165,25 @@ class RmaReceiver final : public ReceiveRoad {
   }
 
  private:
+  // The label, and the ranges behind it in `memory`. What adjoins is one piece.
+  [[nodiscard]] static std::vector<Piece> pieces_of(const PartReceipt& part,
+                                                    std::span<const ByteRange> ranges,
+                                                    const RangePlaces& places, std::byte* memory) {
+    std::vector<Piece> pieces{{part.rank, part.locator - kLabel, {memory, kLabel}}};
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const std::span<std::byte> into = places.of(i, memory);
+      const std::uint64_t offset = part.locator + ranges[i].offset;
+      Piece& last = pieces.back();
+      if (last.offset + last.into.size() == offset &&
+          last.into.data() + last.into.size() == into.data()) {
+        last.into = {last.into.data(), last.into.size() + into.size()};
+      } else {
+        pieces.push_back({part.rank, offset, into});
+      }
+    }
+    return pieces;
+  }
+
   [[nodiscard]] Result<LeaderRecords> records(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         const std::vector<std::byte> bytes,

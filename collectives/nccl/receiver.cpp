@@ -20,6 +20,7 @@
 #include "collectives/held_publications.h"
 #include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_road.h"
+#include "collectives/part_ranges.h"
 
 namespace driftless::nccl {
 namespace {
@@ -72,9 +73,7 @@ class Receiver final : public ReceiveRoad {
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("nccl: fetching a part of ", to_string(id))));
-    std::unique_lock lock(mutex_);
-    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held_.part(id, part));
-    lock.unlock();
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held(id, part));
     if (fabric_->memory() == options_.arrival || held.bytes.empty()) {
       return MappedFile(part.name, held.owner, held.bytes, options_.arrival);
     }
@@ -82,6 +81,29 @@ class Receiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(fabric_->copy(host.data, held.bytes.data(), held.bytes.size()));
     return MappedFile(part.name, host.owner, {host.data, held.bytes.size()});
   }
+
+  // The part was broadcast whole; only the ranges go from device memory to the host.
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(
+        deadline.check(concat("nccl: fetching ranges of a part of ", to_string(id))));
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("nccl", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldPart held, held(id, part));
+    if (fabric_->memory() == options_.arrival) {
+      return slices(MappedFile(part.name, held.owner, held.bytes, options_.arrival), ranges);
+    }
+    const RangePlaces places(ranges);
+    DRIFTLESS_ASSIGN_OR_RETURN(const Block host, fabric_->allocate_host(places.total_bytes()));
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const std::span<std::byte> into = places.of(i, host.data);
+      if (into.empty()) continue;
+      DRIFTLESS_RETURN_IF_ERROR(
+          fabric_->copy(into.data(), held.bytes.data() + ranges[i].offset, into.size()));
+    }
+    return places.files(part.name, host.owner, host.data);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return true; }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
@@ -124,6 +146,11 @@ class Receiver final : public ReceiveRoad {
     Deadline deadline;
     bool started = false;
   };
+
+  [[nodiscard]] Result<HeldPart> held(const PublicationId& id, const PartReceipt& part) {
+    const std::scoped_lock lock(mutex_);
+    return held_.part(id, part);
+  }
 
   // The leader's answer; it is asked again if the link is lost meanwhile. Nothing, and at once, if
   // the leader has said goodbye and no other one is there: nobody will answer. kDeadlineExceeded if

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a publication in one HDF5 file, written by all publisher ranks through MPI-IO.
+// The parts of a publication in one HDF5 file, into which all publisher ranks write.
 //
 //   <publication>/version.h5
 //     /                      attributes: format "driftless", format_version 1, ranks
@@ -23,7 +23,7 @@ struct Hdf5Options {
   unsigned queued_parts = 2;  // handed over, not written yet; create_part() waits for room
   // Larger datasets begin at multiples of this: the stripe size of a parallel file system.
   std::uint64_t alignment_bytes = 4096;
-  // Passed to MPI-IO as they are, for example {"striping_factor", "8"}.
+  // Passed to MPI-IO, by which the leader makes the file, for example {"striping_factor", "8"}.
   std::vector<std::pair<std::string, std::string>> mpi_io_hints;
   // How long the destructor waits for the other ranks to learn of an unfinished publication.
   std::chrono::milliseconds close_wait{5'000};
@@ -40,13 +40,13 @@ struct Hdf5Options {
 // begin() is no meeting, but on the other ranks it waits for what the leader's begin() left in the
 // directory; its deadline also bounds the waits of create_part(). flush() is a meeting: ok on all
 // ranks, or an error that names the rank which failed, aborted or was not there in time. A rank
-// that gave up goes on taking part until the others know; then the next publication begins. What
-// cannot be interrupted is a collective call within HDF5 and MPI-IO: when the process of another
-// rank dies in it, it ends with the job, as mpirun does by default. One sink per process at a time.
+// that gave up goes on taking part until the others know; then the next publication begins. No call
+// within HDF5 is a meeting: the leader alone makes the file's tables, and every rank writes its own
+// bytes into it. One sink per process at a time.
 [[nodiscard]] Result<std::unique_ptr<PartSink>> make_hdf5_sink(MPI_Comm ranks,
                                                                const Hdf5Options& options);
 
-// Reads with plain system calls: needs no MPI_Init, and no other rank. fetch() returns kIncomplete
+// Reads with plain system calls: needs no MPI_Init, and no other rank. Returns kIncomplete
 // where version.h5 is missing, cannot be opened (yet) or is shorter than it should be, kCorrupt
 // where it holds something else than the receipt says. Any thread; fetches take turns.
 [[nodiscard]] PartReader make_hdf5_reader();

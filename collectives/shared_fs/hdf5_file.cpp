@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -9,8 +8,6 @@
 namespace driftless {
 namespace {
 
-// MPI counts in int: a write stays below 2 GiB.
-constexpr std::uint64_t kSlabBytes = std::uint64_t{1} << 30;
 // Small parts need not begin at a stripe.
 constexpr std::uint64_t kAlignFromBytes = 65536;
 
@@ -81,7 +78,7 @@ Result<Hid> Hdf5VersionFile::access_properties() const {
   const Status hinted = set_hints(info, options_.mpi_io_hints);
   Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   const bool made =
-      hinted.ok() && access.valid() && H5Pset_fapl_mpio(access.get(), ranks_, info) >= 0 &&
+      hinted.ok() && access.valid() && H5Pset_fapl_mpio(access.get(), MPI_COMM_SELF, info) >= 0 &&
       (options_.alignment_bytes <= 1 ||
        H5Pset_alignment(access.get(), kAlignFromBytes, options_.alignment_bytes) >= 0);
   if (info != MPI_INFO_NULL) MPI_Info_free(&info);
@@ -115,7 +112,7 @@ Status Hdf5VersionFile::create_groups() {
   return {};
 }
 
-Result<Hid> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5Message& part) {
+Result<std::uint64_t> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5Message& part) {
   const std::string name = concat(hdf5_group_name(rank), "/", part.name.data());
   const std::string what = concat(path_, ":", name);
   DRIFTLESS_ASSIGN_OR_RETURN(const Hid link, link_properties(what));
@@ -124,71 +121,31 @@ Result<Hid> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5Message& pa
   const Hid space(H5Screate_simple(1, &length, nullptr), H5Sclose);
   // Never filled: every byte is written, or the publication fails.
   if (!creation.valid() || !space.valid() || H5Pset_layout(creation.get(), H5D_CONTIGUOUS) < 0 ||
+      H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY) < 0 ||
       H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER) < 0) {
     return hdf5_error(StatusCode::kInternal, what);
   }
-  Hid dataset(H5Dcreate2(file_.get(), name.c_str(), H5T_STD_U8LE, space.get(), link.get(),
-                         creation.get(), H5P_DEFAULT),
-              H5Dclose);
+  const Hid dataset(H5Dcreate2(file_.get(), name.c_str(), H5T_STD_U8LE, space.get(), link.get(),
+                               creation.get(), H5P_DEFAULT),
+                    H5Dclose);
   if (!dataset.valid()) return hdf5_error(StatusCode::kIo, what);
   DRIFTLESS_RETURN_IF_ERROR(write_number_attribute(dataset, "size", part.size_bytes, what));
   DRIFTLESS_RETURN_IF_ERROR(write_text_attribute(dataset, "xxh3_128", to_hex(part.hash), what));
-  return dataset;
+  if (length == 0) return std::uint64_t{0};
+  const haddr_t place = H5Dget_offset(dataset.get());
+  if (place == HADDR_UNDEF) return hdf5_error(StatusCode::kInternal, what);
+  return std::uint64_t{place};
 }
 
-Status Hdf5VersionFile::write(const Hid& dataset, std::span<const std::byte> bytes) {
-  const Hid space(H5Dget_space(dataset.get()), H5Sclose);
-  const Hid transfer(H5Pcreate(H5P_DATASET_XFER), H5Pclose);
-  // Independent: each rank has a dataset of its own, which the others would only wait for; and an
-  // error (a full disk) stays on the rank that has it, which tells the others in the next round.
-  if (!space.valid() || !transfer.valid() ||
-      H5Pset_dxpl_mpio(transfer.get(), H5FD_MPIO_INDEPENDENT) < 0) {
-    return hdf5_error(StatusCode::kInternal, path_);
-  }
-  for (hsize_t at = 0; at < bytes.size(); at += kSlabBytes) {
-    const hsize_t count = std::min<hsize_t>(kSlabBytes, bytes.size() - at);
-    const Hid memory(H5Screate_simple(1, &count, nullptr), H5Sclose);
-    if (!memory.valid() ||
-        H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &at, nullptr, &count, nullptr) < 0 ||
-        H5Dwrite(dataset.get(), H5T_NATIVE_UINT8, memory.get(), space.get(), transfer.get(),
-                 bytes.data() + at) < 0) {
-      return write_error(count);
-    }
-  }
-  return {};
-}
-
-// MPI-IO does not say why a write failed; a file system without room does.
-Status Hdf5VersionFile::write_error(std::uint64_t bytes) const {
-  struct statvfs room{};
-  if (::statvfs(path_.c_str(), &room) == 0 && room.f_bavail < bytes / room.f_frsize + 1) {
-    return hdf5_error(StatusCode::kNoSpace,
-                      concat(path_, ": writing ", bytes, " bytes where the file system is full"));
-  }
-  return hdf5_error(StatusCode::kIo, concat(path_, ": writing ", bytes, " bytes"));
-}
-
-Status Hdf5VersionFile::write_round(const std::vector<Hdf5Message>& announced,
-                                    std::span<const std::byte> mine) {
+Result<std::vector<std::uint64_t>> Hdf5VersionFile::place(
+    const std::vector<Hdf5Message>& announced) {
   const Hdf5Scope scope;
-  Hid own;
-  Status status;
-  // A rank goes on after an error: the others count on it for what comes.
-  for (unsigned rank = 0; rank < size_; ++rank) {
+  std::vector<std::uint64_t> places(announced.size(), kHdf5Nowhere);
+  for (unsigned rank = 0; rank < announced.size(); ++rank) {
     if (announced[rank].kind != Hdf5Message::kPart) continue;
-    Result<Hid> dataset = create_dataset(rank, announced[rank]);
-    if (!dataset.ok() && status.ok()) status = dataset.status();
-    if (dataset.ok() && rank == rank_) own = std::move(*dataset);
+    DRIFTLESS_ASSIGN_OR_RETURN(places[rank], create_dataset(rank, announced[rank]));
   }
-  if (status.ok() && own.valid()) status = write(own, mine);
-  if (!own.close() && status.ok()) status = hdf5_error(StatusCode::kIo, path_);
-  return status;
-}
-
-Status Hdf5VersionFile::flush() {
-  const Hdf5Scope scope;
-  if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0) return {};
-  return hdf5_error(StatusCode::kIo, concat(path_, ": flushing"));
+  return places;
 }
 
 Status Hdf5VersionFile::close() {
@@ -196,22 +153,19 @@ Status Hdf5VersionFile::close() {
     const Hdf5Scope scope;
     if (!file_.close()) return hdf5_error(StatusCode::kIo, concat(path_, ": closing"));
   }
-  if (rank_ != 0) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, posix_file_system().open(path_));
   return file->sync();
 }
 
 void Hdf5VersionFile::discard() {
   if (!is_open()) return;
-  if (rank_ == 0) (void)::truncate(path_.c_str(), 0);
-  (void)MPI_Barrier(ranks_);
-  int ok = flush().ok() ? 1 : 0;
-  if (MPI_Allreduce(MPI_IN_PLACE, &ok, 1, MPI_INT, MPI_MIN, ranks_) != MPI_SUCCESS) ok = 0;
+  (void)::truncate(path_.c_str(), 0);
   const Hdf5Scope scope;
-  if (ok == 0) {
-    leave();
-  } else {
+  if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0) {
     (void)file_.close();
+  } else {
+    (void)H5Eclear2(H5E_DEFAULT);
+    leave();
   }
 }
 

@@ -64,7 +64,7 @@ class Hid {
   [[nodiscard]] hid_t get() const { return id_; }
   // True where it was closed, or there was nothing to close.
   bool close() { return !valid() || close_(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
-  // Left open for good: for a file whose collective closing would wait for ranks that do not come.
+  // Left open for good: for a file that cannot be closed any more.
   void forget() { id_ = H5I_INVALID_HID; }
 
  private:

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdlib>
-
+#include "collectives/part_ranges.h"
 #include "collectives/shared_fs/hdf5_container.h"
 #include "collectives/shared_fs/hdf5_handle.h"
 
@@ -74,36 +73,27 @@ Result<Hid> open_part(const Hid& file, const PartReceipt& part, const std::strin
   return dataset;
 }
 
-Status read_all(const Hid& dataset, std::byte* to, std::uint64_t size, const std::string& what,
-                const Deadline& deadline) {
+Status read_range(const Hid& dataset, std::uint64_t offset, std::span<std::byte> into,
+                  const std::string& what, const Deadline& deadline) {
   const Hid space(H5Dget_space(dataset.get()), H5Sclose);
-  for (hsize_t at = 0; at < size; at += kReadSlabBytes) {
+  for (std::uint64_t done = 0; done < into.size(); done += kReadSlabBytes) {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
-    const hsize_t count = std::min<hsize_t>(kReadSlabBytes, size - at);
+    const hsize_t at = offset + done;
+    const hsize_t count = std::min<hsize_t>(kReadSlabBytes, into.size() - done);
     const Hid memory(H5Screate_simple(1, &count, nullptr), H5Sclose);
     if (!memory.valid() ||
         H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, &at, nullptr, &count, nullptr) < 0 ||
-        H5Dread(dataset.get(), H5T_NATIVE_UINT8, memory.get(), space.get(), H5P_DEFAULT, to + at) <
-            0) {
-      return hdf5_error(StatusCode::kCorrupt, what);
+        H5Dread(dataset.get(), H5T_NATIVE_UINT8, memory.get(), space.get(), H5P_DEFAULT,
+                into.data() + done) < 0) {
+      return hdf5_error(StatusCode::kCorrupt, concat(what, ": ", count, " bytes at offset ", at));
     }
   }
   return {};
 }
 
-Result<MappedFile> read_dataset(const Hid& dataset, std::uint64_t size, const std::string& what,
-                                const Deadline& deadline) {
-  const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(std::malloc(size + 1)),
-                                          [](std::byte* bytes) { std::free(bytes); });
-  if (memory == nullptr) {
-    return error(StatusCode::kNoSpace, what, ": no memory for ", size, " bytes");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(read_all(dataset, memory.get(), size, what, deadline));
-  return MappedFile(what, memory, std::span<const std::byte>(memory.get(), size));
-}
-
-Result<MappedFile> fetch_dataset(const std::string& directory, const PartReceipt& part,
-                                 const Deadline& deadline) {
+Result<std::vector<MappedFile>> read_ranges(const std::string& directory, const PartReceipt& part,
+                                            std::span<const ByteRange> ranges,
+                                            const Deadline& deadline) {
   const std::string path = join_path(directory, kHdf5FileName);
   const std::string what = concat(path, ":", hdf5_group_name(part.rank), "/", part.name);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
@@ -124,11 +114,18 @@ Result<MappedFile> fetch_dataset(const std::string& directory, const PartReceipt
   const Hdf5Scope scope;
   DRIFTLESS_ASSIGN_OR_RETURN(const Hid file, open_file(path));
   DRIFTLESS_ASSIGN_OR_RETURN(const Hid dataset, open_part(file, part, what));
-  return read_dataset(dataset, part.size_bytes, what, deadline);
+  const RangePlaces places(ranges);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
+                             allocate_ranges(places, what));
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        read_range(dataset, ranges[i].offset, places.of(i, memory.get()), what, deadline));
+  }
+  return places.files(part.name, memory, memory.get());
 }
 
 }  // namespace
 
-PartReader make_hdf5_reader() { return fetch_dataset; }
+PartReader make_hdf5_reader() { return read_ranges; }
 
 }  // namespace driftless

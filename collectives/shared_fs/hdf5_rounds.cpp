@@ -35,6 +35,7 @@ Result<std::unique_ptr<Hdf5Exchange>> Hdf5Exchange::create(MPI_Comm ranks) {
   std::unique_ptr<Hdf5Exchange> exchange(new Hdf5Exchange(own));
   exchange->buffers_ = std::make_unique<Buffers>();
   exchange->buffers_->heard.resize(own.size);
+  exchange->buffers_->places.resize(own.size);
   return exchange;
 }
 
@@ -56,6 +57,13 @@ Status Hdf5Exchange::post(const Hdf5Message& mine) {
       "a meeting of the publisher ranks");
 }
 
+Status Hdf5Exchange::post_places(const std::vector<std::uint64_t>& places) {
+  if (own_.rank == 0) buffers_->places = places;
+  return mpi_rma::mpi_status(MPI_Ibcast(buffers_->places.data(), static_cast<int>(own_.size),
+                                        MPI_UINT64_T, 0, own_.comm, &request_),
+                             "a meeting of the publisher ranks");
+}
+
 Result<bool> Hdf5Exchange::test() {
   int done = 0;
   DRIFTLESS_RETURN_IF_ERROR(mpi_rma::mpi_status(MPI_Test(&request_, &done, MPI_STATUS_IGNORE),
@@ -67,11 +75,14 @@ Hdf5Rounds::Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<H
                        const Hdf5Options& options)
     : exchange_(std::move(exchange)),
       monitor_(std::move(monitor)),
-      file_(exchange_->comm(), exchange_->rank(), exchange_->size(), options) {}
+      file_(exchange_->size(), options) {}
 
 Hdf5Rounds::~Hdf5Rounds() {
-  // To close it would be to wait for ranks that did not come.
-  file_.leave();
+  if (mpi_rma::mpi_runs()) {
+    file_.discard();
+  } else {
+    file_.leave();
+  }
 }
 
 void Hdf5Rounds::set_next(std::shared_ptr<Hdf5Attempt> next) {
@@ -100,6 +111,7 @@ Hdf5Rounds::Progress Hdf5Rounds::advance() {
   switch (phase_) {
     case Phase::kAnnounced: return on_announced();
     case Phase::kConfirming: return on_confirmed();
+    case Phase::kPlacing: return on_placed();
     case Phase::kFlushed: return on_flushed();
     default: return on_closed();
   }
@@ -108,7 +120,6 @@ Hdf5Rounds::Progress Hdf5Rounds::advance() {
 Hdf5Message Hdf5Rounds::blank() const {
   Hdf5Message message;
   message.attempt = active_->id();
-  message.file_open = file_.is_open() ? 1 : 0;
   return message;
 }
 
@@ -159,10 +170,7 @@ Status Hdf5Rounds::first_failure() const {
   return {};
 }
 
-bool Hdf5Rounds::everybody_has_file() const {
-  return std::ranges::all_of(exchange_->heard(),
-                             [](const Hdf5Message& word) { return word.file_open != 0; });
-}
+std::string Hdf5Rounds::path() const { return join_path(active_->directory(), kHdf5FileName); }
 
 Hdf5Rounds::Progress Hdf5Rounds::on_announced() {
   announced_ = exchange_->heard();
@@ -187,7 +195,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
                     ": the leader has left this attempt, or begun another: begin again");
   }
   if (failure.ok()) return Progress::kWaiting;  // a little, for the rank that is behind
-  if (rank() == 0) remove_file();
+  if (leads()) remove_file();
   end_active(failure);
   return Progress::kMoved;
 }
@@ -196,31 +204,72 @@ Hdf5Rounds::Progress Hdf5Rounds::on_confirmed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   const bool last = std::ranges::all_of(
       announced_, [](const Hdf5Message& word) { return word.kind == Hdf5Message::kNoMore; });
+  if (last) return say(sync_bytes(), Phase::kFlushed);
+  Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
+  if (leads()) places = make_datasets();
+  if (!places.ok()) {
+    active_->fail(places.status());  // said in the next round
+    places = std::vector<std::uint64_t>(announced_.size(), kHdf5Nowhere);
+  }
+  const Status posted = exchange_->post_places(*places);
+  if (!posted.ok()) return give_up(posted);
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  phase_ = Phase::kPlacing;
+  return Progress::kMoved;
+}
+
+Result<std::vector<std::uint64_t>> Hdf5Rounds::make_datasets() {
   set_writing(true);
   Status status;
-  if (!file_.is_open()) {
-    status = file_.create(join_path(active_->directory(), kHdf5FileName));
-  }
-  if (last && status.ok()) status = file_.flush();
-  if (!last && status.ok()) {
-    status = file_.write_round(
-        announced_, part_ == nullptr ? std::span<const std::byte>{} : part_->buffer.bytes());
-  }
+  if (!file_.is_open()) status = file_.create(path());
+  Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
+  if (status.ok()) places = file_.place(announced_);
   set_writing(false);
-  if (last) return say(status, Phase::kFlushed);
+  return status.ok() ? places : status;
+}
+
+Hdf5Rounds::Progress Hdf5Rounds::on_placed() {
+  const std::uint64_t place = exchange_->my_place();
+  if (part_ != nullptr && place != kHdf5Nowhere) {
+    set_writing(true);
+    const Status written = write_part(place);
+    set_writing(false);
+    if (!written.ok()) active_->fail(written);  // said in the next round
+  }
   if (part_ != nullptr) active_->pop_front();
   part_ = nullptr;
-  if (!status.ok()) active_->fail(status);  // said in the next round
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   phase_ = Phase::kSilent;
   return Progress::kMoved;
 }
 
+Status Hdf5Rounds::write_part(std::uint64_t place) {
+  if (part_->buffer.bytes().empty()) return {};
+  if (bytes_ == nullptr) {
+    DRIFTLESS_ASSIGN_OR_RETURN(bytes_, posix_file_system().open(path()));
+  }
+  return bytes_->pwrite(place, part_->buffer.bytes());
+}
+
+// The bytes of this rank are on stable storage; on the leader there is a file even without any.
+Status Hdf5Rounds::sync_bytes() {
+  set_writing(true);
+  Status status;
+  if (leads() && !file_.is_open()) status = file_.create(path());
+  if (status.ok() && bytes_ != nullptr) status = bytes_->sync();
+  bytes_.reset();
+  set_writing(false);
+  return status;
+}
+
 Hdf5Rounds::Progress Hdf5Rounds::on_flushed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
-  set_writing(true);
-  const Status closed = file_.close();
-  set_writing(false);
+  Status closed;
+  if (leads()) {
+    set_writing(true);
+    closed = file_.close();
+    set_writing(false);
+  }
   return say(closed, Phase::kClosed);
 }
 
@@ -232,12 +281,8 @@ Hdf5Rounds::Progress Hdf5Rounds::on_closed() {
 
 Hdf5Rounds::Progress Hdf5Rounds::finish_failed(const Status& why) {
   set_writing(true);
-  if (everybody_has_file()) {
-    file_.discard();
-  } else {
-    file_.leave();
-  }
-  if (rank() == 0) remove_file();
+  file_.discard();
+  if (leads()) remove_file();
   set_writing(false);
   end_active(why);
   return Progress::kMoved;
@@ -265,6 +310,7 @@ void Hdf5Rounds::set_writing(bool writing) {
 
 void Hdf5Rounds::end_active(const Status& how) {
   part_ = nullptr;
+  bytes_.reset();
   active_->end(how);
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   phase_ = Phase::kSilent;

@@ -3,10 +3,11 @@
 // files.
 //
 // A round: every rank says "a part", "no more" or "failed" (announcement); then every rank says
-// "go", or "failed" if it failed since (confirmation); only after "go" from all does anybody make a
-// collective call. So a rank that gives up between the two stops the others instead of leaving them
-// alone within HDF5. "No more" from all: the file is flushed, then closed, and after each they tell
-// whether all went well. Any "failed": the leader removes the file, and the attempt is over.
+// "go", or "failed" if it failed since (confirmation). After "go" from all the leader makes the
+// datasets and tells every rank where its bytes lie in the file (places), and each writes them
+// there: no call within HDF5 or MPI-IO is a meeting. "No more" from all: every rank syncs its
+// bytes, then the leader closes the file, and after each they tell whether all went well. Any
+// "failed": the leader removes the file, and the attempt is over; nobody writes any more by then.
 //
 // Announcements name the attempt. Where they differ, a rank is behind: it missed a publication, or
 // still has the word in the air that it said for one which it has left. Those whose attempt is not
@@ -102,15 +103,14 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
   Status failure_;
 };
 
-// --- hdf5_file.cpp: version.h5 while it is written, by calls that all ranks make together.
+// --- hdf5_file.cpp: version.h5 while it is written.
 
 // As it travels, between ranks of one build: plain bytes.
 struct Hdf5Message {
   enum Kind : std::uint32_t { kPart = 1, kNoMore = 2, kFailed = 3, kGo = 4 };
 
   std::uint32_t kind = kFailed;
-  std::uint32_t code = 0;       // of a failure
-  std::uint64_t file_open = 0;  // whether the sender takes part in closing the file
+  std::uint32_t code = 0;  // of a failure
   Hash128 attempt;
   std::uint64_t size_bytes = 0;  // of a part, like the following
   Hash128 hash;
@@ -121,40 +121,37 @@ struct Hdf5Message {
   [[nodiscard]] Status failure(unsigned rank) const;
 };
 
-// Each call is made by all ranks, in the same order, with the same arguments except `mine`; the
-// ranks agree on that before. A call that fails leaves the file open where it was.
+// Of a rank that has no dataset in this round.
+inline constexpr std::uint64_t kHdf5Nowhere = ~std::uint64_t{0};
+
+// version.h5 as the leader keeps it: it alone makes groups and datasets, so that what many ranks
+// cost is bytes and not tables. A call that fails leaves the file open where it was.
 class Hdf5VersionFile {
  public:
-  Hdf5VersionFile(MPI_Comm ranks, unsigned rank, unsigned size, Hdf5Options options)
-      : ranks_(ranks), rank_(rank), size_(size), options_(std::move(options)) {}
+  Hdf5VersionFile(unsigned ranks, Hdf5Options options)
+      : size_(ranks), options_(std::move(options)) {}
 
   [[nodiscard]] bool is_open() const { return file_.valid(); }
   // Overwrites what is at `path`.
   [[nodiscard]] Status create(const std::string& path);
-  // A dataset for every rank that announced a part, in the order of ranks; then each rank writes
-  // its own.
-  [[nodiscard]] Status write_round(const std::vector<Hdf5Message>& announced,
-                                   std::span<const std::byte> mine);
-  // All bytes handed to stable storage. Where it failed on any rank, discard() is next.
-  [[nodiscard]] Status flush();
-  // After flush() went well on all ranks: closed, and synced once more by the leader.
+  // A dataset for every rank that announced a part, in the order of ranks. Where the bytes of each
+  // lie in the file: the ranks write them there, without HDF5.
+  [[nodiscard]] Result<std::vector<std::uint64_t>> place(const std::vector<Hdf5Message>& announced);
+  // Once all ranks have written and synced their bytes: closed, and synced.
   [[nodiscard]] Status close();
   // Closes a file that is not wanted, and removes its content first: room for what HDF5 writes even
-  // then. Nothing where it is not open.
+  // then. Left open if HDF5 cannot write what it must (a close that failed would end the process in
+  // H5close()). Nothing where it is not open.
   void discard();
-  // Left open: another rank does not take part in closing it, or HDF5 could not write what it must
-  // (a close that failed would end the process in H5close()).
+  // Left open: MPI is over, or failed.
   void leave();
 
  private:
   [[nodiscard]] Result<Hid> access_properties() const;
   [[nodiscard]] Status create_groups();
-  [[nodiscard]] Result<Hid> create_dataset(unsigned rank, const Hdf5Message& part);
-  [[nodiscard]] Status write(const Hid& dataset, std::span<const std::byte> bytes);
-  [[nodiscard]] Status write_error(std::uint64_t bytes) const;
+  [[nodiscard]] Result<std::uint64_t> create_dataset(unsigned rank, const Hdf5Message& part);
 
-  const MPI_Comm ranks_;
-  const unsigned rank_, size_;
+  const unsigned size_;
   const Hdf5Options options_;
   std::string path_;
   Hid file_;
@@ -182,14 +179,18 @@ class Hdf5Exchange {
   [[nodiscard]] unsigned size() const { return own_.size; }
 
   [[nodiscard]] Status post(const Hdf5Message& mine);
+  // The leader's places go to all; what the others give is passed over.
+  [[nodiscard]] Status post_places(const std::vector<std::uint64_t>& places);
   [[nodiscard]] Result<bool> test();
   // By rank; valid from test() to the next post().
   [[nodiscard]] const std::vector<Hdf5Message>& heard() const { return buffers_->heard; }
+  [[nodiscard]] std::uint64_t my_place() const { return buffers_->places[own_.rank]; }
 
  private:
   struct Buffers {
     Hdf5Message mine;
     std::vector<Hdf5Message> heard;
+    std::vector<std::uint64_t> places;
   };
   explicit Hdf5Exchange(const mpi_rma::OwnComm& own) : own_(own) {}
 
@@ -221,16 +222,24 @@ class Hdf5Rounds {
   [[nodiscard]] bool has_work_locked() const;
   // Whether an attempt is being written or waits. The caller holds the monitor's lock.
   [[nodiscard]] bool idle_locked() const { return active_ == nullptr && next_ == nullptr; }
-  // Whether advance() is within HDF5. The caller holds the monitor's lock.
+  // Whether advance() makes, writes or syncs the file. The caller holds the monitor's lock.
   [[nodiscard]] bool writing_locked() const { return writing_; }
 
  private:
-  enum class Phase : unsigned char { kSilent, kAnnounced, kConfirming, kFlushed, kClosed };
+  enum class Phase : unsigned char {
+    kSilent,
+    kAnnounced,
+    kConfirming,
+    kPlacing,
+    kFlushed,
+    kClosed
+  };
 
   [[nodiscard]] Progress announce();
   [[nodiscard]] Progress on_announced();
   [[nodiscard]] Progress on_misaligned();
   [[nodiscard]] Progress on_confirmed();
+  [[nodiscard]] Progress on_placed();
   [[nodiscard]] Progress on_flushed();
   [[nodiscard]] Progress on_closed();
   [[nodiscard]] Progress say(const Status& mine, Phase next);
@@ -239,15 +248,20 @@ class Hdf5Rounds {
   [[nodiscard]] Progress give_up(const Status& why);
   [[nodiscard]] Hdf5Message blank() const;
   [[nodiscard]] Status first_failure() const;
-  [[nodiscard]] bool everybody_has_file() const;
+  [[nodiscard]] bool leads() const { return rank() == 0; }
+  [[nodiscard]] std::string path() const;
+  [[nodiscard]] Result<std::vector<std::uint64_t>> make_datasets();
+  [[nodiscard]] Status write_part(std::uint64_t place);
+  [[nodiscard]] Status sync_bytes();
   void set_writing(bool writing);
   void end_active(const Status& how);
   void remove_file();
 
   const std::unique_ptr<Hdf5Exchange> exchange_;
   const std::shared_ptr<Hdf5Monitor> monitor_;
-  Hdf5VersionFile file_;
-  Phase phase_ = Phase::kSilent;                  // of the exchange that is under way
+  Hdf5VersionFile file_;          // leader
+  std::unique_ptr<File> bytes_;   // the same file, for this rank's bytes; null before the first
+  Phase phase_ = Phase::kSilent;  // of the exchange that is under way
   std::vector<Hdf5Message> announced_;            // by rank, from the last announcement
   std::shared_ptr<const Hdf5FinishedPart> part_;  // mine among them
   // Guarded by the monitor; active_ is changed by advance() only.

@@ -25,6 +25,10 @@ Status check_options(const SharedFsOptions& options) {
     return error(StatusCode::kInvalidArgument,
                  "shared_fs: hook_timeout and patience must be positive, lock_wait not negative");
   }
+  if (options.part_files == 0 || options.part_files > kMostPacks) {
+    return error(StatusCode::kInvalidArgument, "shared_fs: part_files must be 1 to ", kMostPacks,
+                 ", not ", options.part_files);
+  }
   return {};
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds the parts of a publication inside its directory: a file each (part_files.cpp), or one
-// HDF5 file written by all ranks together (hdf5_container.h, where it is built).
+// What holds the parts of a publication inside its directory: a file each (part_files.cpp), packs
+// into which many ranks write (part_packs.cpp), or one HDF5 file of all ranks (hdf5_container.h,
+// where it is built).
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "collectives/road.h"
@@ -20,15 +22,44 @@ class PartSink {
   [[nodiscard]] virtual Status abort() = 0;
 };
 
-// Reads a part out of a publication's directory. kIncomplete where it is not there, or not whole
-// (yet).
-using PartReader = std::function<Result<MappedFile>(
-    const std::string& directory, const PartReceipt& part, const Deadline& deadline)>;
+// Reads ranges of a part out of a publication's directory, as ReceiveRoad::fetch_ranges() does. The
+// ranges were checked. kIncomplete where the part is not there, or not whole (yet). Any thread.
+using PartReader = std::function<Result<std::vector<MappedFile>>(
+    const std::string& directory, const PartReceipt& part, std::span<const ByteRange> ranges,
+    const Deadline& deadline)>;
 
 // A file each. `fs` outlives them. The sink leaves removing to the directory's owner.
 [[nodiscard]] std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs);
-// Reads a file into memory; maps it where it is larger than `map_above_bytes`. A mapping is
-// cheaper, but an I/O error in it ends the process.
+
+// Packs: the parts of several ranks in one file, so that a version of many ranks is few files.
+// Ranks with the same number write into the same pack, each where it has reserved room under the
+// pack's lock. A part waits in memory until its file is closed. It lies behind a label, so that a
+// reader sees that it got what it asked for. PartReceipt::locator is pack_locator(): where the
+// label lies, and that the part is in a pack at all (a part with a file of its own has 0).
+inline constexpr unsigned kPackOffsetBits = 44;
+inline constexpr std::uint64_t kPackAlignment = 4096;  // of labels
+struct PackLabel {
+  std::uint64_t magic = 0x6b63'6170'7466'7264;  // "drftpack"
+  std::uint64_t size_bytes = 0;
+  Hash128 name;  // hash of it
+  std::array<std::uint64_t, 4> unused{};
+
+  friend bool operator==(const PackLabel&, const PackLabel&) = default;
+};
+static_assert(sizeof(PackLabel) == 64);
+[[nodiscard]] inline PackLabel pack_label(const std::string& name, std::uint64_t size_bytes) {
+  return {.size_bytes = size_bytes, .name = xxh3_128(name)};
+}
+inline constexpr unsigned kMostPacks = (1U << (64 - kPackOffsetBits)) - 1;
+[[nodiscard]] constexpr std::uint64_t pack_locator(unsigned pack, std::uint64_t offset) {
+  return (std::uint64_t{pack} + 1) << kPackOffsetBits | offset;
+}
+[[nodiscard]] std::string pack_name(unsigned pack);  // "parts0003.pack"
+[[nodiscard]] std::unique_ptr<PartSink> make_part_packs_sink(FileSystem& fs, unsigned pack);
+
+// Reads ranges of a part, in a file of its own or in a pack, into memory; maps the file if they are
+// more than `map_above_bytes` together. A mapping is cheaper, but an I/O error in it ends the
+// process.
 [[nodiscard]] PartReader make_part_files_reader(FileSystem& fs,
                                                 std::uint64_t map_above_bytes = std::uint64_t{1}
                                                                                 << 30);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <new>
-
 #include "collectives/open_part.h"
+#include "collectives/part_ranges.h"
 #include "collectives/shared_fs/part_container.h"
 
 namespace driftless {
@@ -86,59 +85,97 @@ class PartFilesSink final : public PartSink {
   std::vector<std::shared_ptr<FilePart>> parts_;
 };
 
-// Under the part's name, as on every road.
-Result<MappedFile> map_part(FileSystem& fs, const std::string& path, const PartReceipt& part) {
-  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
-  if (mapped.bytes().size() != part.size_bytes) {
-    return error(StatusCode::kIncomplete, path, ": its size is changing");
-  }
-  auto owner = std::make_shared<const MappedFile>(std::move(mapped));
-  const std::span<const std::byte> bytes = owner->bytes();
-  return MappedFile(part.name, std::move(owner), bytes);
+// Where a part's bytes are.
+struct PartPlace {
+  std::string path;
+  std::optional<std::uint64_t> label;  // its offset, in a pack; else the file is the part
+
+  [[nodiscard]] std::uint64_t begin() const { return label ? *label + sizeof(PackLabel) : 0; }
+};
+
+PartPlace place_of(const std::string& directory, const PartReceipt& part) {
+  const std::uint64_t pack = part.locator >> kPackOffsetBits;
+  if (pack == 0) return {join_path(directory, part.name), std::nullopt};
+  return {join_path(directory, pack_name(static_cast<unsigned>(pack - 1))),
+          part.locator & ((std::uint64_t{1} << kPackOffsetBits) - 1)};
 }
 
-Result<MappedFile> read_part(FileSystem& fs, const std::string& path, const PartReceipt& part,
-                             const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open_to_read(path));
-  const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[part.size_bytes]);
-  if (memory == nullptr) {
-    return error(StatusCode::kNoSpace, path, ": no memory for ", part.size_bytes, " bytes");
+Status check_part(FileSystem& fs, const PartPlace& place, const PartReceipt& part) {
+  const Result<FileInfo> info = fs.info(place.path);
+  if (!info.ok()) {
+    return info.status().code() == StatusCode::kNotFound
+               ? error(StatusCode::kIncomplete, place.path, ": the part is not there (yet)")
+               : info.status();
   }
-  const std::span<std::byte> bytes(memory.get(), part.size_bytes);
-  for (std::uint64_t done = 0; done < bytes.size(); done += kReadPieceBytes) {
-    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path)));
-    const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, bytes.size() - done);
-    const Status read = file->pread(done, bytes.subspan(done, size));
+  if (info->kind != FileKind::kFile) {
+    return error(StatusCode::kCorrupt, place.path, ": not a regular file");
+  }
+  const std::uint64_t there = info->size_bytes - std::min(place.begin(), info->size_bytes);
+  const bool shorter = there < part.size_bytes;
+  if (!shorter && (place.label || there == part.size_bytes)) return {};
+  return error(shorter ? StatusCode::kIncomplete : StatusCode::kCorrupt, place.path, ": ", there,
+               " bytes", shorter ? " so far, " : ", ", part.size_bytes, " were expected");
+}
+
+// That it is this part which lies there.
+Status check_label(File& file, const PartPlace& place, const PartReceipt& part) {
+  if (!place.label) return {};
+  PackLabel found;
+  const Status read = file.pread(*place.label, std::as_writable_bytes(std::span(&found, 1)));
+  if (read.code() == StatusCode::kCorrupt) return error(StatusCode::kIncomplete, read.message());
+  DRIFTLESS_RETURN_IF_ERROR(read);
+  if (found == pack_label(part.name, part.size_bytes)) return {};
+  return error(StatusCode::kCorrupt, place.path, ": part '", part.name, "' of ", part.size_bytes,
+               " bytes was expected at offset ", *place.label,
+               "; its label is not there, or that of another part");
+}
+
+// Under the part's name, as on every road.
+Result<std::vector<MappedFile>> map_ranges(FileSystem& fs, const PartPlace& place,
+                                           const PartReceipt& part,
+                                           std::span<const ByteRange> ranges) {
+  DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(place.path));
+  const std::uint64_t size = mapped.bytes().size();
+  if (size < place.begin() || size - place.begin() < part.size_bytes) {
+    return error(StatusCode::kIncomplete, place.path, ": its size is changing");
+  }
+  auto owner = std::make_shared<const MappedFile>(std::move(mapped));
+  const std::span<const std::byte> bytes = owner->bytes().subspan(place.begin(), part.size_bytes);
+  return slices(MappedFile(part.name, std::move(owner), bytes), ranges);
+}
+
+Status read_range(File& file, std::uint64_t offset, std::span<std::byte> into,
+                  const Deadline& deadline) {
+  for (std::uint64_t done = 0; done < into.size(); done += kReadPieceBytes) {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", file.path())));
+    const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, into.size() - done);
+    const Status read = file.pread(offset + done, into.subspan(done, size));
     if (read.code() == StatusCode::kCorrupt) {
       return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
     }
     DRIFTLESS_RETURN_IF_ERROR(read);
   }
-  return MappedFile(part.name, memory, bytes);
+  return {};
 }
 
-Result<MappedFile> fetch_file(FileSystem& fs, std::uint64_t map_above_bytes,
-                              const std::string& directory, const PartReceipt& part,
-                              const Deadline& deadline) {
+Result<std::vector<MappedFile>> read_ranges(FileSystem& fs, std::uint64_t map_above_bytes,
+                                            const std::string& directory, const PartReceipt& part,
+                                            std::span<const ByteRange> ranges,
+                                            const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-  const std::string path = join_path(directory, part.name);
-  const Result<FileInfo> info = fs.info(path);
-  if (!info.ok()) {
-    return info.status().code() == StatusCode::kNotFound
-               ? error(StatusCode::kIncomplete, path, ": the part is not there (yet)")
-               : info.status();
+  const PartPlace place = place_of(directory, part);
+  DRIFTLESS_RETURN_IF_ERROR(check_part(fs, place, part));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.open_to_read(place.path));
+  DRIFTLESS_RETURN_IF_ERROR(check_label(*file, place, part));
+  const RangePlaces places(ranges);
+  if (places.total_bytes() > map_above_bytes) return map_ranges(fs, place, part, ranges);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
+                             allocate_ranges(places, place.path));
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        read_range(*file, place.begin() + ranges[i].offset, places.of(i, memory.get()), deadline));
   }
-  if (info->kind != FileKind::kFile) {
-    return error(StatusCode::kCorrupt, path, ": not a regular file");
-  }
-  if (info->size_bytes != part.size_bytes) {
-    const bool shorter = info->size_bytes < part.size_bytes;
-    return error(shorter ? StatusCode::kIncomplete : StatusCode::kCorrupt, path, ": ",
-                 info->size_bytes, " bytes", shorter ? " so far, " : ", ", part.size_bytes,
-                 " were expected");
-  }
-  if (part.size_bytes > map_above_bytes) return map_part(fs, path, part);
-  return read_part(fs, path, part, deadline);
+  return places.files(part.name, memory, memory.get());
 }
 
 }  // namespace
@@ -149,8 +186,8 @@ std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs) {
 
 PartReader make_part_files_reader(FileSystem& fs, std::uint64_t map_above_bytes) {
   return [&fs, map_above_bytes](const std::string& directory, const PartReceipt& part,
-                                const Deadline& deadline) {
-    return fetch_file(fs, map_above_bytes, directory, part, deadline);
+                                std::span<const ByteRange> ranges, const Deadline& deadline) {
+    return read_ranges(fs, map_above_bytes, directory, part, ranges, deadline);
   };
 }
 

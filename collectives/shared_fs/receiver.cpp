@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <set>
 
+#include "collectives/part_ranges.h"
 #include "collectives/shared_fs/medium.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
@@ -73,11 +74,22 @@ class Receiver final : public ReceiveRoad {
 
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override {
+    const ByteRange whole{0, part.size_bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
+                               fetch_ranges(id, part, {&whole, 1}, deadline));
+    return std::move(bytes.front());
+  }
+
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
-    auto bytes = reader_(path(id), part, deadline);
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("shared_fs", id, part, ranges));
+    auto bytes = reader_(path(id), part, ranges, deadline);
     if (!bytes.ok()) return or_gone(id, bytes.status());
     return bytes;
   }
+  [[nodiscard]] bool fetches_at_once() const override { return true; }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));

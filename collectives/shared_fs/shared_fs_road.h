@@ -36,11 +36,18 @@ struct SharedFsOptions {
   std::string after_publish;
   std::string before_read;
   std::chrono::milliseconds hook_timeout{60'000};
+  // Files that hold the parts of a publication at most, if more ranks than that publish and nobody
+  // else reads the files: several ranks then write into one (make_part_packs_sink).
+  unsigned part_files = 64;
   std::chrono::milliseconds poll_first{5};
   std::chrono::milliseconds poll_longest{1'000};
   std::chrono::milliseconds patience{600'000};  // with a receiver whose file does not change
   std::chrono::milliseconds lock_wait{2'000};   // for the directory of another publisher
 };
+
+// The pack of `rank`: neighbours share one. Nothing if every rank may have files of its own.
+[[nodiscard]] std::optional<unsigned> pack_of(const SharedFsOptions& options, unsigned rank,
+                                              unsigned ranks);
 
 // `ranks` publisher ranks share the directory; each makes its own sender. `sink` holds the parts of
 // a publication (null: a file each). kBusy where another publisher holds the directory; the

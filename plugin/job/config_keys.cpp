@@ -172,6 +172,10 @@ constexpr std::array kKeys = {
         "road.before_read", "a shell command", "shared_fs: run by a rollout before it looks"),
     key<Duration, DRIFTLESS_FIELD(shared_fs.hook_timeout)>("road.hook_timeout",
                                                            "shared_fs: for either command"),
+    key<Count<1, kMostPacks>, DRIFTLESS_FIELD(shared_fs.part_files)>(
+        "road.part_files",
+        "shared_fs with road.layout: frames: if more trainers than this publish, several write "
+        "into one file, and a version has at most so many"),
     road_key<Duration, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.poll_first)>,
              OfRoad<kSharedFs, DRIFTLESS_FIELD(shared_fs.poll_first)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.poll_first)>>(

@@ -26,8 +26,13 @@ Result<OpenRoad> open_host_shm_road(const Config& config, const RoadPlace& place
 
 Result<OpenRoad> open_shared_fs_road(const Config& config, const RoadPlace& place) {
   OpenRoad road;
-  road.sender = [options = config.shared_fs, place] {
-    return make_shared_fs_sender(posix_file_system(), options, place.rank, place.trainers);
+  // In other layouts the files' names and number are for the readers of others.
+  const bool frames = config.publisher.layout == DirectoryLayout::kFrames;
+  road.sender = [options = config.shared_fs, place, frames] {
+    FileSystem& fs = posix_file_system();
+    const auto pack = frames ? pack_of(options, place.rank, place.trainers) : std::nullopt;
+    return make_shared_fs_sender(fs, options, place.rank, place.trainers,
+                                 pack ? make_part_packs_sink(fs, *pack) : nullptr);
   };
   road.receiver = [options = config.shared_fs] {
     return make_shared_fs_receiver(posix_file_system(), options);

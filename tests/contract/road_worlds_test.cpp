@@ -32,15 +32,19 @@ class LoopbackWorld : public RoadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
+// `packs`: its ranks write into one file, or two.
 class SharedFsWorld : public RoadWorld {
  public:
-  explicit SharedFsWorld(const WorldOptions& options) : hub_({}, options.ranks) {
+  explicit SharedFsWorld(const WorldOptions& options, bool packs = false)
+      : hub_({}, options.ranks) {
     options_.dir = dir_.file("road");
     options_.patience = options.patience;
     options_.poll_first = std::chrono::milliseconds(1);
     options_.poll_longest = std::chrono::milliseconds(5);
     for (unsigned rank = 0; rank < options.ranks; ++rank) {
-      auto sender = make_shared_fs_sender(posix_file_system(), options_, rank, options.ranks);
+      FileSystem& fs = posix_file_system();
+      auto sender = make_shared_fs_sender(fs, options_, rank, options.ranks,
+                                          packs ? make_part_packs_sink(fs, rank / 2) : nullptr);
       EXPECT_TRUE(is_ok(sender));
       senders_.push_back(std::move(*sender));
       groups_.push_back(hub_.group(rank));
@@ -104,10 +108,14 @@ std::unique_ptr<RoadWorld> make_world(const WorldOptions& options) {
 
 const RoadCase kLoopback{.name = "loopback", .make = make_world<LoopbackWorld>, .ring = true};
 const RoadCase kSharedFs{.name = "shared_fs", .make = make_world<SharedFsWorld>};
+const RoadCase kPacks{.name = "shared_fs_packs",
+                      .make = [](const WorldOptions& options) -> std::unique_ptr<RoadWorld> {
+                        return std::make_unique<SharedFsWorld>(options, true);
+                      }};
 const RoadCase kHostShm{.name = "host_shm", .make = make_host_shm_world, .ring = true};
 
-INSTANTIATE_TEST_SUITE_P(Roads, RoadContractTest, ::testing::Values(kLoopback, kSharedFs, kHostShm),
-                         road_case_name);
+INSTANTIATE_TEST_SUITE_P(Roads, RoadContractTest,
+                         ::testing::Values(kLoopback, kSharedFs, kPacks, kHostShm), road_case_name);
 INSTANTIATE_TEST_SUITE_P(Roads, GroupContractTest, ::testing::Values(kLoopback), road_case_name);
 
 }  // namespace

@@ -46,6 +46,14 @@ class ArrivalRoad final : public SharedReceiveRoad {
                                SharedReceiveRoad::fetch_part(id, part, deadline));
     return land(std::move(fetched), where_);
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> fetched,
+                               SharedReceiveRoad::fetch_ranges(id, part, ranges, deadline));
+    for (MappedFile& range : fetched) range = land(std::move(range), where_);
+    return fetched;
+  }
 
  private:
   Arrival where_;

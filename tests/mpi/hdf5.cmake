@@ -20,3 +20,7 @@ foreach(ranks 2 3 4)
 endforeach()
 driftless_mpi_test(hdf5_contract_3_serialized 1 ${contract}
   : ${MPIEXEC_NUMPROC_FLAG} 3 ${contract} --threads=serialized)
+
+# Run by hand.
+driftless_mpi_program(fan_in_bench SOURCES ../bench/fan_in_bench.cpp scenario.cpp LINKS driftless_hdf5)
+target_compile_options(fan_in_bench PRIVATE $<$<CONFIG:Release>:-O2>)

@@ -14,10 +14,12 @@
 
 #include "collectives/shared_fs/hdf5_container.h"
 #include "support/temp_dir.h"
+#include "support/whole_part.h"
 
 namespace driftless {
 namespace {
 
+using driftless::testing::read_whole_part;
 using driftless::testing::TempDir;
 
 std::vector<unsigned char> some_bytes(std::size_t count) {
@@ -65,7 +67,8 @@ class Hdf5ReaderTest : public ::testing::Test {
     H5Sclose(space);
   }
   [[nodiscard]] Result<MappedFile> fetch(const std::string& name, std::uint64_t size) {
-    return reader_(dir_.path(), receipt_of(name, size), Deadline::after(std::chrono::seconds(10)));
+    return read_whole_part(reader_, dir_.path(), receipt_of(name, size),
+                           Deadline::after(std::chrono::seconds(10)));
   }
   [[nodiscard]] StatusCode code_of(const std::string& name, std::uint64_t size) {
     return fetch(name, size).status().code();
@@ -170,8 +173,8 @@ TEST_F(Hdf5ReaderTest, NoMemoryIsTakenForALengthThatTheFileCannotHold) {
 
 TEST_F(Hdf5ReaderTest, ALateCallIsRefused) {
   close();
-  const Result<MappedFile> part =
-      reader_(dir_.path(), receipt_of("a", 1), Deadline::after(std::chrono::milliseconds(0)));
+  const Result<MappedFile> part = read_whole_part(reader_, dir_.path(), receipt_of("a", 1),
+                                                  Deadline::after(std::chrono::milliseconds(0)));
   EXPECT_EQ(part.status().code(), StatusCode::kDeadlineExceeded);
 }
 

@@ -22,10 +22,12 @@
 
 #include "collectives/shared_fs/hdf5_container.h"
 #include "support/temp_dir.h"
+#include "support/whole_part.h"
 
 namespace driftless {
 namespace {
 
+using driftless::testing::read_whole_part;
 using driftless::testing::TempDir;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -129,7 +131,7 @@ class Hdf5SinkTest : public ::testing::Test {
     receipt.name = name_of(of, number);
     receipt.rank = of;
     receipt.size_bytes = size;
-    const Result<MappedFile> part = make_hdf5_reader()(path_, receipt, soon());
+    const Result<MappedFile> part = read_whole_part(make_hdf5_reader(), path_, receipt, soon());
     ASSERT_TRUE(part.ok()) << part.status().to_string();
     EXPECT_TRUE(std::ranges::equal(part->bytes(), expected)) << receipt.name;
   }
@@ -190,7 +192,8 @@ TEST_F(Hdf5SinkTest, ReceiptsAreInTheOrderOfCreationAndHolesAreZero) {
   ASSERT_EQ(receipts->size(), 2U);
   EXPECT_EQ((*receipts)[0].name, "first");
   EXPECT_EQ((*receipts)[1].size_bytes, 100U);
-  const Result<MappedFile> part = make_hdf5_reader()(path_, (*receipts)[1], soon());
+  const Result<MappedFile> part =
+      read_whole_part(make_hdf5_reader(), path_, (*receipts)[1], soon());
   ASSERT_TRUE(part.ok()) << part.status().to_string();
   Bytes expected(100);
   expected[99] = std::byte{1};
@@ -205,7 +208,8 @@ TEST_F(Hdf5SinkTest, APublicationWithoutPartsIsAValidFile) {
   EXPECT_TRUE(receipts->empty());
   PartReceipt none;
   none.name = "none";
-  EXPECT_EQ(make_hdf5_reader()(path_, none, soon()).status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(read_whole_part(make_hdf5_reader(), path_, none, soon()).status().code(),
+            StatusCode::kCorrupt);
   barrier();
 }
 

@@ -192,6 +192,21 @@ class RemoteReceiver final : public ReceiveRoad {
     const auto bytes = std::make_shared<std::string>(in.text());
     return MappedFile(part.name, bytes, std::as_bytes(std::span(*bytes)));
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    Packer out = packed(Call::kFetchRanges, id);
+    out.receipt(part).number(ranges.size());
+    for (const ByteRange& range : ranges) out.number(range.offset).number(range.size_bytes);
+    Unpacker in = call(out.number(ms(deadline)));
+    DRIFTLESS_RETURN_IF_ERROR(in.status());
+    std::vector<MappedFile> found(in.number());
+    for (MappedFile& file : found) file = carried(in);
+    return found;
+  }
+  [[nodiscard]] bool fetches_at_once() const override {
+    return workers->call(worker_, packed(Call::kFetchesAtOnce)).number() != 0;
+  }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     Packer out = packed(Call::kReport);
     out.text(report.id).number(report.version).text(report.proof).number(ms(deadline));
@@ -202,6 +217,12 @@ class RemoteReceiver final : public ReceiveRoad {
   }
 
  private:
+  // Where it began modulo kRangeAlignment is carried along.
+  static MappedFile carried(Unpacker& in) {
+    const std::uint64_t begin = in.number();
+    const auto bytes = std::make_shared<std::string>(std::string(begin, '\0') + in.text());
+    return MappedFile("range", bytes, std::as_bytes(std::span(*bytes)).subspan(begin));
+  }
   Unpacker call(const Packer& out) { return workers->call(worker_, out); }
   static Result<std::string> text(Unpacker in) {
     DRIFTLESS_RETURN_IF_ERROR(in.status());

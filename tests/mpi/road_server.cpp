@@ -159,6 +159,25 @@ class Server {
     out.status(heard.status()).text(heard.ok() ? *heard : "");
   }
 
+  void fetch_ranges(Unpacker& in, Packer& out) {
+    const PublicationId what = id(in);
+    const PartReceipt part = in.receipt();
+    std::vector<ByteRange> ranges(in.number());
+    for (ByteRange& range : ranges) {
+      range.offset = in.number();
+      range.size_bytes = in.number();
+    }
+    const auto got = receiver_->fetch_ranges(what, part, ranges, deadline(in));
+    out.status(got.status());
+    if (!got.ok()) return;
+    out.number(got->size());
+    for (const MappedFile& file : *got) {
+      const auto bytes = file.bytes();
+      out.number(reinterpret_cast<std::uintptr_t>(bytes.data()) % kRangeAlignment);
+      out.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
+  }
+
   void receive_side(Call call, Unpacker& in, Packer& out) {
     switch (call) {
       case Call::kMakeReceiver: {
@@ -200,6 +219,8 @@ class Server {
         out.text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
         break;
       }
+      case Call::kFetchRanges: fetch_ranges(in, out); break;
+      case Call::kFetchesAtOnce: out.number(receiver_->fetches_at_once() ? 1 : 0); break;
       case Call::kReport: {
         ReceiverReport report;
         report.id = in.text();

@@ -145,6 +145,8 @@ enum class Call : std::uint64_t {
   kWaitBeyond,
   kFetchManifest,
   kFetchPart,
+  kFetchRanges,
+  kFetchesAtOnce,
   kReport,
   kLeave,
 };

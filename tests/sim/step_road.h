@@ -12,6 +12,7 @@
 
 #include "collectives/road.h"
 #include "sim/simulation.h"
+#include "support/damaged_bytes.h"
 
 namespace driftless::testing {
 
@@ -93,11 +94,20 @@ class StepReceiveRoad final : public ReceiveRoad {
     Result<MappedFile> bytes = road_->fetch_part(id, part, deadline);
     Random& random = simulation_->random_source();
     if (!bytes.ok() || bytes->bytes().empty() || !random.chance(rate_)) return bytes;
-    const auto damaged =
-        std::make_shared<std::vector<std::byte>>(bytes->bytes().begin(), bytes->bytes().end());
-    (*damaged)[random.below(damaged->size())] ^= std::byte{16};
-    return MappedFile(part.name, damaged, *damaged);
+    return with_flipped_bit(*bytes, random.below(bytes->bytes().size()));
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(step());
+    Result<std::vector<MappedFile>> bytes = road_->fetch_ranges(id, part, ranges, deadline);
+    Random& random = simulation_->random_source();
+    if (!bytes.ok() || bytes->empty() || !random.chance(rate_)) return bytes;
+    MappedFile& one = (*bytes)[random.below(bytes->size())];
+    if (!one.bytes().empty()) one = with_flipped_bit(one, random.below(one.bytes().size()));
+    return bytes;
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(step());
     if (simulation_->random_source().chance(rate_)) return {};  // lost on the way

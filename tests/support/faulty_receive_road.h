@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/forwarding_receive_road.h"
+#include "support/damaged_bytes.h"
 
 namespace driftless::testing {
 
@@ -40,6 +41,18 @@ class FaultyReceiveRoad final : public ForwardingReceiveRoad {
     ++injected_;
     return MappedFile(part.name, damaged, *damaged);
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    if (fires()) return failure();
+    Result<std::vector<MappedFile>> bytes = road_->fetch_ranges(id, part, ranges, deadline);
+    if (bytes.ok() && !bytes->empty() && fires()) {
+      MappedFile& one = (*bytes)[random_() % bytes->size()];
+      if (!one.bytes().empty()) one = with_flipped_bit(one, random_() % one.bytes().size());
+    }
+    return bytes;
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     if (fires()) return error(StatusCode::kIo, "injected failure of report");
     return road_->report(report, deadline);

@@ -11,6 +11,7 @@
 
 #include "collectives/forwarding_receive_road.h"
 #include "plugin/receive/receiver.h"
+#include "support/damaged_bytes.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {
@@ -39,11 +40,21 @@ class ScriptedRoad final : public ForwardingReceiveRoad {
     auto fetched = road_->fetch_part(id, part, deadline);
     if (!fetched.ok() || damaged_parts == 0) return fetched;
     --damaged_parts;
-    auto copy =
-        std::make_shared<std::vector<std::byte>>(fetched->bytes().begin(), fetched->bytes().end());
-    copy->back() ^= std::byte{1};
-    return MappedFile(part.name, copy, *copy);
+    return with_flipped_bit(*fetched, fetched->bytes().size() - 1);
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    ++parts;
+    if (auto act = std::exchange(once_part, nullptr)) act();
+    if (Status told = next(part_failures); !told.ok()) return told;
+    auto fetched = road_->fetch_ranges(id, part, ranges, deadline);
+    if (!fetched.ok() || fetched->empty() || damaged_parts == 0) return fetched;
+    --damaged_parts;
+    fetched->back() = with_flipped_bit(fetched->back(), fetched->back().bytes().size() - 1);
+    return fetched;
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     if (Status told = next(report_failures); !told.ok()) return told;
     return road_->report(report, deadline);

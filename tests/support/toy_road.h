@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/road.h"
+#include "collectives/part_ranges.h"
 
 namespace driftless::testing {
 
@@ -137,6 +137,14 @@ class ToyReceiver final : public ReceiveRoad {
     const auto& bytes = at->second.parts.at(part.name);
     return MappedFile(part.name, bytes, *bytes);
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("toy", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, fetch_part(id, part, deadline));
+    return slices(whole, ranges);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline&) override {
     id_ = report.id;
     medium_->receivers[id_] = report;

@@ -11,6 +11,7 @@
 #include "collectives/shared_fs/part_container.h"
 #include "support/road_contract.h"
 #include "support/temp_dir.h"
+#include "support/whole_part.h"
 
 namespace driftless::testing {
 namespace {
@@ -385,7 +386,7 @@ TEST_F(SharedFsRoadTest, LargePartsAreMapped) {
   const auto receipts = publish(*sender(), step(1));
   ASSERT_OK(receipts);
   const auto reader = make_part_files_reader(posix_file_system(), 999);
-  const auto part = reader(road("weight_v000001"), receipts->front(), soon());
+  const auto part = read_whole_part(reader, road("weight_v000001"), receipts->front(), soon());
   ASSERT_OK(part);
   EXPECT_EQ(part->path(), "part");
   EXPECT_TRUE(std::ranges::equal(part->bytes(), random_part(1000, 1)));

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "collectives/forwarding_receive_road.h"
+#include "collectives/part_ranges.h"
 #include "plugin/receive/receiver.h"
 #include "support/published_run.h"
 
@@ -39,6 +40,13 @@ class MappingRoad final : public ForwardingReceiveRoad {
                static_cast<std::streamsize>(bytes.bytes().size()));
     return posix_file_system().map(path);
   }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, fetch_part(id, part, deadline));
+    return slices(whole, ranges);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
 
  private:
   std::string dir_;
