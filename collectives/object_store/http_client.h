@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// HTTP for object stores, through libcurl: connections are kept and used again, bodies go from and
+// to the caller's memory, nothing is followed or repeated here. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "collectives/object_store/signature_v4.h"
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace driftless::object_store {
+
+struct HttpRequest {
+  std::string method = "GET";  // GET, HEAD, PUT, POST, DELETE
+  std::string url;             // encoded
+  NameValues headers;
+  std::span<const std::byte> body;  // of PUT and POST
+  // Where a body of status 2xx goes: this memory, which it must not exceed; or, if it is empty,
+  // HttpReply::text, up to max_text bytes. Bodies of other statuses are text.
+  std::span<std::byte> into;
+  std::uint64_t skip = 0;  // bytes of a body of status 200 that come before what is wanted
+  std::size_t max_text = std::size_t{1} << 20;
+};
+
+struct HttpReply {
+  long status = 0;
+  NameValues headers;  // lower-case names
+  std::string text;
+  std::uint64_t received = 0;  // bytes in `into`
+
+  [[nodiscard]] std::optional<std::string_view> header(std::string_view name) const;
+};
+
+class HttpClient {
+ public:
+  HttpClient();
+  ~HttpClient();
+  // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded. Messages name the method
+  // and the URL without its query, which may hold a signature.
+  [[nodiscard]] Result<HttpReply> call(const HttpRequest& request, const Deadline& deadline);
+
+ private:
+  struct Handle;
+  [[nodiscard]] std::unique_ptr<Handle> take();
+  void give_back(std::unique_ptr<Handle> handle);
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Handle>> idle_;
+};
+
+// The URL up to its query.
+[[nodiscard]] std::string_view without_query(std::string_view url);
+
+}  // namespace driftless::object_store
