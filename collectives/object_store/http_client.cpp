@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstring>
 
 namespace driftless::object_store {
@@ -170,6 +171,27 @@ HttpClient::HttpClient() = default;
 HttpClient::~HttpClient() = default;
 
 std::string_view without_query(std::string_view url) { return url.substr(0, url.find('?')); }
+
+std::string range_header(std::uint64_t offset, std::uint64_t size) {
+  return concat("bytes=", offset, "-", offset + size - 1);
+}
+
+Result<std::uint64_t> object_size(const HttpReply& reply, std::uint64_t wanted,
+                                  std::string_view what) {
+  // "bytes 0-99/1234" of a part, or the length of the whole.
+  std::string_view text = reply.header("content-length").value_or("");
+  if (const auto range = reply.header("content-range"); reply.status == 206 && range) {
+    text = range->substr(range->rfind('/') + 1);
+  }
+  std::uint64_t size = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), size);
+  if (code != std::errc() || end != text.data() + text.size()) {
+    return error(StatusCode::kCorrupt, what, ": the answer does not say how long the object is");
+  }
+  if (reply.received == wanted) return size;
+  return error(StatusCode::kCorrupt, what, ": ", reply.received, " bytes came, ", wanted,
+               " were asked for");
+}
 
 std::optional<std::string_view> HttpReply::header(std::string_view name) const {
   for (const auto& [own, value] : headers) {

@@ -57,6 +57,13 @@ class HttpClient {
   std::vector<std::unique_ptr<Handle>> idle_;
 };
 
+// A GET of `size` bytes from `offset` on, or, without any, a HEAD.
+[[nodiscard]] std::string range_header(std::uint64_t offset, std::uint64_t size);
+// The size of the whole object that a reply to such a request is about, once `wanted` bytes of it
+// came. kCorrupt, for `what`, if they did not, or the reply does not say.
+[[nodiscard]] Result<std::uint64_t> object_size(const HttpReply& reply, std::uint64_t wanted,
+                                                std::string_view what);
+
 // The URL up to its query.
 [[nodiscard]] std::string_view without_query(std::string_view url);
 

@@ -61,9 +61,11 @@ class ObjectStore {
   [[nodiscard]] virtual Status drop_uploads(const std::string& prefix,
                                             const Deadline& deadline) = 0;
 
-  // Fills `bytes` from `offset` on. kCorrupt if the object is shorter.
-  [[nodiscard]] virtual Status get(const std::string& key, std::uint64_t offset,
-                                   std::span<std::byte> bytes, const Deadline& deadline) = 0;
+  // Fills `bytes` from `offset` on; returns the object's size. kCorrupt if it is shorter. Without
+  // bytes it only asks for the size.
+  [[nodiscard]] virtual Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                                                  std::span<std::byte> bytes,
+                                                  const Deadline& deadline) = 0;
   // The whole of a small object; kCorrupt if it is longer than `max_bytes`.
   [[nodiscard]] virtual Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
                                                      const Deadline& deadline) = 0;

@@ -17,6 +17,13 @@ namespace {
 // Looks at the next version alone between two looks at all of them.
 constexpr unsigned kLooksPerList = 16;
 
+// One look is whole, however little time is left to wait.
+constexpr std::chrono::milliseconds kLookWait{5000};
+
+Deadline at_least(const Deadline& deadline, std::chrono::milliseconds wait) {
+  return deadline.remaining() < wait ? Deadline::after(wait) : deadline;
+}
+
 class Receiver final : public ReceiveRoad {
  public:
   Receiver(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options)
@@ -38,12 +45,17 @@ class Receiver final : public ReceiveRoad {
   [[nodiscard]] static std::string report_key(std::string_view id) {
     return concat(kReceiversPrefix, id, ".json");
   }
+  [[nodiscard]] Status gone(std::string_view key) const {
+    return error(StatusCode::kNotFound, path(key),
+                 ": it is not there (any more); take the newest anchor");
+  }
   // What is there right now, by its name; remembers a manifest that it found.
   [[nodiscard]] Result<bool> look_for(const PublicationId& id, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
   std::optional<std::pair<PublicationId, std::string>> found_;  // by look_for()
+  std::set<PublicationId> known_;                               // were seen sealed
   std::string id_;                                              // as last reported
   std::uint64_t beat_;
 };
@@ -76,6 +88,7 @@ Result<bool> Receiver::look_for(const PublicationId& id, const Deadline& deadlin
   DRIFTLESS_RETURN_IF_ERROR(text.status());
   if (text->empty()) return false;  // removed
   found_.emplace(id, std::move(*text));
+  known_.insert(id);
   return true;
 }
 
@@ -83,10 +96,11 @@ Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
   const PublicationId next{version + 1, PublicationKind::kStep};
   Backoff backoff(options_.poll_first, options_.poll_longest);
   for (unsigned looks = 0;; ++looks) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool found, look_for(next, deadline));
+    const Deadline look = at_least(deadline, kLookWait);
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool found, look_for(next, look));
     if (found) return {};
     if (looks % kLooksPerList == 0) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(look));
       const bool there = std::ranges::any_of(ids, [&](const PublicationId& id) {
         return id.kind == PublicationKind::kStep && id.version > version;
       });
@@ -104,10 +118,7 @@ Result<std::string> Receiver::fetch_manifest(const PublicationId& id, const Dead
     text = std::exchange(found_, std::nullopt)->second;
   } else {
     Result<std::string> read = store_->get_text(key, kMaxTextBytes, deadline);
-    if (read.status().code() == StatusCode::kNotFound) {
-      return error(StatusCode::kNotFound, path(key),
-                   ": it is not there (any more); take the newest anchor");
-    }
+    if (read.status().code() == StatusCode::kNotFound) return gone(key);
     DRIFTLESS_RETURN_IF_ERROR(read.status());
     text = std::move(*read);
   }
@@ -120,10 +131,18 @@ Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartRecei
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
   const std::string key = concat(parts_prefix(id, part.locator), part.name);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path(key))));
-  // The last byte first: nothing is set aside for a size that is not there.
-  if (part.size_bytes > kPieceBytes) {
-    std::byte last;
-    DRIFTLESS_RETURN_IF_ERROR(store_->get(key, part.size_bytes - 1, std::span(&last, 1), deadline));
+  if (!known_.contains(id)) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool sealed, look_for(id, deadline));
+    found_.reset();  // for wait_beyond() alone
+    if (!sealed) return gone(key);
+  }
+  // Its size first: nothing is set aside for one that is not there.
+  const auto size = store_->get(key, 0, {}, deadline);
+  if (size.status().code() == StatusCode::kNotFound) return gone(key);
+  DRIFTLESS_RETURN_IF_ERROR(size.status());
+  if (*size != part.size_bytes) {
+    return error(StatusCode::kCorrupt, path(key), ": ", *size, " bytes, ", part.size_bytes,
+                 " were expected");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const SpooledMemory memory,
                              make_spooled_memory(options_.spool_dir, part.size_bytes, kPieceBytes));
@@ -131,14 +150,10 @@ Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartRecei
   const Status fetched =
       parallel_for(pieces, std::max(1U, options_.streams), [&](std::size_t i, unsigned) {
         const std::uint64_t at = i * kPieceBytes;
-        return store_->get(key, at,
-                           memory.bytes.subspan(at, std::min(kPieceBytes, part.size_bytes - at)),
-                           deadline);
+        const auto piece = memory.bytes.subspan(at, std::min(kPieceBytes, part.size_bytes - at));
+        return store_->get(key, at, piece, deadline).status();
       });
-  if (fetched.code() == StatusCode::kNotFound) {
-    return error(StatusCode::kNotFound, path(key),
-                 ": it is not there (any more); take the newest anchor");
-  }
+  if (fetched.code() == StatusCode::kNotFound) return gone(key);
   DRIFTLESS_RETURN_IF_ERROR(fetched);
   return MappedFile(part.name, memory.owner, memory.bytes);
 }

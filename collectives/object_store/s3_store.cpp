@@ -74,15 +74,13 @@ class S3Store final : public ObjectStore {
   Result<std::unique_ptr<Upload>> upload(const std::string& key, const Deadline& deadline) override;
   Status drop_uploads(const std::string& prefix, const Deadline& deadline) override;
 
-  Status get(const std::string& key, std::uint64_t offset, std::span<std::byte> bytes,
-             const Deadline& deadline) override {
-    if (bytes.empty()) return {};
-    S3Call call{.method = "GET", .key = key, .into = bytes, .skip = offset};
-    call.headers.emplace_back("range", concat("bytes=", offset, "-", offset + bytes.size() - 1));
+  Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                            std::span<std::byte> bytes, const Deadline& deadline) override {
+    S3Call call{.method = bytes.empty() ? "HEAD" : "GET", .key = key, .into = bytes};
+    call.skip = offset;
+    if (!bytes.empty()) call.headers.emplace_back("range", range_header(offset, bytes.size()));
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
-    if (reply.received == bytes.size()) return {};
-    return error(StatusCode::kCorrupt, path_of(key), ": ", reply.received, " bytes from ", offset,
-                 " on, ", bytes.size(), " were expected");
+    return object_size(reply, bytes.size(), path_of(key));
   }
 
   Result<std::string> get_text(const std::string& key, std::size_t max_bytes,

@@ -252,15 +252,15 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(fenced_);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(store_->name(), ": beginning ", to_string(id))));
   Pending pending{id, 0};
+  const Status taken =
+      error(StatusCode::kAlreadyExists, path(version_key(id)),
+            ": it is there already, and publications are never replaced; choose another number or "
+            "another prefix");
   if (leads()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, there(deadline));
     for (const PublicationId& other : ids) {
       if (other.kind != id.kind || other.version < id.version) continue;
-      if (other == id) {
-        return error(StatusCode::kAlreadyExists, path(version_key(id)),
-                     ": it is there already, and publications are never replaced; choose another "
-                     "number or another prefix");
-      }
+      if (other == id) return taken;
       return error(StatusCode::kInvalidArgument, store_->name(), ": ", to_string(id), " after ",
                    to_string(other), ": versions ascend");
     }
@@ -269,6 +269,8 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(store_->put(concat(kAttemptsPrefix, publication_name(id), ".json"),
                                           bytes_of(json.dump() + "\n"), false, deadline));
   } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto there_now, read_version(id, deadline));
+    if (there_now) return taken;
     DRIFTLESS_ASSIGN_OR_RETURN(pending.attempt, read_attempt(id, deadline));
   }
   pending_ = pending;

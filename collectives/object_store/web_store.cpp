@@ -35,17 +35,15 @@ class WebStore final : public ObjectStore {
   Status drop_uploads(const std::string&, const Deadline&) override { return read_only(); }
   Status remove(const std::string&, const Deadline&) override { return read_only(); }
 
-  Status get(const std::string& key, std::uint64_t offset, std::span<std::byte> bytes,
-             const Deadline& deadline) override {
-    if (bytes.empty()) return {};
+  Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                            std::span<std::byte> bytes, const Deadline& deadline) override {
     HttpRequest request = request_for(key);
-    request.headers.emplace_back("range", concat("bytes=", offset, "-", offset + bytes.size() - 1));
+    if (bytes.empty()) request.method = "HEAD";
+    if (!bytes.empty()) request.headers.emplace_back("range", range_header(offset, bytes.size()));
     request.into = bytes;
     request.skip = offset;
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(request, deadline));
-    if (reply.received == bytes.size()) return {};
-    return error(StatusCode::kCorrupt, name_, "/", key, ": ", reply.received, " bytes from ",
-                 offset, " on, ", bytes.size(), " were expected");
+    return object_size(reply, bytes.size(), concat(name_, "/", key));
   }
 
   Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
