@@ -283,7 +283,7 @@ Result<std::unique_ptr<ObjectStore::Upload>> S3Store::upload(const std::string& 
   DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
   pugi::xml_document document;
   (void)document.load_buffer(reply.text.data(), reply.text.size());
-  std::string id = document.child("InitiateMultipartUploadResult").child_value("UploadId");
+  std::string id = document.document_element().child_value("UploadId");  // names of it differ
   if (id.empty()) {
     return error(StatusCode::kCorrupt, path_of(key), ": the store began an upload without an id");
   }
