@@ -43,6 +43,12 @@ struct Transfer {
   std::uint64_t skipped = 0;
   bool too_long = false;
   bool enough = false;  // the rest of a body that was not asked for
+
+  // Some servers send a range with status 200.
+  [[nodiscard]] bool ranged() const {
+    return reply.header("content-range") ||
+           reply.header("content-length") == std::to_string(request.into.size());
+  }
 };
 
 std::size_t send_body(char* to, std::size_t size, std::size_t count, void* data) {
@@ -79,7 +85,7 @@ std::size_t take_body(char* bytes, std::size_t size, std::size_t count, void* da
     transfer.reply.text.append(rest.data(), rest.size());
     return all;
   }
-  if (status == 200 && transfer.skipped < transfer.request.skip) {
+  if (status == 200 && !transfer.ranged() && transfer.skipped < transfer.request.skip) {
     const auto skip =
         std::min<std::uint64_t>(rest.size(), transfer.request.skip - transfer.skipped);
     transfer.skipped += skip;
@@ -180,7 +186,7 @@ Result<std::uint64_t> object_size(const HttpReply& reply, std::uint64_t wanted,
                                   std::string_view what) {
   // "bytes 0-99/1234" of a part, or the length of the whole.
   std::string_view text = reply.header("content-length").value_or("");
-  if (const auto range = reply.header("content-range"); reply.status == 206 && range) {
+  if (const auto range = reply.header("content-range")) {
     text = range->substr(range->rfind('/') + 1);
   }
   std::uint64_t size = 0;
