@@ -57,6 +57,13 @@ class HttpClient {
   std::vector<std::unique_ptr<Handle>> idle_;
 };
 
+// Requests are sent again after waits of this length, growing; and whether an answer may be another
+// one then.
+inline constexpr std::chrono::milliseconds kFirstRetry{50}, kLongestRetry{5000};
+[[nodiscard]] inline bool may_pass(long status) {
+  return status == 408 || status == 429 || (status >= 500 && status != 501);
+}
+
 // A GET of `size` bytes from `offset` on, or, without any, a HEAD.
 [[nodiscard]] std::string range_header(std::uint64_t offset, std::uint64_t size);
 // The size of the whole object that a reply to such a request is about, once `wanted` bytes of it

@@ -25,7 +25,7 @@ std::string publication_name(const PublicationId& id) {
   char digits[24];
   (void)std::snprintf(digits, sizeof(digits), "%06llu",
                       static_cast<unsigned long long>(id.version));
-  return concat(id.kind == PublicationKind::kStep ? kStepFront : kAnchorFront, digits);
+  return concat(id.kind == PublicationKind::kVersion ? kStepFront : kAnchorFront, digits);
 }
 
 std::optional<PublicationId> parse_publication_name(std::string_view name) {

@@ -49,8 +49,4 @@ struct VersionObject {
 // The publications among objects below kVersionsPrefix, ascending; those that were removed are not.
 [[nodiscard]] std::vector<PublicationId> publications(const std::vector<ObjectInfo>& objects);
 
-[[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
 }  // namespace driftless::object_store

@@ -77,6 +77,10 @@ class ObjectStore {
   [[nodiscard]] virtual Status remove(const std::string& key, const Deadline& deadline) = 0;
 };
 
+[[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
 // What a piece of an upload holds: S3 takes 10,000 of them, of 5 MiB at least.
 inline constexpr std::uint64_t kPieceBytes = std::uint64_t{16} << 20;
 

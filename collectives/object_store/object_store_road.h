@@ -18,29 +18,13 @@
 // Memory: 16 MiB for each stream under way; what is larger is spooled to `spool_dir`.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "collectives/object_store/object_store.h"
+#include "collectives/object_store/object_store_options.h"
 #include "collectives/road.h"
 
 namespace driftless {
-
-struct ObjectStoreOptions {
-  std::string url;       // s3://bucket/prefix; a receiver's may be http(s)://host/path[?query]
-  std::string endpoint;  // of an S3 store that is not AWS's
-  std::string region = "us-east-1";
-  std::string profile;
-  bool single_writer = false;
-  unsigned streams = 8;   // uploads or downloads at a time
-  std::string spool_dir;  // empty: TMPDIR, or /tmp
-  std::chrono::milliseconds request_timeout{300'000};
-  std::chrono::milliseconds poll_first{50};
-  std::chrono::milliseconds poll_longest{2'000};
-  std::chrono::milliseconds patience{600'000};  // with a receiver that says nothing
-};
 
 // The store that `options.url` names.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> open_object_store(

@@ -93,7 +93,7 @@ Result<bool> Receiver::look_for(const PublicationId& id, const Deadline& deadlin
 }
 
 Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
-  const PublicationId next{version + 1, PublicationKind::kStep};
+  const PublicationId next{version + 1, PublicationKind::kVersion};
   Backoff backoff(options_.poll_first, options_.poll_longest);
   for (unsigned looks = 0;; ++looks) {
     const Deadline look = at_least(deadline, kLookWait);
@@ -102,7 +102,7 @@ Status Receiver::wait_beyond(std::uint64_t version, const Deadline& deadline) {
     if (looks % kLooksPerList == 0) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(look));
       const bool there = std::ranges::any_of(ids, [&](const PublicationId& id) {
-        return id.kind == PublicationKind::kStep && id.version > version;
+        return id.kind == PublicationKind::kVersion && id.version > version;
       });
       if (there) return {};
     }

@@ -17,12 +17,7 @@ namespace {
 using namespace object_store;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstWait{50}, kLongestWait{5000};
 constexpr std::size_t kMaxListText = std::size_t{16} << 20;
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 // One request as the store sees it.
 struct S3Call {
@@ -45,7 +40,6 @@ std::string error_code(const std::string& text) {
   return document.child("Error").child_value("Code");
 }
 
-bool may_pass(long status) { return status == 408 || status == 429 || status >= 500; }
 bool expired(long status, const std::string& code) {
   return status / 100 == 4 && (code == "ExpiredToken" || code == "RequestTimeTooSkewed");
 }
@@ -176,7 +170,7 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
 }
 
 Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
-  Backoff backoff(kFirstWait, kLongestWait);
+  Backoff backoff(kFirstRetry, kLongestRetry);
   bool renewed = false;
   for (;;) {
     Result<HttpReply> reply = send_once(call, deadline);

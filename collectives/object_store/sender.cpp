@@ -10,7 +10,6 @@
 
 #include "collectives/object_store/medium.h"
 #include "collectives/object_store/part_upload.h"
-#include "collectives/shared_fs/pruning.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "core/parallel.h"
 

@@ -11,10 +11,6 @@ namespace driftless {
 namespace {
 
 using namespace object_store;
-using std::chrono::milliseconds;
-
-constexpr milliseconds kFirstWait{50}, kLongestWait{5000};
-
 class WebStore final : public ObjectStore {
  public:
   explicit WebStore(std::string_view url) {
@@ -85,7 +81,7 @@ class WebStore final : public ObjectStore {
     return request;
   }
   [[nodiscard]] Result<HttpReply> send(const HttpRequest& request, const Deadline& deadline) {
-    Backoff backoff(kFirstWait, kLongestWait);
+    Backoff backoff(kFirstRetry, kLongestRetry);
     for (;;) {
       Result<HttpReply> reply = http_.call(request, deadline);
       Status status = reply.status();
@@ -99,7 +95,7 @@ class WebStore final : public ObjectStore {
         }
         if (reply->status == 416) return error(StatusCode::kCorrupt, what, ": it is shorter");
         status = error(StatusCode::kIo, what);
-        if (reply->status < 500 && reply->status != 429 && reply->status != 408) return status;
+        if (!may_pass(reply->status)) return status;
       } else if (status.code() != StatusCode::kIo) {
         return status;
       }
