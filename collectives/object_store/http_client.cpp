@@ -182,21 +182,22 @@ std::string range_header(std::uint64_t offset, std::uint64_t size) {
   return concat("bytes=", offset, "-", offset + size - 1);
 }
 
-Result<std::uint64_t> object_size(const HttpReply& reply, std::uint64_t wanted,
-                                  std::string_view what) {
-  // "bytes 0-99/1234" of a part, or the length of the whole.
-  std::string_view text = reply.header("content-length").value_or("");
-  if (const auto range = reply.header("content-range")) {
-    text = range->substr(range->rfind('/') + 1);
-  }
+Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
+                                 std::string_view what) {
+  if (reply.status == 416) return std::uint64_t{0};  // there are none
+  // "bytes 100-199/1234"
+  const auto range = reply.header("content-range");
+  if (!range || range->starts_with(concat("bytes ", offset, "-"))) return reply.received;
+  return error(StatusCode::kCorrupt, what, ": bytes from ", offset, " on were asked for, '", *range,
+               "' came");
+}
+
+Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what) {
+  const std::string_view text = reply.header("content-length").value_or("");
   std::uint64_t size = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), size);
-  if (code != std::errc() || end != text.data() + text.size()) {
-    return error(StatusCode::kCorrupt, what, ": the answer does not say how long the object is");
-  }
-  if (reply.received == wanted) return size;
-  return error(StatusCode::kCorrupt, what, ": ", reply.received, " bytes came, ", wanted,
-               " were asked for");
+  if (code == std::errc() && end == text.data() + text.size()) return size;
+  return error(StatusCode::kCorrupt, what, ": the answer does not say how long the object is");
 }
 
 std::optional<std::string_view> HttpReply::header(std::string_view name) const {

@@ -64,12 +64,13 @@ inline constexpr std::chrono::milliseconds kFirstRetry{50}, kLongestRetry{5000};
   return status == 408 || status == 429 || (status >= 500 && status != 501);
 }
 
-// A GET of `size` bytes from `offset` on, or, without any, a HEAD.
+// The header of a GET of `size` bytes from `offset` on.
 [[nodiscard]] std::string range_header(std::uint64_t offset, std::uint64_t size);
-// The size of the whole object that a reply to such a request is about, once `wanted` bytes of it
-// came. kCorrupt, for `what`, if they did not, or the reply does not say.
-[[nodiscard]] Result<std::uint64_t> object_size(const HttpReply& reply, std::uint64_t wanted,
-                                                std::string_view what);
+// How many bytes came in answer to one. kCorrupt, for `what`, if they are others.
+[[nodiscard]] Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
+                                               std::string_view what);
+// The size that the answer to a HEAD tells. kCorrupt, for `what`, if it does not.
+[[nodiscard]] Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what);
 
 // The URL up to its query.
 [[nodiscard]] std::string_view without_query(std::string_view url);

@@ -61,17 +61,20 @@ class ObjectStore {
   [[nodiscard]] virtual Status drop_uploads(const std::string& prefix,
                                             const Deadline& deadline) = 0;
 
-  // Fills `bytes` from `offset` on; returns the object's size. kCorrupt if it is shorter. Without
-  // bytes it only asks for the size.
+  // The size of an object.
+  [[nodiscard]] virtual Result<std::uint64_t> size(const std::string& key,
+                                                   const Deadline& deadline) = 0;
+  // Fills `bytes` from `offset` on, as far as the object goes; returns how many came.
   [[nodiscard]] virtual Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
                                                   std::span<std::byte> bytes,
                                                   const Deadline& deadline) = 0;
   // The whole of a small object; kCorrupt if it is longer than `max_bytes`.
   [[nodiscard]] virtual Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
                                                      const Deadline& deadline) = 0;
-  // Objects whose keys begin with `prefix`, ascending. What was put or removed a moment ago may be
-  // missing or still there.
+  // Objects whose keys begin with `prefix` and come after `after`, ascending. What was put or
+  // removed a moment ago may be missing or still there.
   [[nodiscard]] virtual Result<std::vector<ObjectInfo>> list(const std::string& prefix,
+                                                             const std::string& after,
                                                              const Deadline& deadline) = 0;
   // Ok if it is not there.
   [[nodiscard]] virtual Status remove(const std::string& key, const Deadline& deadline) = 0;
@@ -82,7 +85,8 @@ class ObjectStore {
 }
 
 // What a piece of an upload holds: S3 takes 10,000 of them, of 5 MiB at least.
-inline constexpr std::uint64_t kPieceBytes = std::uint64_t{16} << 20;
+inline constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;
+inline constexpr std::uint64_t kMaxObjectBytes = 10'000 * kPieceBytes;
 
 struct S3Options {
   std::string bucket;

@@ -2,20 +2,21 @@
 // object_store: a road through a store of objects that both sides reach: S3 and what speaks like
 // it. Below the prefix:
 //
-//   run.json                                the announcement
-//   weight_v000007.json                     a version: its manifest, and that text's hash in a line
-//   anchor_v000007.json                     an anchor, likewise
-//   parts/weight_v000007.<locator>/<name>   parts, under a number that is new for each attempt
-//   receivers/<id>.json                     what a receiver last said
-//   publisher.json                          the session that publishes here
-//   index.json                              what is there, for readers that cannot list
+//   run.json                                        the announcement
+//   versions/0000000000000000007.version.json       a version: its manifest, and a line with that
+//   versions/0000000000000000007.anchor.json        text's hash and the number of its attempt
+//   parts/0000000000000000007.version.<attempt>/<name>   parts, under a number of their own
+//   receivers/<id>.json                             what a receiver last said
+//   publisher.json                                  the session that publishes here
+//   index.json                                      what is there, for readers that cannot list
 //
-// Parts are uploaded while they are written. A version appears by one conditional PUT of its
-// manifest (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). A
-// store that ignores the condition is found out when the road is opened, and refused unless
-// `single_writer` is set; then a second publisher is noticed by publisher.json before a seal.
+// Parts are uploaded while they are written. A version appears by one conditional PUT of its object
+// (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). What was
+// removed leaves an empty object, so that a number which was visible once is never used again. A
+// store that ignores the condition is found out by announce(), and refused unless `single_writer`
+// is set; then a second publisher is noticed by publisher.json before a seal.
 //
-// Memory: 16 MiB for each stream under way; what is larger is spooled to `spool_dir`.
+// Memory: a piece of 8 MiB for each stream under way; larger parts are spooled to `spool_dir`.
 #pragma once
 
 #include <memory>

@@ -17,6 +17,7 @@ namespace {
 using namespace object_store;
 using std::chrono::milliseconds;
 
+constexpr long kPastTheEnd = 416;  // a range behind the object's end
 constexpr std::size_t kMaxListText = std::size_t{16} << 20;
 
 // One request as the store sees it.
@@ -40,6 +41,13 @@ std::string error_code(const std::string& text) {
   return document.child("Error").child_value("Code");
 }
 
+// Answers with a status that says otherwise, after which a request is sent again all the same.
+bool code_may_pass(const std::string& code) {
+  constexpr std::string_view kCodes[] = {
+      "RequestTimeout", "IncompleteBody",   "BadDigest",     "XAmzContentSHA256Mismatch",
+      "SlowDown",       "OperationAborted", "InternalError", "ConditionalRequestConflict"};
+  return std::ranges::find(kCodes, code) != std::end(kCodes);
+}
 bool expired(long status, const std::string& code) {
   return status / 100 == 4 && (code == "ExpiredToken" || code == "RequestTimeTooSkewed");
 }
@@ -70,11 +78,16 @@ class S3Store final : public ObjectStore {
 
   Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
                             std::span<std::byte> bytes, const Deadline& deadline) override {
-    S3Call call{.method = bytes.empty() ? "HEAD" : "GET", .key = key, .into = bytes};
-    call.skip = offset;
-    if (!bytes.empty()) call.headers.emplace_back("range", range_header(offset, bytes.size()));
+    S3Call call{.method = "GET", .key = key, .into = bytes, .skip = offset};
+    call.headers.emplace_back("range", range_header(offset, bytes.size()));
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
-    return object_size(reply, bytes.size(), path_of(key));
+    return range_size(reply, offset, path_of(key));
+  }
+
+  Result<std::uint64_t> size(const std::string& key, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply,
+                               send({.method = "HEAD", .key = key}, deadline));
+    return content_length(reply, path_of(key));
   }
 
   Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
@@ -84,7 +97,7 @@ class S3Store final : public ObjectStore {
     return std::move(reply.text);
   }
 
-  Result<std::vector<ObjectInfo>> list(const std::string& prefix,
+  Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
                                        const Deadline& deadline) override;
 
   Status remove(const std::string& key, const Deadline& deadline) override {
@@ -145,7 +158,7 @@ Result<HttpReply> S3Store::send_once(const S3Call& call, const Deadline& deadlin
 }
 
 Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
-  if (reply.status / 100 == 2) return {};
+  if (reply.status / 100 == 2 || reply.status == kPastTheEnd) return {};
   const std::string code = error_code(reply.text);
   const std::string what = concat(call.method, " ", call.bucket ? name_ : path_of(call.key),
                                   ": status ", reply.status, code.empty() ? "" : ", ", code);
@@ -155,9 +168,8 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
         return error(StatusCode::kInvalidArgument, what, "; make the bucket, or mend road.url");
       }
       return error(StatusCode::kNotFound, what);
-    case 409:
     case 412: return error(StatusCode::kAlreadyExists, what, ": an object of this name is there");
-    case 416: return error(StatusCode::kCorrupt, what, ": the object is shorter than expected");
+    case 501: return error(StatusCode::kUnsupported, what);
     case 301:
     case 307: return error(StatusCode::kInvalidArgument, what, "; is road.region right?");
     case 400:
@@ -178,12 +190,13 @@ Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
     if (reply.ok()) {
       status = judge(call, *reply);
       if (status.ok()) return reply;
-      if (!renewed && expired(reply->status, error_code(reply->text))) {
+      const std::string code = error_code(reply->text);
+      if (!renewed && expired(reply->status, code)) {
         renewed = true;
         credentials_.forget();
         continue;
       }
-      if (!may_pass(reply->status)) return status;
+      if (!may_pass(reply->status) && !code_may_pass(code)) return status;
     } else if (status.code() != StatusCode::kIo) {
       return status;
     }
@@ -245,10 +258,15 @@ class S3Store::S3Upload final : public ObjectStore::Upload {
                       .query = {{"uploadId", id_}},
                       .body = bytes_of(writer.text),
                       .hash_body = true};
-    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
-    // A failure may come with status 200, after the headers were sent.
-    if (const std::string code = error_code(reply.text); !code.empty()) {
-      return error(StatusCode::kIo, store_.path_of(key_), ": finishing the upload: ", code);
+    Backoff backoff(kFirstRetry, kLongestRetry);
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
+      // A failure may come with status 200, after the headers were sent.
+      const std::string code = error_code(reply.text);
+      if (code.empty()) break;
+      const Status failed =
+          error(StatusCode::kIo, store_.path_of(key_), ": finishing the upload: ", code);
+      if (!code_may_pass(code) || !backoff.sleep(deadline)) return failed;
     }
     done_ = true;
     return {};
@@ -293,11 +311,15 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
       call.query.emplace_back("key-marker", key_marker);
       call.query.emplace_back("upload-id-marker", id_marker);
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
+    const Result<HttpReply> reply = send(call, deadline);
+    // So say stores that have none, and stores that do not tell.
+    const StatusCode code = reply.status().code();
+    if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
+    DRIFTLESS_RETURN_IF_ERROR(reply.status());
     pugi::xml_document document;
-    (void)document.load_buffer(reply.text.data(), reply.text.size());
+    (void)document.load_buffer(reply->text.data(), reply->text.size());
     const pugi::xml_node root = document.child("ListMultipartUploadsResult");
-    const std::size_t front = options_.prefix.empty() ? 0 : options_.prefix.size() + 1;
+    const std::size_t front = full_key("").size();
     for (const pugi::xml_node each : root.children("Upload")) {
       const std::string key = each.child_value("Key");
       if (key.size() <= front) continue;
@@ -315,13 +337,15 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
   }
 }
 
-Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const Deadline& deadline) {
-  std::vector<ObjectInfo> keys;
+Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const std::string& after,
+                                              const Deadline& deadline) {
+  std::vector<ObjectInfo> found;
   std::string token;
-  const std::size_t front = options_.prefix.empty() ? 0 : options_.prefix.size() + 1;
-  for (;;) {
+  const std::size_t front = full_key("").size();
+  do {
     S3Call call{.method = "GET", .bucket = true, .max_text = kMaxListText};
     call.query = {{"list-type", "2"}, {"prefix", full_key(prefix)}};
+    if (!after.empty()) call.query.emplace_back("start-after", full_key(after));
     if (!token.empty()) call.query.emplace_back("continuation-token", token);
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
     pugi::xml_document document;
@@ -332,15 +356,19 @@ Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const D
       return error(StatusCode::kCorrupt, name_, ": a list that is not one: ", parsed.description());
     }
     for (const pugi::xml_node each : root.children("Contents")) {
-      const std::string_view key = each.child_value("Key");
-      if (key.size() <= front) continue;
-      keys.push_back({std::string(key.substr(front)), each.child("Size").text().as_ullong()});
+      const std::string_view full = each.child_value("Key");
+      if (!full.starts_with(full_key(prefix))) continue;
+      std::string key(full.substr(front));
+      if (key > after) found.push_back({std::move(key), each.child("Size").text().as_ullong()});
     }
-    token = root.child_value("NextContinuationToken");
-    if (std::string_view(root.child_value("IsTruncated")) != "true" || token.empty()) break;
-  }
-  std::ranges::sort(keys);
-  return keys;
+    const bool more = std::string_view(root.child_value("IsTruncated")) == "true";
+    token = more ? root.child_value("NextContinuationToken") : "";
+    if (more && token.empty()) {
+      return error(StatusCode::kCorrupt, name_, ": a list that goes on, and does not say where");
+    }
+  } while (!token.empty());
+  std::ranges::sort(found);
+  return found;
 }
 
 }  // namespace

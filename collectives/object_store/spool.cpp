@@ -44,6 +44,17 @@ Spool::~Spool() {
   if (file_ >= 0) (void)close(file_);
 }
 
+std::span<const std::byte> Spool::memory() const {
+  const std::scoped_lock lock(mutex_);
+  return memory_;
+}
+
+void Spool::release() {
+  const std::scoped_lock lock(mutex_);
+  memory_ = {};
+  if (file_ >= 0) (void)close(std::exchange(file_, -1));
+}
+
 Status Spool::open_file() {
   DRIFTLESS_ASSIGN_OR_RETURN(file_, unnamed_file(directory_));
   const std::vector<std::byte> held = std::exchange(memory_, {});

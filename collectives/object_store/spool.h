@@ -27,6 +27,10 @@ class Spool {
   // kNoSpace, naming the directory.
   [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes);
   [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> bytes) const;
+  // All of it, if it is in memory; valid until something is written.
+  [[nodiscard]] std::span<const std::byte> memory() const;
+  // Nothing of it is needed any more.
+  void release();
 
  private:
   [[nodiscard]] Status open_file();

@@ -34,12 +34,18 @@ class WebStore final : public ObjectStore {
   Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
                             std::span<std::byte> bytes, const Deadline& deadline) override {
     HttpRequest request = request_for(key);
-    if (bytes.empty()) request.method = "HEAD";
-    if (!bytes.empty()) request.headers.emplace_back("range", range_header(offset, bytes.size()));
+    request.headers.emplace_back("range", range_header(offset, bytes.size()));
     request.into = bytes;
     request.skip = offset;
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(request, deadline));
-    return object_size(reply, bytes.size(), concat(name_, "/", key));
+    return range_size(reply, offset, concat(name_, "/", key));
+  }
+
+  Result<std::uint64_t> size(const std::string& key, const Deadline& deadline) override {
+    HttpRequest request = request_for(key);
+    request.method = "HEAD";
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(request, deadline));
+    return content_length(reply, concat(name_, "/", key));
   }
 
   Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
@@ -51,7 +57,7 @@ class WebStore final : public ObjectStore {
   }
 
   // From the publisher's index; it knows versions alone.
-  Result<std::vector<ObjectInfo>> list(const std::string& prefix,
+  Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
                                        const Deadline& deadline) override {
     if (prefix != kVersionsPrefix) return read_only();
     Result<std::string> text = get_text(std::string(kIndexKey), kMaxTextBytes, deadline);
@@ -65,7 +71,7 @@ class WebStore final : public ObjectStore {
     for (const auto& each : json["versions"]) {
       if (!each.is_string()) continue;
       const auto id = parse_publication_name(each.get_ref<const std::string&>());
-      if (id) found.push_back({version_key(*id), 1});
+      if (id && version_key(*id) > after) found.push_back({version_key(*id), 1});
     }
     std::ranges::sort(found);
     return found;
@@ -86,14 +92,16 @@ class WebStore final : public ObjectStore {
       Result<HttpReply> reply = http_.call(request, deadline);
       Status status = reply.status();
       if (reply.ok()) {
-        if (reply->status / 100 == 2) return reply;
+        if (reply->status / 100 == 2 || reply->status == 416) return reply;
         const std::string what =
-            concat("GET ", without_query(request.url), ": status ", reply->status);
-        // Public buckets that may not be listed answer 403 for what is not there.
-        if (reply->status == 404 || reply->status == 403) {
-          return error(StatusCode::kNotFound, what);
+            concat(request.method, " ", without_query(request.url), ": status ", reply->status);
+        if (reply->status == 404) return error(StatusCode::kNotFound, what);
+        if (reply->status == 403 && !query_.empty()) {
+          return error(StatusCode::kInvalidArgument, what,
+                       ": refused; has the signature in road.url expired?");
         }
-        if (reply->status == 416) return error(StatusCode::kCorrupt, what, ": it is shorter");
+        // Public buckets that may not be listed say so of what is not there.
+        if (reply->status == 403) return error(StatusCode::kNotFound, what);
         status = error(StatusCode::kIo, what);
         if (!may_pass(reply->status)) return status;
       } else if (status.code() != StatusCode::kIo) {
@@ -110,6 +118,9 @@ class WebStore final : public ObjectStore {
 }  // namespace
 
 Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url) {
+  if (without_query(url).find('@') != std::string_view::npos) {
+    return error(StatusCode::kInvalidArgument, "road.url: http(s)://host/path without a user");
+  }
   return std::shared_ptr<ObjectStore>(std::make_shared<WebStore>(url));
 }
 
