@@ -97,6 +97,9 @@ Result<std::vector<PublicationId>> Receiver::list(const Deadline& deadline) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids, read_list(deadline));
   // A list may be behind what a name tells.
+  if (found_ && !std::ranges::binary_search(ids, found_->first)) {
+    ids.insert(std::ranges::upper_bound(ids, found_->first), found_->first);
+  }
   std::uint64_t newest = 0;
   for (const PublicationId& id : ids) {
     if (is_version(id)) newest = id.version;

@@ -26,6 +26,10 @@ BUCKET = "road"
 ACCESS_KEY, SECRET_KEY = "AKIATESTONLYKEY00001", "sEcReTtEsToNlY/key+0123456789abcdefghij"
 
 
+class Endpoint(str):
+    """A server's address; `directory` holds the buckets of rclone as directories."""
+
+
 class Unavailable(Exception):
     """The servers cannot be had here; the reason is the text."""
 
@@ -99,7 +103,8 @@ def serve(name, directory=None):
             )
         try:
             _wait(process, port, log)
-            endpoint = f"http://127.0.0.1:{port}"
+            endpoint = Endpoint(f"http://127.0.0.1:{port}")
+            endpoint.directory = data
             if name == "moto":
                 make_bucket(endpoint)
             yield endpoint

@@ -3,9 +3,14 @@
 those of tests/object_store/servers.py, each a process."""
 
 import contextlib
+import functools
+import http.server
 import json
+import shutil
 import sys
+import threading
 
+import numpy as np
 import pytest
 
 import jobs
@@ -108,6 +113,57 @@ def test_a_restarted_trainer_goes_on(job, rng):
     base = ["--base", work / "run/step_000000"]
     job.ok(*job.line("rollout", "--save", work / "a", *base, "--timeout", "60s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
+
+
+@contextlib.contextmanager
+def web_server(directory):
+    """Files over HTTP, for anybody. It answers a range with all of the file."""
+    handler = functools.partial(QuietHandler, directory=directory)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *ignored):
+        pass
+
+
+def test_readers_without_credentials_follow_over_http(job, rng):
+    if job.name != "rclone":
+        pytest.skip(f"{job.name} keeps no files that a web server could offer")
+    work = job.work
+    history = make_run(work / "run", rng, 3)
+    job.ok(*job.line("trainer", "--replay", work / "run", "--json"))
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    environment = servers.client_environment(**nothing)
+    with web_server(job.endpoint.directory) as web:
+        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
+        line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
+        result = run(*line, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert "s3cr3t" not in result.stdout + result.stderr
+        refused = run(*job.line("trainer", "--replay", work / "run", **url), env=environment)
+    assert read_checkpoint(work / "a/rollout_00") == history[3]
+    assert_refusal(refused, 8, "can only be read")
+
+
+def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
+    work = job.work
+    history = make_run(work / "run", rng, 8)
+    keep = {"keep_versions": 1, "anchors.every": 3, "road.patience": "1ms"}
+    job.ok(*job.line("trainer", "--replay", work / "run", **keep))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[8]
+    # Numbers that were used stay used: the run goes on behind them.
+    shutil.rmtree(work / "run")
+    longer = make_run(work / "run", np.random.default_rng(20240607), 10)
+    assert longer[8] == history[8]
+    assert versions_of(job.ok(*job.line("trainer", "--replay", work / "run", "--json"))) == [9, 10]
 
 
 def test_a_store_without_conditions_is_refused(job, rng):
