@@ -12,7 +12,6 @@ import http.client
 import http.server
 import re
 import threading
-import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -142,10 +141,3 @@ class FaultyProxy:
             cut = True
         if cut:
             handler.close_connection = True
-
-
-def wait_for(condition, seconds=30):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)

@@ -19,6 +19,9 @@ sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import servers  # noqa: E402
 from faulty_proxy import FaultyProxy  # noqa: E402
 
+sys.path.insert(0, str(REPOSITORY / "tests/bench"))
+import object_store  # noqa: E402
+
 
 @pytest.fixture
 def job(work, server):  # noqa: F811
@@ -162,6 +165,24 @@ def killed_at(job, number, line, armed):
     process.communicate()
     job.proxy.fault = lambda request: None
     return bool(killed)
+
+
+def test_a_delta_is_known_after_two_requests_and_one(server):  # noqa: F811
+    """One after the other, from its last byte on; the receiver's brings the manifest."""
+    name, endpoint = server
+    if servers.needs_single_writer(name):
+        pytest.skip(f"{name} has no conditions: the publisher looks before it publishes")
+    publisher, receiver = object_store.requests_of_a_delta(endpoint)
+    assert [line.split()[0] for line in publisher] == ["PUT", "PUT"]
+    assert receiver == ["GET 0000000000000000002.version.json"]
+
+
+def test_memory_does_not_grow_with_a_version(server):  # noqa: F811
+    name, endpoint = server
+    if name != "rclone":
+        pytest.skip(f"{name} keeps all of it in memory")
+    for what in ("publish", "fetch"):
+        assert object_store.bench(what, endpoint, "memory", 512)["peak_mib"] < 192
 
 
 KILLS = [16, pytest.param(200, marks=pytest.mark.long)]
