@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import shutil
+import subprocess
 import sys
 import threading
 
@@ -113,6 +114,32 @@ def test_a_restarted_trainer_goes_on(job, rng):
     base = ["--base", work / "run/step_000000"]
     job.ok(*job.line("rollout", "--save", work / "a", *base, "--timeout", "60s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
+
+
+def test_trainer_ranks_of_an_mpirun_job_share_a_prefix(job, rng):
+    jobs.need_mpirun()
+    work = job.work
+    history = make_run(work / "run", rng, 3)
+    line = jobs.mpirun_line((2, job.line("trainer", "--replay", work / "run", "--json")))
+    job.finish(start(line, env=jobs.environment() | job.environment))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[3]
+
+
+def test_the_python_module_loads_the_road_when_it_is_asked_for(job):
+    code = f"""
+import driftless
+from driftless import Config, Job
+print({{b.name: b.built or b.why_not for b in driftless.backends()}}["object_store"])
+text = "road: {{kind: object_store, url: '{job.url}', endpoint: '{job.endpoint}'}}"
+Job(Config.parse(text), "rollout", launched=False).close()
+"""
+    environment = job.environment | {"PYTHONPATH": str(REPOSITORY / "build/python")}
+    line = [sys.executable, "-c", code]
+    result = subprocess.run(line, env=environment, capture_output=True, text=True)
+    if "No module named" in result.stderr:
+        pytest.skip("the module is not built")
+    assert result.returncode == 0 and result.stdout == "True\n", result.stderr + result.stdout
 
 
 @contextlib.contextmanager
