@@ -75,7 +75,7 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL CUDA NCCL PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL OBJECT_STORE CUDA NCCL PYTHON)
 foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -131,6 +131,20 @@ if(NOT DRIFTLESS_WITH_OPENSSL STREQUAL "OFF")
   pkg_check_modules(DRIFTLESS_OPENSSL QUIET IMPORTED_TARGET GLOBAL libcrypto)
 endif()
 driftless_backend(OPENSSL "${DRIFTLESS_OPENSSL_FOUND}" "no libcrypto was found (Debian: libssl-dev)")
+
+# Object stores: HTTP, signatures and XML.
+set(object_store_missing "no pugixml was found (Debian: libpugixml-dev)")
+set(object_store_usable FALSE)
+foreach(needed CURL OPENSSL)
+  if(NOT DRIFTLESS_HAS_${needed})
+    set(object_store_missing "object stores need ${needed}: ${DRIFTLESS_WHY_NOT_${needed}}")
+  endif()
+endforeach()
+if(DRIFTLESS_HAS_CURL AND DRIFTLESS_HAS_OPENSSL AND NOT DRIFTLESS_WITH_OBJECT_STORE STREQUAL "OFF")
+  pkg_check_modules(DRIFTLESS_PUGIXML QUIET IMPORTED_TARGET GLOBAL pugixml)
+  set(object_store_usable ${DRIFTLESS_PUGIXML_FOUND})
+endif()
+driftless_backend(OBJECT_STORE "${object_store_usable}" "${object_store_missing}")
 
 # CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
 set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING

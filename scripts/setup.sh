@@ -11,8 +11,8 @@ packages_of() {
   case "$1" in
     build) echo g++ cmake ninja-build pkg-config libzstd-dev libxxhash-dev nlohmann-json3-dev \
                 libcli11-dev zlib1g-dev libyaml-cpp-dev libopenmpi-dev openmpi-bin \
-                libhdf5-openmpi-dev libcurl4-openssl-dev libssl-dev python3-dev python3-venv \
-                pybind11-dev ccache ;;
+                libhdf5-openmpi-dev libcurl4-openssl-dev libssl-dev libpugixml-dev python3-dev \
+                python3-venv pybind11-dev ccache ;;
     test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
                python3-h5py hdf5-tools iproute2 faketime ;;
     lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;

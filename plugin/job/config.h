@@ -10,6 +10,7 @@
 #include "collectives/host_shm/host_shm_road.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
+#include "collectives/object_store/object_store_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
@@ -50,7 +51,7 @@ struct AgentOptions {
 
 // Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
 inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs", kNccl = "nccl",
-                                  kHostShm = "host_shm";
+                                  kHostShm = "host_shm", kObjectStore = "object_store";
 
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token
@@ -67,6 +68,7 @@ struct Config {
   SharedFsOptions shared_fs;
   MpiRmaOptions mpi_rma;
   HostShmOptions host_shm;
+  ObjectStoreOptions object_store;
   NcclOptions nccl;              // without its hash
   RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;

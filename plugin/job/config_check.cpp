@@ -26,14 +26,14 @@ void complete_layout(Config& config) {
   }
 }
 
-// Files pile up on a disk; other roads hold a bounded number of versions anyway. Old steps can be
+// Files and objects pile up; other roads hold a bounded number of versions anyway. Old steps can be
 // removed only behind an anchor, so one is taken whenever the steps since the last have outgrown
 // it; a version that is whole outgrows it at once, so there anchors go by number.
 void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptSteps = 16;
   constexpr std::uint64_t kKeptWhole = 2;
   PublisherOptions& publisher = config.publisher;
-  const bool files = config.road == kSharedFs;
+  const bool files = config.road == kSharedFs || config.road == kObjectStore;
   const bool whole = publisher.mode == UpdateMode::kFull;
   if (config.keep_auto) publisher.keep_versions = !files ? 0 : whole ? kKeptWhole : kKeptSteps;
   const bool prunes = files && publisher.keep_versions > 0 && publisher.anchor_every == 0;
@@ -94,6 +94,11 @@ Status check_road(const Config& config) {
     return refuse(
         "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
         "(or --set road.dir=DIR)");
+  }
+  if (config.road == kObjectStore && config.object_store.url.empty()) {
+    return refuse(
+        "road.url is missing: road.kind: object_store needs s3://bucket/prefix (or --set "
+        "road.url=URL)");
   }
   DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
   if (config.road == kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));

@@ -70,6 +70,24 @@ struct HostShmName : Text {
   }
 };
 
+struct StoreUrl : Text {
+  // A signed URL's query is a secret.
+  static std::string text(const std::string& value) {
+    const auto question = value.find('?');
+    return question == std::string::npos ? value : value.substr(0, question) + "?(not shown)";
+  }
+};
+
+struct StoreEndpoint : Text {
+  static Result<std::string> parse(std::string_view value) {
+    const bool known =
+        value.empty() || value.starts_with("http://") || value.starts_with("https://");
+    if (known && value.find_first_of("@?") == std::string_view::npos) return Text::parse(value);
+    return error(StatusCode::kInvalidArgument,
+                 "expected http://host:port or https://host:port, without a user or a query");
+  }
+};
+
 struct ReceiverId {
   static Result<std::string> parse(std::string_view value) {
     if (value == kAuto) return std::string();
@@ -111,10 +129,29 @@ constexpr std::array kKeys = {
         "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
     key<Count<0, 1024>, DRIFTLESS_FIELD(publisher.threads), DRIFTLESS_FIELD(receiver.threads)>(
         "threads", "Threads of one process; 0: all cores"),
-    key<Text, DRIFTLESS_FIELD(road)>("road.kind", "mpi_rma, nccl, shared_fs, host_shm or loopback",
+    key<Text, DRIFTLESS_FIELD(road)>("road.kind",
+                                     "mpi_rma, nccl, shared_fs, object_store, host_shm or loopback",
                                      "What carries versions"),
     key<Text, DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                               "shared_fs: the directory that both sides see"),
+    key<StoreUrl, DRIFTLESS_FIELD(object_store.url)>(
+        "road.url", "s3://bucket/prefix, or for rollouts http(s)://host/path",
+        "object_store: where versions are. What follows a '?' is sent with every request, and not "
+        "shown"),
+    key<StoreEndpoint, DRIFTLESS_FIELD(object_store.endpoint)>(
+        "road.endpoint", "http(s)://host:port",
+        "object_store: the server of an S3 store that is not AWS's; empty: AWS's of the region"),
+    key<Text, DRIFTLESS_FIELD(object_store.region)>("road.region", "a name",
+                                                    "object_store: the region to sign for"),
+    key<Switch, DRIFTLESS_FIELD(object_store.single_writer)>(
+        "road.single_writer",
+        "object_store: take a store that ignores If-None-Match. One publisher at a time is then "
+        "yours to see to"),
+    key<Count<1, 256>, DRIFTLESS_FIELD(object_store.streams)>(
+        "road.streams", "object_store: uploads or downloads at a time, of 8 MiB each"),
+    key<Text, DRIFTLESS_FIELD(object_store.spool_dir)>(
+        "road.spool_dir", kPath,
+        "object_store: where parts of more than 8 MiB lie meanwhile; empty: TMPDIR, or /tmp"),
     auto_key<Named<parse_directory_layout, kLayouts>, DRIFTLESS_FIELD(layout_auto),
              DRIFTLESS_FIELD(publisher.layout)>(
         "road.layout", kLayouts,
@@ -178,18 +215,21 @@ constexpr std::array kKeys = {
         "into one file, and a version has at most so many"),
     road_key<Duration, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.poll_first)>,
              OfRoad<kSharedFs, DRIFTLESS_FIELD(shared_fs.poll_first)>,
+             OfRoad<kObjectStore, DRIFTLESS_FIELD(object_store.poll_first)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.poll_first)>>(
         "road.poll_first", kDurationOrAuto,
         "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma and host_shm "
-        "1ms"),
+        "1ms, on object_store 50ms"),
     road_key<Duration, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.poll_longest)>,
              OfRoad<kSharedFs, DRIFTLESS_FIELD(shared_fs.poll_longest)>,
+             OfRoad<kObjectStore, DRIFTLESS_FIELD(object_store.poll_longest)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.poll_longest)>>(
         "road.poll_longest", kDurationOrAuto,
-        "Its longest. auto: 1s, on mpi_rma and host_shm 50ms"),
+        "Its longest. auto: 1s, on mpi_rma and host_shm 50ms, on object_store 2s"),
     road_key<Duration, OfRoad<kMpiRma, DRIFTLESS_FIELD(mpi_rma.patience)>,
              OfRoad<kSharedFs, DRIFTLESS_FIELD(shared_fs.patience)>,
              OfRoad<kNccl, DRIFTLESS_FIELD(nccl.patience)>,
+             OfRoad<kObjectStore, DRIFTLESS_FIELD(object_store.patience)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.patience)>>(
         "road.patience", kDurationOrAuto, "How long a silent rollout counts as there. auto: 10min"),
     key<Switch, DRIFTLESS_FIELD(publisher.first_anchor)>(
@@ -200,13 +240,14 @@ constexpr std::array kKeys = {
              DRIFTLESS_FIELD(publisher.anchor_by_size)>(
         "anchors.by_size", "true, false or auto",
         "Another anchor once the versions since the last outgrow it. auto: true on "
-        "shared_fs, unless keep_versions is 0 or anchors.every is set"),
+        "shared_fs and object_store, unless keep_versions is 0 or anchors.every is set"),
     key<Share, DRIFTLESS_FIELD(publisher.full_above_density)>(
         "full_above_density", "A version of which a larger share changed is sent whole"),
     auto_key<Count<>, DRIFTLESS_FIELD(keep_auto), DRIFTLESS_FIELD(publisher.keep_versions)>(
         "keep_versions", kNumberOrAuto,
         "Versions to keep beside those that a rollout needs, and behind an anchor; 0: all. "
-        "auto: 16 on shared_fs (2 with mode: full), 0 on other roads, which are bounded"),
+        "auto: 16 on shared_fs and object_store (2 with mode: full), 0 on other roads, which are "
+        "bounded"),
     key<OneOf<kResumes>, DRIFTLESS_FIELD(publisher.resume)>(
         "resume", "auto, never or require",
         "A road that holds versions: go on, refuse it, or refuse an empty one"),

@@ -65,10 +65,21 @@ Result<const RoadTable*> load_roads(const Availability& at) {
   return static_cast<const RoadTable*>(table);
 }
 
+// A process that an MPI launcher started joins by MPI, whatever its road: the library of MPI will
+// do if the road is in it.
+bool library_of_mpi_has(const RoadTable& linked, const Config& config) {
+  if (linked.mpi.library.empty()) return false;
+  const Result<const RoadTable*> loaded = load_roads(linked.mpi);
+  if (!loaded.ok()) return false;
+  const Result<const Road*> road = road_of(**loaded, config);
+  return road.ok() && (*road)->at.library.empty();
+}
+
 // The table that can open the configuration's road: the one that is linked, or a library's.
 Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config, bool launched) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(linked, config));
-  const bool by_road = !road->at.library.empty() || !launched;
+  const bool by_road =
+      !launched || (!road->at.library.empty() && !library_of_mpi_has(linked, config));
   const Availability& at = by_road ? road->at : linked.mpi;
   if (launched && !linked.mpi.why_not.empty()) {
     return error(StatusCode::kUnsupported,
@@ -128,6 +139,7 @@ Status JobProcess::tell_end(std::string_view text, const Deadline&) {
 }
 
 Result<std::optional<std::string>> JobProcess::hear_end() {
+  if (open_.hear_end) return open_.hear_end();
   if (road_.hear_end == nullptr) return std::optional<std::string>();
   return road_.hear_end(config_);
 }
@@ -159,8 +171,8 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
   if (road->open == nullptr) {
     return error(StatusCode::kInvalidArgument, "road.kind: ", road->name,
-                 " joins threads of one process; between processes use mpi_rma, nccl, shared_fs or "
-                 "host_shm");
+                 " joins threads of one process; between processes use mpi_rma, nccl, shared_fs, "
+                 "object_store or host_shm");
   }
   const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
   if (mpi) return table->join_mpi(config, *road, role, late);

@@ -25,6 +25,12 @@ namespace driftless {
 [[nodiscard]] Result<OpenRoad> open_hdf5_road(const Config& config, const RoadPlace& place);
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> hdf5_history(const Config& config);
 
+// object_store_roads.cpp
+[[nodiscard]] Result<OpenRoad> open_object_store_road(const Config& config, const RoadPlace& place);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> object_store_history(const Config& config);
+[[nodiscard]] Status withdraw_object_store_end(const Config& config);
+[[nodiscard]] Status tell_object_store_end(const Config& config, std::string_view text);
+
 // nccl_roads.cpp, nccl_tcp_roads.cpp, nccl_mpi_roads.cpp: by the way that processes meet.
 [[nodiscard]] Result<OpenRoad> open_nccl_road(const Config& config, const RoadPlace& place);
 [[nodiscard]] Result<OpenRoad> open_nccl_tcp_road(const Config& config, const RoadPlace& place);

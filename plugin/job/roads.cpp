@@ -15,6 +15,8 @@ constexpr Availability kHere;
 constexpr Availability kNeedsMpi{"MPI", DRIFTLESS_LIBRARY_MPI, DRIFTLESS_WHY_NOT_MPI};
 constexpr Availability kNeedsHdf5{"MPI", DRIFTLESS_LIBRARY_HDF5, DRIFTLESS_WHY_NOT_HDF5};
 constexpr Availability kNeedsNccl{"NCCL", DRIFTLESS_LIBRARY_NCCL, DRIFTLESS_WHY_NOT_NCCL};
+constexpr Availability kNeedsStore{"libcurl, libcrypto and pugixml", DRIFTLESS_LIBRARY_OBJECT_STORE,
+                                   DRIFTLESS_WHY_NOT_OBJECT_STORE};
 // NCCL and something else.
 constexpr Availability nccl_with(std::string_view why_not_other) {
   return kNeedsNccl.why_not.empty()
@@ -26,7 +28,7 @@ constexpr Availability nccl_with(std::string_view why_not_other) {
 template <bool kLinked, auto kFunction>
 constexpr decltype(kFunction) kIfLinked = kLinked ? kFunction : nullptr;
 constexpr bool kMpi = DRIFTLESS_HAS_MPI, kHdf5 = DRIFTLESS_HAS_HDF5, kHasNccl = DRIFTLESS_HAS_NCCL,
-               kTcp = DRIFTLESS_HAS_OPENSSL;
+               kTcp = DRIFTLESS_HAS_OPENSSL, kStore = DRIFTLESS_HAS_OBJECT_STORE;
 
 bool always(const Config&, JobRole) { return true; }
 bool if_trainer(const Config&, JobRole role) { return role == JobRole::kTrainer; }
@@ -48,6 +50,13 @@ constexpr std::array kRoads = {
     Road{"shared_fs/hdf5", "one file per version through parallel HDF5", kNeedsHdf5,
          kIfLinked<kHdf5, open_hdf5_road>, kIfLinked<kHdf5, hdf5_history>, if_trainer,
          withdraw_shared_fs_end, tell_shared_fs_end, hear_shared_fs_end, "road.layout"},
+    Road{.name = "object_store",
+         .help = "road of objects: S3 and what speaks like it, HTTP for readers",
+         .at = kNeedsStore,
+         .open = kIfLinked<kStore, open_object_store_road>,
+         .history = kIfLinked<kStore, object_store_history>,
+         .withdraw_end = kIfLinked<kStore, withdraw_object_store_end>,
+         .tell_end = kIfLinked<kStore, tell_object_store_end>},
     Road{"mpi_rma", "road of MPI one-sided gets", kNeedsMpi, kIfLinked<kMpi, open_mpi_rma_road>,
          nullptr, always},
     Road{"nccl", "road of NCCL broadcasts", kNeedsNccl, kIfLinked<kHasNccl, open_nccl_road>},

@@ -37,6 +37,8 @@ struct RoadPlace {
 struct OpenRoad {
   std::function<Result<std::unique_ptr<SendRoad>>()> sender;
   std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
+  // As the row's, for a road that keeps a connection to hear it by; may be empty.
+  std::function<Result<std::optional<std::string>>()> hear_end;
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // may be used by other threads than the one that opened it
 };

@@ -16,6 +16,7 @@ EXPECTED = {
     "agent_host.yaml",
     "hpc_rma.yaml",
     "nccl_cluster.yaml",
+    "object_store.yaml",
     "parallel_hdf5.yaml",
     "shared_fs_flush.yaml",
     "shared_fs_sglang.yaml",
@@ -96,6 +97,6 @@ def test_the_page_has_the_commands_table():
 def test_info_lists_every_backend():
     info = ok_json("info")
     names = {backend["name"] for backend in info["backends"]}
-    assert {"loopback", "shared_fs", "shared_fs/hdf5", "mpi_rma", "engines", "cuda"} <= names
+    assert {"loopback", "shared_fs", "shared_fs/hdf5", "object_store", "mpi_rma", "engines", "cuda"} <= names
     assert all(backend["built"] or backend["why_not"] for backend in info["backends"])
     assert "reference" in info["kernels"]

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/object_store/http_client.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstring>
+
+namespace driftless::object_store {
+namespace {
+
+// A transfer this slow for this long is dead, whatever the deadline.
+constexpr long kSlowBytesPerSecond = 1;
+constexpr long kSlowSeconds = 30;
+
+Status init_curl() {
+  static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (code == CURLE_OK) return {};
+  return error(StatusCode::kInternal, "libcurl: ", curl_easy_strerror(code));
+}
+
+struct ListFree {
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using HeaderList = std::unique_ptr<curl_slist, ListFree>;
+
+bool append(HeaderList& list, const std::string& line) {
+  curl_slist* const longer = curl_slist_append(list.get(), line.c_str());
+  if (longer == nullptr) return false;
+  (void)list.release();
+  list.reset(longer);
+  return true;
+}
+
+// One transfer under way: what libcurl's callbacks work on.
+struct Transfer {
+  const HttpRequest& request;
+  HttpReply& reply;
+  CURL* easy;
+  std::uint64_t sent = 0;
+  std::uint64_t skipped = 0;
+  bool too_long = false;
+  bool enough = false;  // the rest of a body that was not asked for
+
+  // Some servers send a range with status 200.
+  [[nodiscard]] bool ranged() const {
+    return reply.header("content-range") ||
+           reply.header("content-length") == std::to_string(request.into.size());
+  }
+};
+
+std::size_t send_body(char* to, std::size_t size, std::size_t count, void* data) {
+  auto& transfer = *static_cast<Transfer*>(data);
+  const std::size_t more = std::min(size * count, transfer.request.body.size() - transfer.sent);
+  std::memcpy(to, transfer.request.body.data() + transfer.sent, more);
+  transfer.sent += more;
+  return more;
+}
+
+// libcurl rewinds a body that it has to send again on another connection.
+int seek_body(void* data, curl_off_t offset, int origin) {
+  auto& transfer = *static_cast<Transfer*>(data);
+  if (origin != SEEK_SET || offset < 0 ||
+      static_cast<std::uint64_t>(offset) > transfer.request.body.size()) {
+    return CURL_SEEKFUNC_CANTSEEK;
+  }
+  transfer.sent = static_cast<std::uint64_t>(offset);
+  return CURL_SEEKFUNC_OK;
+}
+
+std::size_t take_body(char* bytes, std::size_t size, std::size_t count, void* data) {
+  auto& transfer = *static_cast<Transfer*>(data);
+  const std::size_t all = size * count;
+  std::span<const char> rest(bytes, all);
+  long status = 0;
+  (void)curl_easy_getinfo(transfer.easy, CURLINFO_RESPONSE_CODE, &status);
+  const std::span<std::byte> into = transfer.request.into;
+  if (into.empty() || status / 100 != 2) {
+    if (rest.size() > transfer.request.max_text - transfer.reply.text.size()) {
+      transfer.too_long = true;
+      return 0;
+    }
+    transfer.reply.text.append(rest.data(), rest.size());
+    return all;
+  }
+  if (status == 200 && !transfer.ranged() && transfer.skipped < transfer.request.skip) {
+    const auto skip =
+        std::min<std::uint64_t>(rest.size(), transfer.request.skip - transfer.skipped);
+    transfer.skipped += skip;
+    rest = rest.subspan(skip);
+  }
+  const std::uint64_t room = into.size() - transfer.reply.received;
+  const std::size_t taken = std::min<std::uint64_t>(rest.size(), room);
+  std::memcpy(into.data() + transfer.reply.received, rest.data(), taken);
+  transfer.reply.received += taken;
+  if (taken == rest.size()) return all;
+  // A server that answers a range with the whole object: the rest is not wanted.
+  transfer.enough = status == 200;
+  transfer.too_long = !transfer.enough;
+  return 0;
+}
+
+std::size_t take_header(char* bytes, std::size_t size, std::size_t count, void* data) {
+  auto& reply = static_cast<Transfer*>(data)->reply;
+  const std::string_view line(bytes, size * count);
+  if (line.starts_with("HTTP/")) reply.headers.clear();  // after a 100
+  if (const auto colon = line.find(':'); colon != std::string_view::npos) {
+    std::string name(line.substr(0, colon));
+    std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::string_view value = line.substr(colon + 1);
+    const auto first = value.find_first_not_of(" \t");
+    const auto last = value.find_last_not_of(" \t\r\n");
+    value = first == std::string_view::npos ? "" : value.substr(first, last - first + 1);
+    reply.headers.emplace_back(std::move(name), value);
+  }
+  return line.size();
+}
+
+template <typename T>
+void set(CURL* easy, bool& ok, CURLoption option, T value) {
+  ok = ok && curl_easy_setopt(easy, option, value) == CURLE_OK;
+}
+
+bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const Deadline& deadline) {
+  const HttpRequest& request = transfer.request;
+  bool ok = true;
+  set(easy, ok, CURLOPT_URL, request.url.c_str());
+  set(easy, ok, CURLOPT_HTTPHEADER, headers);
+  set(easy, ok, CURLOPT_NOSIGNAL, 1L);
+  set(easy, ok, CURLOPT_FOLLOWLOCATION, 0L);
+  set(easy, ok, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
+  set(easy, ok, CURLOPT_LOW_SPEED_TIME, kSlowSeconds);
+  set(easy, ok, CURLOPT_BUFFERSIZE, 256L << 10);
+  set(easy, ok, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+  set(easy, ok, CURLOPT_TIMEOUT_MS,
+      static_cast<long>(std::max<std::chrono::milliseconds::rep>(1, deadline.remaining().count())));
+  set(easy, ok, CURLOPT_HEADERFUNCTION, take_header);
+  set(easy, ok, CURLOPT_HEADERDATA, &transfer);
+  set(easy, ok, CURLOPT_WRITEFUNCTION, take_body);
+  set(easy, ok, CURLOPT_WRITEDATA, &transfer);
+  if (request.method == "HEAD") {
+    set(easy, ok, CURLOPT_NOBODY, 1L);
+  } else if (request.method == "PUT" || request.method == "POST") {
+    set(easy, ok, CURLOPT_UPLOAD, 1L);
+    set(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    set(easy, ok, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+    set(easy, ok, CURLOPT_READFUNCTION, send_body);
+    set(easy, ok, CURLOPT_READDATA, &transfer);
+    set(easy, ok, CURLOPT_SEEKFUNCTION, seek_body);
+    set(easy, ok, CURLOPT_SEEKDATA, &transfer);
+  } else {
+    set(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  }
+#if LIBCURL_VERSION_NUM >= 0x075500
+  set(easy, ok, CURLOPT_PROTOCOLS_STR, "http,https");
+#else
+  set(easy, ok, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
+#endif
+  return ok;
+}
+
+}  // namespace
+
+struct HttpClient::Handle {
+  CURL* easy = curl_easy_init();
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (easy != nullptr) curl_easy_cleanup(easy);
+  }
+};
+
+HttpClient::HttpClient() = default;
+HttpClient::~HttpClient() = default;
+
+std::string_view without_query(std::string_view url) { return url.substr(0, url.find('?')); }
+
+std::string range_header(std::uint64_t offset, std::uint64_t size) {
+  return concat("bytes=", offset, "-", offset + size - 1);
+}
+
+Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
+                                 std::string_view what) {
+  if (reply.status == 416) return std::uint64_t{0};  // there are none
+  // "bytes 100-199/1234"
+  const auto range = reply.header("content-range");
+  if (!range || range->starts_with(concat("bytes ", offset, "-"))) return reply.received;
+  return error(StatusCode::kCorrupt, what, ": bytes from ", offset, " on were asked for, '", *range,
+               "' came");
+}
+
+Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what) {
+  const std::string_view text = reply.header("content-length").value_or("");
+  std::uint64_t size = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), size);
+  if (code == std::errc() && end == text.data() + text.size()) return size;
+  return error(StatusCode::kCorrupt, what, ": the answer does not say how long the object is");
+}
+
+std::optional<std::string_view> HttpReply::header(std::string_view name) const {
+  for (const auto& [own, value] : headers) {
+    if (own == name) return value;
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<HttpClient::Handle> HttpClient::take() {
+  const std::scoped_lock lock(mutex_);
+  if (idle_.empty()) return std::make_unique<Handle>();
+  std::unique_ptr<Handle> handle = std::move(idle_.back());
+  idle_.pop_back();
+  return handle;
+}
+
+void HttpClient::give_back(std::unique_ptr<Handle> handle) {
+  curl_easy_reset(handle->easy);  // keeps its connections
+  const std::scoped_lock lock(mutex_);
+  idle_.push_back(std::move(handle));
+}
+
+Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& deadline) {
+  const std::string what = concat(request.method, " ", without_query(request.url));
+  DRIFTLESS_RETURN_IF_ERROR(init_curl());
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
+  std::unique_ptr<Handle> handle = take();
+  HttpReply reply;
+  Transfer transfer{request, reply, handle->easy};
+  HeaderList headers;
+  bool ok = handle->easy != nullptr && append(headers, "Expect:");
+  for (const auto& [name, value] : request.headers) {
+    ok = ok && append(headers, concat(name, ": ", value));
+  }
+  if (!ok || !prepare(handle->easy, transfer, headers.get(), deadline)) {
+    return error(StatusCode::kInternal, what, ": libcurl refuses an option");
+  }
+  const CURLcode code = curl_easy_perform(handle->easy);
+  (void)curl_easy_getinfo(handle->easy, CURLINFO_RESPONSE_CODE, &reply.status);
+  give_back(std::move(handle));
+  if (code == CURLE_OK || transfer.enough) return reply;
+  if (transfer.too_long) {
+    return error(StatusCode::kCorrupt, what, ": the answer is longer than expected");
+  }
+  if (code == CURLE_OPERATION_TIMEDOUT && deadline.expired()) {
+    return deadline.check(what).with_context("no whole answer");
+  }
+  return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code));
+}
+
+}  // namespace driftless::object_store

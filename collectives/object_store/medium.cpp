@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/object_store/medium.h"
+
+#include <charconv>
+#include <cstdio>
+
+#include "core/version.h"
+
+namespace driftless::object_store {
+namespace {
+
+constexpr std::string_view kVersionSuffix = ".version", kAnchorSuffix = ".anchor",
+                           kJsonSuffix = ".json";
+constexpr std::size_t kHashDigits = 32, kAttemptDigits = 16;
+
+std::string hex16(std::uint64_t number) {
+  char text[kAttemptDigits + 1];
+  (void)std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(number));
+  return text;
+}
+
+std::optional<std::uint64_t> parse_number(std::string_view digits, int base) {
+  std::uint64_t number = 0;
+  const char* const last = digits.data() + digits.size();
+  const auto [end, code] = std::from_chars(digits.data(), last, number, base);
+  if (code != std::errc() || end != last) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+std::string publication_name(const PublicationId& id) {
+  char digits[24];  // as many as kMaxVersion has, so that names sort like numbers
+  (void)std::snprintf(digits, sizeof(digits), "%019llu",
+                      static_cast<unsigned long long>(id.version));
+  // Of one version: 'v' comes after 'a', but a list is sorted again.
+  return concat(digits, is_version(id) ? kVersionSuffix : kAnchorSuffix);
+}
+
+std::optional<PublicationId> parse_publication_name(std::string_view name) {
+  const auto dot = name.find('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  PublicationId id;
+  if (name.substr(dot) == kAnchorSuffix) id.kind = PublicationKind::kAnchor;
+  const auto number = parse_number(name.substr(0, dot), 10);
+  id.version = number.value_or(0);
+  // Only as it is written, so that a name stands for one publication.
+  if (!number || id.version > kMaxVersion || publication_name(id) != name) return std::nullopt;
+  return id;
+}
+
+std::string version_key(const PublicationId& id) {
+  return concat(kVersionsPrefix, publication_name(id), kJsonSuffix);
+}
+
+std::optional<PublicationId> parse_version_key(std::string_view key) {
+  if (!key.starts_with(kVersionsPrefix) || !key.ends_with(kJsonSuffix)) return std::nullopt;
+  key.remove_prefix(kVersionsPrefix.size());
+  key.remove_suffix(kJsonSuffix.size());
+  return parse_publication_name(key);
+}
+
+std::string parts_prefix(const Attempt& attempt) {
+  return concat(kPartsPrefix, publication_name(attempt.id), ".", hex16(attempt.number), "/");
+}
+
+std::optional<Attempt> parse_part_key(std::string_view key) {
+  if (!key.starts_with(kPartsPrefix)) return std::nullopt;
+  key.remove_prefix(kPartsPrefix.size());
+  key = key.substr(0, key.find('/'));
+  const auto dot = key.rfind('.');
+  if (dot == std::string_view::npos || key.size() - dot - 1 != kAttemptDigits) return std::nullopt;
+  const auto id = parse_publication_name(key.substr(0, dot));
+  const auto number = parse_number(key.substr(dot + 1), 16);
+  if (!id || !number) return std::nullopt;
+  return Attempt{*id, *number};
+}
+
+std::string version_text(const VersionObject& version) {
+  if (version.removed) return "";
+  return concat(version.manifest, "\n", to_hex(xxh3_128(version.manifest)), " ",
+                hex16(version.attempt), "\n");
+}
+
+Result<VersionObject> parse_version_text(std::string text, std::string_view what) {
+  VersionObject version;
+  version.removed = text.empty();
+  if (version.removed) return version;
+  constexpr std::size_t kTail = 1 + kHashDigits + 1 + kAttemptDigits + 1;
+  if (text.size() >= kTail) {
+    const std::string_view tail = std::string_view(text).substr(text.size() - kTail);
+    const auto attempt = parse_number(tail.substr(2 + kHashDigits, kAttemptDigits), 16);
+    const std::string_view manifest = std::string_view(text).substr(0, text.size() - kTail);
+    if (attempt && tail.front() == '\n' && tail.back() == '\n' &&
+        tail.substr(1, kHashDigits) == to_hex(xxh3_128(manifest))) {
+      version.attempt = *attempt;
+      text.resize(manifest.size());
+      version.manifest = std::move(text);
+      return version;
+    }
+  }
+  return error(StatusCode::kCorrupt, what, ": ", text.size(),
+               " bytes whose last line is not the hash of what is before it");
+}
+
+Result<std::optional<VersionObject>> read_version(ObjectStore& store, const PublicationId& id,
+                                                  const Deadline& deadline) {
+  const std::string key = version_key(id);
+  Result<std::string> text = store.get_text(key, kMaxTextBytes, deadline);
+  if (text.status().code() == StatusCode::kNotFound) return std::optional<VersionObject>();
+  DRIFTLESS_RETURN_IF_ERROR(text.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(VersionObject version,
+                             parse_version_text(std::move(*text), concat(store.name(), "/", key)));
+  return std::optional(std::move(version));
+}
+
+VersionList version_list(const std::vector<ObjectInfo>& objects) {
+  VersionList list;
+  for (const ObjectInfo& object : objects) {
+    const auto id = parse_version_key(object.key);
+    if (id) (object.size_bytes > 0 ? list.there : list.removed).push_back(*id);
+  }
+  std::ranges::sort(list.there);
+  std::ranges::sort(list.removed);
+  return list;
+}
+
+}  // namespace driftless::object_store

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// ObjectStore: what the road needs of a store of named, immutable objects. S3-compatible stores and
+// web servers are in this folder; others (a Hugging Face bucket) implement it elsewhere.
+//
+// Keys are relative to the road's prefix, plain text, parts joined by '/'. An object appears whole
+// or not at all. Every call ends with its deadline; calls that failed in a way that may pass are
+// tried again until then, with growing waits. Any thread. Codes: kNotFound, kAlreadyExists (of a
+// conditional put()), kDeadlineExceeded, kIo, kUnsupported, kInvalidArgument (credentials refused,
+// no such bucket: trying again does not help). No message holds a credential.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/deadline.h"
+#include "core/status.h"
+
+namespace driftless {
+
+struct ObjectInfo {
+  std::string key;
+  std::uint64_t size_bytes = 0;
+
+  friend auto operator<=>(const ObjectInfo&, const ObjectInfo&) = default;
+};
+
+class ObjectStore {
+ public:
+  virtual ~ObjectStore() = default;
+
+  // For messages: "s3://bucket/prefix".
+  [[nodiscard]] virtual const std::string& name() const = 0;
+
+  // `only_new`: kAlreadyExists if an object of this key is there, at that instant. A put() whose
+  // answer was lost and which is tried again may find its own object: the caller compares.
+  [[nodiscard]] virtual Status put(const std::string& key, std::span<const std::byte> bytes,
+                                   bool only_new, const Deadline& deadline) = 0;
+
+  // A large object, in pieces of kPieceBytes (the last one may be shorter), in any order, from any
+  // number of threads, each as often as wanted: the last one counts. It appears with finish().
+  class Upload {
+   public:
+    virtual ~Upload() = default;
+    [[nodiscard]] virtual Status put(std::uint32_t piece, std::span<const std::byte> bytes,
+                                     const Deadline& deadline) = 0;
+    // All pieces below `pieces` are there.
+    [[nodiscard]] virtual Status finish(std::uint32_t pieces, const Deadline& deadline) = 0;
+    // Nothing of it stays. Best effort; drop_uploads() finds what is left.
+    virtual void drop() = 0;
+  };
+  [[nodiscard]] virtual Result<std::unique_ptr<Upload>> upload(const std::string& key,
+                                                               const Deadline& deadline) = 0;
+  // Removes unfinished uploads below `prefix`, which others left behind.
+  [[nodiscard]] virtual Status drop_uploads(const std::string& prefix,
+                                            const Deadline& deadline) = 0;
+
+  // The size of an object.
+  [[nodiscard]] virtual Result<std::uint64_t> size(const std::string& key,
+                                                   const Deadline& deadline) = 0;
+  // Fills `bytes` from `offset` on, as far as the object goes; returns how many came.
+  [[nodiscard]] virtual Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                                                  std::span<std::byte> bytes,
+                                                  const Deadline& deadline) = 0;
+  // The whole of a small object; kCorrupt if it is longer than `max_bytes`.
+  [[nodiscard]] virtual Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
+                                                     const Deadline& deadline) = 0;
+  // Objects whose keys begin with `prefix` and come after `after`, ascending. What was put or
+  // removed a moment ago may be missing or still there.
+  [[nodiscard]] virtual Result<std::vector<ObjectInfo>> list(const std::string& prefix,
+                                                             const std::string& after,
+                                                             const Deadline& deadline) = 0;
+  // Ok if it is not there.
+  [[nodiscard]] virtual Status remove(const std::string& key, const Deadline& deadline) = 0;
+};
+
+[[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// What a piece of an upload holds: S3 takes 10,000 of them, of 5 MiB at least.
+inline constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;
+inline constexpr std::uint64_t kMaxObjectBytes = 10'000 * kPieceBytes;
+
+struct S3Options {
+  std::string bucket;
+  std::string prefix;    // without '/' at its ends; may be empty
+  std::string endpoint;  // "http(s)://host[:port]"; empty: AWS's, of the region
+  std::string region = "us-east-1";
+  std::string profile;  // of the shared credentials file; empty: AWS_PROFILE, or "default"
+};
+// kInvalidArgument if the names cannot be right. Credentials are looked for with the first call.
+[[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options);
+
+// Reads objects at url/key, without credentials: a public bucket, a web server, a signed URL whose
+// query is sent with every request. list() reads the object "index.json" that a publisher keeps;
+// everything that writes is kUnsupported.
+[[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url);
+
+}  // namespace driftless

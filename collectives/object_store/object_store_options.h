@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The settings of object_store, without its libraries: a configuration names them also where they
+// are not built.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace driftless {
+
+struct ObjectStoreOptions {
+  std::string url;       // s3://bucket/prefix; a receiver's may be http(s)://host/path[?query]
+  std::string endpoint;  // "http(s)://host[:port]" of an S3 store that is not AWS's
+  std::string region = "us-east-1";
+  std::string profile;         // of the shared credentials file; empty: AWS_PROFILE, or "default"
+  bool single_writer = false;  // a store that ignores If-None-Match will do
+  unsigned streams = 8;        // uploads or downloads at a time
+  std::string spool_dir;       // of parts larger than a piece; empty: TMPDIR, or /tmp
+  std::chrono::milliseconds request_timeout{300'000};  // of a request that no deadline bounds
+  std::chrono::milliseconds poll_first{50};
+  std::chrono::milliseconds poll_longest{2'000};
+  std::chrono::milliseconds patience{600'000};  // with a receiver that says nothing
+};
+
+}  // namespace driftless

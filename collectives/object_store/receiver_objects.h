@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// receivers/<id>.json, as the leader sees them. Alive is a receiver whose object changed within the
+// patience, by the leader's own clock. One thread.
+#pragma once
+
+#include <map>
+
+#include "collectives/object_store/medium.h"
+#include "collectives/shared_fs/receiver_file.h"
+
+namespace driftless::object_store {
+
+class ReceiverObjects {
+ public:
+  ReceiverObjects(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options)
+      : store_(std::move(store)), patience_(options.patience), streams_(options.streams) {}
+
+  // Looks at all; those alive.
+  [[nodiscard]] Result<std::vector<shared_fs::ReceiverWatch::Receiver>> look(
+      const Deadline& deadline);
+
+ private:
+  struct Seen {
+    Hash128 content;
+    Deadline::Clock::time_point at;
+  };
+  const std::shared_ptr<ObjectStore> store_;
+  const std::chrono::milliseconds patience_;
+  const unsigned streams_;
+  std::map<std::string, Seen> seen_;  // by key
+};
+
+[[nodiscard]] std::string receiver_key(std::string_view id);
+
+}  // namespace driftless::object_store

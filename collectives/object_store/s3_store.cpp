@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+// An S3-compatible store over HTTP. Requests that failed in a way that may pass (no answer, 408,
+// 429, 5xx) are sent again inside the deadline, ever more rarely.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <pugixml.hpp>
+
+#include "collectives/object_store/credentials.h"
+#include "collectives/object_store/http_client.h"
+#include "collectives/object_store/object_store.h"
+#include "core/environment.h"
+
+namespace driftless {
+namespace {
+
+using namespace object_store;
+using std::chrono::milliseconds;
+
+constexpr long kPastTheEnd = 416;  // a range behind the object's end
+constexpr std::size_t kMaxListText = std::size_t{16} << 20;
+
+// One request as the store sees it.
+struct S3Call {
+  std::string method;
+  std::string key = {};  // below the prefix; or, with `bucket`, nothing
+  bool bucket = false;
+  NameValues query = {};
+  NameValues headers = {};
+  std::span<const std::byte> body = {};
+  bool hash_body = false;  // signed with its content; else only with its place
+  std::span<std::byte> into = {};
+  std::uint64_t skip = 0;
+  std::size_t max_text = std::size_t{1} << 20;
+};
+
+// <Error><Code>NoSuchKey</Code><Message>...</Message></Error>
+std::string error_code(const std::string& text) {
+  pugi::xml_document document;
+  if (!document.load_buffer(text.data(), text.size())) return "";
+  return document.child("Error").child_value("Code");
+}
+
+// Answers with a status that says otherwise, after which a request is sent again all the same.
+bool code_may_pass(const std::string& code) {
+  constexpr std::string_view kCodes[] = {
+      "RequestTimeout", "IncompleteBody",   "BadDigest",     "XAmzContentSHA256Mismatch",
+      "SlowDown",       "OperationAborted", "InternalError", "ConditionalRequestConflict"};
+  return std::ranges::find(kCodes, code) != std::end(kCodes);
+}
+bool expired(long status, const std::string& code) {
+  return status / 100 == 4 && (code == "ExpiredToken" || code == "RequestTimeTooSkewed");
+}
+
+class S3Store final : public ObjectStore {
+ public:
+  explicit S3Store(const S3Options& options)
+      : options_(options),
+        name_(concat("s3://", options.bucket, options.prefix.empty() ? "" : "/", options.prefix)),
+        credentials_(options.profile) {
+    endpoint_ = options.endpoint.empty() ? concat("https://s3.", options.region, ".amazonaws.com")
+                                         : options.endpoint;
+    while (endpoint_.ends_with('/')) endpoint_.pop_back();
+    host_ = endpoint_.substr(endpoint_.find("://") + 3);
+  }
+
+  [[nodiscard]] const std::string& name() const override { return name_; }
+
+  Status put(const std::string& key, std::span<const std::byte> bytes, bool only_new,
+             const Deadline& deadline) override {
+    S3Call call{.method = "PUT", .key = key, .body = bytes, .hash_body = true};
+    if (only_new) call.headers.emplace_back("if-none-match", "*");
+    return send(call, deadline).status();
+  }
+
+  Result<std::unique_ptr<Upload>> upload(const std::string& key, const Deadline& deadline) override;
+  Status drop_uploads(const std::string& prefix, const Deadline& deadline) override;
+
+  Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                            std::span<std::byte> bytes, const Deadline& deadline) override {
+    S3Call call{.method = "GET", .key = key, .into = bytes, .skip = offset};
+    call.headers.emplace_back("range", range_header(offset, bytes.size()));
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
+    return range_size(reply, offset, path_of(key));
+  }
+
+  Result<std::uint64_t> size(const std::string& key, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply,
+                               send({.method = "HEAD", .key = key}, deadline));
+    return content_length(reply, path_of(key));
+  }
+
+  Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
+                               const Deadline& deadline) override {
+    const S3Call call{.method = "GET", .key = key, .max_text = max_bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, send(call, deadline));
+    return std::move(reply.text);
+  }
+
+  Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
+                                       const Deadline& deadline) override;
+
+  Status remove(const std::string& key, const Deadline& deadline) override {
+    const Status removed = send({.method = "DELETE", .key = key}, deadline).status();
+    return removed.code() == StatusCode::kNotFound ? Status() : removed;
+  }
+
+  // Any 2xx; other answers as a status. Tries again what may pass.
+  [[nodiscard]] Result<HttpReply> send(const S3Call& call, const Deadline& deadline);
+
+ private:
+  class S3Upload;
+
+  [[nodiscard]] std::string full_key(const std::string& key) const {
+    return options_.prefix.empty() ? key : concat(options_.prefix, "/", key);
+  }
+  [[nodiscard]] std::string path_of(const std::string& key) const {
+    return concat(name_, "/", key);
+  }
+  [[nodiscard]] Result<HttpReply> send_once(const S3Call& call, const Deadline& deadline);
+  [[nodiscard]] Status judge(const S3Call& call, const HttpReply& reply) const;
+
+  const S3Options options_;
+  const std::string name_;
+  std::string endpoint_, host_;
+  CredentialChain credentials_;
+  HttpClient http_;
+};
+
+Result<HttpReply> S3Store::send_once(const S3Call& call, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Credentials credentials, credentials_.get(http_, deadline));
+  const std::string path =
+      percent_encode(call.bucket ? concat("/", options_.bucket, "/")
+                                 : concat("/", options_.bucket, "/", full_key(call.key)),
+                     true);
+  RequestToSign to_sign{.method = call.method,
+                        .host = host_,
+                        .path = path,
+                        .query = call.query,
+                        .headers = call.headers,
+                        .payload_hash = std::string(kUnsignedPayload)};
+  if (call.hash_body || call.body.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(to_sign.payload_hash, sha256_hex(call.body));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const NameValues signature,
+                             sign_v4(to_sign, credentials, options_.region, "s3", signing_time()));
+  HttpRequest request;
+  request.method = call.method;
+  request.url = concat(endpoint_, path);
+  if (!call.query.empty()) request.url += concat("?", canonical_query(call.query));
+  request.headers = call.headers;
+  request.headers.insert(request.headers.end(), signature.begin(), signature.end());
+  request.body = call.body;
+  request.into = call.into;
+  request.skip = call.skip;
+  request.max_text = call.max_text;
+  return http_.call(request, deadline);
+}
+
+Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
+  if (reply.status / 100 == 2 || reply.status == kPastTheEnd) return {};
+  const std::string code = error_code(reply.text);
+  const std::string what = concat(call.method, " ", call.bucket ? name_ : path_of(call.key),
+                                  ": status ", reply.status, code.empty() ? "" : ", ", code);
+  switch (reply.status) {
+    case 404:
+      if (code == "NoSuchBucket") {
+        return error(StatusCode::kInvalidArgument, what, "; make the bucket, or mend road.url");
+      }
+      return error(StatusCode::kNotFound, what);
+    case 412: return error(StatusCode::kAlreadyExists, what, ": an object of this name is there");
+    case 501: return error(StatusCode::kUnsupported, what);
+    case 301:
+    case 307: return error(StatusCode::kInvalidArgument, what, "; is road.region right?");
+    case 400:
+    case 401:
+    case 403:
+      return error(StatusCode::kInvalidArgument, what,
+                   ": refused; check the credentials, their rights, road.region and the clock");
+    default: return error(StatusCode::kIo, what);
+  }
+}
+
+Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
+  Backoff backoff(kFirstRetry, kLongestRetry);
+  bool renewed = false;
+  for (;;) {
+    Result<HttpReply> reply = send_once(call, deadline);
+    Status status = reply.status();
+    if (reply.ok()) {
+      status = judge(call, *reply);
+      if (status.ok()) return reply;
+      const std::string code = error_code(reply->text);
+      if (!renewed && expired(reply->status, code)) {
+        renewed = true;
+        credentials_.forget();
+        continue;
+      }
+      if (!may_pass(reply->status) && !code_may_pass(code)) return status;
+    } else if (status.code() != StatusCode::kIo) {
+      return status;
+    }
+    if (!backoff.sleep(deadline)) return status.with_context("gave up");
+  }
+}
+
+// A multipart upload. The tags of its pieces are what finish() sends.
+class S3Store::S3Upload final : public ObjectStore::Upload {
+ public:
+  S3Upload(S3Store& store, std::string key, std::string id)
+      : store_(store), key_(std::move(key)), id_(std::move(id)) {}
+  S3Upload(const S3Upload&) = delete;
+  S3Upload& operator=(const S3Upload&) = delete;
+  ~S3Upload() override { drop(); }
+
+  Status put(std::uint32_t piece, std::span<const std::byte> bytes,
+             const Deadline& deadline) override {
+    const S3Call call{.method = "PUT",
+                      .key = key_,
+                      .query = {{"partNumber", std::to_string(piece + 1)}, {"uploadId", id_}},
+                      .body = bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
+    const auto tag = reply.header("etag");
+    if (!tag) {
+      return error(StatusCode::kCorrupt, store_.path_of(key_), ": piece ", piece,
+                   " was taken without an ETag");
+    }
+    const std::scoped_lock lock(mutex_);
+    tags_[piece] = *tag;
+    return {};
+  }
+
+  Status finish(std::uint32_t pieces, const Deadline& deadline) override {
+    pugi::xml_document document;
+    pugi::xml_node root = document.append_child("CompleteMultipartUpload");
+    {
+      const std::scoped_lock lock(mutex_);
+      for (std::uint32_t piece = 0; piece < pieces; ++piece) {
+        const auto tag = tags_.find(piece);
+        if (tag == tags_.end()) {
+          return error(StatusCode::kInvalidArgument, store_.path_of(key_), ": piece ", piece,
+                       " of ", pieces, " was never sent");
+        }
+        pugi::xml_node part = root.append_child("Part");
+        part.append_child("PartNumber").text().set(piece + 1);
+        part.append_child("ETag").text().set(tag->second.c_str());
+      }
+    }
+    struct Writer final : pugi::xml_writer {
+      std::string text;
+      void write(const void* data, std::size_t size) override {
+        text.append(static_cast<const char*>(data), size);
+      }
+    } writer;
+    document.save(writer, "", pugi::format_raw);
+    const S3Call call{.method = "POST",
+                      .key = key_,
+                      .query = {{"uploadId", id_}},
+                      .body = bytes_of(writer.text),
+                      .hash_body = true};
+    Backoff backoff(kFirstRetry, kLongestRetry);
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
+      // A failure may come with status 200, after the headers were sent.
+      const std::string code = error_code(reply.text);
+      if (code.empty()) break;
+      const Status failed =
+          error(StatusCode::kIo, store_.path_of(key_), ": finishing the upload: ", code);
+      if (!code_may_pass(code) || !backoff.sleep(deadline)) return failed;
+    }
+    done_ = true;
+    return {};
+  }
+
+  void drop() override {
+    if (std::exchange(done_, true)) return;
+    const Status ignored =
+        store_
+            .send({.method = "DELETE", .key = key_, .query = {{"uploadId", id_}}},
+                  Deadline::after(milliseconds(2000)))
+            .status();
+  }
+
+ private:
+  S3Store& store_;
+  const std::string key_, id_;
+  std::mutex mutex_;
+  std::map<std::uint32_t, std::string> tags_;
+  bool done_ = false;
+};
+
+Result<std::unique_ptr<ObjectStore::Upload>> S3Store::upload(const std::string& key,
+                                                             const Deadline& deadline) {
+  const S3Call call{.method = "POST", .key = key, .query = {{"uploads", ""}}};
+  DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
+  pugi::xml_document document;
+  (void)document.load_buffer(reply.text.data(), reply.text.size());
+  std::string id = document.document_element().child_value("UploadId");  // names of it differ
+  if (id.empty()) {
+    return error(StatusCode::kCorrupt, path_of(key), ": the store began an upload without an id");
+  }
+  return std::unique_ptr<Upload>(std::make_unique<S3Upload>(*this, key, std::move(id)));
+}
+
+Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline) {
+  std::string key_marker, id_marker;
+  for (;;) {
+    S3Call call{.method = "GET", .bucket = true, .max_text = kMaxListText};
+    call.query = {{"uploads", ""}, {"prefix", full_key(prefix)}};
+    if (!key_marker.empty()) {
+      call.query.emplace_back("key-marker", key_marker);
+      call.query.emplace_back("upload-id-marker", id_marker);
+    }
+    const Result<HttpReply> reply = send(call, deadline);
+    // So say stores that have none, and stores that do not tell.
+    const StatusCode code = reply.status().code();
+    if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
+    DRIFTLESS_RETURN_IF_ERROR(reply.status());
+    pugi::xml_document document;
+    (void)document.load_buffer(reply->text.data(), reply->text.size());
+    const pugi::xml_node root = document.child("ListMultipartUploadsResult");
+    const std::size_t front = full_key("").size();
+    for (const pugi::xml_node each : root.children("Upload")) {
+      const std::string key = each.child_value("Key");
+      if (key.size() <= front) continue;
+      const Status dropped = send({.method = "DELETE",
+                                   .key = key.substr(front),
+                                   .query = {{"uploadId", each.child_value("UploadId")}}},
+                                  deadline)
+                                 .status();
+      if (!dropped.ok() && dropped.code() != StatusCode::kNotFound) return dropped;
+    }
+    if (std::string_view(root.child_value("IsTruncated")) != "true") return {};
+    key_marker = root.child_value("NextKeyMarker");
+    id_marker = root.child_value("NextUploadIdMarker");
+    if (key_marker.empty()) return {};
+  }
+}
+
+Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const std::string& after,
+                                              const Deadline& deadline) {
+  std::vector<ObjectInfo> found;
+  std::string token;
+  const std::size_t front = full_key("").size();
+  do {
+    S3Call call{.method = "GET", .bucket = true, .max_text = kMaxListText};
+    call.query = {{"list-type", "2"}, {"prefix", full_key(prefix)}};
+    if (!after.empty()) call.query.emplace_back("start-after", full_key(after));
+    if (!token.empty()) call.query.emplace_back("continuation-token", token);
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
+    pugi::xml_document document;
+    const pugi::xml_parse_result parsed =
+        document.load_buffer(reply.text.data(), reply.text.size());
+    const pugi::xml_node root = document.child("ListBucketResult");
+    if (!parsed || !root) {
+      return error(StatusCode::kCorrupt, name_, ": a list that is not one: ", parsed.description());
+    }
+    for (const pugi::xml_node each : root.children("Contents")) {
+      const std::string_view full = each.child_value("Key");
+      if (!full.starts_with(full_key(prefix))) continue;
+      std::string key(full.substr(front));
+      if (key > after) found.push_back({std::move(key), each.child("Size").text().as_ullong()});
+    }
+    const bool more = std::string_view(root.child_value("IsTruncated")) == "true";
+    token = more ? root.child_value("NextContinuationToken") : "";
+    if (more && token.empty()) {
+      return error(StatusCode::kCorrupt, name_, ": a list that goes on, and does not say where");
+    }
+  } while (!token.empty());
+  std::ranges::sort(found);
+  return found;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options) {
+  const bool named = !options.bucket.empty() && options.bucket.find('/') == std::string::npos;
+  const bool edges = options.prefix.starts_with('/') || options.prefix.ends_with('/');
+  if (!named || edges || options.region.empty()) {
+    return error(StatusCode::kInvalidArgument, "s3://", options.bucket, "/", options.prefix,
+                 ": a bucket, a prefix without '/' at its ends and a region are needed");
+  }
+  if (!options.endpoint.empty() && !options.endpoint.starts_with("http://") &&
+      !options.endpoint.starts_with("https://")) {
+    return error(StatusCode::kInvalidArgument, "road.endpoint: '", options.endpoint,
+                 "' begins with neither http:// nor https://");
+  }
+  return std::shared_ptr<ObjectStore>(std::make_shared<S3Store>(options));
+}
+
+}  // namespace driftless

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nlohmann/json.hpp>
+
+#include "collectives/object_store/attempts.h"
+#include "collectives/object_store/part_upload.h"
+#include "collectives/object_store/receiver_objects.h"
+#include "core/parallel.h"
+
+namespace driftless {
+namespace object_store {
+namespace {
+
+class Sender final : public SendRoad {
+ public:
+  Sender(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options, unsigned rank,
+         unsigned ranks)
+      : store_(std::move(store)),
+        options_(options),
+        rank_(rank),
+        ranks_(ranks),
+        claim_(store_, options.single_writer),
+        attempts_(store_, claim_, options.streams),
+        receivers_(store_, options),
+        senders_(options.streams) {}
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+  ~Sender() override { const Status ignored = abort(); }
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override;
+  Status begin(const PublicationId& id, const Deadline& deadline) override;
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override;
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override;
+  Status seal(std::string_view manifest, const Deadline& deadline) override;
+  Status abort() override;
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override;
+  Result<std::vector<ReceiverReport>> receivers() override;
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
+
+ private:
+  struct Pending {
+    Attempt attempt;
+    Deadline deadline;     // of its uploads
+    bool sealing = false;  // its manifest was sent: it may appear
+  };
+
+  [[nodiscard]] std::string path(std::string_view key) const {
+    return concat(store_->name(), "/", key);
+  }
+  // Of calls that have no deadline of their own.
+  [[nodiscard]] Deadline soon() const { return Deadline::after(options_.request_timeout); }
+  [[nodiscard]] Status check_leads(std::string_view what) const;
+  [[nodiscard]] Status check_begun(std::string_view what) const;
+  [[nodiscard]] Status announce_run(std::string_view run_info, const Deadline& deadline);
+  [[nodiscard]] Status load_list(const Deadline& deadline);
+  [[nodiscard]] Status check_number(const PublicationId& id) const;
+  [[nodiscard]] Result<std::uint64_t> begin_attempt(const PublicationId& id,
+                                                    const Deadline& deadline);
+  [[nodiscard]] Result<std::uint64_t> read_attempt(const PublicationId& id,
+                                                   const Deadline& deadline);
+  [[nodiscard]] Status check_alone(const PublicationId& id, const Deadline& deadline);
+  [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
+  [[nodiscard]] Status write_index(const Deadline& deadline);
+
+  const std::shared_ptr<ObjectStore> store_;
+  const ObjectStoreOptions options_;
+  const unsigned rank_, ranks_;
+  Claim claim_;
+  Attempts attempts_;
+  ReceiverObjects receivers_;
+  // [leader] What is there, as far as this publisher knows: others that publish are found out when
+  // a name turns out to be taken. And the newest numbers that were ever used.
+  bool list_loaded_ = false;
+  std::set<PublicationId> there_;
+  std::optional<std::uint64_t> newest_[2];  // by kind
+  std::optional<Pending> pending_;
+  std::vector<std::shared_ptr<PartUpload>> parts_;
+  Senders senders_;  // last: ends before what its tasks use
+};
+
+Status Sender::check_leads(std::string_view what) const {
+  if (rank_ == 0) return claim_.fenced();
+  return error(StatusCode::kInvalidArgument, store_->name(), ": ", what, " is rank 0's, not rank ",
+               rank_, "'s");
+}
+
+Status Sender::check_begun(std::string_view what) const {
+  if (pending_.has_value()) return {};
+  return error(StatusCode::kInvalidArgument, store_->name(), ": ", what, " on rank ", rank_,
+               " without a begin()");
+}
+
+Status Sender::announce_run(std::string_view run_info, const Deadline& deadline) {
+  const std::string key(kRunKey);
+  Result<std::string> there = store_->get_text(key, kMaxTextBytes, deadline);
+  if (there.status().code() == StatusCode::kNotFound) {
+    const Status put = store_->put(key, bytes_of(run_info), claim_.conditional(), deadline);
+    if (put.code() != StatusCode::kAlreadyExists) return put;
+    // Another publisher's, or our own, whose answer was lost.
+    there = store_->get_text(key, kMaxTextBytes, deadline);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(there.status());
+  if (*there == run_info) return {};
+  return error(StatusCode::kAlreadyExists, path(key),
+               ": the prefix belongs to another run; use another one, or empty this one");
+}
+
+Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("announcing"));
+  if (run_info.size() > kMaxTextBytes) {
+    return error(StatusCode::kUnsupported, path(kRunKey), ": an announcement of ", run_info.size(),
+                 " bytes, at most ", kMaxTextBytes, " are allowed");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
+  DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
+  list_loaded_ = false;
+  return attempts_.clear(deadline);
+}
+
+Status Sender::load_list(const Deadline& deadline) {
+  if (list_loaded_) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> objects,
+                             store_->list(std::string(kVersionsPrefix), "", deadline));
+  const VersionList list = version_list(objects);
+  there_ = {list.there.begin(), list.there.end()};
+  for (const auto& ids : {list.there, list.removed}) {
+    for (const PublicationId& id : ids) {
+      auto& newest = newest_[static_cast<std::size_t>(id.kind)];
+      newest = std::max(newest.value_or(0), id.version);
+    }
+  }
+  list_loaded_ = true;
+  return {};
+}
+
+Status Sender::check_number(const PublicationId& id) const {
+  const auto& newest = newest_[static_cast<std::size_t>(id.kind)];
+  if (!newest || id.version > *newest) return {};
+  if (id.version == *newest || there_.contains(id)) {
+    return error(StatusCode::kAlreadyExists, path(version_key(id)),
+                 ": it was published already, and a number is used once; choose another number or "
+                 "another prefix");
+  }
+  return error(StatusCode::kInvalidArgument, store_->name(), ": ", to_string(id), " after ",
+               to_string(PublicationId{*newest, id.kind}), ": versions ascend");
+}
+
+// The number under which this attempt's parts lie, which the other ranks read.
+Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadline& deadline) {
+  const std::uint64_t number = random_hash128().low;
+  if (ranks_ == 1) return number;
+  const nlohmann::json json{{"attempt", number}, {"session", claim_.session()}};
+  DRIFTLESS_RETURN_IF_ERROR(store_->put(concat(kAttemptsPrefix, publication_name(id), ".json"),
+                                        bytes_of(json.dump() + "\n"), false, deadline));
+  return number;
+}
+
+Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadline& deadline) {
+  const std::string key = concat(kAttemptsPrefix, publication_name(id), ".json");
+  Backoff backoff(options_.poll_first, options_.poll_longest);
+  do {
+    const auto text = store_->get_text(key, kMaxSmallBytes, deadline);
+    if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
+    const auto json = nlohmann::json::parse(text.ok() ? *text : "", nullptr, false);
+    if (json.is_object() && json.contains("attempt") && json["attempt"].is_number_unsigned()) {
+      return json["attempt"].get<std::uint64_t>();
+    }
+  } while (backoff.sleep(deadline));
+  return deadline.check(
+      concat(store_->name(), ": rank ", rank_, " waits for rank 0 to begin ", to_string(id)));
+}
+
+Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
+  const Status ignored = abort();
+  DRIFTLESS_RETURN_IF_ERROR(claim_.fenced());
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(store_->name(), ": beginning ", to_string(id))));
+  Pending pending{.attempt = {id, 0}, .deadline = deadline};
+  if (rank_ == 0) {
+    DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
+    DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+    DRIFTLESS_RETURN_IF_ERROR(check_number(id));
+    DRIFTLESS_ASSIGN_OR_RETURN(pending.attempt.number, begin_attempt(id, deadline));
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto there_now, read_version(*store_, id, deadline));
+    if (there_now) {
+      return error(StatusCode::kAlreadyExists, path(version_key(id)), ": it was published already");
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(pending.attempt.number, read_attempt(id, deadline));
+  }
+  pending_ = pending;
+  return {};
+}
+
+Result<std::unique_ptr<File>> Sender::create_part(const std::string& name) {
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("creating a part"));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(name));
+  const std::string key = concat(parts_prefix(pending_->attempt), name);
+  for (const auto& part : parts_) {
+    if (part->path() != path(key)) continue;
+    return error(StatusCode::kAlreadyExists, part->path(), ": the part is there already");
+  }
+  parts_.push_back(
+      std::make_shared<PartUpload>(store_, options_, senders_, name, key, pending_->deadline));
+  return make_part_file(parts_.back());
+}
+
+Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));
+  for (const auto& part : parts_) DRIFTLESS_RETURN_IF_ERROR(part->check_finished());
+  std::vector<PartReceipt> receipts(parts_.size());
+  const auto finish = [&](std::size_t i, unsigned) -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(receipts[i], parts_[i]->finish(deadline));
+    receipts[i].rank = rank_;
+    receipts[i].locator = pending_->attempt.number;
+    return {};
+  };
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(parts_.size(), options_.streams, finish));
+  return receipts;
+}
+
+// For a store without conditions: as late as can be.
+Status Sender::check_alone(const PublicationId& id, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> other,
+                             read_version(*store_, id, deadline));
+  if (other) return claim_.fence(concat(version_key(id), " is there already"));
+  return claim_.check(deadline);
+}
+
+Status Sender::put_manifest(const std::string& text, const Deadline& deadline) {
+  const PublicationId id = pending_->attempt.id;
+  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(check_alone(id, deadline));
+  pending_->sealing = true;
+  const Status put = store_->put(version_key(id), bytes_of(text), claim_.conditional(), deadline);
+  if (put.code() != StatusCode::kAlreadyExists) return put;
+  // Ours, if the answer to the first try was lost.
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
+                             read_version(*store_, id, deadline));
+  if (now && version_text(*now) == text) return {};
+  pending_->sealing = false;
+  return claim_.fence(concat(version_key(id), " is another publisher's"));
+}
+
+Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("sealing"));
+  DRIFTLESS_RETURN_IF_ERROR(check_begun("sealing"));
+  const Attempt attempt = pending_->attempt;
+  const std::string key = version_key(attempt.id);
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("sealing ", path(key))));
+  if (manifest.size() > kMaxTextBytes / 2) {
+    return error(StatusCode::kUnsupported, path(key), ": a manifest of ", manifest.size(),
+                 " bytes, at most ", kMaxTextBytes / 2, " are allowed");
+  }
+  VersionObject version{.manifest = std::string(manifest), .attempt = attempt.number};
+  DRIFTLESS_RETURN_IF_ERROR(put_manifest(version_text(version), deadline));
+  pending_.reset();
+  parts_.clear();
+  there_.insert(attempt.id);
+  newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
+  // Neither is needed to see the version: a failure is made up for by the next one.
+  const Status cleared = attempts_.decided(attempt, deadline);
+  const Status indexed = write_index(deadline);
+  return {};
+}
+
+Status Sender::write_index(const Deadline& deadline) {
+  nlohmann::json versions = nlohmann::json::array();
+  for (const PublicationId& id : there_) versions.push_back(publication_name(id));
+  const nlohmann::json json{{"format", 1}, {"versions", versions}};
+  return store_->put(std::string(kIndexKey), bytes_of(json.dump() + "\n"), false, deadline);
+}
+
+Status Sender::abort() {
+  if (!pending_.has_value()) return {};
+  const Pending pending = *std::exchange(pending_, std::nullopt);
+  const auto parts = std::exchange(parts_, {});
+  for (const auto& part : parts) part->drop();
+  if (rank_ != 0) return {};  // what lies there is removed by the leader
+  return attempts_.give_up(pending.attempt, !pending.sealing, soon());
+}
+
+Result<std::optional<Hash128>> Sender::published(const PublicationId& id,
+                                                 const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
+                             read_version(*store_, id, deadline));
+  if (!version || version->removed) return std::optional<Hash128>();
+  return std::optional(xxh3_128(version->manifest));
+}
+
+Result<std::vector<ReceiverReport>> Sender::receivers() {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the receivers"));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<shared_fs::ReceiverWatch::Receiver> found,
+                             receivers_.look(soon()));
+  std::vector<ReceiverReport> reports;
+  for (auto& receiver : found) reports.push_back(std::move(receiver.report));
+  return reports;
+}
+
+Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("pruning"));
+  const Deadline deadline = soon();
+  DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto found, receivers_.look(deadline));
+  const auto old = shared_fs::prunable(std::vector(there_.begin(), there_.end()), version, found);
+  DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
+  std::vector<PublicationId> removed;
+  for (const PublicationId& id : old) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> object,
+                               read_version(*store_, id, deadline));
+    // The name stays taken: a publisher that wakes up late must not find it free.
+    DRIFTLESS_RETURN_IF_ERROR(store_->put(version_key(id), {}, false, deadline));
+    there_.erase(id);
+    if (object && !object->removed) {
+      DRIFTLESS_RETURN_IF_ERROR(attempts_.remove_parts({id, object->attempt}, deadline));
+    }
+    removed.push_back(id);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
+  if (!removed.empty()) const Status ignored = write_index(deadline);
+  return removed;
+}
+
+}  // namespace
+}  // namespace object_store
+
+Result<std::unique_ptr<SendRoad>> make_object_store_sender(std::shared_ptr<ObjectStore> store,
+                                                           const ObjectStoreOptions& options,
+                                                           unsigned rank, unsigned ranks) {
+  if (rank >= ranks) {
+    return error(StatusCode::kInvalidArgument, store->name(), ": rank ", rank, " of ", ranks);
+  }
+  return std::unique_ptr<SendRoad>(
+      std::make_unique<object_store::Sender>(std::move(store), options, rank, ranks));
+}
+
+}  // namespace driftless

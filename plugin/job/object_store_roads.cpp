@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The object_store road, for a process of a job.
+#include "collectives/object_store/object_store_road.h"
+#include "plugin/job/road_openers.h"
+
+namespace driftless {
+namespace {
+
+// What the trainer leaves for rollouts.
+constexpr const char* kEndKey = "closed.json";
+constexpr std::size_t kMaxEndBytes = 4096;
+constexpr std::chrono::seconds kEndWait{30};
+
+Result<std::optional<std::string>> read_end(ObjectStore& store) {
+  Result<std::string> read = store.get_text(kEndKey, kMaxEndBytes, Deadline::after(kEndWait));
+  if (read.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
+  if (!read.ok()) return read.status();
+  return std::optional<std::string>(std::move(*read));
+}
+
+}  // namespace
+
+Result<OpenRoad> open_object_store_road(const Config& config, const RoadPlace& place) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
+                             open_object_store(config.object_store));
+  OpenRoad road;
+  road.sender = [store, options = config.object_store, place] {
+    return make_object_store_sender(store, options, place.rank, place.trainers);
+  };
+  road.receiver = [store, options = config.object_store] {
+    return make_object_store_receiver(store, options);
+  };
+  road.hear_end = [store] { return read_end(*store); };
+  return road;
+}
+
+Result<std::unique_ptr<ReceiveRoad>> object_store_history(const Config& config) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
+                             open_object_store(config.object_store));
+  return make_object_store_receiver(store, config.object_store);
+}
+
+Status withdraw_object_store_end(const Config& config) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
+                             open_object_store(config.object_store));
+  return store->remove(kEndKey, Deadline::after(kEndWait));
+}
+
+Status tell_object_store_end(const Config& config, std::string_view text) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
+                             open_object_store(config.object_store));
+  const std::string line = concat(text, "\n");
+  return store->put(kEndKey, bytes_of(line), false, Deadline::after(kEndWait));
+}
+
+}  // namespace driftless

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs over object stores: trainers and rollouts that share nothing but a bucket. The servers are
+those of tests/object_store/servers.py, each a process."""
+
+import contextlib
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import jobs
+from jobs import make_run, start
+from support import COMMAND, REPOSITORY, assert_refusal, ok, read_checkpoint, run
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
+
+
+@pytest.fixture(scope="module", params=servers.NAMES)
+def server(request):
+    jobs.need("object_store")
+    with contextlib.ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(servers.serve(request.param))
+        except servers.Unavailable as reason:
+            pytest.skip(f"{request.param}: {reason}")
+        yield request.param, endpoint
+
+
+class StoreJob:
+    """A prefix of its own in the server's bucket."""
+
+    def __init__(self, work, server):
+        self.name, self.endpoint = server
+        self.work = work
+        self.url = f"s3://{servers.BUCKET}/{work.name}"
+        self.settings = {
+            "road.url": self.url,
+            "road.endpoint": self.endpoint,
+            "road.single_writer": str(servers.needs_single_writer(self.name)).lower(),
+            "road.poll_first": "5ms",
+            "road.poll_longest": "50ms",
+            "deadlines.fetch": "20s",
+            "deadlines.connect": "30s",
+        }
+        self.environment = servers.client_environment()
+        self.said = []
+
+    def line(self, role, *arguments, **settings):
+        line = [role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", 1]
+        for key, value in (self.settings | settings).items():
+            line += ["--set", f"{key}={value}"]
+        return [*map(str, line), *map(str, arguments)]
+
+    def ok(self, *line):
+        result = run(*line, env=self.environment)
+        self.said += [result.stdout, result.stderr]
+        assert result.returncode == 0, result.stderr + result.stdout
+        return result.stdout
+
+    def start(self, *line):
+        return start([COMMAND, *line], env=self.environment)
+
+    def finish(self, process):
+        result = jobs.finish(process)
+        self.said += [result.stdout, result.stderr]
+        assert result.returncode == 0, result.stderr + result.stdout
+        return result.stdout
+
+    def assert_no_credential(self):
+        for text in self.said:
+            assert servers.SECRET_KEY not in text and servers.ACCESS_KEY not in text
+
+
+@pytest.fixture
+def job(work, server):
+    made = StoreJob(work, server)
+    yield made
+    jobs.stop_started()
+    made.assert_no_credential()
+
+
+def versions_of(text):
+    events = [json.loads(line) for line in text.splitlines()]
+    return [event["version"] for event in events if event["event"] == "version"]
+
+
+def test_rollouts_follow_a_trainer_and_late_ones_catch_up(job, rng):
+    work = job.work
+    history = make_run(work / "run", rng, 4)
+    base = ["--base", work / "run/step_000000", "--json"]
+    early = job.start(*job.line("rollout", *base, "--save", work / "a"))
+    trainer = ["--replay", work / "run", "--rollouts", 1, "--json"]
+    assert versions_of(job.ok(*job.line("trainer", *trainer))) == [1, 2, 3, 4]
+    job.finish(early)
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+    # The run is closed: one without a base takes the anchor, catches up and ends.
+    job.ok(*job.line("rollout", "--save", work / "b", "--timeout", "60s"))
+    assert read_checkpoint(work / "b/rollout_00") == history[4]
+
+
+def test_a_restarted_trainer_goes_on(job, rng):
+    work = job.work
+    history = make_run(work / "run", rng, 4)
+    replay = ["--replay", work / "run", "--json"]
+    assert versions_of(job.ok(*job.line("trainer", *replay, "--steps", 2))) == [1, 2]
+    assert versions_of(job.ok(*job.line("trainer", *replay))) == [3, 4]
+    base = ["--base", work / "run/step_000000"]
+    job.ok(*job.line("rollout", "--save", work / "a", *base, "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+
+
+def test_trainer_ranks_of_an_mpirun_job_share_a_prefix(job, rng):
+    jobs.need_mpirun()
+    work = job.work
+    history = make_run(work / "run", rng, 3)
+    line = jobs.mpirun_line((2, job.line("trainer", "--replay", work / "run", "--json")))
+    job.finish(start(line, env=jobs.environment() | job.environment))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[3]
+
+
+def test_the_python_module_loads_the_road_when_it_is_asked_for(job):
+    code = f"""
+import driftless
+from driftless import Config, Job
+print({{b.name: b.built or b.why_not for b in driftless.backends()}}["object_store"])
+text = "road: {{kind: object_store, url: '{job.url}', endpoint: '{job.endpoint}'}}"
+Job(Config.parse(text), "rollout", launched=False).close()
+"""
+    environment = job.environment | {"PYTHONPATH": str(REPOSITORY / "build/python")}
+    line = [sys.executable, "-c", code]
+    result = subprocess.run(line, env=environment, capture_output=True, text=True)
+    if "No module named" in result.stderr:
+        pytest.skip("the module is not built")
+    assert result.returncode == 0 and result.stdout == "True\n", result.stderr + result.stdout
+
+
+@contextlib.contextmanager
+def web_server(directory):
+    """Files over HTTP, for anybody. It answers a range with all of the file."""
+    handler = functools.partial(QuietHandler, directory=directory)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *ignored):
+        pass
+
+
+def test_readers_without_credentials_follow_over_http(job, rng):
+    if job.name != "rclone":
+        pytest.skip(f"{job.name} keeps no files that a web server could offer")
+    work = job.work
+    history = make_run(work / "run", rng, 3)
+    job.ok(*job.line("trainer", "--replay", work / "run", "--json"))
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    environment = servers.client_environment(**nothing)
+    with web_server(job.endpoint.directory) as web:
+        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
+        line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
+        result = run(*line, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert "s3cr3t" not in result.stdout + result.stderr
+        refused = run(*job.line("trainer", "--replay", work / "run", **url), env=environment)
+    assert read_checkpoint(work / "a/rollout_00") == history[3]
+    assert_refusal(refused, 8, "can only be read")
+
+
+def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
+    work = job.work
+    history = make_run(work / "run", rng, 8)
+    keep = {"keep_versions": 1, "anchors.every": 3, "road.patience": "1ms"}
+    job.ok(*job.line("trainer", "--replay", work / "run", **keep))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[8]
+    # Numbers that were used stay used: the run goes on behind them.
+    shutil.rmtree(work / "run")
+    longer = make_run(work / "run", np.random.default_rng(20240607), 10)
+    assert longer[8] == history[8]
+    assert versions_of(job.ok(*job.line("trainer", "--replay", work / "run", "--json"))) == [9, 10]
+
+
+def test_a_store_without_conditions_is_refused(job, rng):
+    if not servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has them")
+    make_run(job.work / "run", rng, 1)
+    refuse = {"road.single_writer": "false"}
+    line = job.line("trainer", "--replay", job.work / "run", **refuse)
+    result = run(*line, env=job.environment)
+    assert_refusal(result, 8, "If-None-Match", "road.single_writer", job.url)
+
+
+def test_wrong_credentials_are_named_by_where_they_come_from(job, rng):
+    make_run(job.work / "run", rng, 1)
+    line = job.line("trainer", "--replay", job.work / "run")
+    result = run(*line, env=servers.client_environment(AWS_SECRET_ACCESS_KEY=""))
+    assert_refusal(result, 2, "no credentials", "AWS_SECRET_ACCESS_KEY", "/nonexistent")
+    if job.name == "rclone":  # it checks signatures
+        wrong = "wrongwrongwrong"
+        result = run(*line, env=servers.client_environment(AWS_SECRET_ACCESS_KEY=wrong))
+        assert_refusal(result, 2, "credentials", job.url)
+        assert wrong not in result.stderr
+
+
+def test_the_configuration_shows_no_signature(work):
+    path = work / "job.yaml"
+    path.write_text("road: { kind: object_store, url: 'https://h/p?X-Amz-Signature=abc' }\n")
+    shown = ok("config", "check", path)
+    assert "https://h/p?(not shown)" in shown and "abc" not in shown
+    path.write_text("road: { kind: object_store }\n")
+    assert_refusal(run("config", "check", path), 2, "road.url is missing")
+    path.write_text("road: { kind: object_store, url: 's3://b', endpoint: 'http://me:pw@h' }\n")
+    refused = run("config", "check", path)
+    assert_refusal(refused, 2, "road.endpoint")
+    assert "pw" not in refused.stderr

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs over object stores that fail: a proxy in front of the servers answers wrongly, cuts
+connections, or kills the publisher. A rollout ends at the old or the new version, never between."""
+
+import json
+import os
+import random
+import signal
+import sys
+
+import pytest
+
+import jobs
+from jobs import make_run
+from support import REPOSITORY, read_checkpoint, run
+from test_object_store import StoreJob, server, versions_of  # noqa: F401
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
+from faulty_proxy import FaultyProxy  # noqa: E402
+
+sys.path.insert(0, str(REPOSITORY / "tests/bench"))
+import object_store  # noqa: E402
+
+
+@pytest.fixture
+def job(work, server):  # noqa: F811
+    made = StoreJob(work, server)
+    with FaultyProxy(made.endpoint) as proxy:
+        made.proxy = proxy
+        made.settings["road.endpoint"] = proxy.endpoint
+        yield made
+    jobs.stop_started()
+    made.assert_no_credential()
+
+
+def reader(job):
+    """The line of a rollout that goes past the proxy and starts from the anchor."""
+    return job.line("rollout", "--timeout", "60s", "--json", **{"road.endpoint": job.endpoint})
+
+
+def held(job, save):
+    """The version and the weights that a rollout without a base ends with."""
+    text = job.ok(*reader(job), "--save", save)
+    version = json.loads(text.splitlines()[-1])["version"]
+    return version, read_checkpoint(save / "rollout_00")
+
+
+def sometimes(fault, share=0.15, seed=1):
+    rng = random.Random(seed)
+    return lambda request: fault if rng.random() < share else None
+
+
+FAULTS = {
+    "500": sometimes("500"),
+    "503": sometimes("503"),
+    "409": lambda request: "409" if request.seals and request.number % 2 else None,
+    "cut": sometimes("cut"),
+    "cut_after": sometimes("cut_after"),
+    "truncate": sometimes("truncate"),
+    "stale": lambda request: "stale" if request.lists else None,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_over_a_failing_store_ends_with_the_trainers_bits(job, rng, fault):
+    work = job.work
+    history = make_run(work / "run", rng, 4, rows=4096)
+    job.proxy.fault = FAULTS[fault]
+    base = ["--base", work / "run/step_000000", "--json"]
+    rollout = job.start(*job.line("rollout", *base, "--save", work / "a"))
+    trainer = ["--replay", work / "run", "--rollouts", 1, "--json"]
+    assert versions_of(job.ok(*job.line("trainer", *trainer))) == [1, 2, 3, 4]
+    job.finish(rollout)
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+    assert fault == "409" and job.name == "rclone" or any(r.fault for r in job.proxy.log)
+    job.proxy.fault = lambda request: None
+    assert held(job, work / "late") == (4, history[4])
+
+
+@pytest.mark.parametrize("where", ["manifest", "part"])
+def test_wrong_lengths_are_noticed_and_fetched_again(job, rng, where):
+    work = job.work
+    history = make_run(work / "run", rng, 3)
+    job.ok(*job.line("trainer", "--replay", work / "run"))
+    word = "/versions/" if where == "manifest" else "/parts/"
+    wrong = []
+
+    def fault(request):
+        if word in request.path and request.method == "GET" and len(wrong) < 4:
+            wrong.append(request)
+            return "short"
+        return None
+
+    job.proxy.fault = fault
+    line = job.line("rollout", "--timeout", "60s", "--save", work / "a")
+    job.ok(*line)
+    assert len(wrong) == 4 and read_checkpoint(work / "a/rollout_00") == history[3]
+
+
+def test_a_name_that_is_taken_by_nobody_one_knows_ends_the_publisher(job, rng):
+    """412 for the seal of version 2, though nothing is there: it may be another's any moment."""
+    if servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has no conditions")
+    history = make_run(job.work / "run", rng, 3)
+    number = "0000000000000000002.version"
+    job.proxy.fault = lambda r: "412" if r.seals and number in r.path else None
+    line = job.line("trainer", "--replay", job.work / "run", "--json")
+    result = run(*line, env=job.environment)
+    job.said += [result.stdout, result.stderr]
+    assert result.returncode != 0 and "another publisher" in result.stderr
+    job.proxy.fault = lambda request: None
+    assert versions_of(job.ok(*line)) == [2, 3]
+    assert held(job, job.work / "b") == (3, history[3])
+
+
+def test_expired_credentials_are_looked_for_again(job, rng):
+    history = make_run(job.work / "run", rng, 2)
+    expired = []
+
+    def fault(request):
+        if request.number % 7 == 3:
+            expired.append(request)
+            return "expired"
+        return None
+
+    job.proxy.fault = fault
+    job.ok(*job.line("trainer", "--replay", job.work / "run"))
+    assert expired and held(job, job.work / "a") == (2, history[2])
+    job.proxy.fault = lambda request: "expired"
+    result = run(*job.line("trainer", "--replay", job.work / "run"), env=job.environment)
+    job.said += [result.stdout, result.stderr]
+    assert result.returncode == 2 and "ExpiredToken" in result.stderr
+
+
+def test_a_publisher_that_is_taken_over_is_fenced(job, rng):
+    history = make_run(job.work / "run", rng, 4)
+    line = job.line("trainer", "--replay", job.work / "run", "--json")
+    first = job.start(*line, "--interval-ms", "1500")
+    jobs.wait_for(lambda: any(r.seals and "1.version" in r.path for r in job.proxy.log), "a version")
+    job.ok(*line)
+    ended = jobs.finish(first)
+    job.said += [ended.stdout, ended.stderr]
+    assert ended.returncode == 4 and "Another publisher has taken over" in ended.stderr
+    assert held(job, job.work / "a") == (4, history[4])
+
+
+def killed_at(job, number, line, armed):
+    """Runs a trainer that is killed when its request `number` arrives; whether it was."""
+    job.proxy.log.clear()
+    process = None
+    killed = []
+
+    def fault(request):
+        if armed(request) and not killed:
+            killed.append(request)
+            os.kill(process.pid, signal.SIGKILL)
+            return "cut" if number % 2 else "cut_after"
+        return None
+
+    job.proxy.fault = lambda request: None
+    process = job.start(*line)
+    job.proxy.fault = fault
+    process.wait(60)
+    process.communicate()
+    job.proxy.fault = lambda request: None
+    return bool(killed)
+
+
+def test_a_delta_is_known_after_two_requests_and_one(server):  # noqa: F811
+    """One after the other, from its last byte on; the receiver's brings the manifest."""
+    name, endpoint = server
+    if servers.needs_single_writer(name):
+        pytest.skip(f"{name} has no conditions: the publisher looks before it publishes")
+    publisher, receiver = object_store.requests_of_a_delta(endpoint)
+    assert [line.split()[0] for line in publisher] == ["PUT", "PUT"]
+    assert receiver == ["GET 0000000000000000002.version.json"]
+
+
+def test_memory_does_not_grow_with_a_version(server):  # noqa: F811
+    name, endpoint = server
+    if name != "rclone":
+        pytest.skip(f"{name} keeps all of it in memory")
+    for what in ("publish", "fetch"):
+        assert object_store.bench(what, endpoint, "memory", 512)["peak_mib"] < 192
+
+
+KILLS = [16, pytest.param(200, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_kill_the_publisher_at_any_request(job, rng, kills):
+    """Version after version, killed at one request after another; parts of several pieces."""
+    work = job.work
+    history = make_run(work / "run", rng, 3, rows=300_000 if kills < 100 else 3000)
+    whole = ["--set", "mode=full", "--set", "buffer_size=64MiB"]
+    line = job.line("trainer", "--replay", work / "run", "--json", *whole)
+    requests = None
+    for number in range(kills):
+        job.settings["road.url"] = f"{job.url}/{number}"
+        line = job.line("trainer", "--replay", work / "run", "--json", *whole)
+        at = 3 + number if requests is None else number * requests // kills
+        if not killed_at(job, number, line, lambda r, at=at: r.number == at):
+            requests = len(job.proxy.log)
+            continue
+        # What is there is whole; another trainer goes on, and rollouts follow it.
+        assert versions_of(job.ok(*line))[-1:] in ([3], [])
+        if number % 4 == 0:
+            assert held(job, work / f"a{number}") == (3, history[3])
