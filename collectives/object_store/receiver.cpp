@@ -4,6 +4,7 @@
 #include "collectives/object_store/http_client.h"
 #include "collectives/object_store/receiver_objects.h"
 #include "collectives/object_store/spool.h"
+#include "collectives/part_ranges.h"
 #include "core/parallel.h"
 
 namespace driftless {
@@ -31,6 +32,10 @@ class Receiver final : public ReceiveRoad {
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override;
   Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
                                 const Deadline& deadline) override;
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override;
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
   Status report(const ReceiverReport& report, const Deadline& deadline) override;
   Status leave(const Deadline& deadline) override;
 
@@ -208,6 +213,28 @@ Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartRecei
   if (memory.status().code() == StatusCode::kNotFound) return not_there(store_->name(), id);
   DRIFTLESS_RETURN_IF_ERROR(memory.status());
   return MappedFile(part.name, memory->owner, memory->bytes);
+}
+
+Result<std::vector<MappedFile>> Receiver::fetch_ranges(const PublicationId& id,
+                                                       const PartReceipt& part,
+                                                       std::span<const ByteRange> ranges,
+                                                       const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+  const std::string key = concat(parts_prefix({id, part.locator}), part.name);
+  DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path(key))));
+  DRIFTLESS_RETURN_IF_ERROR(check_ranges("object_store", id, part, ranges));
+  DRIFTLESS_RETURN_IF_ERROR(check_sealed(id, deadline));
+  const RangePlaces places(ranges);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
+                             allocate_ranges(places, path(key)));
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const std::span<std::byte> bytes = places.of(i, memory.get());
+    if (bytes.empty()) continue;
+    const Status read = read_range(key, ranges[i].offset, bytes, deadline);
+    if (read.code() == StatusCode::kNotFound) return not_there(store_->name(), id);
+    DRIFTLESS_RETURN_IF_ERROR(read);
+  }
+  return places.files(part.name, memory, memory.get());
 }
 
 Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) {

@@ -36,6 +36,7 @@ class Sender final : public SendRoad {
                                            const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override;
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
+  Result<std::uint64_t> highest_number() override;
 
  private:
   struct Pending {
@@ -132,6 +133,12 @@ Status Sender::load_list(const Deadline& deadline) {
   }
   list_loaded_ = true;
   return {};
+}
+
+Result<std::uint64_t> Sender::highest_number() {
+  DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
+  DRIFTLESS_RETURN_IF_ERROR(load_list(soon()));
+  return newest_[static_cast<std::size_t>(PublicationKind::kVersion)].value_or(0);
 }
 
 Status Sender::check_number(const PublicationId& id) const {
