@@ -71,6 +71,7 @@ Result<std::string> fetch(HttpClient& http, std::string method, std::string url,
   request.method = std::move(method);
   request.url = std::move(url);
   request.headers = std::move(headers);
+  request.direct = true;
   DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, http.call(request, deadline));
   if (reply.status == 200) return std::move(reply.text);
   return error(StatusCode::kNotFound, without_query(request.url), ": status ", reply.status);

@@ -140,6 +140,7 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const Deadline
   set(easy, ok, CURLOPT_HEADERDATA, &transfer);
   set(easy, ok, CURLOPT_WRITEFUNCTION, take_body);
   set(easy, ok, CURLOPT_WRITEDATA, &transfer);
+  if (request.direct) set(easy, ok, CURLOPT_PROXY, "");
   if (request.method == "HEAD") {
     set(easy, ok, CURLOPT_NOBODY, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {

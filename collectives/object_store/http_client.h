@@ -29,6 +29,7 @@ struct HttpRequest {
   std::span<std::byte> into;
   std::uint64_t skip = 0;  // bytes of a body of status 200 that come before what is wanted
   std::size_t max_text = std::size_t{1} << 20;
+  bool direct = false;  // through no proxy: an answer that is a secret
 };
 
 struct HttpReply {

@@ -215,6 +215,71 @@ def test_wrong_credentials_are_named_by_where_they_come_from(job, rng):
         assert wrong not in result.stderr
 
 
+ROLE = {
+    "AccessKeyId": servers.ACCESS_KEY,
+    "SecretAccessKey": servers.SECRET_KEY,
+    "Token": "",
+    "Expiration": "2000-01-01T00:00:00Z",  # so that they are asked for again and again
+}
+
+
+class InstanceHandler(http.server.BaseHTTPRequestHandler):
+    """What an instance tells of its role, to those who bring its token; and a container."""
+
+    def do_PUT(self):
+        self.answer("instance-token" if self.path == "/latest/api/token" else None)
+
+    def do_GET(self):
+        roles = "/latest/meta-data/iam/security-credentials/"
+        known = self.headers.get("x-aws-ec2-metadata-token") == "instance-token"
+        if self.path == "/container":
+            known = self.headers.get("authorization") == "container-token"
+        answers = {roles: "trainer", f"{roles}trainer": json.dumps(ROLE)}
+        answers["/container"] = json.dumps(ROLE)
+        self.answer(answers.get(self.path) if known else None)
+
+    def answer(self, text):
+        self.send_response(404 if text is None else 200)
+        self.send_header("Content-Length", str(len(text or "")))
+        self.end_headers()
+        self.wfile.write((text or "").encode())
+
+    def log_message(self, *ignored):
+        pass
+
+
+@pytest.mark.parametrize("source", ["file", "profile", "container", "instance"])
+def test_where_credentials_come_from(job, rng, source):
+    """rclone checks the signatures that are made with them."""
+    work = job.work
+    history = make_run(work / "run", rng, 1)
+    keys = f"aws_access_key_id={servers.ACCESS_KEY}\naws_secret_access_key={servers.SECRET_KEY}\n"
+    (work / "credentials").write_text(f"[{'other' if source == 'profile' else 'default'}]\n{keys}")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), InstanceHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    more = {
+        "file": {"AWS_SHARED_CREDENTIALS_FILE": str(work / "credentials")},
+        "profile": {
+            "AWS_SHARED_CREDENTIALS_FILE": str(work / "credentials"), "AWS_PROFILE": "other"
+        },
+        "container": {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{address}/container",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN": "container-token",
+        },
+        "instance": {
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": address, "AWS_EC2_METADATA_DISABLED": "false"
+        },
+    }[source]  # fmt: skip
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    job.environment = servers.client_environment(**nothing | more)
+    job.ok(*job.line("trainer", "--replay", work / "run"))
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[1]
+    server.shutdown()
+    server.server_close()
+
+
 def test_the_configuration_shows_no_signature(work):
     path = work / "job.yaml"
     path.write_text("road: { kind: object_store, url: 'https://h/p?X-Amz-Signature=abc' }\n")
