@@ -224,6 +224,13 @@ Result<std::vector<MappedFile>> Receiver::fetch_ranges(const PublicationId& id,
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path(key))));
   DRIFTLESS_RETURN_IF_ERROR(check_ranges("object_store", id, part, ranges));
   DRIFTLESS_RETURN_IF_ERROR(check_sealed(id, deadline));
+  const Result<std::uint64_t> size = store_->size(key, deadline);
+  if (size.status().code() == StatusCode::kNotFound) return not_there(store_->name(), id);
+  DRIFTLESS_RETURN_IF_ERROR(size.status());
+  if (*size != part.size_bytes) {
+    return error(StatusCode::kCorrupt, path(key), ": ", *size, " bytes, ", part.size_bytes,
+                 " were expected");
+  }
   const RangePlaces places(ranges);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
                              allocate_ranges(places, path(key)));
