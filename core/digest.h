@@ -67,6 +67,7 @@ struct Digest {
 // Stands for the tensor in block_key(): made from its name once, then passed by value.
 struct DigestTensorKey {
   Hash128 name_hash;
+  bool operator==(const DigestTensorKey&) const = default;
 };
 [[nodiscard]] DigestTensorKey digest_tensor_key(std::string_view tensor_name);
 

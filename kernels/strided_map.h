@@ -31,6 +31,7 @@ struct StridedMap {
     std::uint64_t size = 1;
     std::uint64_t source_stride = 1;
     std::uint64_t target_stride = 1;
+    bool operator==(const Dim&) const = default;
   };
   // Units [begin, end) of the source that go to `target`, target + step, ...; or, where target is
   // kOutside, that are not in the view.
@@ -44,6 +45,7 @@ struct StridedMap {
   std::uint64_t target_offset = 0, target_end = 0;
   std::uint32_t dims = 0;
   Dim dim[kMaxDims];  // descending source strides
+  bool operator==(const StridedMap&) const = default;
 
   // `source` is of a tensor of `source_units`, `target` of memory of `target_units`.
   // kInvalidArgument for shapes that differ, for views that reach past the end or have the same

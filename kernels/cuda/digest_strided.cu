@@ -213,14 +213,13 @@ Status launch_by_cast(ValueCast cast, unsigned unit_bytes, const Launch& launch)
 
 }  // namespace
 
-WorkspaceSize digest_maps_workspace_size(std::span<const DigestMap> parts, unsigned unit_bytes) {
+WorkspaceSize MapSweep::workspace_size(std::span<const DigestMap> parts, unsigned unit_bytes) {
   return span_table_size<DevPart>(parts.size(), spans_of(parts, unit_bytes));
 }
 
-Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
-                   const Workspace& workspace, std::uint64_t* sums_dev, Stream stream) {
+Result<MapSweep> MapSweep::make(std::span<const DigestMap> parts, unsigned unit_bytes,
+                                const Workspace& workspace, Stream stream) {
   const std::uint64_t spans = spans_of(parts, unit_bytes);
-  if (spans == 0) return {};
   if (spans >= (std::uint64_t{1} << 31) || !valid_width(unit_bytes)) {
     return error(StatusCode::kInvalidArgument, "a digest of ", parts.size(), " maps with units of ",
                  unit_bytes, " bytes: ", spans, " spans; cut it in two");
@@ -229,6 +228,13 @@ Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
     if (part.cast == parts.front().cast && reversible(part.cast)) continue;
     return error(StatusCode::kInvalidArgument, "a digest of maps that convert differently");
   }
+  MapSweep sweep;
+  sweep.unit_bytes_ = unit_bytes;
+  sweep.cast_ = parts.empty() ? ValueCast::kNone : parts.front().cast;
+  sweep.parts_ = static_cast<std::uint32_t>(parts.size());
+  sweep.spans_ = static_cast<std::uint32_t>(spans);
+  sweep.dev_ = workspace.dev;
+  if (spans == 0) return sweep;
   DRIFTLESS_RETURN_IF_ERROR(place_spans<DevPart>(parts, spans, workspace, "a digest through maps",
                                                  stream,
                                                  [&](const DigestMap& part, std::uint32_t first) {
@@ -236,11 +242,15 @@ Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
                                                    own.first_span = first;
                                                    return std::pair(own, spans_of(own));
                                                  }));
-  const auto dev = carve_spans<DevPart>(workspace.dev, parts.size(), spans);
-  return launch_by_cast(parts.front().cast, unit_bytes, [&](auto kernel) -> Status {
-    for (std::uint32_t begin = 0; begin < spans;) {
-      const auto end = static_cast<std::uint32_t>(
-          std::min<std::uint64_t>(spans, std::uint64_t{begin} + kDigestMapSlice));
+  return sweep;
+}
+
+Status MapSweep::sum(std::uint64_t* sums_dev, Stream stream) const {
+  if (spans_ == 0) return {};
+  const auto dev = carve_spans<DevPart>(dev_, parts_, spans_);
+  return launch_by_cast(cast_, unit_bytes_, [&](auto kernel) -> Status {
+    for (std::uint32_t begin = 0; begin < spans_;) {
+      const std::uint32_t end = spans_ - begin < kDigestMapSlice ? spans_ : begin + kDigestMapSlice;
       const unsigned blocks = (end - begin + kDigestWarps - 1) / kDigestWarps;
       kernel<<<blocks, kDigestWarps * 32, 0, native(stream)>>>(dev.items, dev.span_item, begin, end,
                                                                sums_dev);

@@ -236,13 +236,26 @@ struct DigestMap {
 };
 // Per slot: kDigestSums, then how many units are foreign (kernels/host_kernels.h).
 inline constexpr std::size_t kDigestMapSums = kDigestSums + 1;
-// 264 bytes per part, 4 per 128 KiB of it.
-[[nodiscard]] WorkspaceSize digest_maps_workspace_size(std::span<const DigestMap> parts,
-                                                       unsigned unit_bytes);
-// Adds to the slots in `sums_dev`. In launches that hold the GPU for less than 0.1 ms each.
-[[nodiscard]] Status digest_maps(std::span<const DigestMap> parts, unsigned unit_bytes,
-                                 const Workspace& workspace, std::uint64_t* sums_dev,
-                                 Stream stream);
+// Made once for the same parts, used for every sum of them. Works in the caller's workspace.
+class MapSweep {
+ public:
+  // 264 bytes per part, 4 per 128 KiB of it.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const DigestMap> parts,
+                                                    unsigned unit_bytes);
+  [[nodiscard]] static Result<MapSweep> make(std::span<const DigestMap> parts, unsigned unit_bytes,
+                                             const Workspace& workspace, Stream stream);
+  // Adds to the slots in `sums_dev`. In launches that hold the GPU for less than 0.1 ms each.
+  [[nodiscard]] Status sum(std::uint64_t* sums_dev, Stream stream) const;
+
+ private:
+  MapSweep() = default;
+
+  unsigned unit_bytes_ = 1;
+  ValueCast cast_ = ValueCast::kNone;
+  std::uint32_t parts_ = 0;
+  std::uint32_t spans_ = 0;
+  std::byte* dev_ = nullptr;
+};
 [[nodiscard]] Digest digest_from_sums(std::span<const std::uint64_t, kDigestSums> sums);
 
 }  // namespace driftless::cuda

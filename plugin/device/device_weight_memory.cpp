@@ -137,11 +137,13 @@ Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
   return sum.sum();
 }
 
-// Maps of one width and one conversion, and their numbers among all.
+// Maps of one width and one conversion, their numbers among all, and what a sweep of them needs.
 struct MapGroup {
   unsigned unit_bytes = 1;
   std::vector<cuda::DigestMap> maps;
   std::vector<std::size_t> numbers;
+  DeviceWorkspace workspace;  // the sums of each map, then the sweep's
+  std::optional<cuda::MapSweep> sweep;
 };
 
 std::vector<MapGroup> grouped(std::span<const MapToSum> maps) {
@@ -159,29 +161,56 @@ std::vector<MapGroup> grouped(std::span<const MapToSum> maps) {
   return found;
 }
 
-// WeightMemory::sum_maps() of one group: queued in short launches; waits for it.
-Status sum_group(GpuContext& gpu, DeviceWorkspace& workspace, const MapGroup& group,
-                 std::vector<StridedSum>& sums) {
-  constexpr std::uint64_t kSlotBytes = cuda::kDigestMapSums * sizeof(std::uint64_t);
-  const std::uint64_t bytes = group.maps.size() * kSlotBytes, at = device_aligned(bytes);
-  const cuda::WorkspaceSize size = cuda::digest_maps_workspace_size(group.maps, group.unit_bytes);
-  DRIFTLESS_RETURN_IF_ERROR(workspace.dev.reserve(at + size.dev_bytes, MemoryKind::kDevice));
-  DRIFTLESS_RETURN_IF_ERROR(workspace.host.reserve(at + size.host_bytes, MemoryKind::kHost));
-  std::byte* const dev = workspace.dev.data();
-  std::byte* const host = workspace.host.data();
-  const cuda::Workspace work{dev + at, size.dev_bytes, host + at, size.host_bytes};
+// Whether the groups were made of just these.
+bool made_of(const std::vector<MapGroup>& groups, std::span<const MapToSum> maps) {
+  std::size_t count = 0;
+  for (const MapGroup& group : groups) {
+    count += group.maps.size();
+    if (!group.sweep || count > maps.size()) return false;
+    for (std::size_t i = 0; i < group.maps.size(); ++i) {
+      const cuda::DigestMap& own = group.maps[i];
+      const auto& [map, key] = maps[group.numbers[i]];
+      if (own.data_dev != map->data || group.unit_bytes != map->unit_bytes ||
+          own.cast != map->cast || !(own.key == *key) || !(own.map == map->map)) {
+        return false;
+      }
+    }
+  }
+  return count == maps.size();
+}
+
+constexpr std::uint64_t kMapSumsBytes = cuda::kDigestMapSums * sizeof(std::uint64_t);
+
+Status prepare_sweep(const GpuContext& gpu, MapGroup& group) {
+  const std::uint64_t at = device_aligned(group.maps.size() * kMapSumsBytes);
+  const cuda::WorkspaceSize size = cuda::MapSweep::workspace_size(group.maps, group.unit_bytes);
+  DeviceWorkspace& held = group.workspace;
+  DRIFTLESS_RETURN_IF_ERROR(held.dev.reserve(at + size.dev_bytes, MemoryKind::kDevice));
+  DRIFTLESS_RETURN_IF_ERROR(held.host.reserve(at + size.host_bytes, MemoryKind::kHost));
+  const cuda::Workspace work{held.dev.data() + at, size.dev_bytes, held.host.data() + at,
+                             size.host_bytes};
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      group.sweep, cuda::MapSweep::make(group.maps, group.unit_bytes, work, gpu.stream.get()));
+  return {};
+}
+
+// Queued in short launches; the sums are on the host once the stream is done.
+Status queue_sweep(const GpuContext& gpu, const MapGroup& group) {
+  const std::uint64_t bytes = group.maps.size() * kMapSumsBytes;
+  std::byte* const dev = group.workspace.dev.data();
   DRIFTLESS_RETURN_IF_ERROR(gpu.stream.clear(dev, bytes));
-  DRIFTLESS_RETURN_IF_ERROR(cuda::digest_maps(
-      group.maps, group.unit_bytes, work, reinterpret_cast<std::uint64_t*>(dev), gpu.stream.get()));
-  DRIFTLESS_RETURN_IF_ERROR(gpu.stream.copy(host, dev, bytes));
-  DRIFTLESS_RETURN_IF_ERROR(gpu.stream.wait());
+  DRIFTLESS_RETURN_IF_ERROR(
+      group.sweep->sum(reinterpret_cast<std::uint64_t*>(dev), gpu.stream.get()));
+  return gpu.stream.copy(group.workspace.host.data(), dev, bytes);
+}
+
+void take_sums(const MapGroup& group, std::vector<StridedSum>& sums) {
   for (std::size_t i = 0; i < group.maps.size(); ++i) {
     std::uint64_t slot[cuda::kDigestMapSums];
-    std::memcpy(slot, host + i * kSlotBytes, kSlotBytes);
+    std::memcpy(slot, group.workspace.host.data() + i * kMapSumsBytes, kMapSumsBytes);
     sums[group.numbers[i]] = {cuda::digest_from_sums(std::span(slot).first<cuda::kDigestSums>()),
                               slot[cuda::kDigestSums]};
   }
-  return {};
 }
 
 class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
@@ -191,8 +220,12 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kDevice; }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
   [[nodiscard]] StagingMemory staging_memory() const override {
-    return {gpu_->staging.device_bytes + sweep_.dev.size(),
-            gpu_->staging.pinned_bytes + sweep_.host.size()};
+    StagingMemory held{gpu_->staging.device_bytes, gpu_->staging.pinned_bytes};
+    for (const MapGroup& group : sweeps_) {
+      held.device_bytes += group.workspace.dev.size();
+      held.pinned_bytes += group.workspace.host.size();
+    }
+    return held;
   }
   [[nodiscard]] BucketMemory* buckets() override { return this; }
 
@@ -214,10 +247,15 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
                                            unsigned /*threads*/) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
-    std::vector<StridedSum> sums(maps.size());
-    for (const MapGroup& group : grouped(maps)) {
-      DRIFTLESS_RETURN_IF_ERROR(sum_group(*gpu_, sweep_, group, sums));
+    // An engine may wait for this: the tables of the same maps stay where they are.
+    if (!made_of(sweeps_, maps)) {
+      sweeps_ = grouped(maps);
+      for (MapGroup& group : sweeps_) DRIFTLESS_RETURN_IF_ERROR(prepare_sweep(*gpu_, group));
     }
+    for (const MapGroup& group : sweeps_) DRIFTLESS_RETURN_IF_ERROR(queue_sweep(*gpu_, group));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    std::vector<StridedSum> sums(maps.size());
+    for (const MapGroup& group : sweeps_) take_sums(group, sums);
     return sums;
   }
 
@@ -320,8 +358,8 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   }
 
   std::shared_ptr<GpuContext> gpu_;
-  DeviceWorkspace scratch_;  // for read() and write()
-  DeviceWorkspace sweep_;    // of its own: a change may be staged, and has the other
+  DeviceWorkspace scratch_;       // for read() and write()
+  std::vector<MapGroup> sweeps_;  // of the last sum_maps()
 };
 
 }  // namespace

@@ -323,10 +323,12 @@ void bench_sweep(Bench& bench) {
     for (const std::uint64_t rows : {6144, 6144}) add(rows, 4096, 4096);      // gate, up
     add(4096, 6144, 12288);                                                   // down
   }
-  const cuda::Workspace work = Diff::allocate(cuda::digest_maps_workspace_size(parts, 2));
+  const cuda::Workspace work = Diff::allocate(cuda::MapSweep::workspace_size(parts, 2));
+  const auto sweep = cuda::MapSweep::make(parts, 2, work, nullptr);
+  must(sweep.status());
   auto* const sums = reinterpret_cast<std::uint64_t*>(
       device(parts.size() * cuda::kDigestMapSums * sizeof(std::uint64_t)));
-  const double ms = time_ms([&] { must(cuda::digest_maps(parts, 2, work, sums, nullptr)); });
+  const double ms = time_ms([&] { must(sweep->sum(sums, nullptr)); });
   const double share = static_cast<double>(at) / static_cast<double>(kUnits);
   print("sweep of a fused, sliced module of " + std::to_string(at / 1'000'000) + " M elements", ms,
         "read as much", bench.read_one * share, static_cast<double>(at) * 2);

@@ -223,7 +223,20 @@ def free_bytes(a):
     return torch.cuda.mem_get_info()[0]
 
 
-def follow(a, model, weights, target, receiver, publisher):
+class Pause:
+    """What an engine does not work for: from pause() to resume()."""
+
+    def __init__(self):
+        self.begin = self.ms = 0.0
+
+    def pause(self):
+        self.begin = time.perf_counter()
+
+    def resume(self):
+        self.ms = (time.perf_counter() - self.begin) * 1e3
+
+
+def follow(a, model, weights, target, receiver, publisher, pause):
     generator = torch.Generator(a.device).manual_seed(1)
     rows = []
     for _ in range(a.versions):
@@ -245,7 +258,8 @@ def follow(a, model, weights, target, receiver, publisher):
         extra = room - free_bytes(a)
         with Probe(a.probe) as nobody:  # the same while nobody stages anything
             time.sleep(stage_ms / 1e3 if a.probe else 0)
-        pause_ms, update = timed(a, receiver.commit)
+        commit_ms, update = timed(a, receiver.commit)
+        pause_ms = pause.ms
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, expected[name]), name
         undo_ms, _ = timed(a, receiver.rollback)
@@ -256,6 +270,7 @@ def follow(a, model, weights, target, receiver, publisher):
                 "usual_ms": look_ms + unchecked_ms,
                 "usual_unchecked_ms": unchecked_ms,
                 "pause_ms": pause_ms,
+                "commit_ms": commit_ms,  # with the look at the files before, the report after it
                 "apply_ms": update.apply_ms,
                 "undo_ms": undo_ms,
                 "stage_ms": stage_ms,
@@ -296,10 +311,11 @@ def main():
         open_ms, target = timed(
             a, lambda: ModuleTarget(model, base, allow=allow, chunk_bytes=CHUNK_BYTES)
         )
-        receiver = driftless.Receiver(rollout, target)
+        pause = Pause()
+        receiver = driftless.Receiver(rollout, target, pause=pause.pause, resume=pause.resume)
         opening = (room - free_bytes(a)) / 2**20
         print(target.describe().splitlines()[0], f"(made in {open_ms:.0f} ms)")
-        rows = follow(a, model, weights, target, receiver, publisher)
+        rows = follow(a, model, weights, target, receiver, publisher, pause)
         middle = {
             key: statistics.median(row[key] for row in rows)
             for key in rows[0]

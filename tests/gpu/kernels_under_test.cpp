@@ -259,9 +259,10 @@ StridedSum digest_strided(const StridedMap& map, const void* target, unsigned un
   }
   const std::vector<std::uint64_t> zeros(2 * cuda::kDigestMapSums);
   const DeviceBytes sums(std::as_bytes(std::span(zeros)));
-  const WorkMemory work(cuda::digest_maps_workspace_size(parts, unit_bytes));
-  must(cuda::digest_maps(parts, unit_bytes, work.get(),
-                         reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
+  const WorkMemory work(cuda::MapSweep::workspace_size(parts, unit_bytes));
+  const auto sweep = cuda::MapSweep::make(parts, unit_bytes, work.get(), nullptr);
+  must(sweep.status());
+  must(sweep->sum(reinterpret_cast<std::uint64_t*>(sums.data()), nullptr));
   must(cudaDeviceSynchronize());
   EXPECT_TRUE(sums.intact() && work.intact());
   std::uint64_t host[2 * cuda::kDigestMapSums];

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ class Moves:
         self.bound, self.placement = bound, placement
         self.modules = list(modules)
         self.followed = [each for each in bound.bindings if storage_key(each.data) in followed]
-        self.slots = [each.slot() for each in bound.bindings]
+        slots = [each.slot() for each in bound.bindings]
+        self.slots = [list(column) for column in zip(*slots, strict=True)] or [[]] * 4
         self.addresses = [each.address for each in bound.bindings]
         self.loads = [(name, count_loads(module)) for name, module in self.modules]
         self.dropped: list[int] | None = None  # how often weights had been loaded then
@@ -131,9 +133,11 @@ class Moves:
     def in_place(self) -> bool:
         """None is rebound. An engine waits for this look: it takes a tenth of a millisecond for 300
         tensors."""
-        if not all(table[kind].get(name) is tensor for table, kind, name, tensor in self.slots):
+        modules, kinds, names, tensors = self.slots
+        there = map(dict.get, map(getitem, modules, kinds), names)
+        if not all(map(is_, there, tensors)):
             return False
-        return [tensor.data_ptr() for _, _, _, tensor in self.slots] == self.addresses
+        return list(map(torch.Tensor.data_ptr, tensors)) == self.addresses
 
     def read_versions(self) -> list[int]:
         """How often torch wrote each of them; inference tensors keep no count."""
