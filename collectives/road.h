@@ -135,8 +135,9 @@ class SendRoad {
   }
   // [leader] The highest version that may ever have been visible in the run on the road, also one
   // that somebody has removed since: its number is not used again. 0 where the road forgets what it
-  // does not list. kCorrupt where nobody can say any more.
-  [[nodiscard]] virtual Result<std::uint64_t> highest_number() { return std::uint64_t{0}; }
+  // does not list. kCorrupt where nobody can say any more. Without a default: a road around another
+  // that does not pass it on would use a number again.
+  [[nodiscard]] virtual Result<std::uint64_t> highest_number() = 0;
   // [all] Where parts are kept. On kDevice pwrite() takes host or device bytes, and a writer that
   // has them on the device need not bring them down.
   [[nodiscard]] virtual MemoryKind part_memory() const { return MemoryKind::kHost; }

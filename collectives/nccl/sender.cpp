@@ -130,6 +130,8 @@ class Sender final : public SendRoad {
     return control_->published(id, deadline);
   }
 
+  // What it does not list is gone with its processes.
+  Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return control_->receivers(); }
   [[nodiscard]] MemoryKind part_memory() const override { return fabric_->memory(); }
 

@@ -6,9 +6,12 @@ import base64
 import json
 import struct
 import tempfile
+import time
 import traceback
 import urllib.error
 from pathlib import Path
+
+PATIENCE = 50  # tenths of a second
 
 
 def ask(call, command):
@@ -27,12 +30,14 @@ def ask(call, command):
 
 
 def begin(call):
-    """A session that somebody left open is ended first."""
-    try:
-        call("/begin_weight_update", {})
-    except urllib.error.HTTPError:
-        call("/end_weight_update", {})
-        call("/begin_weight_update", {})
+    """An agent may be looking, and ends its session soon; one that somebody left open is ended."""
+    for _ in range(PATIENCE):
+        try:
+            return call("/begin_weight_update", {})
+        except urllib.error.HTTPError:
+            time.sleep(0.1)
+    call("/end_weight_update", {})
+    return call("/begin_weight_update", {})
 
 
 def pickled(command):

@@ -2,6 +2,7 @@
 """A real server that is killed and started again under a living agent, or a living driver: it never
 gets the label of the dead one's version, and label and weights agree from then on."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,10 +15,9 @@ from follows import assert_at, assert_weights, driver_of, proxies
 def behind(started, run_of):
     """An engine at the base of a run, a proxy before it, and another process in its place."""
 
-    def restart(spec, proxy):
+    def restart(spec):
         started.drop(spec)
-        proxy.engine = started.get(spec)
-        return proxy.engine
+        return started.get(spec)
 
     with proxies(started, run_of) as make:
         yield make, restart
@@ -32,9 +32,16 @@ def test_under_an_agent_that_has_nothing_to_do(behind, spec):
         for version in (1, 2):
             run.publish()
             agent.wait_for(proxy, version)
-        engine = restart(spec, proxy)
+        engine = restart(spec)
         assert engine.weight_version() == "default"
         assert_weights(engine, run.model, 0)
+        proxy.engine = engine  # from now on the agent meets it, and needs no news to notice
+        deadline = time.monotonic() + 120
+        while engine.weight_version() == "default":
+            assert time.monotonic() < deadline, agent.tail()
+            time.sleep(0.1)
+        assert engine.weight_version() == "2"
+        assert_weights(engine, run.model, 2)
         run.publish()
         agent.wait_for(proxy, 3)
         assert_weights(engine, run.model, 3)
@@ -57,7 +64,7 @@ def test_between_a_commit_and_its_label(behind, spec):
     with ThreadPoolExecutor() as pool:
         updating = pool.submit(driver.update)
         assert label.reached.wait(60)
-        engine = restart(spec, proxy)
+        engine = proxy.engine = restart(spec)
         label.release()
         with pytest.raises(EngineError):
             updating.result(300)

@@ -127,6 +127,11 @@ class RemoteSender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(in.status());
     return in.ids();
   }
+  Result<std::uint64_t> highest_number() override {
+    Unpacker in = call(packed(Call::kHighestNumber));
+    DRIFTLESS_RETURN_IF_ERROR(in.status());
+    return in.number();
+  }
   [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kHost; }
   void progress() override {}
 

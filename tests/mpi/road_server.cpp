@@ -119,6 +119,12 @@ class Server {
         if (removed.ok()) out.ids(*removed);
         break;
       }
+      case Call::kHighestNumber: {
+        const auto highest = ends_.sender->highest_number();
+        out.status(highest.status());
+        if (highest.ok()) out.number(*highest);
+        break;
+      }
       default: break;
     }
   }

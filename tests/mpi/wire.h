@@ -131,6 +131,7 @@ enum class Call : std::uint64_t {
   kPublished,
   kReceivers,
   kPrune,
+  kHighestNumber,
   kWrite,
   kRead,
   kSync,

@@ -58,6 +58,10 @@ class StepSendRoad final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
     return road_->prune(version);
   }
+  Result<std::uint64_t> highest_number() override {
+    DRIFTLESS_RETURN_IF_ERROR(simulation_->step());
+    return road_->highest_number();
+  }
   [[nodiscard]] MemoryKind part_memory() const override { return road_->part_memory(); }
   void progress() override { road_->progress(); }
 

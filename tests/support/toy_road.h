@@ -92,6 +92,7 @@ class ToySender final : public SendRoad {
     for (const auto& [id, report] : medium_->receivers) all.push_back(report);
     return all;
   }
+  Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<PublicationId>> prune(std::uint64_t) override {
     return std::vector<PublicationId>();
   }

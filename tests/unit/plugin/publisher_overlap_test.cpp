@@ -132,6 +132,7 @@ class HoldingRoad final : public SendRoad {
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     return road_->prune(version);
   }
+  Result<std::uint64_t> highest_number() override { return road_->highest_number(); }
   MemoryKind part_memory() const override { return road_->part_memory(); }
   void progress() override { road_->progress(); }
 
