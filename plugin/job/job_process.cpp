@@ -108,9 +108,19 @@ Status check_parts(const RoadTable& table, const Config& config) {
 }  // namespace
 
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
-                                                     const Deadline& deadline) {
+                                                     const Deadline& deadline,
+                                                     const Group* joined) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-  DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(anchor_bytes, deadline));
+  if (joined != nullptr && !road_.takes_groups) {
+    return error(
+        StatusCode::kInvalidArgument, road_.key, ": ", road_.name,
+        " joins its trainers itself, and a group was given: give none, or use another road");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(RoadPlace place, meet(anchor_bytes, deadline));
+  if (joined != nullptr) {
+    place.rank = joined->rank();
+    place.trainers = joined->size();
+  }
   const std::unique_ptr<Watchdog> watched = watch();
   DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
   return open_.sender();

@@ -30,9 +30,11 @@ class JobProcess {
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument if they are not configured alike. `anchor_bytes`: memory for an anchor of this
-  // rank, if the configuration leaves it open.
+  // rank, if the configuration leaves it open. `joined`: the trainers that the caller joined by a
+  // group of its own, which the road has to take; null: those that this process knows of.
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                         const Deadline& deadline);
+                                                         const Deadline& deadline,
+                                                         const Group* joined = nullptr);
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline);
   // [trainers] Reads what the road held before this process; null if the road forgets.
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history();
