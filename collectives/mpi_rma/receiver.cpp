@@ -101,14 +101,6 @@ class RmaReceiver final : public ReceiveRoad {
     return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
   }
 
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    const ByteRange whole{0, part.size_bytes};
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
-                               fetch_ranges(id, part, {&whole, 1}, deadline));
-    return std::move(bytes.front());
-  }
-
   // The part's label comes along with the ranges: it tells that they are of this part.
   Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
                                                std::span<const ByteRange> ranges,

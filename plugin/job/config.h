@@ -89,10 +89,6 @@ struct Config {
   // The road's row in the table of roads: its name, and after a slash the variant that
   // road.layout or road.nccl.rendezvous choose.
   [[nodiscard]] std::string road_row() const;
-  // Trainers and rollouts have to be one mpirun job.
-  [[nodiscard]] bool one_mpi_job() const {
-    return road == kMpiRma || (road == kNccl && rendezvous.kind == RendezvousKind::kMpi);
-  }
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
     return road == kNccl && nccl.arrival == MemoryKind::kDevice;

@@ -174,6 +174,11 @@ Status check_available(const RoadTable& roads, const Config& config, bool launch
   return table_for(roads, config, launched).status();
 }
 
+bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
+  const Result<const Road*> road = road_of(roads, config);
+  return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(config, role);
+}
+
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
                                              JobRole role, bool launched, const LateHandler& late) {
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
@@ -184,8 +189,9 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
                  " joins threads of one process; between processes use mpi_rma, nccl, shared_fs, "
                  "object_store or host_shm");
   }
-  const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
-  if (mpi) return table->join_mpi(config, *road, role, late);
+  if (launched || needs_mpi(*table, config, role)) {
+    return table->join_mpi(config, *road, role, late);
+  }
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
 }
 
