@@ -9,7 +9,7 @@ namespace {
 
 using Dim = StridedMap::Dim;
 
-// One past the last unit that the strides reach from `offset`; kOutside where that overflows.
+// One past the last unit that the strides reach from `offset`; kOutside if that overflows.
 std::uint64_t end_of(std::uint64_t offset, std::span<const Dim> dims, std::uint64_t Dim::* stride) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
   unsigned __int128 last = offset;
@@ -86,7 +86,7 @@ class Runs {
   [[nodiscard]] std::uint64_t run_end() const { return begin_ + run_bytes_; }
   [[nodiscard]] std::uint64_t end() const { return end_; }  // of the last run
 
-  // Goes to the next run, where there is one.
+  // Goes to the next run, if there is one.
   [[nodiscard]] bool next() {
     for (Repeat& repeat : repeats_) {
       begin_ += repeat.bytes;
@@ -122,7 +122,7 @@ class Runs {
   std::vector<Repeat> repeats_;  // ascending
 };
 
-// Columns of one matrix: where all repeat at the same step, and the first of all fit into one step,
+// Columns of one matrix: if all repeat at the same step, and the first of all fit into one step,
 // these tell everything.
 bool keep_first(std::span<Runs> cluster) {
   const std::uint64_t period = cluster.front().period();

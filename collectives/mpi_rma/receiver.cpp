@@ -68,7 +68,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff wait = backoff();
-    // Even where there is no time to wait there is time to look.
+    // Even if there is no time to wait there is time to look.
     const bool late = deadline.remaining() < kOneLook;
     const Deadline look = late ? Deadline::after(kOneLook) : deadline;
     do {
