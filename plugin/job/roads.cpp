@@ -46,6 +46,7 @@ constexpr std::array kRoads = {
          nullptr, nullptr, tell_shm_end, hear_shm_end},
     Road{.name = "shared_fs",
          .help = "road of files: flush, hf_delta, frames",
+         .at = kHere,
          .open = open_shared_fs_road,
          .history = shared_fs_history,
          .withdraw_end = withdraw_shared_fs_end,
