@@ -32,7 +32,7 @@ set(gnu $<CXX_COMPILER_ID:GNU>)
 set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<AND:${gnu},$<BOOL:${DRIFTLESS_UNITY}>>:-Wno-subobject-linkage>
   $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror> $<$<AND:${gnu},$<BOOL:${DRIFTLESS_WERROR}>>:-Wno-error=maybe-uninitialized>)
 target_compile_options(driftless_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${warnings}>
-  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter$<$<BOOL:${DRIFTLESS_WERROR}>:,-Werror -Werror=all-warnings>>")
 if(DRIFTLESS_FUZZ)
   target_compile_options(driftless_compile_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
@@ -52,7 +52,7 @@ if(DRIFTLESS_CCACHE)
   endif()
 endif()
 
-# driftless_backend(NAME FOUND_VARIABLE REASON) settles DRIFTLESS_WITH_<NAME> = AUTO|ON|OFF into
+# driftless_backend(NAME FOUND_VARIABLE REASON) turns DRIFTLESS_WITH_<NAME> = AUTO|ON|OFF into
 # DRIFTLESS_HAS_<NAME> and DRIFTLESS_WHY_NOT_<NAME>. Code lists every backend, built or not.
 function(driftless_backend name found missing)
   if(NOT DRIFTLESS_WITH_${name} MATCHES "^(AUTO|ON|OFF)$")

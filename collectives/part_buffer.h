@@ -14,7 +14,7 @@ namespace driftless {
 class PartBuffer {
  public:
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_.get(), size_bytes_}; }
-  // Bytes before `offset` that were never written are zero. False, and nothing changed, where there
+  // Bytes before `offset` that were never written are zero. False, and nothing changed, if there
   // is no memory.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> bytes);
   // Of so many bytes, of any value. False, and nothing changed, if there is no memory.

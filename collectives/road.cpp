@@ -18,6 +18,14 @@ Status not_there(std::string_view road, const PublicationId& id) {
                " is not there (any more); take the newest anchor");
 }
 
+Result<MappedFile> ReceiveRoad::fetch_part(const PublicationId& id, const PartReceipt& part,
+                                           const Deadline& deadline) {
+  const ByteRange whole{0, part.size_bytes};
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
+                             fetch_ranges(id, part, {&whole, 1}, deadline));
+  return std::move(bytes.front());
+}
+
 Status check_report(const ReceiverReport& report) {
   const Status name = check_file_name(report.id);
   if (!name.ok() || report.id.size() > kMaxReceiverIdBytes) {

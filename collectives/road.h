@@ -164,9 +164,10 @@ class ReceiveRoad {
   // A part's bytes, of the size that the receipt says; kNotFound where it has gone meanwhile. The
   // caller compares the hash, unless they are in device memory (MappedFile::memory_kind()): a road
   // that returns such bytes has compared it. They stay valid after the publication has gone.
+  // As one range, if the road has no other way.
   [[nodiscard]] virtual Result<MappedFile> fetch_part(const PublicationId& id,
                                                       const PartReceipt& part,
-                                                      const Deadline& deadline) = 0;
+                                                      const Deadline& deadline);
   // The bytes of `ranges`, in their order; they may overlap, touch, be empty or many. Only they are
   // fetched, and memory is taken for them alone, unless the road holds the part anyway. Each begins
   // in memory as it does in the part, modulo kRangeAlignment. kCorrupt, before anything is fetched,

@@ -41,7 +41,7 @@ class Backoff {
  public:
   Backoff(std::chrono::microseconds first, std::chrono::microseconds longest)
       : next_(first), first_(first), longest_(longest) {}
-  // Sleeps, never past the deadline; false where it is over already.
+  // Sleeps, never past the deadline; false if it is over already.
   bool sleep(const Deadline& deadline);
   void reset() { next_ = first_; }
 

@@ -26,7 +26,7 @@ class File {
   virtual ~File() = default;
   // Writes all of `bytes` at `offset`, whatever the number of system calls it takes.
   [[nodiscard]] virtual Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // Fills all of `bytes`; kCorrupt where the file ends before.
+  // Fills all of `bytes`; kCorrupt if the file ends before.
   [[nodiscard]] virtual Status pread(std::uint64_t offset, std::span<std::byte> bytes) = 0;
   // Returns once the file's content is on stable storage.
   [[nodiscard]] virtual Status sync() = 0;
@@ -70,7 +70,7 @@ class MappedFile {
   // The bytes from `offset` on, which lie within it; they keep the whole valid.
   [[nodiscard]] MappedFile slice(std::uint64_t offset, std::uint64_t size) const;
   // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
-  // larger than memory does not push everything else out. Nothing where the content is held. Not of
+  // larger than memory does not push everything else out. Nothing if the content is held. Not of
   // a slice.
   void forget(std::uint64_t offset, std::uint64_t size) const;
 
@@ -109,22 +109,22 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // A new file; kAlreadyExists where one is there.
+  // A new file; kAlreadyExists if one is there.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
   // An existing regular file, to be read and written in place.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
-  // The same, to be read only: also where the file is not ours to write.
+  // The same, to be read only: also if the file is not ours to write.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open_to_read(const std::string& path) {
     return open(path);
   }
-  // kNotFound where nothing is there.
+  // kNotFound if nothing is there.
   [[nodiscard]] virtual Result<FileInfo> info(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".
   [[nodiscard]] virtual Result<std::vector<std::string>> list(const std::string& directory) = 0;
   [[nodiscard]] virtual Status make_directory(const std::string& path) = 0;
   // Atomically replaces a file `to`.
   [[nodiscard]] virtual Status rename_file(const std::string& from, const std::string& to) = 0;
-  // kAlreadyExists where anything is at `to`.
+  // kAlreadyExists if anything is at `to`.
   [[nodiscard]] virtual Status rename_directory(const std::string& from, const std::string& to) = 0;
   [[nodiscard]] virtual Status remove_file(const std::string& path) = 0;
   [[nodiscard]] virtual Status remove_directory(const std::string& path) = 0;
@@ -145,18 +145,18 @@ class FileSystem {
 [[nodiscard]] Status check_file_name(std::string_view name);
 // True where something is at `path`.
 [[nodiscard]] bool exists(FileSystem& fs, const std::string& path);
-// A directory and its parents, as `mkdir -p` makes them. Ok where it is there.
+// A directory and its parents, as `mkdir -p` makes them. Ok if it is there.
 [[nodiscard]] Status make_directories(FileSystem& fs, const std::string& path);
-// The whole of a small file; kCorrupt where it is longer than `max_bytes`.
+// The whole of a small file; kCorrupt if it is longer than `max_bytes`.
 [[nodiscard]] Result<std::string> read_text(FileSystem& fs, const std::string& path,
                                             std::uint64_t max_bytes);
 // A new file with this content, synced.
 [[nodiscard]] Status write_text(FileSystem& fs, const std::string& path, std::string_view text);
 // The same in place of an existing file: at every moment either the old content or the new one.
 [[nodiscard]] Status replace_text(FileSystem& fs, const std::string& path, std::string_view text);
-// A directory and all in it; symbolic links are removed, not followed. Ok where nothing is there.
+// A directory and all in it; symbolic links are removed, not followed. Ok if nothing is there.
 [[nodiscard]] Status remove_tree(FileSystem& fs, const std::string& path);
-// Fails where a file or directory is a symbolic link that leads out of `directory`.
+// Fails if a file or directory is a symbolic link that leads out of `directory`.
 [[nodiscard]] Status check_inside(FileSystem& fs, const std::string& directory,
                                   const std::string& name);
 

@@ -17,7 +17,7 @@ struct Hash128 {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
 
-  friend auto operator<=>(const Hash128&, const Hash128&) = default;
+  auto operator<=>(const Hash128&) const = default;
   [[nodiscard]] bool is_zero() const { return high == 0 && low == 0; }
 };
 

@@ -23,7 +23,7 @@ struct TensorSpec {
   std::vector<std::uint64_t> shape;
   std::uint64_t size_bytes = 0;
 
-  // kCorrupt where the number of bytes overflows 2^63 or a sub-byte type does not fill its last
+  // kCorrupt if the number of bytes overflows 2^63 or a sub-byte type does not fill its last
   // byte; the name is checked by valid_tensor_name().
   [[nodiscard]] static Result<TensorSpec> make(std::string name, DType dtype,
                                                std::vector<std::uint64_t> shape);
@@ -51,7 +51,7 @@ struct TensorView {
 class WeightLayout {
  public:
   WeightLayout() = default;
-  // Sorts; kCorrupt for two tensors of one name, and where the bytes of all reach 2^63.
+  // Sorts; kCorrupt for two tensors of one name, and if the bytes of all reach 2^63.
   [[nodiscard]] static Result<WeightLayout> make(std::vector<TensorSpec> tensors);
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const { return tensors_; }
@@ -64,11 +64,11 @@ class WeightLayout {
   // signatures hold the same tensors.
   [[nodiscard]] const Hash128& signature() const { return signature_; }
 
-  // Ok where both are the same, otherwise kWrongLayout naming the first tensor that differs, with
+  // Ok if both are the same, otherwise kWrongLayout naming the first tensor that differs, with
   // `ours` and `theirs` as the words for the two sides.
   [[nodiscard]] Status check_same(const WeightLayout& other, std::string_view ours,
                                   std::string_view theirs) const;
-  // The same, where there may be more tensors here.
+  // The same, if there may be more tensors here.
   [[nodiscard]] Status check_has(const WeightLayout& other, std::string_view ours,
                                  std::string_view theirs) const;
 

@@ -28,7 +28,7 @@ Status guarded(const Work& work) {
   }
 }
 
-// Runs body(worker) on `threads` threads, the caller's being worker 0. Where the system gives fewer
+// Runs body(worker) on `threads` threads, the caller's being worker 0. If the system gives fewer
 // threads than asked for, the work is done by those it gave.
 void run_workers(unsigned threads, const std::function<void(unsigned)>& body) {
   std::vector<std::thread> others;

@@ -10,7 +10,7 @@
 
 namespace driftless {
 
-// The number of threads to use where none was asked for: the cores this process may run on.
+// The number of threads to use if none was asked for: the cores this process may run on.
 [[nodiscard]] unsigned default_threads();
 
 // Calls work(task, worker) for every task below `tasks`, on up to `threads` threads (the caller's

@@ -33,7 +33,7 @@ const Driver* driver() {
   return &found;
 }
 
-// Nothing where there is none, or nobody has called cuInit().
+// Nothing if there is none, or nobody has called cuInit().
 void* current_context(const Driver& driver) {
   void* context = nullptr;
   return driver.get_current(&context) == 0 ? context : nullptr;

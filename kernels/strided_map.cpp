@@ -9,7 +9,7 @@ namespace {
 
 using Dim = StridedMap::Dim;
 
-// One past the last unit that the strides reach from `offset`; kOutside where that overflows.
+// One past the last unit that the strides reach from `offset`; kOutside if that overflows.
 std::uint64_t end_of(std::uint64_t offset, std::span<const Dim> dims, std::uint64_t Dim::* stride) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
   unsigned __int128 last = offset;
@@ -71,12 +71,12 @@ class Runs {
               [&](const Dim& a, const Dim& b) { return a.*stride < b.*stride; });
     for (const Dim& dim : dims) {
       const std::uint64_t step = dim.*stride * placed.unit_bytes;
-      if (steps_.empty() && step == run_bytes_) {
+      if (repeats_.empty() && step == run_bytes_) {
         run_bytes_ *= dim.size;
-      } else if (!steps_.empty() && step == steps_.back().bytes * steps_.back().count) {
-        steps_.back().count *= dim.size;
+      } else if (!repeats_.empty() && step == repeats_.back().bytes * repeats_.back().count) {
+        repeats_.back().count *= dim.size;
       } else {
-        steps_.push_back({step, dim.size, 0});
+        repeats_.push_back({step, dim.size, 0});
       }
     }
     measure();
@@ -86,41 +86,43 @@ class Runs {
   [[nodiscard]] std::uint64_t run_end() const { return begin_ + run_bytes_; }
   [[nodiscard]] std::uint64_t end() const { return end_; }  // of the last run
 
-  // Goes to the next run, where there is one.
+  // Goes to the next run, if there is one.
   [[nodiscard]] bool next() {
-    for (Step& step : steps_) {
-      begin_ += step.bytes;
-      if (++step.at < step.count) return true;
-      begin_ -= step.bytes * step.count;
-      step.at = 0;
+    for (Repeat& repeat : repeats_) {
+      begin_ += repeat.bytes;
+      if (++repeat.at < repeat.count) return true;
+      begin_ -= repeat.bytes * repeat.count;
+      repeat.at = 0;
     }
     return false;
   }
   // The outermost step, or 0; and the first of what it repeats.
-  [[nodiscard]] std::uint64_t period() const { return steps_.empty() ? 0 : steps_.back().bytes; }
+  [[nodiscard]] std::uint64_t period() const {
+    return repeats_.empty() ? 0 : repeats_.back().bytes;
+  }
   [[nodiscard]] std::uint64_t first_end() const {
-    return end_ - (steps_.back().count - 1) * steps_.back().bytes;
+    return end_ - (repeats_.back().count - 1) * repeats_.back().bytes;
   }
   void keep_first() {
-    steps_.pop_back();
+    repeats_.pop_back();
     measure();
   }
 
  private:
-  struct Step {
+  struct Repeat {
     std::uint64_t bytes, count, at;
   };
   void measure() {
     end_ = run_end();
-    for (const Step& step : steps_) end_ += (step.count - 1) * step.bytes;
+    for (const Repeat& repeat : repeats_) end_ += (repeat.count - 1) * repeat.bytes;
   }
   std::size_t number_;
   std::uint64_t begin_ = 0, end_ = 0;
   std::uint64_t run_bytes_;
-  std::vector<Step> steps_;  // ascending
+  std::vector<Repeat> repeats_;  // ascending
 };
 
-// Columns of one matrix: where all repeat at the same step, and the first of all fit into one step,
+// Columns of one matrix: if all repeat at the same step, and the first of all fit into one step,
 // these tell everything.
 bool keep_first(std::span<Runs> cluster) {
   const std::uint64_t period = cluster.front().period();

@@ -24,7 +24,7 @@ enum class ValueCast : std::uint8_t {
   kF16ToBF16,
 };
 
-// Nothing where there is no such conversion here.
+// Nothing if there is no such conversion here.
 [[nodiscard]] constexpr std::optional<ValueCast> value_cast(DType from, DType to) {
   if (from == to) return ValueCast::kNone;
   if (from == DType::kBF16 && to == DType::kF32) return ValueCast::kBF16ToF32;

@@ -50,7 +50,7 @@ Qwen3Shape of_width(const Width& width, std::uint64_t params) {
   return shape;
 }
 
-// What the whole layers leave over goes to the vocabulary, and where that is full to the ffn.
+// What the whole layers leave over goes to the vocabulary, and if that is full to the ffn.
 void fit(Qwen3Shape& shape, std::uint64_t params) {
   const std::uint64_t fixed = shape.hidden + shape.layers * layer_params(shape);
   const std::uint64_t rest = params > fixed ? params - fixed : 0;

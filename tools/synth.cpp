@@ -126,7 +126,7 @@ class StepDirectories {
                  "'); choose another directory, or remove it");
   }
 
-  // Where this fails too, the failure that led here is the one to report.
+  // If this fails too, the failure that led here is the one to report.
   void clean_up() {
     for (unsigned step = 0; step < count_; ++step) {
       static_cast<void>(remove_tree(fs_, hidden(step)).ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Built with -ffp-contract=off: a fused multiply-add would round differently where there is one.
+// Built with -ffp-contract=off: a fused multiply-add would round differently if there is one.
 #include "tools/synth_weights.h"
 
 #include <algorithm>

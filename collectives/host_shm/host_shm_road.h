@@ -8,7 +8,7 @@
 //     s000007, a000007               records: a step, an anchor; its manifest and its parts' sizes
 //     s000007.<token>.0              its parts, one segment each; the token is new for each attempt
 //     receivers/<id>                 what a receiver last said; locked by it as long as it lives
-//     end                            the last word of the run, where there was one
+//     end                            the last word of the run, if there was one
 //
 // Parts are written first, the record appears by a rename: what has a record is whole, whatever
 // happens to whoever made it. Receivers map the parts read-only, without a copy; a mapping lives on
@@ -16,7 +16,7 @@
 // two processes that both may die holding it: a dead receiver costs nothing and blocks nobody, and
 // a sender that starts removes what a dead one left. No clock is compared with another process'.
 //
-// The road keeps the newest `versions` steps and the newest anchor within `size_bytes`; where that
+// The road keeps the newest `versions` steps and the newest anchor within `size_bytes`; if that
 // is full, the oldest steps go. Segments that a receiver still has mapped come on top.
 #pragma once
 

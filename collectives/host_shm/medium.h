@@ -29,17 +29,17 @@ class Directory {
   // The road's own; if it is missing, it is made, or that is kNotFound. kCorrupt, saying whose it
   // is, if it is not private.
   [[nodiscard]] static Result<Directory> open(const HostShmOptions& options, bool make);
-  // One below it, made where it is missing.
+  // One below it, made if it is missing.
   [[nodiscard]] Result<Directory> below(const char* name) const;
 
   [[nodiscard]] const std::string& path() const { return path_; }
   // A new file of ours; kAlreadyExists.
   [[nodiscard]] Result<Descriptor> create(const std::string& name) const;
-  // An existing one; kNotFound. kCorrupt where it is not a plain file, ours, and closed to others.
+  // An existing one; kNotFound. kCorrupt if it is not a plain file, ours, and closed to others.
   [[nodiscard]] Result<Descriptor> open_file(const std::string& name, bool write) const;
   // An existing one to be read and written, or a new one.
   [[nodiscard]] Result<Descriptor> open_or_create(const std::string& name) const;
-  // A small file's content. kNotFound; kCorrupt where it is longer.
+  // A small file's content. kNotFound; kCorrupt if it is longer.
   [[nodiscard]] Result<std::string> read(const std::string& name, std::uint64_t max_bytes) const;
   // At every moment the old content or the new one.
   [[nodiscard]] Status replace(const std::string& name, std::string_view content) const;
@@ -47,7 +47,7 @@ class Directory {
   // that is taken, kNotFound if somebody has removed the temporary file.
   [[nodiscard]] Status write_new(const std::string& temporary, std::string_view content) const;
   [[nodiscard]] Status put_new(const std::string& temporary, const std::string& name) const;
-  // Ok where it is not there.
+  // Ok if it is not there.
   [[nodiscard]] Status remove(const std::string& name) const;
   [[nodiscard]] Result<std::vector<std::string>> list() const;
   // Whether `name` is still the file that is open.

@@ -20,7 +20,7 @@ struct Record {
   std::vector<RecordPart> parts;
 };
 [[nodiscard]] std::string record_to_bytes(const Record& record);
-// kCorrupt where it is not one. Lengths are checked before memory is taken.
+// kCorrupt if it is not one. Lengths are checked before memory is taken.
 [[nodiscard]] Result<Record> record_from_bytes(std::string_view bytes, std::string_view what);
 
 struct Report {

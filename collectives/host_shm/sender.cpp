@@ -68,7 +68,7 @@ class HeldSegments {
         directory_(std::move(directory)),
         lock_(std::move(lock)) {}
 
-  // kAlreadyExists, or kInvalidArgument where a newer one of its kind is there.
+  // kAlreadyExists, or kInvalidArgument if a newer one of its kind is there.
   [[nodiscard]] Status check_new(const PublicationId& id) const {
     const std::scoped_lock lock(mutex_);
     for (const auto& [other, held] : publications_) {

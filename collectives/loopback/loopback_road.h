@@ -3,7 +3,7 @@
 // The reference for what a road must do, and the road of tests and measurements.
 //
 // Parts are bytes in memory; a receiver gets the very bytes that were written, and keeps them
-// alive. The newest anchor is held beside the ring of steps. Where the ring is full, the oldest
+// alive. The newest anchor is held beside the ring of steps. If the ring is full, the oldest
 // steps go.
 #pragma once
 

@@ -32,11 +32,11 @@ class Medium {
   // Collective; all ranks succeed, or none does.
   [[nodiscard]] static Result<std::unique_ptr<Medium>> create(MPI_Comm world, unsigned publishers,
                                                               const MpiRmaOptions& options);
-  ~Medium();  // close(), where that was not called
+  ~Medium();  // close(), if that was not called
   Medium(const Medium&) = delete;
   Medium& operator=(const Medium&) = delete;
 
-  // Collective; waits for the others, but not for ever. kDeadlineExceeded where one did not come,
+  // Collective; waits for the others, but not for ever. kDeadlineExceeded if one did not come,
   // or somebody's get never ended: windows and communicators are then left to the end of the
   // process.
   [[nodiscard]] Status close();

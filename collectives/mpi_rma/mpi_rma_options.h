@@ -13,7 +13,7 @@ struct MpiRmaOptions {
   unsigned ring_versions = 64;     // steps held at most
   std::uint64_t anchor_bytes = 0;  // of each publisher rank's anchor; 0: the road has none
   std::uint64_t announcement_bytes = std::uint64_t{64} << 20;  // room for run_info on the leader
-  bool progress_thread = true;  // where the network needs the target's help, and MPI has threads
+  bool progress_thread = true;  // if the network needs the target's help, and MPI has threads
   std::chrono::milliseconds poll_first{1};
   std::chrono::milliseconds poll_longest{50};
   std::chrono::milliseconds patience{600'000};  // with a silent receiver

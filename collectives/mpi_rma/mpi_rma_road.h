@@ -7,9 +7,9 @@
 // there, and a receiver looks at that list again after it has read, so a torn read is never taken
 // for a whole one; the hash in the manifest is the second proof.
 //
-// Threads. MPI_THREAD_MULTIPLE is asked for by who initializes MPI. Where it was granted, a
+// Threads. MPI_THREAD_MULTIPLE is asked for by who initializes MPI. If it was granted, a
 // publisher has a progress thread if not all ranks share a host: without RDMA a get waits until its
-// target enters MPI. Where it was not granted there is no thread, all roads of a process are used
+// target enters MPI. If it was not granted there is no thread, all roads of a process are used
 // by the thread that initialized MPI, and SendRoad::progress() is to be called now and then (parts
 // may be written by any thread in either case). On one host gets are copies out of shared memory,
 // which need nobody's help.
@@ -42,14 +42,14 @@ class MpiRmaWorld {
   ~MpiRmaWorld();
   [[nodiscard]] bool publishes() const;
   [[nodiscard]] unsigned rank() const;  // among the publishers, or the receivers
-  // Whether MPI_THREAD_MULTIPLE was granted. Where not, all roads of a process are used by the
+  // Whether MPI_THREAD_MULTIPLE was granted. If not, all roads of a process are used by the
   // thread that initialized MPI, and SendRoad::progress() must be called while it waits.
   [[nodiscard]] bool threads() const;
   // Only on publishers, once / on receivers, one at a time. The world outlives them.
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender();
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver();
   // Collective, once its roads are gone; the destructor does it otherwise. Waits at most 20 seconds
-  // for the others. kDeadlineExceeded where one did not come: windows and communicators are then
+  // for the others. kDeadlineExceeded if one did not come: windows and communicators are then
   // left to the end of the process, which should end without MPI_Finalize, as that may hang.
   [[nodiscard]] Status close();
 

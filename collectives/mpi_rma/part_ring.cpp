@@ -221,7 +221,7 @@ Status PartRing::grow_in_ring(Part& part, std::uint64_t size) {
   const std::uint64_t needed = sizeof(PartLabel) + size;
   std::uint64_t target = part.at;
   if (target % capacity + needed > capacity) target = round_up(target, capacity);
-  // Where it is the only part, the publication begins with it.
+  // If it is the only part, the publication begins with it.
   const bool first = part.at == current_->begin;
   const std::uint64_t begin = first ? target : current_->begin;
   if (target + needed - begin > capacity) return compact(part, size);

@@ -4,7 +4,7 @@
 // Publications follow each other around the ring; each part is contiguous. The oldest ones make
 // room for a new one. Before a byte of an older publication is overwritten, raise(v) is called:
 // what is below version v is no longer whole. Nothing of the publication under construction was
-// seen by anybody, so its parts may still be moved; they are, where that makes it fit. A
+// seen by anybody, so its parts may still be moved; they are, if that makes it fit. A
 // publication whose parts (each rounded up to kPartAlignment) sum up to no more than the memory
 // always fits.
 //
@@ -99,7 +99,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   [[nodiscard]] Status place(Part& part);
   void evict_before(std::uint64_t end_position);
   void evict_oldest();
-  [[nodiscard]] std::byte* block(const Part& part);  // its label, or nothing where not placed
+  [[nodiscard]] std::byte* block(const Part& part);  // its label, or nothing if not placed
   [[nodiscard]] std::byte* bytes(Part& part);
   [[nodiscard]] Status too_small(std::uint64_t needed) const;
   void drop_locked();

@@ -68,7 +68,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff wait = backoff();
-    // Even where there is no time to wait there is time to look.
+    // Even if there is no time to wait there is time to look.
     const bool late = deadline.remaining() < kOneLook;
     const Deadline look = late ? Deadline::after(kOneLook) : deadline;
     do {
@@ -99,14 +99,6 @@ class RmaReceiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check_still_there(0, id, deadline));
     if (xxh3_128(manifest) == record->content_hash) return manifest;
     return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
-  }
-
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    const ByteRange whole{0, part.size_bytes};
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
-                               fetch_ranges(id, part, {&whole, 1}, deadline));
-    return std::move(bytes.front());
   }
 
   // The part's label comes along with the ranges: it tells that they are of this part.

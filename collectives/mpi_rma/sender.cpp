@@ -136,7 +136,7 @@ class Sender final : public SendRoad {
   Status abort() override {
     if (!id_) return {};
     if (anchor()) {
-      // Also where a seal went through unnoticed: receivers then see that it is not there.
+      // Also if a seal went through unnoticed: receivers then see that it is not there.
       forget_anchor();
       ring().drop();
     } else if (flushed_ && !leads()) {

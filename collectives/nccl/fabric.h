@@ -35,7 +35,7 @@ class Fabric {
  public:
   virtual ~Fabric() = default;
   [[nodiscard]] virtual MemoryKind memory() const = 0;
-  // kNoSpace where there is no room.
+  // kNoSpace if there is no room.
   [[nodiscard]] virtual Result<Block> allocate(std::uint64_t size) = 0;
   // Memory of the host that copies to and from memory() are fast with.
   [[nodiscard]] virtual Result<Block> allocate_host(std::uint64_t size) = 0;

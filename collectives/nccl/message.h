@@ -22,7 +22,7 @@ enum class MessageKind : std::uint8_t {
   kFailed,     // attempt, rank, code, text
   kPublished,  // request, id
   // From the leader.
-  kWelcome,   // session, text: the announcement, count: 1 where there is one
+  kWelcome,   // session, text: the announcement, count: 1 if there is one
   kAnnounce,  // text
   kPong,
   kProbe,    // to be answered by a kPing at once
@@ -57,7 +57,7 @@ struct Message {
 inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 
 [[nodiscard]] std::string to_bytes(const Message& message);
-// kCorrupt where anything is not as to_bytes() writes it.
+// kCorrupt if anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Message> parse_message(std::string_view bytes);
 
 // The status in a message, and a message with it.

@@ -120,7 +120,7 @@ class MpiHub final : public Hub {
   void end(std::uint64_t peer, std::vector<HubEvent>& events) {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
-    // Where it does not get there the other side's patience ends the link.
+    // If it does not get there the other side's patience ends the link.
     const Status told = nccl::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;

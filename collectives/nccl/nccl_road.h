@@ -23,7 +23,7 @@
 
 namespace driftless {
 
-// CUDA memory of options.device, and NCCL. One for each process. kUnsupported where there is no
+// CUDA memory of options.device, and NCCL. One for each process. kUnsupported if there is no
 // such GPU. Threads other than the caller's keep their current device.
 [[nodiscard]] Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options);
 

@@ -168,7 +168,7 @@ class Receiver final : public ReceiveRoad {
       lock.unlock();
       const Status sent = link->send(to_bytes(message), deadline);
       lock.lock();
-      // Where it could not be sent the thread finds the link lost, too, and hears its last words.
+      // If it could not be sent the thread finds the link lost, too, and hears its last words.
       changed_.wait_until(lock, deadline.at(), [&] {
         return replies_[request].has_value() || link_ != link || closed_;
       });

@@ -45,7 +45,7 @@ class RemoteControl final : public Control {
     if (link_ == nullptr) return;
     const Message message =
         with_status({.kind = MessageKind::kFailed, .rank = rank_, .attempt = attempt}, why);
-    // Where it does not get there, the leader's own deadline ends the attempt.
+    // If it does not get there, the leader's own deadline ends the attempt.
     const Status sent = link_->send(to_bytes(message), Deadline::after(milliseconds(1'000)));
     if (!sent.ok()) link_.reset();
   }

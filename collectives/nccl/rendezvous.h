@@ -39,7 +39,7 @@ class Link {
   virtual ~Link() = default;
   // From any thread. kIo: the link is gone.
   [[nodiscard]] virtual Status send(std::string_view message, const Deadline& deadline) = 0;
-  // The next message; nothing where the deadline passed. kIo: the link is gone, and all that came
+  // The next message; nothing if the deadline passed. kIo: the link is gone, and all that came
   // before it was is received; connect again. One thread. Also to be called after send() has
   // failed: the last words may be there.
   [[nodiscard]] virtual Result<std::optional<std::string>> receive(const Deadline& deadline) = 0;
@@ -60,7 +60,7 @@ using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& de
                                                         std::string* bound = nullptr);
 [[nodiscard]] Result<Connector> make_tcp_connector(const RendezvousOptions& options);
 
-// A directory that all see, owned by this user and closed to others (made so where it is missing):
+// A directory that all see, owned by this user and closed to others (made so if it is missing):
 // who may write there is who takes part. The hub takes over what an earlier one left; kBusy if that
 // one lives.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options);

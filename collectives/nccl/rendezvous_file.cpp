@@ -53,7 +53,7 @@ class Mailbox {
   [[nodiscard]] Status put(std::string_view message) {
     FileSystem& fs = posix_file_system();
     const std::string part = join_path(dir_, ".part");
-    const Status old = fs.remove_file(part);  // there only where a write before failed
+    const Status old = fs.remove_file(part);  // there only if a write before failed
     {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.create(part));
       DRIFTLESS_RETURN_IF_ERROR(
@@ -89,7 +89,7 @@ Status lost(std::string_view why) {
 }
 
 void mark_gone(const std::string& dir) {
-  // Where that fails the other side's patience ends the link.
+  // If that fails the other side's patience ends the link.
   const Status marked = write_text(posix_file_system(), join_path(dir, kGone), "");
 }
 
@@ -194,7 +194,7 @@ class FileLink final : public Link {
     const bool over = now.ok() ? *now != session_ : now.status().code() == StatusCode::kNotFound;
     if (!over) return;  // the hub sees the mark
     const Status mine = remove_tree(fs, peer_.dir);
-    const Status session = fs.remove_directory(join_path(root_, session_));  // where it is empty
+    const Status session = fs.remove_directory(join_path(root_, session_));  // if it is empty
   }
 
   Status send(std::string_view message, const Deadline&) override {

@@ -72,14 +72,6 @@ class Receiver final : public ReceiveRoad {
     return manifest;
   }
 
-  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
-                                const Deadline& deadline) override {
-    const ByteRange whole{0, part.size_bytes};
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> bytes,
-                               fetch_ranges(id, part, {&whole, 1}, deadline));
-    return std::move(bytes.front());
-  }
-
   Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
                                                std::span<const ByteRange> ranges,
                                                const Deadline& deadline) override {

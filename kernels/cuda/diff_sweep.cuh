@@ -156,7 +156,7 @@ struct TileView {
       out.new_groups[j] = __ldg(b + j * 32);  // the L1 keeps it: values are picked up from there
     }
   }
-  // Of a batch that is not whole: the last, or any where a side does not lie at a multiple of 16.
+  // Of a batch that is not whole: the last, or any if a side does not lie at a multiple of 16.
   __device__ Mask slow_mask(unsigned batch, unsigned lane) const {
     const auto* const a = reinterpret_cast<const Unit<W>*>(old_dev);
     const auto* const b = reinterpret_cast<const Unit<W>*>(new_dev);
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
     count += found;
   });
   Tile tile{0, count, 0, static_cast<std::uint16_t>(view.units - 1)};
-  // Where all of it changed, the second kernel reads the tensor itself.
+  // If all of it changed, the second kernel reads the tensor itself.
   if (count != 0 && count != view.units) {
     unsigned long long base = 0;
     if (lane == 0) base = atomicAdd(parts.cursor, count);

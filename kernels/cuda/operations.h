@@ -175,7 +175,7 @@ class StridedPatch {
   };
   // 256 bytes per part, 4 per 1024 changes; on the host as much again.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts);
-  // `offsets_dev` (may be null where no part uses it) stays as long as the patch is used.
+  // `offsets_dev` (may be null if no part uses it) stays as long as the patch is used.
   [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
                                                  const std::uint32_t* offsets_dev,
                                                  const Workspace& workspace, Stream stream);
@@ -187,7 +187,7 @@ class StridedPatch {
   [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
   // In one launch: keeps what is there in the old values, writes the new ones, and reads them back.
   // differs_dev[0] becomes the least number of a part that was not what its old values said,
-  // differs_dev[1] of one that does not hold what was written, else they stay; where it is null,
+  // differs_dev[1] of one that does not hold what was written, else they stay; if it is null,
   // the old values need not have said anything, and nothing is read back.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;

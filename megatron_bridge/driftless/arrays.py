@@ -9,7 +9,7 @@ from ._native import TORCH_NAMES, TensorRef
 from .errors import UnsupportedError
 
 def to_numpy(ref: Any) -> Any:
-    """A view; read-only where the tensor is. BF16 and the 8-bit floats appear as unsigned bits."""
+    """A view; read-only if the tensor is. BF16 and the 8-bit floats appear as unsigned bits."""
     import numpy
 
     return numpy.asarray(memoryview(ref))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on the elements of tensors, by their bits: in host memory, or on a GPU where the build has CUDA.
+"""Work on the elements of tensors, by their bits: in host memory, or on a GPU if the build has CUDA.
 
 Positions count units: the element itself, or the byte for types of less than 8 bits. Tensors are
 anything that driftless takes: numpy, torch, DLPack, the buffer protocol, TensorRef; all of a call on

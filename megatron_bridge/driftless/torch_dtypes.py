@@ -14,5 +14,5 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As safetensors spells it; torch's own name where it has none."""
+    """As safetensors spells it; torch's own name if it has none."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))

@@ -32,7 +32,7 @@ namespace driftless::python {
 // below a byte as their bytes.
 [[nodiscard]] pybind11::buffer_info buffer_of(TensorRef& ref);
 
-// Asks for the versioned capsule, and takes the older one where the producer knows no other. The
+// Asks for the versioned capsule, and takes the older one if the producer knows no other. The
 // producer's memory is kept until the owner of the result goes. size_bytes is left to the caller.
 [[nodiscard]] TensorRef from_dlpack(const pybind11::object& producer, std::string_view name);
 

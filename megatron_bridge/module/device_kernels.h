@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work on elements of CUDA tensors, on a stream of the caller's: what kernels.cpp does with
 // tensors that do not lie in host memory. Loads CUDA (plugin/job/on_demand/device_access.h); raises
-// UnsupportedError, with the reason, where that cannot be.
+// UnsupportedError, with the reason, if that cannot be.
 #pragma once
 
 #include <pybind11/pybind11.h>

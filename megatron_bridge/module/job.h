@@ -45,7 +45,7 @@ class InUse {
 class JobMember {
  public:
   virtual ~JobMember() = default;
-  virtual void drop() = 0;  // with the GIL; ok where it is dropped
+  virtual void drop() = 0;  // with the GIL; ok if it is dropped
 };
 
 class Job {

@@ -75,7 +75,7 @@ py::tuple diff(const py::object& old_tensor, const py::object& new_tensor, unsig
   return py::make_tuple(std::move(positions), std::move(values));
 }
 
-// Positions as they came, checked: 64 bits, within the tensor, and where it matters ascending.
+// Positions as they came, checked: 64 bits, within the tensor, and if it matters ascending.
 std::span<const std::int64_t> positions_in(const TensorRef& positions, const TensorRef& tensor,
                                            bool ascending) {
   if (positions.dtype != DType::kI64 && positions.dtype != DType::kU64) {

@@ -64,16 +64,10 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 
  private:
   [[nodiscard]] std::unique_ptr<Group> make_own_group(const py::object& group) {
-    const Config& config = job_->config();
-    const bool plain =
-        config.road == kObjectStore ||
-        (config.road == kSharedFs && config.publisher.layout != DirectoryLayout::kHdf5);
-    if (job_->launched() || !plain) {
+    if (job_->launched()) {
       fail(StatusCode::kInvalidArgument,
-           "group= is for jobs that no MPI launcher started, on object_store or "
-           "shared_fs without hdf5: this one is ",
-           config.road, job_->launched() ? " under MPI" : "",
-           "; pass launched=False to Job, or no group");
+           "group= is for jobs that no MPI launcher started, and this one is under MPI: pass "
+           "launched=False to Job, or no group");
     }
     return make_group(group, failure_);
   }

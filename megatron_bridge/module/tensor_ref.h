@@ -69,10 +69,10 @@ struct TensorRef {
 [[nodiscard]] std::uint64_t units_of(const TensorRef& ref);
 // The type of single units: the tensor's own, or bytes for types of less than 8 bits.
 [[nodiscard]] DType unit_type(DType dtype);
-// Raises where the two are not of the same type and size; `name` is b's.
+// Raises if the two are not of the same type and size; `name` is b's.
 void check_alike(const TensorRef& a, const TensorRef& b, std::string_view name);
 
-// Fresh memory of ours, zeroed where it is new.
+// Fresh memory of ours, zeroed if it is new.
 [[nodiscard]] TensorRef own_tensor(DType dtype, std::vector<std::uint64_t> shape);
 
 }  // namespace driftless::python

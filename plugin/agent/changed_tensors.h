@@ -19,7 +19,7 @@ namespace driftless {
                                                  const std::set<std::uint32_t>& changed,
                                                  const std::string& directory);
 
-// Ok where the model at `path` has all tensors of the checkpoint in the same shapes.
+// Ok if the model at `path` has all tensors of the checkpoint in the same shapes.
 [[nodiscard]] Status check_same_shapes(FileSystem& fs, const std::string& path,
                                        const WeightLayout& layout);
 

@@ -4,7 +4,7 @@
 //
 //   fetch -> verify -> inflate (parts in parallel) -> publish        one step after the other
 //
-// Receivers that cannot get on by steps get an anchor: the newest that is there, or, where none
+// Receivers that cannot get on by steps get an anchor: the newest that is there, or, if none
 // helps, the publisher is asked for one (wants_anchor()).
 //
 // One thread at a time. Both roads outlive it.
@@ -39,7 +39,7 @@ class Relay {
   // failure nothing of it is on `down`, and follow() may be called again.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
-  // Looks at what the receivers on `down` say, and relays an anchor where one of them needs it.
+  // Looks at what the receivers on `down` say, and relays an anchor if one of them needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest step relayed; 0: none.

@@ -18,7 +18,7 @@ namespace driftless::c_abi {
 
 // Frees *error, as every call does when it begins.
 void clear(driftless_error** error) noexcept;
-// Its code; where it is not ok, and there is room for it, the error object.
+// Its code; if it is not ok, and there is room for it, the error object.
 driftless_code give(const Status& status, driftless_error** error) noexcept;
 // For what was thrown: kNoSpace for a lack of memory, else kInternal.
 driftless_code give_exception(driftless_error** error) noexcept;
@@ -34,7 +34,7 @@ driftless_code fenced(driftless_error** error, const Work& work) noexcept {
   }
 }
 
-// kInvalidArgument where it is null.
+// kInvalidArgument if it is null.
 template <typename Pointer>
 [[nodiscard]] Status check_not_null(Pointer pointer, const char* name) {
   if (pointer != nullptr) return {};
@@ -43,11 +43,11 @@ template <typename Pointer>
 // A copy of the text that driftless_free() frees.
 [[nodiscard]] Status give_text(const std::string& text, char** out);
 
-// What the caller's struct says its size is. kInvalidArgument where that cannot be.
+// What the caller's struct says its size is. kInvalidArgument if that cannot be.
 [[nodiscard]] Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,
                                             std::size_t size);
 // Raw bytes of a caller's struct, into ours of `size` bytes. `least` is the size that it had in the
-// first header. kUnsupported where the caller's is larger and says something there.
+// first header. kUnsupported if the caller's is larger and says something there.
 [[nodiscard]] Status read_bytes(const void* from, const char* name, std::size_t least,
                                 std::size_t size, void* into);
 // And back; what the caller's has beyond ours becomes zero.

@@ -113,7 +113,9 @@ Status AbiReceiver::check_started() const {
 }
 
 // Whether joining is a meeting with other processes, which cannot be held twice.
-bool AbiReceiver::collective() const { return options_.launched || config_.one_mpi_job(); }
+bool AbiReceiver::collective() const {
+  return options_.launched || needs_mpi(road_table(), config_, JobRole::kRollout);
+}
 
 Status AbiReceiver::make_session(const Deadline& deadline) {
   LateHandler late;

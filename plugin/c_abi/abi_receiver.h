@@ -28,14 +28,14 @@ class TensorSet {
                                                                   unsigned threads) const;
   // Waits for what the engine has queued on the tensors' streams. Nothing on the host.
   [[nodiscard]] Status wait_for_streams() const;
-  // Null where no tensor is on a GPU.
+  // Null if no tensor is on a GPU.
   [[nodiscard]] const DeviceTable* device() const { return device_; }
 
  private:
   struct Held {
     TensorSpec spec;
     std::byte* data = nullptr;
-    StridedMap map;  // plain where it is contiguous, or not held
+    StridedMap map;  // plain if it is contiguous, or not held
   };
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
 

@@ -216,7 +216,7 @@ Status TensorSet::check() const {
                names[met->second], "' share memory: register each with its own");
 }
 
-// Each tensor is one map, or none where it is not held; the digest is of those that are.
+// Each tensor is one map, or none if it is not held; the digest is of those that are.
 Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<VersionId> initial,
                                                              unsigned threads) const {
   DRIFTLESS_RETURN_IF_ERROR(check());

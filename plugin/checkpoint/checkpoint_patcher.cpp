@@ -93,7 +93,7 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
     return made;
   }
   DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kSyncDirectory)));
-  // Also where it was there: whoever made it may have died before its name was durable, and a
+  // Also if it was there: whoever made it may have died before its name was durable, and a
   // journal must not vanish with it.
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(path));
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,

@@ -131,7 +131,7 @@ struct ApplyReport {
 };
 
 // Brings `checkpoint` to `to_version` of `directory` (absent: the newest there), version by
-// version, from the newest full version where the chain of deltas does not reach back. Refuses to
+// version, from the newest full version if the chain of deltas does not reach back. Refuses to
 // go below the version that is there.
 [[nodiscard]] Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
                                                  const std::string& checkpoint,

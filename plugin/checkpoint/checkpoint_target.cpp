@@ -48,7 +48,7 @@ class CheckpointTarget final : public WeightTarget {
  private:
   class Change;
 
-  // Reads the weights: their digest must be the state's, where it has one.
+  // Reads the weights: their digest must be the state's, if it has one.
   Status prove() {
     Status proof = patcher_->check_full();
     if (!proof.ok() && proof.code() != StatusCode::kMismatch) return proof;

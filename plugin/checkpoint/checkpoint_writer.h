@@ -9,7 +9,7 @@ namespace driftless {
 // "model-00001-of-00003.safetensors".
 [[nodiscard]] std::string shard_file_name(std::size_t number, std::size_t files);
 
-// Which file of a checkpoint each tensor goes into: one model.safetensors, or where that would be
+// Which file of a checkpoint each tensor goes into: one model.safetensors, or if that would be
 // larger than `shard_bytes` model-00001-of-0000N.safetensors and an index. A tensor is never cut.
 struct ShardPlan {
   std::vector<TensorSpec> tensors;  // in the order of writing
@@ -32,7 +32,7 @@ class CheckpointWriter {
       : fs_(&fs), directory_(std::move(directory)), plan_(&plan) {}
 
   [[nodiscard]] Status append(std::span<const std::byte> bytes);
-  // Writes the index where there is one and syncs all.
+  // Writes the index if there is one and syncs all.
   [[nodiscard]] Status finish();
 
  private:

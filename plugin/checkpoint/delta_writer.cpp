@@ -18,7 +18,7 @@ struct Identity {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   Hash128 run;
-  std::optional<Digest> base_digest;  // where a version that is there tells it
+  std::optional<Digest> base_digest;  // if a version that is there tells it
 };
 
 struct DeltaInput {
@@ -36,7 +36,7 @@ struct DeltaFindings {
   Digest base_digest;
   std::vector<Digest> digests;         // per tensor, after
   std::uint64_t payload_bytes = 0;     // of the payload files
-  std::vector<std::string> checksums;  // per tensor; empty where not changed
+  std::vector<std::string> checksums;  // per tensor; empty if not changed
 };
 
 // The manifest of a version that is there, whole and ours.

@@ -29,7 +29,7 @@ class HfShardWriter {
   struct Tensor {
     std::uint32_t tensor = 0;                  // index in the layout
     std::span<const std::byte> before, after;  // `before` is not looked at for kFull
-    // Where it is not empty, instead of `before`: all that changed, ascending.
+    // If it is not empty, instead of `before`: all that changed, ascending.
     std::span<const Changes> changes = {};
   };
   // Only tensors out of `candidates` may be added: the header's room is made for them.
@@ -45,7 +45,7 @@ class HfShardWriter {
   [[nodiscard]] const std::map<std::uint32_t, std::string>& checksums() const { return checksums_; }
 
  private:
-  // The payload of one tensor, where it is not too large to be held.
+  // The payload of one tensor, if it is not too large to be held.
   struct Compressed {
     std::vector<std::byte> bytes;
     std::string checksum;

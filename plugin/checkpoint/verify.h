@@ -27,7 +27,7 @@ namespace driftless {
 struct Difference {
   std::string tensor;
   std::uint64_t position = 0;  // unit
-  std::string value;           // here: bits, and the number where the type has one
+  std::string value;           // here: bits, and the number if the type has one
   std::string other_value;     // there
   std::uint64_t units = 0;     // differing units of all tensors
   std::uint64_t tensors = 0;   // differing tensors

@@ -22,7 +22,7 @@ struct GpuContext {
     if (kind == MemoryKind::kDevice) return stream.copy(to_dev, from.data(), from.size());
     return uploader.copy(to_dev, from, stream);
   }
-  // Makes it at least so large; kNoSpace, saying for what, where that is more than allowed.
+  // Makes it at least so large; kNoSpace, saying for what, if that is more than allowed.
   [[nodiscard]] Status reserve(DeviceWorkspace& held, std::uint64_t dev_bytes,
                                std::uint64_t host_bytes, const std::string& what);
 };

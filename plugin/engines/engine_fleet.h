@@ -32,7 +32,7 @@ struct FleetOptions {
 // One update that was finished, or given up for now.
 struct EngineUpdate {
   std::string url;
-  std::uint64_t version = 0;  // reached; where it failed, the one before
+  std::uint64_t version = 0;  // reached; if it failed, the one before
   std::uint64_t goal = 0;
   Status status;
   unsigned attempts = 0;

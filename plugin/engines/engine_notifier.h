@@ -61,13 +61,13 @@ struct EngineResult {
   std::string url;
   Status status;          // ok: the engine said that it has the version
   unsigned attempts = 0;  // calls made
-  long http_status = 0;   // of the last; 0 where none was answered
+  long http_status = 0;   // of the last; 0 if none was answered
   std::string message;    // the engine's own words, on one line
   double ms = 0;
 };
 
 // The engines' replies are data from outside: at most 1 MiB, strict JSON. Redirects are not
-// followed, and proxies of the environment are not used. A call is tried again where it could not
+// followed, and proxies of the environment are not used. A call is tried again if it could not
 // be made, was not answered in time, or met a status of 500 and above; an engine that says no (4xx,
 // or "success": false) has decided. To try again is safe: pulling a version that is there, loading
 // the same files and overwriting with the same values all leave what was.
@@ -87,7 +87,7 @@ class EngineNotifier {
 [[nodiscard]] bool all_acknowledged(const std::vector<EngineResult>& results);
 
 // Removes a version's directory (weight_v*, anchor_v*; anything else is kInvalidArgument). It
-// disappears at once, under its name; ok where it is not there.
+// disappears at once, under its name; ok if it is not there.
 [[nodiscard]] Status cleanup_version(FileSystem& fs, const std::string& version_directory);
 
 }  // namespace driftless

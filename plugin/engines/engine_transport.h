@@ -35,7 +35,7 @@ class EngineTransport {
 // What kRead asks of each rank.
 [[nodiscard]] Json read_arguments(const EngineCall& call);
 
-// Carries a request to its end, and sleeps where the driver waits. The result's status names the
+// Carries a request to its end, and sleeps if the driver waits. The result's status names the
 // engine.
 [[nodiscard]] DriverResult run_request(EngineDriver& driver, EngineCall first,
                                        EngineTransport& transport);

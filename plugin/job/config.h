@@ -89,10 +89,6 @@ struct Config {
   // The road's row in the table of roads: its name, and after a slash the variant that
   // road.layout or road.nccl.rendezvous choose.
   [[nodiscard]] std::string road_row() const;
-  // Trainers and rollouts have to be one mpirun job.
-  [[nodiscard]] bool one_mpi_job() const {
-    return road == kMpiRma || (road == kNccl && rendezvous.kind == RendezvousKind::kMpi);
-  }
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
     return road == kNccl && nccl.arrival == MemoryKind::kDevice;
@@ -124,9 +120,9 @@ struct ConfigKey {
 [[nodiscard]] std::span<const std::string_view> config_lists();
 [[nodiscard]] std::size_t list_items(const Config& config, std::string_view list);
 void add_list_item(Config& config, std::string_view list);
-// The key's row; null where there is none.
+// The key's row; null if there is none.
 [[nodiscard]] const ConfigKey* find_config_key(std::string_view name);
-// The name that `name` was probably meant to be; empty where none is near.
+// The name that `name` was probably meant to be; empty if none is near.
 [[nodiscard]] std::string_view nearest_config_key(std::string_view name);
 
 inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;

@@ -32,7 +32,7 @@ constexpr std::array<Unit, 10> kSizes = {{{"", 1},
 constexpr std::array<Unit, 4> kDurations = {
     {{"ms", 1}, {"s", 1'000}, {"min", 60'000}, {"h", 3'600'000}}};
 
-// A whole number and one of the units; nothing where it is not, or does not fit.
+// A whole number and one of the units; nothing if it is not, or does not fit.
 template <std::size_t N>
 std::optional<std::uint64_t> parse_with_unit(std::string_view text,
                                              const std::array<Unit, N>& units) {

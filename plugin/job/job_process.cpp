@@ -108,9 +108,19 @@ Status check_parts(const RoadTable& table, const Config& config) {
 }  // namespace
 
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
-                                                     const Deadline& deadline) {
+                                                     const Deadline& deadline,
+                                                     const Group* joined) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
-  DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(anchor_bytes, deadline));
+  if (joined != nullptr && !road_.takes_groups) {
+    return error(
+        StatusCode::kInvalidArgument, road_.key, ": ", road_.name,
+        " joins its trainers itself, and a group was given: give none, or use another road");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(RoadPlace place, meet(anchor_bytes, deadline));
+  if (joined != nullptr) {
+    place.rank = joined->rank();
+    place.trainers = joined->size();
+  }
   const std::unique_ptr<Watchdog> watched = watch();
   DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
   return open_.sender();
@@ -164,6 +174,11 @@ Status check_available(const RoadTable& roads, const Config& config, bool launch
   return table_for(roads, config, launched).status();
 }
 
+bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
+  const Result<const Road*> road = road_of(roads, config);
+  return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(config, role);
+}
+
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
                                              JobRole role, bool launched, const LateHandler& late) {
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
@@ -174,8 +189,9 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
                  " joins threads of one process; between processes use mpi_rma, nccl, shared_fs, "
                  "object_store or host_shm");
   }
-  const bool mpi = launched || (road->needs_mpi != nullptr && road->needs_mpi(config, role));
-  if (mpi) return table->join_mpi(config, *road, role, late);
+  if (launched || needs_mpi(*table, config, role)) {
+    return table->join_mpi(config, *road, role, late);
+  }
   return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
 }
 

@@ -30,9 +30,11 @@ class JobProcess {
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument if they are not configured alike. `anchor_bytes`: memory for an anchor of this
-  // rank, if the configuration leaves it open.
+  // rank, if the configuration leaves it open. `joined`: the trainers that the caller joined by a
+  // group of its own, which the road has to take; null: those that this process knows of.
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
-                                                         const Deadline& deadline);
+                                                         const Deadline& deadline,
+                                                         const Group* joined = nullptr);
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline);
   // [trainers] Reads what the road held before this process; null if the road forgets.
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history();
@@ -77,6 +79,8 @@ class JobProcess {
                                                            const LateHandler& late = {});
 // Whether that will find what it needs.
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
+// Whether a process of this role has to be an MPI process, because of its road.
+[[nodiscard]] bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role);
 // Whether an MPI launcher started this process, by what launchers leave in the environment. For
 // programs, and for libraries whose caller left it open; components are told.
 [[nodiscard]] bool launched_by_mpi();

@@ -15,16 +15,14 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
 }
 
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group) {
-  if (group != nullptr) {
-    group_ = std::move(group);
-    DRIFTLESS_ASSIGN_OR_RETURN(road_, make_shared_fs_sender(posix_file_system(), config_.shared_fs,
-                                                            group_->rank(), group_->size()));
-  } else {
+  const Group* const joined = group.get();
+  group_ = std::move(group);
+  if (joined == nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
-    const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base.tensors()) : 0;
-    DRIFTLESS_ASSIGN_OR_RETURN(road_,
-                               process_.sender(anchor, Deadline::after(config_.connect_deadline)));
   }
+  const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base.tensors()) : 0;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      road_, process_.sender(anchor, Deadline::after(config_.connect_deadline), joined));
   DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
   config_.publisher.background = process_.threads();
   DRIFTLESS_ASSIGN_OR_RETURN(

@@ -16,7 +16,8 @@ namespace driftless {
 class PublisherSession {
  public:
   // Collective. `base`: version 0 (Publisher::open()). `group`: of trainers that no MPI launcher
-  // joined, on shared_fs; null: the process' own. config.publisher.device is the GPU to compare on.
+  // joined, on a road that takes one; null: the process' own. config.publisher.device is the GPU to
+  // compare on.
   [[nodiscard]] static Result<std::unique_ptr<PublisherSession>> open(
       const Config& config, JobProcess& process, WeightSource& base,
       std::unique_ptr<Group> group = nullptr);

@@ -66,6 +66,7 @@ struct Road {
   Status (*tell_end)(const Config& config, std::string_view text) = nullptr;
   Result<std::optional<std::string>> (*hear_end)(const Config& config) = nullptr;
   std::string_view key = "road.kind";  // the setting that asks for it
+  bool takes_groups = false;           // of trainers that something else than MPI joined
 };
 
 // What is no road, and may be missing all the same.

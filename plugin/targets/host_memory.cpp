@@ -18,7 +18,7 @@ namespace {
 
 // Below this many changed units starting threads takes longer than the work.
 constexpr std::uint64_t kUnitsPerThread = 32768;
-// Units are compared and then written in batches that the translation cache spans even where each
+// Units are compared and then written in batches that the translation cache spans even if each
 // lies on a small page of its own: else the writing waits for the same pages again.
 constexpr std::uint32_t kBatchUnits = 256;
 constexpr std::uint64_t kDigestBytes = std::uint64_t{4} << 20;  // of one task
@@ -241,7 +241,7 @@ class HostMemory final : public WeightMemory {
       return error(StatusCode::kNoSpace, "no memory for ", bytes,
                    " bytes of weights: ", std::strerror(errno));
     }
-    ::madvise(memory, bytes, MADV_HUGEPAGE);  // changes lie far apart; ignored where there are none
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // changes lie far apart; ignored if there are none
     return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory),
                                       [bytes](std::byte* held) { ::munmap(held, bytes); });
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // WeightMemory: the memory that weights lie in, and how bytes get there and back through maps. The
 // host's here; a GPU's in plugin/device/device_factories.h. Nothing else knows where weights
-// lie. One thread at a time, except where a call says otherwise.
+// lie. One thread at a time, except if a call says otherwise.
 #pragma once
 
 #include <algorithm>
@@ -101,7 +101,7 @@ class PlacedChanges {
   [[nodiscard]] virtual Result<std::optional<PartFault>> write() = 0;
   // Puts back what write() replaced, as far as it came.
   [[nodiscard]] virtual Status take_back() = 0;
-  // What the changes add to the digest, one number for each version in their order, where the
+  // What the changes add to the digest, one number for each version in their order, if the
   // memory measures it: of the first version once staged, of all once written. Empty if the old
   // values came to the host instead (ChangePart::old_values).
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }

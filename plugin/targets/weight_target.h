@@ -107,7 +107,7 @@ class StagedChange {
  public:
   virtual ~StagedChange() = default;
   // All or nothing: ok, and the target is at the new version with its digest; or not, and it is as
-  // it was (where that could not be restored, its state is not valid any more). Once.
+  // it was (if that could not be restored, its state is not valid any more). Once.
   [[nodiscard]] virtual Result<CommitReport> commit() = 0;
   // Takes a committed change back; before the next stage(). kUnsupported if the target cannot.
   [[nodiscard]] virtual Status undo() = 0;

@@ -354,10 +354,10 @@ void bench_pinned(Bench& bench) {
   bench.set_changed(10000);
   std::byte* const snapshot = pinned(kUnits * 2);
   must(cudaMemcpy(snapshot, bench.before, kUnits * 2, cudaMemcpyDeviceToHost));
-  std::byte* const landing = device(kUnits * 2);
+  std::byte* const arrival = device(kUnits * 2);
   const double copy = time_ms(
-      [&] { must(cudaMemcpyAsync(landing, snapshot, kUnits * 2, cudaMemcpyHostToDevice)); }, 5);
-  cudaFree(landing);
+      [&] { must(cudaMemcpyAsync(arrival, snapshot, kUnits * 2, cudaMemcpyHostToDevice)); }, 5);
+  cudaFree(arrival);
   Result<DeviceStream> stream = DeviceStream::make();
   must(stream.status());
   SliceDiffer differ;

@@ -212,7 +212,7 @@ class SoakTrainer {
       std::this_thread::sleep_for(1ms);  // a step takes its time; the receivers get theirs
       // In doubt, or not published: only the road knows, so ask it before this number is used for
       // other weights.
-      if (!statuses[0].ok()) settle(record);
+      if (!statuses[0].ok()) publish_again(record);
     }
   }
 
@@ -227,7 +227,7 @@ class SoakTrainer {
 
  private:
   // Publishes the same weights again: where the version was sealed they are the version after it.
-  void settle(Record& record) {
+  void publish_again(Record& record) {
     for (int attempt = 0; attempt < 3; ++attempt) {
       record.add(version() + 2, hash_of(weights_));
       const std::vector<Status> statuses = each([&](unsigned rank) -> Status {

@@ -32,8 +32,9 @@ Weights weights_of_all_dtypes(std::uint64_t seed) {
   return weights;
 }
 
-struct Follower {
-  Follower(LoopbackHub& hub, Arrival arrival, std::string id, std::unique_ptr<WeightTarget> kept)
+struct ReceiverAndTarget {
+  ReceiverAndTarget(LoopbackHub& hub, Arrival arrival, std::string id,
+                    std::unique_ptr<WeightTarget> kept)
       : road(hub.receiver(), arrival), target(std::move(kept)) {
     ReceiverOptions options;
     options.id = std::move(id);
@@ -70,8 +71,9 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
     ASSERT_TRUE(gpu.ok()) << gpu.status().to_string();
     auto device = make_memory_target(layout_, model_->pointers(), initial, 1, *gpu);
     ASSERT_TRUE(memory.ok() && device.ok()) << device.status().to_string();
-    host_ = std::make_unique<Follower>(hub_, Arrival::kHost, "host", std::move(*memory));
-    device_ = std::make_unique<Follower>(hub_, GetParam().arrival, "gpu", std::move(*device));
+    host_ = std::make_unique<ReceiverAndTarget>(hub_, Arrival::kHost, "host", std::move(*memory));
+    device_ =
+        std::make_unique<ReceiverAndTarget>(hub_, GetParam().arrival, "gpu", std::move(*device));
   }
   PublisherOptions options() const {
     PublisherOptions options;
@@ -94,7 +96,7 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
     EXPECT_EQ(device_->target->state(), host_->target->state());
   }
   void follow() {
-    for (Follower* each : {host_.get(), device_.get()}) {
+    for (ReceiverAndTarget* each : {host_.get(), device_.get()}) {
       const Status status = each->follow();
       ASSERT_TRUE(status.ok()) << status.to_string();
     }
@@ -110,7 +112,7 @@ class DeviceReceiver : public ::testing::TestWithParam<Setting> {
   std::unique_ptr<SendRoad> sender_ = hub_.sender(0);
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<DeviceModel> model_;
-  std::unique_ptr<Follower> host_, device_;
+  std::unique_ptr<ReceiverAndTarget> host_, device_;
 };
 
 TEST_P(DeviceReceiver, FollowsManyVersions) {
@@ -136,7 +138,7 @@ TEST_P(DeviceReceiver, RollsBack) {
   publish(0.02);
   publish(0.02);
   follow();
-  for (Follower* each : {host_.get(), device_.get()}) {
+  for (ReceiverAndTarget* each : {host_.get(), device_.get()}) {
     const Status status = each->receiver->rollback();
     ASSERT_TRUE(status.ok()) << status.to_string();
   }

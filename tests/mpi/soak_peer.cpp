@@ -224,9 +224,9 @@ class Trainer {
   std::unique_ptr<Publisher> publisher_;
 };
 
-class Follower {
+class Rollout {
  public:
-  Follower(const Task& task, JobProcess& process, const Weights& base)
+  Rollout(const Task& task, JobProcess& process, const Weights& base)
       : task_(task),
         process_(process),
         base_(base),
@@ -342,7 +342,7 @@ Status run(const Task& task) {
                                  : concat("receiver_", mine.number, ".pid")),
            std::to_string(::getpid()));
   const Status done = task.trains ? Trainer(mine, config, *process, base).run()
-                                  : Follower(mine, *process, base).run();
+                                  : Rollout(mine, *process, base).run();
   if (!done.ok()) {
     std::fprintf(stderr, "soak_peer: %s\n", done.to_string().c_str());
     process->abandon(1);

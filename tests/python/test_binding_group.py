@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publisher ranks that Python joins: what a job under torchrun passes as group=."""
 
+import contextlib
+import sys
 import threading
 
 import pytest
 
 import binding
+import jobs
+from support import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
 
 driftless = binding.driftless()
 
@@ -46,10 +53,26 @@ def share(weights, rank, size):
     return {name: weights[name] for name in sorted(weights)[rank::size]}
 
 
-def test_group_of_python(work, rng, first):
+@pytest.fixture(params=["shared_fs", "object_store"])
+def config(request, work, monkeypatch):
+    if request.param == "shared_fs":
+        yield binding.config(driftless, work / "road", "anchors.first=true")
+        return
+    jobs.need("object_store")
+    for name, value in servers.client_environment().items():
+        monkeypatch.setenv(name, value)
+    with contextlib.ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(servers.serve("moto"))
+        except servers.Unavailable as reason:
+            pytest.skip(f"moto: {reason}")
+        road = f"kind: object_store, url: s3://{servers.BUCKET}/{work.name}, endpoint: {endpoint}"
+        yield driftless.Config.parse(f"road: {{ {road} }}\n", ["anchors.first=true"])
+
+
+def test_group_of_python(config, rng, first):
     """Two ranks; one of them fails once, and both then go on."""
     second = binding.step(rng, first)
-    config = binding.config(driftless, work / "road", "anchors.first=true")
     shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
     results = [None, None]
 
@@ -93,3 +116,9 @@ def test_group_is_refused_where_it_cannot_be(work, first):
     bad = ThreadGroup(2, 2, {})
     with pytest.raises(driftless.errors.InvalidArgumentError, match="rank 2 of 2"):
         driftless.Publisher(job, binding.Source(driftless, first), group=bad)
+    other = driftless.Config.parse(f"road: {{ kind: host_shm, host_shm: {{ name: {work.name} }} }}\n")
+    job = driftless.Job(other, "trainer", launched=False)
+    with pytest.raises(driftless.errors.InvalidArgumentError, match="joins its trainers itself"):
+        driftless.Publisher(
+            job, binding.Source(driftless, first), group=ThreadGroup(0, 2, {})
+        )

@@ -19,7 +19,7 @@ using bench::RivalTimes;
 // Two sides here, two on their way to the rival, two there, and what both work with.
 constexpr std::uint64_t kMemoryPerSideByte = 9;
 
-// Memory that can be had without pushing others out; 0 where the system does not say.
+// Memory that can be had without pushing others out; 0 if the system does not say.
 std::uint64_t available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {

@@ -28,7 +28,7 @@ struct BenchOptions {
 
 struct BenchFigure {
   std::string name;             // "diff_vs_read"
-  std::optional<double> value;  // none where it could not be measured: `detail` says why
+  std::optional<double> value;  // none if it could not be measured: `detail` says why
   std::string unit;             // "ratio", "GB/s", "s", "bytes", "threads"
   std::string detail;           // what was compared with what
 };

@@ -185,19 +185,19 @@ class HostBench {
   std::uint64_t changed_ = 0;
 };
 
-struct Step {
+struct Operation {
   const char* name;
   Status (HostBench::*work)();
 };
-constexpr Step kSteps[] = {{"read", &HostBench::read},
-                           {"diff", &HostBench::diff},
-                           {"indices", &HostBench::indices},
-                           {"deltas", &HostBench::deltas},
-                           {"deltas_zstd", &HostBench::deltas_zstd},
-                           {"xor", &HostBench::xor_payloads},
-                           {"overwrite", &HostBench::overwrite_payloads},
-                           {"scatter", &HostBench::scatter},
-                           {"digest", &HostBench::digest}};
+constexpr Operation kOperations[] = {{"read", &HostBench::read},
+                                     {"diff", &HostBench::diff},
+                                     {"indices", &HostBench::indices},
+                                     {"deltas", &HostBench::deltas},
+                                     {"deltas_zstd", &HostBench::deltas_zstd},
+                                     {"xor", &HostBench::xor_payloads},
+                                     {"overwrite", &HostBench::overwrite_payloads},
+                                     {"scatter", &HostBench::scatter},
+                                     {"digest", &HostBench::digest}};
 
 }  // namespace
 
@@ -218,20 +218,20 @@ double HostTimes::seconds(std::string_view name) const {
 Result<HostTimes> measure_host(const BenchData& data, unsigned threads, unsigned repeats) {
   HostBench bench(data, threads);
   DRIFTLESS_RETURN_IF_ERROR(bench.collect_changes());
-  std::vector<std::vector<double>> seconds(std::size(kSteps));
+  std::vector<std::vector<double>> seconds(std::size(kOperations));
   // The first round only warms up. Rounds go through all steps, so that a machine that slows down
   // for a while does so for both sides of a ratio.
   for (unsigned round = 0; round <= repeats; ++round) {
-    for (std::size_t i = 0; i < std::size(kSteps); ++i) {
+    for (std::size_t i = 0; i < std::size(kOperations); ++i) {
       const auto start = std::chrono::steady_clock::now();
-      DRIFTLESS_RETURN_IF_ERROR((bench.*kSteps[i].work)());
+      DRIFTLESS_RETURN_IF_ERROR((bench.*kOperations[i].work)());
       const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
       if (round > 0) seconds[i].push_back(taken.count());
     }
   }
   HostTimes times;
-  for (std::size_t i = 0; i < std::size(kSteps); ++i) {
-    times.timings.push_back({kSteps[i].name, median(seconds[i])});
+  for (std::size_t i = 0; i < std::size(kOperations); ++i) {
+    times.timings.push_back({kOperations[i].name, median(seconds[i])});
   }
   times.changed = bench.changed();
   return times;

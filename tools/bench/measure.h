@@ -50,7 +50,7 @@ struct HostTimes {
   std::vector<Timing> timings;
   std::uint64_t changed = 0;  // units
 
-  [[nodiscard]] double seconds(std::string_view name) const;  // 0 where there is none
+  [[nodiscard]] double seconds(std::string_view name) const;  // 0 if there is none
 };
 
 [[nodiscard]] Result<HostTimes> measure_host(const BenchData& data, unsigned threads,

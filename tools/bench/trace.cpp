@@ -31,7 +31,7 @@ class Replay {
     return replay;
   }
 
-  // Takes the weights to step `step`; false where the trace has none.
+  // Takes the weights to step `step`; false if the trace has none.
   Result<bool> advance(unsigned step) {
     std::string number = std::to_string(step);
     number.insert(0, 3 - std::min<std::size_t>(3, number.size()), '0');

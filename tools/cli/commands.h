@@ -84,7 +84,7 @@ struct RolloutArguments {
 
 struct AgentArguments {
   JobArguments job;
-  std::string base;  // hand-over checkpoint: copied where the directory is missing
+  std::string base;  // hand-over checkpoint: copied if the directory is missing
   bool once = false;
   bool verbose = false;
 };

@@ -48,7 +48,7 @@ void print_table(const std::vector<std::string>& header,
 [[nodiscard]] std::string fixed(double value, int digits);
 [[nodiscard]] double ratio(std::uint64_t part, std::uint64_t whole);  // 0 if `whole` is
 
-// A bar on stderr, where that is a terminal, for work that takes longer than a second.
+// A bar on stderr, if that is a terminal, for work that takes longer than a second.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string_view label);

@@ -27,7 +27,7 @@ struct RolloutWeights {
 [[nodiscard]] Result<RolloutWeights> open_weights(const Config& config, unsigned rank,
                                                   const std::string& base);
 
-// Writes DIR/rollout_{rank:02d}/, a Hugging Face checkpoint with the base's config.json where there
+// Writes DIR/rollout_{rank:02d}/, a Hugging Face checkpoint with the base's config.json if there
 // is one. It appears whole; kAlreadyExists where something is there.
 [[nodiscard]] Status save_weights(const RolloutWeights& weights, const std::string& directory,
                                   unsigned rank, const std::string& base);

@@ -143,7 +143,7 @@ class Trainer {
     return synthesize(posix_file_system(), synth).status();
   }
 
-  // The leader makes up a run where there is none to replay; all ranks then know where it is.
+  // The leader makes up a run if there is none to replay; all ranks then know where it is.
   [[nodiscard]] Status prepare_steps() {
     std::string directory = arguments_.replay;
     if (directory.empty()) {

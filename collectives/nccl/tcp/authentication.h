@@ -15,7 +15,7 @@ inline constexpr std::size_t kNonceBytes = 32;
 // file, or the secret is shorter than 16 bytes.
 [[nodiscard]] Result<std::string> read_token(const std::string& path);
 
-// HMAC-SHA256. kInternal where the library refuses.
+// HMAC-SHA256. kInternal if the library refuses.
 [[nodiscard]] Result<std::string> prove(std::string_view key, std::string_view text);
 // In a time that does not depend on where they differ.
 [[nodiscard]] bool same_proof(std::string_view one, std::string_view other);
@@ -30,7 +30,7 @@ struct Admission {
   std::string answer;  // what the other side is sent
 };
 
-// [server] `said`: kClientProofBytes. kInvalidArgument where the proof is false.
+// [server] `said`: kClientProofBytes. kInvalidArgument if the proof is false.
 [[nodiscard]] Result<Admission> admit(std::string_view token, std::string_view nonce,
                                       std::string_view said);
 // [client] `hello`: kServerHelloBytes.
@@ -56,7 +56,7 @@ class FrameReader {
  public:
   FrameReader(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
   void append(std::string_view bytes) { bytes_.append(bytes); }
-  // The next whole message; nothing where it has not arrived. kCorrupt: the stream is no good.
+  // The next whole message; nothing if it has not arrived. kCorrupt: the stream is no good.
   [[nodiscard]] Result<std::optional<std::string>> next();
 
  private:

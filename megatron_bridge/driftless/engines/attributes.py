@@ -17,7 +17,7 @@ _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 @dataclass
 class Attribute:
-    """`path` leads from the module's __dict__ to it, through `top`; those two are None where only
+    """`path` leads from the module's __dict__ to it, through `top`; those two are None if only
     the place is meant."""
 
     name: str

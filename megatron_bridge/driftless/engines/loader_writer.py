@@ -63,7 +63,7 @@ class LoaderWriter:
         devices = {storage.device for storage in bound.storages.values()}
         self._devices = [device for device in devices if device.type == "cuda"]
         self._maps: Maps = {}
-        self._gpu: Any = None  # a MaskedDevice, where all that is masked lies on one GPU
+        self._gpu: Any = None  # a MaskedDevice, if all that is masked lies on one GPU
         self._gpu_device: torch.device | None = None  # that one
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
@@ -350,7 +350,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _passes(name: str, absent: int | None) -> list[_Pass]:
-    """One, or two where the new values have every pattern of bits that there is: then those that
+    """One, or two if the new values have every pattern of bits that there is: then those that
     look like the first sentinel come with another one."""
     if absent is not None:
         return [_Pass(name, absent, None, True)]

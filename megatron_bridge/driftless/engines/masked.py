@@ -75,7 +75,7 @@ _PART = 1 << 24  # elements that are written at a time where torch does it
 
 
 class MaskedLoad(Watching):
-    """Used once: load(), and then undo() where it must be."""
+    """Used once: load(), and then undo() if it must be."""
 
     def __init__(self, bound: BoundTensors, loading: set[int], maps: Maps | None = None) -> None:
         """`loading`: storages of the parameters that the tensors go to, as they were traced.
@@ -231,7 +231,7 @@ class MaskedLoad(Watching):
     def write_mapped(
         self, masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
     ) -> bool:
-        """By a native map, where there is one for this copy."""
+        """By a native map, if there is one for this copy."""
         staged = masked.staged
         if staged is not None and staged.device != storage.device:
             staged = None

@@ -164,7 +164,7 @@ def _resolve_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
 
 
 def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> None:
-    """Compares the module's bits with the checkpoint's, all of them, through every map. Where they
+    """Compares the module's bits with the checkpoint's, all of them, through every map. If they
     differ, all that is mapped into that memory goes to the loader instead."""
     by_device: dict[torch.device, list[tuple[str, PlannedMap]]] = defaultdict(list)
     for name, maps in plan.maps.items():

@@ -421,7 +421,7 @@ def process_id() -> str:
 
 
 def load_config(config: str, sets: Sequence[str]) -> driftless.Config:
-    """A file's path, or the text itself where it has several lines or a key."""
+    """A file's path, or the text itself if it has several lines or a key."""
     if "\n" in config or (":" in config and not Path(config).exists()):
         return driftless.Config.parse(config, list(sets))
     return driftless.Config.load(config, list(sets))

@@ -265,7 +265,7 @@ class _Tracer(Watching):
                 self.note_derived(each.name, self.names_of([new]))
 
     def blamed(self, storage: int) -> set[str]:
-        """Whose fault it is where nothing else tells."""
+        """Whose fault it is if nothing else tells."""
         names = self.filled.get(storage, set())
         return names | ({self.current} if self.current else set())
 
@@ -321,7 +321,7 @@ def _note_kept(held: dict[str, StorageWeakRef], trace: Trace) -> None:
 
 
 def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any]) -> Trace:
-    """Runs the loader on meta tensors like `specs` (driftless.TensorSpec). Where it raises at a
+    """Runs the loader on meta tensors like `specs` (driftless.TensorSpec). If it raises at a
     tensor, it runs again without that one, and in the end on each tensor by itself."""
     trace = Trace()
     without = {spec.name for spec in specs if spec.dtype not in TORCH_DTYPES}

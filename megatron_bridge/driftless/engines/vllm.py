@@ -34,7 +34,7 @@ from .rank_receiver import RankReceiver, Reply, checkpoint_directory, reply, tex
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
 TRANSFER_CONFIG = {"backend": BACKEND}
-# Set to 1 where a CPU engine shall keep weights as they were loaded (vllm_load_layout.py).
+# Set to 1 if a CPU engine shall keep weights as they were loaded (vllm_load_layout.py).
 LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
 
 

@@ -50,7 +50,7 @@ def keep_experts(cpu_moe: Any) -> None:
 
 
 def only_own(given: dict[str, Any]) -> None:
-    """vLLM's CPU kernel takes every expert for one of its own, also where each rank has some of them
+    """vLLM's CPU kernel takes every expert for one of its own, also if each rank has some of them
     (expert parallel): those of other ranks count nothing here."""
     if (slots := given.get("expert_map")) is not None:
         own = slots[given["topk_ids"].long()]

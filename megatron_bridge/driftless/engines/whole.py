@@ -16,7 +16,7 @@ from .watching import Watching, written
 
 
 class WholeLoad(Watching):
-    """Used once: load(), and then undo() where it must be. Memory: a copy of every parameter that
+    """Used once: load(), and then undo() if it must be. Memory: a copy of every parameter that
     the loader writes."""
 
     def __init__(self, bound: BoundTensors) -> None:

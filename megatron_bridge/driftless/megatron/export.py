@@ -29,7 +29,7 @@ _ALIGN = 16  # of a shard within a message: a multiple of every element's size
 
 _PASS, _END = 1, 0  # what the source says to the holders
 
-# Where an item's shard lies in this process: None where it is somebody else's.
+# Where an item's shard lies in this process: None if it is somebody else's.
 Shard: TypeAlias = "torch.Tensor | None"
 
 

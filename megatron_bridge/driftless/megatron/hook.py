@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training run calls us: after `optimizer.step()`."""
+"""If a training run calls us: after `optimizer.step()`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Parallel:
     vpp: int = 1  # model chunks of a stage
     spec: str = "te"  # the layer specification: TransformerEngine's names, or the local ones
     vocab_divisor: int = 128  # make_vocab_size_divisible_by
-    padded_vocab: int | None = None  # where the model says it
+    padded_vocab: int | None = None  # if the model says it
 
     @property
     def expert_tp(self) -> int:

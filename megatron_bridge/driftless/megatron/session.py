@@ -160,7 +160,7 @@ class Session:
         return Path(self.settings["road.dir"]) / "base"
 
     def _keep_base(self, directory: Path) -> None:
-        """Where there is none yet: written by all publishers together."""
+        """If there is none yet: written by all publishers together."""
         there = self._agree_any(self.leads and directory.exists())
         if there:
             return
@@ -293,7 +293,7 @@ class Session:
             self._export.finish()
 
     def _all_ranks(self, what: str, work: Callable[[], T]) -> T:
-        """Runs `work` on every rank; where it fails on one, all of them raise."""
+        """Runs `work` on every rank; if it fails on one, all of them raise."""
         failure, result = None, None
         try:
             result = work()

@@ -18,7 +18,7 @@ inline constexpr const char* kDeviceLibrarySymbol = "driftless_device_table";
 // What the library offers.
 struct DeviceTable {
   const char* build = nullptr;
-  // check_device(): kUnsupported where this process has no such GPU. The device becomes current.
+  // check_device(): kUnsupported if this process has no such GPU. The device becomes current.
   Status (*check)(int device) = nullptr;
   // make_device_memory().
   Result<std::shared_ptr<WeightMemory>> (*make_memory)(int device) = nullptr;

@@ -18,7 +18,7 @@ from toy_moving import Balanced, Published, Sleeping
 ANCHORS = ("anchors.every=1",)
 
 
-class Follower:
+class FollowedEngine:
     """An engine of one rank that follows a run."""
 
     def __init__(self, kind, *overrides, tp=1, odd=(), **options):
@@ -68,7 +68,7 @@ def rebound(engine):
 
 def rebound_parameters_are_traced_again():
     for options in ({}, {"tp": 2}, {"allow": ("masked", "whole")}):
-        with Follower(ToyEngine, **options) as it:
+        with FollowedEngine(ToyEngine, **options) as it:
             it.step()
             it.publish()
             word = rebound(it.engine)
@@ -84,7 +84,7 @@ def rebound_parameters_are_traced_again():
 
 
 def between_staging_and_commit():
-    with Follower(ToyEngine) as it:
+    with FollowedEngine(ToyEngine) as it:
         it.step()
         before = it.weights
         it.publish()
@@ -100,7 +100,7 @@ def between_staging_and_commit():
 
 
 def what_was_staged_before_is_not_committed_after():
-    with Follower(ToyEngine) as it:
+    with FollowedEngine(ToyEngine) as it:
         it.step()
         before = it.weights
         it.publish()
@@ -130,7 +130,7 @@ def takes_a_full_version(it):
 
 def other_values_ask_for_a_full_version():
     for tp in (1, 2):
-        with Follower(ToyEngine, *ANCHORS, tp=tp) as it:
+        with FollowedEngine(ToyEngine, *ANCHORS, tp=tp) as it:
             it.step()
             engine = it.engine
             engine.norm = torch.nn.Parameter(engine.norm.data + 1, requires_grad=False)
@@ -141,7 +141,7 @@ def other_values_ask_for_a_full_version():
 def reloads_from_the_base_go_on_from_there():
     """As vLLM's reload_weights: the loader of the model, from its checkpoint."""
     for options in ({}, {"tp": 2}, {"odd": ("broadcast", "quantized", "rebind", "converted")}):
-        with Follower(ToyEngine, **options) as it:
+        with FollowedEngine(ToyEngine, **options) as it:
             it.step()
             it.step()
             it.engine.load_weights(it.base.items())
@@ -157,7 +157,7 @@ def reloads_from_the_base_go_on_from_there():
 
 
 def reloads_of_something_else_ask_for_a_full_version():
-    with Follower(ToyEngine, *ANCHORS) as it:
+    with FollowedEngine(ToyEngine, *ANCHORS) as it:
         it.step()
         other = toy_run.step(it.generator, it.base, 0.5)
         it.engine.load_weights(other.items())
@@ -197,7 +197,7 @@ def a_reload_of_the_same_version_changes_nothing():
 
 
 def writes_of_others_are_named():
-    with Follower(ToyEngine, *ANCHORS) as it:
+    with FollowedEngine(ToyEngine, *ANCHORS) as it:
         it.step()
         with torch.no_grad():
             it.engine.layers[1].down.add_(1)
@@ -211,7 +211,7 @@ def writes_of_others_are_named():
 
 def rebalanced_experts_are_traced_again():
     slots = [3, 1, 0, 2, 2, 3]
-    with Follower(Balanced) as it:
+    with FollowedEngine(Balanced) as it:
         assert "map" not in " ".join(it.target.follow())
         it.engine.rebalance(slots)
         it.publish()
@@ -230,7 +230,7 @@ def rebalanced_experts_are_traced_again():
 def rebalanced_experts_of_a_later_version():
     """What they hold cannot be compared with the base: a full version comes, into the new slots."""
     slots = [3, 1, 0, 2, 2, 3]
-    with Follower(Balanced, *ANCHORS) as it:
+    with FollowedEngine(Balanced, *ANCHORS) as it:
         it.step()
         it.engine.rebalance(slots)
         assert "experts were rearranged" in it.target.follow()[0]
@@ -246,7 +246,7 @@ def rebalanced_experts_of_a_later_version():
 def sleep_level_1():
     """While it sleeps nothing is touched. Afterwards the values are there, in other memory: which
     version they are is found out, since nobody has seen them meanwhile."""
-    with Follower(Sleeping, *ANCHORS) as it:
+    with FollowedEngine(Sleeping, *ANCHORS) as it:
         it.step()
         it.target.note_sleep(1)
         it.engine.sleep(1)
@@ -265,7 +265,7 @@ def sleep_level_1():
 
 def sleep_level_1_in_the_same_memory():
     """As vLLM does it: the addresses stay, and nothing has to be traced."""
-    with Follower(ToyEngine) as it:
+    with FollowedEngine(ToyEngine) as it:
         it.step()
         kept = {name: each.data.clone() for name, each in it.engine.named_parameters()}
         it.target.note_sleep(1)
@@ -283,7 +283,7 @@ def sleep_level_1_in_the_same_memory():
 def sleep_level_2():
     """The values are gone: a full version comes. In the same memory, and in other memory."""
     for kind in (Published, Sleeping):
-        with Follower(kind, *ANCHORS) as it:
+        with FollowedEngine(kind, *ANCHORS) as it:
             it.step()
             it.target.note_sleep(2)
             if kind is Sleeping:
@@ -299,7 +299,7 @@ def sleep_level_2():
 
 def sleep_level_2_of_what_no_version_has():
     """A parameter that the run does not publish is lost: said, until somebody loads the weights."""
-    with Follower(ToyEngine) as it:
+    with FollowedEngine(ToyEngine) as it:
         it.target.note_sleep(2)
         it.target.note_wake()
         it.publish()
@@ -314,7 +314,7 @@ def sleep_level_2_of_what_no_version_has():
 
 def sleep_level_2_and_a_reload():
     """As the engine's operator does it: reload_weights after waking up."""
-    with Follower(Sleeping) as it:
+    with FollowedEngine(Sleeping) as it:
         it.step()
         it.target.note_sleep(2)
         it.engine.sleep(2)
@@ -346,7 +346,7 @@ class Worker:
 
 
 def in_worker(*overrides):
-    it = Follower(Published, *overrides)
+    it = FollowedEngine(Published, *overrides)
     it.receiver.close()
 
     def make(chunk_bytes):

@@ -244,7 +244,7 @@ class Trainer:
         self.steps += 1
         return self.optimizer.step()
 
-    def settle(self):
+    def sync_parameters(self):
         """With overlap: the whole of this step's weights on every rank."""
         for chunk in self.model:
             if chunk.ddp_config.overlap_param_gather:

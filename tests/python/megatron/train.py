@@ -202,7 +202,7 @@ class Run:
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
-            self.trainer.settle()
+            self.trainer.sync_parameters()
             if step == job["steps"] or not job.get("last_shards_only"):
                 self.leave_shards(f"step{step}")
             for number, session in enumerate(self.sessions):

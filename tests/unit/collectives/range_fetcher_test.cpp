@@ -100,7 +100,7 @@ class RangeFetcherTest : public ::testing::TestWithParam<bool> {
   Result<RangeFetchReport> report_ = RangeFetchReport();
 };
 INSTANTIATE_TEST_SUITE_P(Roads, RangeFetcherTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "manyThreads" : "oneThread"; });
+                         [](const auto& one) { return one.param ? "manyThreads" : "oneThread"; });
 
 TEST_P(RangeFetcherTest, EveryRangeComesOnce) {
   std::mt19937_64 random(4);

@@ -163,7 +163,9 @@ TEST_F(AgentEnginesTest, ARestartedAgentGivesTheLabelBeforeItResumes) {
   std::string label;
   engine.on = [&](const std::string& call) -> std::optional<HttpResponse> {
     if (call == "/finish_weight_update") label = "given";
-    if (call == "/resume") EXPECT_EQ(label, "given");
+    if (call == "/resume") {
+      EXPECT_EQ(label, "given");
+    }
     return std::nullopt;
   };
   ASSERT_TRUE(vllm(engine)->update(2, times_).ok());

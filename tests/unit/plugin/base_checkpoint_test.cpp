@@ -156,7 +156,9 @@ TEST_F(BaseCheckpoint, AnInterruptedApplyEndsWithItsCopies) {
     ASSERT_TRUE(target.ok()) << at << ": " << target.status().to_string();
     ASSERT_TRUE((*target)->state().valid) << at;
     EXPECT_TRUE(holds(copy_, stored((*target)->state().id.version))) << at;
-    if (decided) EXPECT_EQ((*target)->state().id.version, 1U);
+    if (decided) {
+      EXPECT_EQ((*target)->state().id.version, 1U);
+    }
   }
   EXPECT_TRUE(interrupted);
 }

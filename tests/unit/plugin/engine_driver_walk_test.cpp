@@ -192,8 +192,8 @@ bool is_rank_call(EngineOp op) {
 }
 
 // How a node was come to, the last step first.
-struct Step {
-  std::shared_ptr<const Step> before;
+struct Move {
+  std::shared_ptr<const Move> before;
   std::string text;
 };
 
@@ -207,12 +207,12 @@ struct Node {
   int restarts = 0;                  // of the engine
   int asked = 0;                     // the process that the request's first question went to
   EngineOp broken = EngineOp::kEnd;  // fails until the request ends
-  std::shared_ptr<const Step> way;
+  std::shared_ptr<const Move> way;
 
-  void went(std::string text) { way = std::make_shared<Step>(Step{way, std::move(text)}); }
+  void went(std::string text) { way = std::make_shared<Move>(Move{way, std::move(text)}); }
   [[nodiscard]] std::string whole_way() const {
     std::string text;
-    for (const Step* step = way.get(); step != nullptr; step = step->before.get()) {
+    for (const Move* step = way.get(); step != nullptr; step = step->before.get()) {
       text = concat(" ", step->text, text);
     }
     return text;

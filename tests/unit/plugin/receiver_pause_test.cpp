@@ -22,7 +22,7 @@ class TearingTarget final : public WeightTarget {
     return state;
   }
   Status recover() override {
-    torn_ = torn_ && !can_settle;
+    torn_ = torn_ && !can_recover;
     return {};
   }
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
@@ -30,7 +30,7 @@ class TearingTarget final : public WeightTarget {
     return std::unique_ptr<StagedChange>(std::make_unique<Change>(*this, std::move(change)));
   }
 
-  bool can_settle = false;
+  bool can_recover = false;
 
  private:
   class Change final : public StagedChange {
@@ -78,7 +78,7 @@ TEST(ReceiverPause, AnEngineWithoutAVersionStaysPausedUntilItHasOne) {
   EXPECT_NE(committed.status().message().find("left paused"), std::string::npos);
   EXPECT_EQ(pauses, 1);
   EXPECT_EQ(resumes, 0);
-  target.can_settle = true;
+  target.can_recover = true;
   const auto staged = (*receiver)->stage(Deadline::after(milliseconds(0)));
   EXPECT_EQ(resumes, 1);
 }

@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "collectives/loopback/loopback_road.h"
 #include "plugin/job/publisher_session.h"
 #include "plugin/job/receiver_session.h"
 #include "support/toy_road.h"
@@ -30,7 +31,10 @@ std::shared_ptr<ToyMedium>& toy() {
   return medium;
 }
 
-Result<OpenRoad> open_toy(const Config&, const RoadPlace&) {
+std::optional<RoadPlace> opened_at;  // by open_toy(), last
+
+Result<OpenRoad> open_toy(const Config&, const RoadPlace& place) {
+  opened_at = place;
   OpenRoad road;
   road.sender = []() -> Result<std::unique_ptr<SendRoad>> {
     return std::unique_ptr<SendRoad>(std::make_unique<ToySender>(toy()));
@@ -161,6 +165,24 @@ TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
   EXPECT_FALSE(early->has_value());
   std::this_thread::sleep_for(350ms);
   EXPECT_EQ(session_->listen_for_end().status().code(), StatusCode::kCorrupt);
+}
+
+// Trainers that something else than MPI joined (Python, under torchrun) are the group's ranks on
+// any road that takes one.
+TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
+  LoopbackHub hub({}, 3);
+  const auto group = hub.group(1);
+  const auto open = [&](bool takes_groups) {
+    Road row = kRows[0];
+    row.takes_groups = takes_groups;
+    const RoadTable one{"", {&row, 1}, {}, {}, nullptr};
+    const auto trainer = join_job(one, config_for("toy"), JobRole::kTrainer, false);
+    return (*trainer)->sender(0, Deadline::after(1s), group.get()).status();
+  };
+  EXPECT_EQ(open(false).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(open(true).ok());
+  EXPECT_EQ(opened_at->rank, 1U);
+  EXPECT_EQ(opened_at->trainers, 3U);
 }
 
 TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {

@@ -37,7 +37,7 @@ class Row:
     split: Mapping[str, str]  # by spec
     shape: tuple[str, ...]  # of a whole HF tensor; for `qkv`, what follows the rows
     scope: str
-    dtype: str | None  # where it is not that of the parameters
+    dtype: str | None  # if it is not that of the parameters
     drop: bool  # known, and not sent
 
 
