@@ -22,6 +22,11 @@ Status Claim::probe(const Deadline& deadline) {
   const Status first = store_->put(key, bytes_of("1"), true, deadline);
   const Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
   conditional_ = first.ok() && second.code() == StatusCode::kAlreadyExists;
+  if (conditional_) {
+    const Status third = store_->replace(key, bytes_of("3"), "\"not its tag\"", deadline);
+    replaces_ = third.code() == StatusCode::kAlreadyExists;
+    if (!replaces_ && !third.ok() && third.code() != StatusCode::kUnsupported) return third;
+  }
   if (conditional_ || second.ok()) {
     DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
   } else if (second.code() != StatusCode::kUnsupported) {
@@ -57,6 +62,57 @@ Status Claim::check(const Deadline& deadline) {
   };
   if (field("session") == session_) return {};
   return fence(concat(kPublisherKey, " names ", field("process"), ", session ", field("session")));
+}
+
+Result<bool> Claim::reserve(const PublicationId& id, const Deadline& deadline) {
+  if (!replaces_) return true;
+  const std::string key = version_key(id), what = concat(store_->name(), "/", key);
+  const std::string text = reservation_text(session_);
+  for (;;) {
+    const Status put = store_->put(key, bytes_of(text), true, deadline);
+    if (!put.ok() && put.code() != StatusCode::kAlreadyExists) return put;
+    Result<TaggedText> now = store_->get_tagged(key, kMaxTextBytes, deadline);
+    if (now.status().code() == StatusCode::kNotFound) continue;
+    DRIFTLESS_RETURN_IF_ERROR(now.status());
+    if (now->tag.empty()) return error(StatusCode::kCorrupt, what, ": came without an ETag");
+    if (now->text == text) {
+      kept_[id] = now->tag;
+      return true;
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const VersionObject version,
+                               parse_version_text(std::move(now->text), what));
+    if (version.reserved_by.empty()) return false;
+    // Another session's, which this one has overtaken: it seals with the tag that goes here.
+    const Status replaced = store_->replace(key, bytes_of(text), now->tag, deadline);
+    const StatusCode code = replaced.code();
+    if (!replaced.ok() && code != StatusCode::kAlreadyExists && code != StatusCode::kNotFound) {
+      return replaced;
+    }
+  }
+}
+
+Status Claim::put_version(const PublicationId& id, const std::string& text,
+                          const Deadline& deadline) {
+  const std::string key = version_key(id);
+  for (;;) {
+    const auto kept = kept_.find(id);
+    const Status put = kept == kept_.end()
+                           ? store_->put(key, bytes_of(text), conditional_, deadline)
+                           : store_->replace(key, bytes_of(text), kept->second, deadline);
+    const bool taken = put.code() == StatusCode::kAlreadyExists ||
+                       (kept != kept_.end() && put.code() == StatusCode::kNotFound);
+    if (!taken) {
+      if (put.ok()) kept_.erase(id);
+      return put;
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
+                               read_version(*store_, id, deadline));
+    if (now && version_text(*now) == text) return {};  // the answer to the first try was lost
+    if (!now || now->reserved_by.empty()) return fence(concat(key, " is another publisher's"));
+    // Either it has overtaken this one, or this one has overtaken it, and it did not know yet.
+    DRIFTLESS_RETURN_IF_ERROR(check(deadline));
+    DRIFTLESS_RETURN_IF_ERROR(reserve(id, deadline).status());
+  }
 }
 
 }  // namespace driftless::object_store

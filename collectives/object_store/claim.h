@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claim: which publisher the prefix belongs to. publisher.json names the newest session; an older
-// one that looks there is fenced. Also whether the store honours If-None-Match. The leader's; one
-// thread.
+// one that looks there is fenced. Also whether the store honours If-None-Match and If-Match. The
+// leader's; one thread.
 #pragma once
+
+#include <map>
 
 #include "collectives/object_store/medium.h"
 
@@ -19,8 +21,18 @@ class Claim {
   [[nodiscard]] Status take(const Deadline& deadline);
   // kWrongRun, naming the other process, if another session took it. Ok before take().
   [[nodiscard]] Status check(const Deadline& deadline);
+  // Keeps the name for this session: no other can put a version there any more, also one that was
+  // overtaken in the middle of it. False if a version is there, or was. Without replaces() nothing
+  // is kept.
+  [[nodiscard]] Result<bool> reserve(const PublicationId& id, const Deadline& deadline);
+  // Puts a version's object under its name, if it is free or kept for this session. kWrongRun:
+  // fenced, and it is not there.
+  [[nodiscard]] Status put_version(const PublicationId& id, const std::string& text,
+                                   const Deadline& deadline);
   // Of two that put the same name one wins.
   [[nodiscard]] bool conditional() const { return conditional_; }
+  // An object is replaced only by who knows its tag: names can be reserved.
+  [[nodiscard]] bool replaces() const { return replaces_; }
   // Fenced for good, and says why.
   [[nodiscard]] Status fence(std::string_view why);
   [[nodiscard]] const Status& fenced() const { return fenced_; }
@@ -32,7 +44,9 @@ class Claim {
   const std::string session_;
   bool taken_ = false;
   bool conditional_ = true;
+  bool replaces_ = false;
   Status fenced_;
+  std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations
 };
 
 }  // namespace driftless::object_store

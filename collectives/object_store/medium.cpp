@@ -12,6 +12,11 @@ namespace {
 constexpr std::string_view kVersionSuffix = ".version", kAnchorSuffix = ".anchor",
                            kJsonSuffix = ".json";
 constexpr std::size_t kHashDigits = 32, kAttemptDigits = 16;
+// Of a version's last line, with the breaks before and after it: a shorter text is none.
+constexpr std::size_t kTail = 1 + kHashDigits + 1 + kAttemptDigits + 1;
+constexpr std::string_view kReserved = "reserved ";
+constexpr std::size_t kReservation = kReserved.size() + kHashDigits + 1;
+static_assert(kReservation < kTail, "a list tells them by their sizes");
 
 std::string hex16(std::uint64_t number) {
   char text[kAttemptDigits + 1];
@@ -82,11 +87,15 @@ std::string version_text(const VersionObject& version) {
                 hex16(version.attempt), "\n");
 }
 
+std::string reservation_text(std::string_view session) { return concat(kReserved, session, "\n"); }
+
 Result<VersionObject> parse_version_text(std::string text, std::string_view what) {
   VersionObject version;
-  version.removed = text.empty();
+  if (text.size() == kReservation && text.starts_with(kReserved) && text.ends_with('\n')) {
+    version.reserved_by = text.substr(kReserved.size(), kHashDigits);
+  }
+  version.removed = text.empty() || !version.reserved_by.empty();
   if (version.removed) return version;
-  constexpr std::size_t kTail = 1 + kHashDigits + 1 + kAttemptDigits + 1;
   if (text.size() >= kTail) {
     const std::string_view tail = std::string_view(text).substr(text.size() - kTail);
     const auto attempt = parse_number(tail.substr(2 + kHashDigits, kAttemptDigits), 16);
@@ -118,7 +127,8 @@ VersionList version_list(const std::vector<ObjectInfo>& objects) {
   VersionList list;
   for (const ObjectInfo& object : objects) {
     const auto id = parse_version_key(object.key);
-    if (id) (object.size_bytes > 0 ? list.there : list.removed).push_back(*id);
+    if (!id || object.size_bytes == kReservation) continue;
+    (object.size_bytes > 0 ? list.there : list.removed).push_back(*id);
   }
   std::ranges::sort(list.there);
   std::ranges::sort(list.removed);

@@ -39,13 +39,16 @@ struct Attempt {
 
 // A version's object: the manifest, a line break, and a line with its hash and the number of the
 // attempt that its parts belong to. An empty object stands for a publication that was removed, or
-// must not appear any more: its name is taken for good.
+// must not appear any more: its name is taken for good. A reservation keeps a name for one session,
+// which alone can put a version in its place.
 struct VersionObject {
   std::string manifest;
   std::uint64_t attempt = 0;
-  bool removed = false;
+  bool removed = false;          // there is nothing to read: removed, or only reserved
+  std::string reserved_by = {};  // the session
 };
 [[nodiscard]] std::string version_text(const VersionObject& version);
+[[nodiscard]] std::string reservation_text(std::string_view session);
 // kCorrupt, for `what`.
 [[nodiscard]] Result<VersionObject> parse_version_text(std::string text, std::string_view what);
 // Nothing if there is no such object. By its name, so that no list can be behind.
@@ -56,7 +59,7 @@ struct VersionObject {
 // What a list of kVersionsPrefix says, ascending.
 struct VersionList {
   std::vector<PublicationId> there;
-  std::vector<PublicationId> removed;
+  std::vector<PublicationId> removed;  // without names that are only reserved
 };
 [[nodiscard]] VersionList version_list(const std::vector<ObjectInfo>& objects);
 

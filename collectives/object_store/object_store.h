@@ -31,6 +31,12 @@ struct ObjectInfo {
   friend auto operator<=>(const ObjectInfo&, const ObjectInfo&) = default;
 };
 
+// What an object holds, and the store's tag of exactly this content.
+struct TaggedText {
+  std::string text;
+  std::string tag;
+};
+
 class ObjectStore {
  public:
   virtual ~ObjectStore() = default;
@@ -42,6 +48,11 @@ class ObjectStore {
   // answer was lost and which is tried again may find its own object: the caller compares.
   [[nodiscard]] virtual Status put(const std::string& key, std::span<const std::byte> bytes,
                                    bool only_new, const Deadline& deadline) = 0;
+
+  // In place of the object that has this tag: kAlreadyExists if another one is there, kNotFound if
+  // none is. As put(), it may find its own object.
+  [[nodiscard]] virtual Status replace(const std::string& key, std::span<const std::byte> bytes,
+                                       const std::string& tag, const Deadline& deadline) = 0;
 
   // A large object, in pieces of kPieceBytes (the last one may be shorter), in any order, from any
   // number of threads, each as often as wanted: the last one counts. It appears with finish().
@@ -69,8 +80,13 @@ class ObjectStore {
                                                   std::span<std::byte> bytes,
                                                   const Deadline& deadline) = 0;
   // The whole of a small object; kCorrupt if it is longer than `max_bytes`.
-  [[nodiscard]] virtual Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
-                                                     const Deadline& deadline) = 0;
+  [[nodiscard]] virtual Result<TaggedText> get_tagged(const std::string& key, std::size_t max_bytes,
+                                                      const Deadline& deadline) = 0;
+  [[nodiscard]] Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
+                                             const Deadline& deadline) {
+    DRIFTLESS_ASSIGN_OR_RETURN(TaggedText read, get_tagged(key, max_bytes, deadline));
+    return std::move(read.text);
+  }
   // Objects whose keys begin with `prefix` and come after `after`, ascending. What was put or
   // removed a moment ago may be missing or still there.
   [[nodiscard]] virtual Result<std::vector<ObjectInfo>> list(const std::string& prefix,

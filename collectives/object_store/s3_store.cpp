@@ -73,6 +73,13 @@ class S3Store final : public ObjectStore {
     return send(call, deadline).status();
   }
 
+  Status replace(const std::string& key, std::span<const std::byte> bytes, const std::string& tag,
+                 const Deadline& deadline) override {
+    S3Call call{.method = "PUT", .key = key, .body = bytes, .hash_body = true};
+    call.headers.emplace_back("if-match", tag);
+    return send(call, deadline).status();
+  }
+
   Result<std::unique_ptr<Upload>> upload(const std::string& key, const Deadline& deadline) override;
   Status drop_uploads(const std::string& prefix, const Deadline& deadline) override;
 
@@ -90,11 +97,11 @@ class S3Store final : public ObjectStore {
     return content_length(reply, path_of(key));
   }
 
-  Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
-                               const Deadline& deadline) override {
+  Result<TaggedText> get_tagged(const std::string& key, std::size_t max_bytes,
+                                const Deadline& deadline) override {
     const S3Call call{.method = "GET", .key = key, .max_text = max_bytes};
     DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, send(call, deadline));
-    return std::move(reply.text);
+    return TaggedText{std::move(reply.text), std::string(reply.header("etag").value_or(""))};
   }
 
   Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,

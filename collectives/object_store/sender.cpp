@@ -54,6 +54,7 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status check_begun(std::string_view what) const;
   [[nodiscard]] Status announce_run(std::string_view run_info, const Deadline& deadline);
   [[nodiscard]] Status load_list(const Deadline& deadline);
+  [[nodiscard]] Status reserve_names(const Deadline& deadline);
   [[nodiscard]] Status check_number(const PublicationId& id) const;
   [[nodiscard]] Result<std::uint64_t> begin_attempt(const PublicationId& id,
                                                     const Deadline& deadline);
@@ -74,6 +75,7 @@ class Sender final : public SendRoad {
   bool list_loaded_ = false;
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
+  std::optional<std::uint64_t> told_highest_;
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<PartUpload>> parts_;
   Senders senders_;  // last: ends before what its tasks use
@@ -116,7 +118,29 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
   list_loaded_ = false;
+  DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
+  DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
   return attempts_.clear(deadline);
+}
+
+// A publisher that was overtaken has passed its last look at publisher.json and may be about to
+// seal the next version, or an anchor of the newest one: it finds both names taken.
+Status Sender::reserve_names(const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+  auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
+  for (;;) {
+    const PublicationId next{newest.value_or(0) + 1, PublicationKind::kVersion};
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool reserved, claim_.reserve(next, deadline));
+    if (reserved) break;
+    newest = next.version;  // sealed since, or the list was behind
+    list_loaded_ = false;
+  }
+  if (told_highest_ && newest.value_or(0) > *told_highest_) {
+    return error(StatusCode::kBusy, store_->name(), ": version ", *newest,
+                 " was published while this publisher was starting; start it again");
+  }
+  const PublicationId anchor{newest.value_or(0), PublicationKind::kAnchor};
+  return claim_.reserve(anchor, deadline).status();
 }
 
 Status Sender::load_list(const Deadline& deadline) {
@@ -137,8 +161,19 @@ Status Sender::load_list(const Deadline& deadline) {
 
 Result<std::uint64_t> Sender::highest_number() {
   DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
-  DRIFTLESS_RETURN_IF_ERROR(load_list(soon()));
-  return newest_[static_cast<std::size_t>(PublicationKind::kVersion)].value_or(0);
+  const Deadline deadline = soon();
+  DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+  auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
+  for (;;) {  // a list may be behind what a name tells
+    const PublicationId next{newest.value_or(0) + 1, PublicationKind::kVersion};
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
+                               read_version(*store_, next, deadline));
+    if (!version || !version->reserved_by.empty()) break;
+    newest = next.version;
+    list_loaded_ = false;
+  }
+  told_highest_ = newest.value_or(0);
+  return *told_highest_;
 }
 
 Status Sender::check_number(const PublicationId& id) const {
@@ -190,7 +225,7 @@ Status Sender::begin(const PublicationId& id, const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(pending.attempt.number, begin_attempt(id, deadline));
   } else {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto there_now, read_version(*store_, id, deadline));
-    if (there_now) {
+    if (there_now && there_now->reserved_by.empty()) {
       return error(StatusCode::kAlreadyExists, path(version_key(id)), ": it was published already");
     }
     DRIFTLESS_ASSIGN_OR_RETURN(pending.attempt.number, read_attempt(id, deadline));
@@ -238,14 +273,9 @@ Status Sender::put_manifest(const std::string& text, const Deadline& deadline) {
   const PublicationId id = pending_->attempt.id;
   if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(check_alone(id, deadline));
   pending_->sealing = true;
-  const Status put = store_->put(version_key(id), bytes_of(text), claim_.conditional(), deadline);
-  if (put.code() != StatusCode::kAlreadyExists) return put;
-  // Ours, if the answer to the first try was lost.
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
-                             read_version(*store_, id, deadline));
-  if (now && version_text(*now) == text) return {};
-  pending_->sealing = false;
-  return claim_.fence(concat(version_key(id), " is another publisher's"));
+  Status put = claim_.put_version(id, text, deadline);
+  if (put.code() == StatusCode::kWrongRun) pending_->sealing = false;
+  return put;
 }
 
 Status Sender::seal(std::string_view manifest, const Deadline& deadline) {

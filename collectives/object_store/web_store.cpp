@@ -25,6 +25,10 @@ class WebStore final : public ObjectStore {
   Status put(const std::string&, std::span<const std::byte>, bool, const Deadline&) override {
     return read_only();
   }
+  Status replace(const std::string&, std::span<const std::byte>, const std::string&,
+                 const Deadline&) override {
+    return read_only();
+  }
   Result<std::unique_ptr<Upload>> upload(const std::string&, const Deadline&) override {
     return read_only();
   }
@@ -48,12 +52,12 @@ class WebStore final : public ObjectStore {
     return content_length(reply, concat(name_, "/", key));
   }
 
-  Result<std::string> get_text(const std::string& key, std::size_t max_bytes,
-                               const Deadline& deadline) override {
+  Result<TaggedText> get_tagged(const std::string& key, std::size_t max_bytes,
+                                const Deadline& deadline) override {
     HttpRequest request = request_for(key);
     request.max_text = max_bytes;
     DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, send(request, deadline));
-    return std::move(reply.text);
+    return TaggedText{std::move(reply.text), ""};
   }
 
   // From the publisher's index; it knows versions alone.
