@@ -142,7 +142,8 @@ struct MapGroup {
   unsigned unit_bytes = 1;
   std::vector<cuda::DigestMap> maps;
   std::vector<std::size_t> numbers;
-  DeviceWorkspace workspace;  // the sums of each map, then the sweep's
+  // In the workspace, of either memory: the sums of each map, then the sweep's own.
+  std::uint64_t sums_at = 0;
   std::optional<cuda::MapSweep> sweep;
 };
 
@@ -181,33 +182,46 @@ bool made_of(const std::vector<MapGroup>& groups, std::span<const MapToSum> maps
 
 constexpr std::uint64_t kMapSumsBytes = cuda::kDigestMapSums * sizeof(std::uint64_t);
 
-Status prepare_sweep(const GpuContext& gpu, MapGroup& group) {
-  const std::uint64_t at = device_aligned(group.maps.size() * kMapSumsBytes);
-  const cuda::WorkspaceSize size = cuda::MapSweep::workspace_size(group.maps, group.unit_bytes);
-  DeviceWorkspace& held = group.workspace;
-  DRIFTLESS_RETURN_IF_ERROR(held.dev.reserve(at + size.dev_bytes, MemoryKind::kDevice));
-  DRIFTLESS_RETURN_IF_ERROR(held.host.reserve(at + size.host_bytes, MemoryKind::kHost));
-  const cuda::Workspace work{held.dev.data() + at, size.dev_bytes, held.host.data() + at,
-                             size.host_bytes};
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      group.sweep, cuda::MapSweep::make(group.maps, group.unit_bytes, work, gpu.stream.get()));
+Status prepare_sweeps(const GpuContext& gpu, DeviceWorkspace& workspace,
+                      std::vector<MapGroup>& groups) {
+  std::uint64_t used = 0;
+  std::vector<std::pair<std::uint64_t, cuda::WorkspaceSize>> own;  // of each sweep: where, how much
+  for (MapGroup& group : groups) {
+    const cuda::WorkspaceSize size = cuda::MapSweep::workspace_size(group.maps, group.unit_bytes);
+    group.sums_at = used;
+    used += device_aligned(group.maps.size() * kMapSumsBytes);
+    own.emplace_back(used, size);
+    used += device_aligned(std::max(size.dev_bytes, size.host_bytes));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(workspace.dev.reserve(used, MemoryKind::kDevice));
+  DRIFTLESS_RETURN_IF_ERROR(workspace.host.reserve(used, MemoryKind::kHost));
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& [at, size] = own[i];
+    const cuda::Workspace work{workspace.dev.data() + at, size.dev_bytes,
+                               workspace.host.data() + at, size.host_bytes};
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        groups[i].sweep,
+        cuda::MapSweep::make(groups[i].maps, groups[i].unit_bytes, work, gpu.stream.get()));
+  }
   return {};
 }
 
 // Queued in short launches; the sums are on the host once the stream is done.
-Status queue_sweep(const GpuContext& gpu, const MapGroup& group) {
+Status queue_sweep(const GpuContext& gpu, const DeviceWorkspace& workspace, const MapGroup& group) {
   const std::uint64_t bytes = group.maps.size() * kMapSumsBytes;
-  std::byte* const dev = group.workspace.dev.data();
+  std::byte* const dev = workspace.dev.data() + group.sums_at;
   DRIFTLESS_RETURN_IF_ERROR(gpu.stream.clear(dev, bytes));
   DRIFTLESS_RETURN_IF_ERROR(
       group.sweep->sum(reinterpret_cast<std::uint64_t*>(dev), gpu.stream.get()));
-  return gpu.stream.copy(group.workspace.host.data(), dev, bytes);
+  return gpu.stream.copy(workspace.host.data() + group.sums_at, dev, bytes);
 }
 
-void take_sums(const MapGroup& group, std::vector<StridedSum>& sums) {
+void take_sums(const DeviceWorkspace& workspace, const MapGroup& group,
+               std::vector<StridedSum>& sums) {
+  const std::byte* const host = workspace.host.data() + group.sums_at;
   for (std::size_t i = 0; i < group.maps.size(); ++i) {
     std::uint64_t slot[cuda::kDigestMapSums];
-    std::memcpy(slot, group.workspace.host.data() + i * kMapSumsBytes, kMapSumsBytes);
+    std::memcpy(slot, host + i * kMapSumsBytes, kMapSumsBytes);
     sums[group.numbers[i]] = {cuda::digest_from_sums(std::span(slot).first<cuda::kDigestSums>()),
                               slot[cuda::kDigestSums]};
   }
@@ -220,12 +234,8 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   [[nodiscard]] MemoryKind kind() const override { return MemoryKind::kDevice; }
   [[nodiscard]] unsigned threads(unsigned /*wanted*/) const override { return 1; }
   [[nodiscard]] StagingMemory staging_memory() const override {
-    StagingMemory held{gpu_->staging.device_bytes, gpu_->staging.pinned_bytes};
-    for (const MapGroup& group : sweeps_) {
-      held.device_bytes += group.workspace.dev.size();
-      held.pinned_bytes += group.workspace.host.size();
-    }
-    return held;
+    return {gpu_->staging.device_bytes + sweep_.dev.size(),
+            gpu_->staging.pinned_bytes + sweep_.host.size()};
   }
   [[nodiscard]] BucketMemory* buckets() override { return this; }
 
@@ -250,12 +260,14 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     // An engine may wait for this: the tables of the same maps stay where they are.
     if (!made_of(sweeps_, maps)) {
       sweeps_ = grouped(maps);
-      for (MapGroup& group : sweeps_) DRIFTLESS_RETURN_IF_ERROR(prepare_sweep(*gpu_, group));
+      DRIFTLESS_RETURN_IF_ERROR(prepare_sweeps(*gpu_, sweep_, sweeps_));
     }
-    for (const MapGroup& group : sweeps_) DRIFTLESS_RETURN_IF_ERROR(queue_sweep(*gpu_, group));
+    for (const MapGroup& group : sweeps_) {
+      DRIFTLESS_RETURN_IF_ERROR(queue_sweep(*gpu_, sweep_, group));
+    }
     DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
     std::vector<StridedSum> sums(maps.size());
-    for (const MapGroup& group : sweeps_) take_sums(group, sums);
+    for (const MapGroup& group : sweeps_) take_sums(sweep_, group, sums);
     return sums;
   }
 
@@ -359,7 +371,8 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
 
   std::shared_ptr<GpuContext> gpu_;
   DeviceWorkspace scratch_;       // for read() and write()
-  std::vector<MapGroup> sweeps_;  // of the last sum_maps()
+  DeviceWorkspace sweep_;         // of its own: a change may be staged, and has the other
+  std::vector<MapGroup> sweeps_;  // of the last sum_maps(), in that workspace
 };
 
 }  // namespace
