@@ -85,7 +85,7 @@ Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile&
   if (frames_are_compressed(manifest)) {
     const Result<FrameInfo> frame = read_frame_header(part.bytes());
     if (!frame.ok()) return frame.status().with_context(part.path());
-    return std::min(frame->body_bytes, max_frame_body_bytes(layout));
+    return std::min(frame->body_bytes(), max_frame_body_bytes(layout));
   }
   if (!is_compressed_flush(manifest, part)) return std::uint64_t{0};
   const Result<ZstdReader> reader = ZstdReader::open(part.bytes());

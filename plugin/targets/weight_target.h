@@ -6,6 +6,7 @@
 
 #include "core/file_system.h"
 #include "core/layout.h"
+#include "formats/frame.h"
 #include "formats/manifest.h"
 
 namespace driftless {
@@ -15,6 +16,9 @@ struct FetchedVersion {
   Manifest manifest;
   std::string source;             // for messages: "version 7"
   std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
+  // Likewise, of parts that are frames of which only some blocks were fetched, each with its hash;
+  // null, or missing, if the part is there.
+  std::vector<std::shared_ptr<Frame>> frames = {};
 };
 
 // What a target holds of a tensor, as it adds up: its units that are held here (each once, however
