@@ -212,6 +212,10 @@ class MemoryTarget final : public MappedTarget {
     return take(map_contiguous(layout, data, options_, memory_));
   }
   [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
+  [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
+    const auto weights = this->weights();
+    return weights ? needs_of(weights) : nullptr;
+  }
   [[nodiscard]] TargetState state() const override {
     const auto weights = this->weights();
     if (!weights) return {};

@@ -105,6 +105,14 @@ struct ProofRule {
   friend bool operator==(const ProofRule&, const ProofRule&) = default;
 };
 
+// Which of a version's blocks a target has a use for. Immutable; may be asked from any thread.
+class TargetNeeds {
+ public:
+  virtual ~TargetNeeds() = default;
+  // Whether any unit of the tensor's block (null: of the tensor) is held, or must be known.
+  [[nodiscard]] virtual bool has(std::uint32_t tensor, const TensorBlock* block) const = 0;
+};
+
 // A change worked out and proven as far as it can be without touching the weights. Dropped by the
 // destructor. The target outlives it.
 class StagedChange {
@@ -129,6 +137,8 @@ class WeightTarget {
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;
+  // What it needs of a version. Null: everything.
+  [[nodiscard]] virtual std::shared_ptr<const TargetNeeds> needs() const { return nullptr; }
   // From the next stage() on. A target that proves its weights in another way takes no notice.
   virtual void set_proof(const ProofRule& /*rule*/) {}
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
