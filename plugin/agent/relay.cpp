@@ -210,7 +210,8 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;
   update.wire_bytes = text.size();
-  for (const ManifestFile& file : manifest.files) update.wire_bytes += file.size_bytes;
+  for (const ManifestFile& file : manifest.files) update.needed_bytes += file.size_bytes;
+  update.wire_bytes += update.needed_bytes;
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));

@@ -107,11 +107,8 @@ Status PublisherRank::check_source(const WeightSource& weights) const {
     return error(StatusCode::kWrongLayout, "tensor '", odd.name, "' (number ", i,
                  "): the weights offered are not those that the publisher was opened with");
   }
-  const std::span<const TensorBox> boxes = weights.boxes();
-  if (boxes.empty() ? std::ranges::all_of(boxes_, &TensorBox::whole)
-                    : std::ranges::equal(boxes, boxes_)) {
-    return {};
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, boxes_of(weights));
+  if (boxes == boxes_) return {};
   return error(StatusCode::kWrongLayout,
                "the blocks offered are not those that the publisher was opened with");
 }

@@ -135,6 +135,17 @@ Status check_offers(const Offers& offers) {
 
 }  // namespace
 
+Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
+  const std::span<const TensorSpec> tensors = weights.tensors();
+  std::vector<TensorBox> boxes(weights.boxes().begin(), weights.boxes().end());
+  boxes.resize(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(tensors[i], boxes[i]));
+    if (place.units == tensors[i].units()) boxes[i] = {};
+  }
+  return boxes;
+}
+
 // Every element of a tensor has one owner: the lowest rank that offers its block.
 LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) const {
   LeaderMessage message;
@@ -160,14 +171,9 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) con
 Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   offered_.assign(base.tensors().begin(), base.tensors().end());
-  boxes_.assign(base.boxes().begin(), base.boxes().end());
-  boxes_.resize(offered_.size());
-  // What has all of a tensor is the tensor.
-  for (std::size_t i = 0; i < offered_.size(); ++i) {
-    const Result<BlockPlace> place = place_of(offered_[i], boxes_[i]);
-    if (mine.status.ok()) mine.status = place.status();
-    if (place.ok() && place->units == offered_[i].units()) boxes_[i] = {};
-  }
+  const Result<std::vector<TensorBox>> boxes = boxes_of(base);
+  mine.status = boxes.status();
+  if (boxes.ok()) boxes_ = *boxes;
   mine.tensors = offered_;
   mine.boxes = boxes_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);

@@ -50,6 +50,9 @@ struct LeaderMessage {
 [[nodiscard]] Result<RankMessage> parse_rank_message(std::string_view text);
 [[nodiscard]] Result<LeaderMessage> parse_leader_message(std::string_view text);
 
+// Which part of each of its tensors a source offers; what has all of a tensor is the tensor.
+[[nodiscard]] Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights);
+
 class PublisherRank final : public Publisher {
  public:
   PublisherRank(const PublisherOptions& options, Group& group, SendRoad& road,

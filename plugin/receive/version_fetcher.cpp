@@ -322,7 +322,9 @@ class HeadFetcher {
     std::vector<WantedPart> wanted;
     for (const PartReceipt& part : parts) {
       const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);
-      const std::uint64_t tail = std::min(part.size_bytes - header, kTailBytes);
+      const std::uint64_t tail =
+          std::min(part.size_bytes - header,
+                   std::clamp(part.size_bytes / kTailShare, kLeastTailBytes, kMostTailBytes));
       wanted.push_back({part, {{0, header}, {part.size_bytes - tail, tail}}});
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Ends ends, take(wanted));
@@ -357,7 +359,10 @@ class HeadFetcher {
   [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
 
  private:
-  static constexpr std::uint64_t kTailBytes = std::uint64_t{32} << 10;  // 500 rows
+  // What is fetched of a part's end before its table's size is known: 60 to 500 rows.
+  static constexpr std::uint64_t kTailShare = 64;
+  static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
+  static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
   struct End {
     std::array<std::vector<std::byte>, 2> bytes;
     bool device = false;
