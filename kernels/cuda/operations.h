@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/block.h"
+#include "core/block_place.h"
 #include "core/digest.h"
 #include "core/status.h"
 #include "kernels/strided_map.h"
@@ -120,8 +120,8 @@ class Patch {
     std::byte* data_dev = nullptr;  // of the tensor
     std::uint64_t units = 0;        // of the block, in which positions count
     StreamEntry entry;
-    DigestTensorKey key;  // for digest_changes()
-    BlockPlace place;     // of the block, in the tensor; by default its beginning
+    DigestTensorKey key;    // for digest_changes()
+    BlockPlace place = {};  // of the block, in the tensor; by default its beginning
   };
   // 184 bytes per tensor, 12 per 2048 changes; on the host as much again.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
