@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <tuple>
 
 namespace driftless {
@@ -11,7 +12,17 @@ namespace {
 
 constexpr std::uint64_t kMaxInt32Units = std::uint64_t{1} << 31;
 
-unsigned index_bytes(const TensorSpec& tensor) { return tensor.units() <= kMaxInt32Units ? 4 : 8; }
+unsigned index_bytes(std::uint64_t units) { return units <= kMaxInt32Units ? 4 : 8; }
+
+std::uint64_t units_of(const TensorSpec& tensor, const TensorBlock* block) {
+  return block == nullptr ? tensor.units() : block->place.units;
+}
+
+// For messages.
+std::string name_of(const TensorSpec& tensor, const TensorBlock* block) {
+  return concat("tensor '", tensor.name, "'",
+                block == nullptr ? std::string() : concat(" ", block->box.to_string()));
+}
 
 // The least width for gaps whose bits, taken together, are `bits`.
 unsigned gap_bytes(std::uint64_t bits) {
@@ -91,12 +102,13 @@ constexpr std::size_t kPieceUnits = 16384;
 // Offsets of a DeltaView stay below this.
 constexpr std::uint64_t kOffsetLimit = std::numeric_limits<std::uint32_t>::max();
 
-Status check_width(const TensorSpec& tensor, Encoding coding, unsigned position_bytes) {
+Status check_width(const TensorSpec& tensor, std::uint64_t units, Encoding coding,
+                   unsigned position_bytes) {
   if (coding == Encoding::kIndices) {
-    const unsigned expected = index_bytes(tensor);
+    const unsigned expected = index_bytes(units);
     if (position_bytes == expected) return {};
     return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': indices of ", position_bytes,
-                 " bytes, expected ", expected, " for ", tensor.units(), " units");
+                 " bytes, expected ", expected, " for ", units, " units");
   }
   if (position_bytes == 2 || position_bytes == 4 || position_bytes == 8) return {};
   return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': gaps of ", position_bytes,
@@ -115,11 +127,12 @@ bool BucketBuilder::accepts(const DeltaView& delta) const {
          (entries_.empty() || (*layout_)[delta.tensor].dtype == dtype_);
 }
 
-bool BucketBuilder::extends_last(const DeltaView& delta) const {
-  return !entries_.empty() && entries_.back().tensor == delta.tensor;
+bool BucketBuilder::extends_last(const DeltaView& delta, const TensorBlock* block) const {
+  return !entries_.empty() && entries_.back().tensor == delta.tensor &&
+         entries_.back().block == block;
 }
 
-Status BucketBuilder::check(const DeltaView& delta) const {
+Status BucketBuilder::check(const DeltaView& delta, const TensorBlock* block) const {
   if (delta.tensor >= layout_->size()) {
     return error(StatusCode::kInvalidArgument, "tensor ", delta.tensor, " of a layout of ",
                  layout_->size());
@@ -133,32 +146,33 @@ Status BucketBuilder::check(const DeltaView& delta) const {
     return error(StatusCode::kInvalidArgument, "tensor '", tensor.name, "': units of ",
                  delta.unit_bytes, " bytes, expected ", unit_bytes(tensor.dtype));
   }
-  if (delta.origin >= tensor.units() || delta.offsets.back() >= tensor.units() - delta.origin) {
-    return error(StatusCode::kInvalidArgument, "tensor '", tensor.name, "': position ",
-                 delta.origin, " + ", delta.offsets.back(), " is not below ", tensor.units());
+  const std::uint64_t units = units_of(tensor, block);
+  if (delta.origin >= units || delta.offsets.back() >= units - delta.origin) {
+    return error(StatusCode::kInvalidArgument, name_of(tensor, block), ": position ", delta.origin,
+                 " + ", delta.offsets.back(), " is not below ", units);
   }
-  if (extends_last(delta)) {
+  if (extends_last(delta, block)) {
     return delta.origin + delta.offsets.front() < next_position_ ? disordered(tensor) : Status();
   }
-  if (bucket_[delta.tensor] == bucket_number_) {
+  if (block == nullptr && bucket_[delta.tensor] == bucket_number_) {
     return error(StatusCode::kInvalidArgument, "tensor '", tensor.name,
                  "' comes twice in a bucket, with others between");
   }
   return {};
 }
 
-Status BucketBuilder::add(const DeltaView& delta) {
+Status BucketBuilder::add(const DeltaView& delta, const TensorBlock* block) {
   if (delta.offsets.empty()) return {};
-  DRIFTLESS_RETURN_IF_ERROR(check(delta));
+  DRIFTLESS_RETURN_IF_ERROR(check(delta, block));
   const TensorSpec& tensor = (*layout_)[delta.tensor];
   const std::size_t positions_before = positions_.size();
   const std::size_t values_before = values_.size();
   const std::uint64_t value_units = values_before / delta.unit_bytes;
 
-  BucketEntry entry{delta.tensor,     coding_ == Encoding::kIndices ? index_bytes(tensor) : 2,
-                    positions_before, positions_before,
-                    value_units,      value_units};
-  const bool extends = extends_last(delta);
+  const unsigned width = coding_ == Encoding::kIndices ? index_bytes(units_of(tensor, block)) : 2;
+  BucketEntry entry{delta.tensor, width, positions_before, positions_before, value_units,
+                    value_units,  block};
+  const bool extends = extends_last(delta, block);
   if (extends) entry = entries_.back();
   if (!extends) next_position_ = 0;
 
@@ -175,7 +189,7 @@ Status BucketBuilder::add(const DeltaView& delta) {
   entry.value_end += delta.count();
   next_position_ = delta.origin + delta.offsets.back() + 1;
   dtype_ = tensor.dtype;
-  bucket_[delta.tensor] = bucket_number_;
+  if (block == nullptr) bucket_[delta.tensor] = bucket_number_;
   if (extends) {
     entries_.back() = entry;
   } else {
@@ -259,7 +273,12 @@ Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
     return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
                  info(tensor.dtype).name, ", the bucket holds ", info(bucket.dtype).name);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_width(tensor, bucket.coding, entry.position_bytes));
+  if (entry.block != nullptr && entry.block->tensor != entry.tensor) {
+    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': a block of tensor ",
+                 entry.block->tensor);
+  }
+  const std::uint64_t units = units_of(tensor, entry.block);
+  DRIFTLESS_RETURN_IF_ERROR(check_width(tensor, units, bucket.coding, entry.position_bytes));
   const std::uint64_t value_units = bucket.values_bytes / unit_bytes(bucket.dtype);
   if (entry.value_begin > entry.value_end || entry.value_end > value_units ||
       entry.position_begin > entry.position_end || entry.position_end > bucket.positions_bytes) {
@@ -275,9 +294,55 @@ Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
                  " bytes of positions of ", entry.position_bytes, " bytes for ", entry.count(),
                  " values");
   }
-  if (entry.count() > tensor.units()) {
-    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': ", entry.count(),
-                 " changes, but it has only ", tensor.units(), " units");
+  if (entry.count() > units) {
+    return error(StatusCode::kCorrupt, name_of(tensor, entry.block), ": ", entry.count(),
+                 " changes, but it has only ", units, " units");
+  }
+  return {};
+}
+
+namespace {
+
+// Whether a further entry meets one of its tensor that came before.
+class SeenBlocks {
+ public:
+  explicit SeenBlocks(const WeightLayout& layout) : layout_(layout), whole_(layout.size(), false) {}
+
+  Status add(const BucketEntry& entry) {
+    const TensorSpec& tensor = layout_[entry.tensor];
+    if (whole_[entry.tensor] || (entry.block == nullptr && cut_.contains(entry.tensor))) {
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "' is there twice in one bucket");
+    }
+    whole_[entry.tensor] = entry.block == nullptr;
+    if (entry.block == nullptr) return {};
+    std::vector<const TensorBlock*>& cut = cut_[entry.tensor];
+    if (cut.size() == kMaxBlocksOfTensor) {
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': more than ",
+                   kMaxBlocksOfTensor, " blocks in one bucket");
+    }
+    for (const TensorBlock* const other : cut) {
+      if (!overlap(other->box, entry.block->box)) continue;
+      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': blocks ",
+                   other->box.to_string(), " and ", entry.block->box.to_string(), " meet");
+    }
+    cut.push_back(entry.block);
+    return {};
+  }
+
+ private:
+  const WeightLayout& layout_;
+  std::vector<bool> whole_;
+  std::map<std::uint32_t, std::vector<const TensorBlock*>> cut_;
+};
+
+}  // namespace
+
+Status check_apart(const WeightLayout& layout, std::span<const BucketEntry> entries, bool runs) {
+  SeenBlocks seen(layout);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const bool goes_on = runs && i > 0 && entries[i].tensor == entries[i - 1].tensor &&
+                         entries[i].block == entries[i - 1].block;
+    if (!goes_on) DRIFTLESS_RETURN_IF_ERROR(seen.add(entries[i]));
   }
   return {};
 }
@@ -287,7 +352,6 @@ Status check_bucket(const WeightLayout& layout, const BucketShape& bucket) {
     return error(StatusCode::kCorrupt, "a bucket cannot be coded as '", info(bucket.coding).name,
                  "'");
   }
-  std::vector<bool> seen(layout.size(), false);
   std::uint64_t position_end = 0, value_end = 0;
   for (const BucketEntry& entry : bucket.entries) {
     DRIFTLESS_RETURN_IF_ERROR(check_entry(layout, bucket, entry));
@@ -295,10 +359,6 @@ Status check_bucket(const WeightLayout& layout, const BucketShape& bucket) {
     if (entry.count() == 0) {
       return error(StatusCode::kCorrupt, "tensor '", name, "': an entry without changes");
     }
-    if (seen[entry.tensor]) {
-      return error(StatusCode::kCorrupt, "tensor '", name, "' is there twice in one bucket");
-    }
-    seen[entry.tensor] = true;
     if (entry.position_begin != position_end || entry.value_begin != value_end) {
       return error(StatusCode::kCorrupt, "tensor '", name, "': positions begin at byte ",
                    entry.position_begin, " and values at ", entry.value_begin, ", expected ",
@@ -313,20 +373,23 @@ Status check_bucket(const WeightLayout& layout, const BucketShape& bucket) {
                  bucket.positions_bytes, " and ", value_end, " values of ", bucket.values_bytes,
                  " bytes");
   }
-  return {};
+  return check_apart(layout, bucket.entries, false);
 }
 
 EntryCursor::EntryCursor(const WeightLayout& layout, const BucketView& bucket,
                          const BucketEntry& entry)
-    : layout_(&layout), bucket_(bucket), entry_(entry) {}
+    : layout_(&layout),
+      bucket_(bucket),
+      entry_(entry),
+      units_(units_of(layout[entry.tensor], entry.block)) {}
 
-// A decoder relies on next_position_ <= units() < 2^63 and checks the last position of what it
+// A decoder relies on next_position_ <= units_ < 2^63 and checks the last position of what it
 // decoded: positions only grow, so all others lie below.
 template <typename T>
 std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) {
   const std::byte* const gaps =
       bucket_.positions.data() + entry_.position_begin + done_ * sizeof(T);
-  const std::uint64_t units = (*layout_)[entry_.tensor].units();
+  const std::uint64_t units = units_;
   const auto first_gap = std::uint64_t{load<T>(gaps, 0)};
   if (first_gap >= units - next_position_) return 0;
   origin = next_position_ + first_gap;
@@ -350,7 +413,7 @@ template <typename T>
 std::size_t EntryCursor::decode_indices(std::size_t wanted, std::uint64_t& origin) {
   const std::byte* const indices =
       bucket_.positions.data() + entry_.position_begin + done_ * sizeof(T);
-  const std::uint64_t units = (*layout_)[entry_.tensor].units();
+  const std::uint64_t units = units_;
   origin = load<T>(indices, 0);
   if (origin < next_position_ || origin >= units) return 0;
   // An index below the origin wraps to a large offset: it is either out of order or past the end.
@@ -388,18 +451,46 @@ Result<DeltaView> EntryCursor::next() {
   const std::size_t wanted = std::min<std::uint64_t>(entry_.count() - done_, kPieceUnits);
   if (wanted == 0) return piece;
   if (offsets_.size() < wanted) offsets_.resize(wanted);
-  const std::size_t got = decode(wanted, piece.origin);
+  std::size_t got = decode(wanted, piece.origin);
   if (got == 0) {
-    const TensorSpec& tensor = (*layout_)[entry_.tensor];
-    return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': positions ", done_, " to ",
-                 done_ + wanted, " of ", entry_.count(), " do not ascend, or do not stay below ",
-                 tensor.units());
+    return error(StatusCode::kCorrupt, name_of((*layout_)[entry_.tensor], entry_.block),
+                 ": positions ", done_, " to ", done_ + wanted, " of ", entry_.count(),
+                 " do not ascend, or do not stay below ", units_);
+  }
+  if (entry_.block == nullptr) {
+    next_position_ = piece.origin + offsets_[got - 1] + 1;
+  } else {
+    got = place(got, piece.origin);
   }
   piece.offsets = std::span(offsets_).first(got);
   piece.values = bucket_.values.data() + (entry_.value_begin + done_) * unit;
   done_ += got;
-  next_position_ = piece.origin + offsets_[got - 1] + 1;
   return piece;
+}
+
+std::size_t EntryCursor::place(std::size_t count, std::uint64_t& origin) {
+  const BlockPlace& place = entry_.block->place;
+  const std::uint64_t inside = origin;  // of the block
+  if (place.contiguous()) {
+    next_position_ = inside + offsets_[count - 1] + 1;
+    origin += place.first;
+    return count;
+  }
+  origin = place.at(inside + offsets_[0]);
+  std::uint64_t run_end = 0, shift = 0;  // of the run that holds the position
+  std::size_t k = 0;
+  for (; k < count; ++k) {
+    const std::uint64_t position = inside + offsets_[k];
+    if (position >= run_end) {
+      const std::uint64_t run = position / place.run;
+      run_end = (run + 1) * place.run;
+      shift = place.run_begin(run) - run * place.run - origin;
+    }
+    if (position + shift >= kOffsetLimit) break;
+    next_position_ = position + 1;
+    offsets_[k] = static_cast<std::uint32_t>(position + shift);
+  }
+  return k;
 }
 
 }  // namespace driftless

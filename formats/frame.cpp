@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// How frames are read.
 #include "formats/frame.h"
 
 #define XXH_INLINE_ALL
@@ -8,39 +9,54 @@
 #include <limits>
 
 #include "formats/frame_parts.h"
-#include "formats/zstd_stream.h"
 
 namespace driftless {
 namespace {
 
 Status check_sizes(const FrameInfo& info) {
-  if (info.positions_bytes > kMaxStreamBytes || info.values_bytes > kMaxStreamBytes ||
-      info.stored_bytes > kMaxStreamBytes) {
+  const std::uint64_t largest =
+      std::max({info.positions_bytes, info.values_bytes, info.stored_positions_bytes,
+                info.stored_values_bytes, info.table_bytes});
+  if (largest > kMaxStreamBytes) {
     return error(StatusCode::kCorrupt, "frame header: a stream is larger than 2^60 bytes");
   }
   if (info.values_bytes % unit_bytes(info.dtype) != 0) {
     return error(StatusCode::kCorrupt, "frame header: ", info.values_bytes,
                  " bytes of values are not whole ", driftless::info(info.dtype).name);
   }
-  if (is_full(info.context.encoding) &&
-      info.positions_bytes != info.entries * std::uint64_t{kFirstUnitBytes}) {
+  if (is_full(info.context.encoding) && info.positions_bytes != 0) {
     return error(StatusCode::kCorrupt, "frame header: ", info.positions_bytes,
-                 " bytes of positions for ", info.entries, " runs, expected ", kFirstUnitBytes,
-                 " each");
+                 " bytes of positions in a full frame");
   }
-  if (info.body_bytes != frame_body_bytes(info)) {
-    return error(StatusCode::kCorrupt, "frame header: a body of ", info.body_bytes,
-                 " bytes, expected ", frame_body_bytes(info));
+  const bool same = info.stored_positions_bytes == info.positions_bytes &&
+                    info.stored_values_bytes == info.values_bytes;
+  if (!is_compressed(info.context.encoding) && !same) {
+    return error(StatusCode::kCorrupt, "frame header: ", info.stored_positions_bytes, " and ",
+                 info.stored_values_bytes, " bytes are stored of plain streams of ",
+                 info.positions_bytes, " and ", info.values_bytes);
   }
-  if (!is_compressed(info.context.encoding) && info.stored_bytes != info.body_bytes) {
-    return error(StatusCode::kCorrupt, "frame header: ", info.stored_bytes,
-                 " bytes are stored of a plain body of ", info.body_bytes);
+  if (info.entries > info.table_bytes / kFrameRowBytes) {
+    return error(StatusCode::kCorrupt, "frame header: ", info.entries, " rows in a table of ",
+                 info.table_bytes, " bytes");
   }
-  if (info.frame_bytes != kFrameHeaderBytes + info.stored_bytes + kFrameTrailerBytes) {
+  const std::uint64_t expected = frame_places(info).trailer + kFrameTrailerBytes;
+  if (info.frame_bytes != expected) {
     return error(StatusCode::kCorrupt, "frame header: a frame of ", info.frame_bytes,
-                 " bytes, expected ", kFrameHeaderBytes + info.stored_bytes + kFrameTrailerBytes);
+                 " bytes, expected ", expected);
   }
   return {};
+}
+
+Status check_layout(const FrameInfo& info, const WeightLayout& layout) {
+  if (info.context.layout == layout.signature()) return {};
+  return error(StatusCode::kWrongLayout, "frame: made for layout ", to_hex(info.context.layout),
+               ", ours is ", to_hex(layout.signature()));
+}
+
+Status check_body(const FrameInfo& info, std::uint64_t most) {
+  if (info.body_bytes() <= most) return {};
+  return error(StatusCode::kCorrupt, "frame: a body of ", info.body_bytes(), " bytes, at most ",
+               most, " are expected");
 }
 
 template <typename T>
@@ -68,39 +84,76 @@ Status check_least_width(const WeightLayout& layout, const BucketView& bucket,
                entry.position_bytes, " bytes where fewer are enough");
 }
 
-// The stream at the front of `rest`, which is moved past its padding.
-Result<std::span<const std::byte>> take_stream(std::span<const std::byte>& rest,
-                                               std::uint64_t bytes) {
-  const auto stream = rest.first(bytes);
-  for (const std::byte padding : rest.subspan(bytes, frame_aligned(bytes) - bytes)) {
+// Of a stream that ends at `end`.
+Status check_padding(std::span<const std::byte> frame, std::uint64_t end) {
+  for (const std::byte padding : frame.subspan(end, frame_aligned(end) - end)) {
     if (padding != std::byte{0}) {
       return error(StatusCode::kCorrupt, "frame: the padding of a stream is not zero");
     }
   }
-  rest = rest.subspan(frame_aligned(bytes));
-  return stream;
+  return {};
 }
 
-// The table against the layout, and the runs of a full frame, whose first units are `positions`.
-Status check_entries(const WeightLayout& layout, std::span<const std::byte> positions,
-                     FrameHead& head) {
-  const FrameInfo& info = head.info;
-  if (is_full(info.context.encoding)) {
-    DRIFTLESS_ASSIGN_OR_RETURN(head.first_units, read_runs(info, layout, head.entries, positions));
-    return {};
+Status wrong_hash(const WeightLayout& layout, const BucketEntry& entry, const Hash128& found,
+                  const Hash128& expected) {
+  return error(StatusCode::kCorrupt, "frame: tensor '", layout[entry.tensor].name, "'",
+               entry.block != nullptr ? concat(" ", entry.block->box.to_string()) : "",
+               " has hash ", to_hex(found), ", its row says ", to_hex(expected));
+}
+
+Status check_hashes(const WeightLayout& layout, const FrameHead& head,
+                    std::span<const std::byte> frame) {
+  for (std::size_t i = 0; i < head.entries.size(); ++i) {
+    const FrameBlock& block = head.blocks[i];
+    const Hash128 found =
+        block_hash(xxh3_128(frame.subspan(block.positions.offset, block.positions.size_bytes)),
+                   xxh3_128(frame.subspan(block.values.offset, block.values.size_bytes)));
+    if (found != block.hash) return wrong_hash(layout, head.entries[i], found, block.hash);
   }
-  const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
-                           info.positions_bytes, info.values_bytes};
-  return check_bucket(layout, bucket).with_context("frame");
+  return {};
 }
 
-Status check_plain(Encoding encoding) {
-  if (!is_compressed(encoding)) return {};
-  return error(StatusCode::kUnsupported, "a frame of ", info(encoding).name,
-               " has no head of its own: its body is compressed as one; use indices or deltas");
+// Its header is `info`, which was read. `rest`: table and trailer.
+Result<FrameHead> read_head(const FrameInfo& info, std::span<const std::byte> rest,
+                            const WeightLayout& layout) {
+  FrameHead head;
+  head.info = info;
+  head.places = frame_places(info);
+  const auto table = rest.first(info.table_bytes);
+  if (FieldReader(rest.data() + table.size()).get<Hash128>() != xxh3_128(table)) {
+    return error(StatusCode::kCorrupt, "frame: the hash of its table does not match");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_layout(info, layout));
+  DRIFTLESS_RETURN_IF_ERROR(read_frame_table(table, layout, head));
+  if (is_full(info.context.encoding)) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_runs(layout, info.dtype, head.entries, head.blocks, StatusCode::kCorrupt));
+  } else {
+    const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
+                             info.positions_bytes, info.values_bytes};
+    DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
+  }
+  return head;
 }
 
 }  // namespace
+
+Hash128 block_hash(const Hash128& positions, const Hash128& values) {
+  std::array<std::byte, 32> both;
+  FieldWriter fields(both.data());
+  fields.put(positions);
+  fields.put(values);
+  return xxh3_128(both);
+}
+
+FramePlaces frame_places(const FrameInfo& info) {
+  FramePlaces places;
+  places.positions = kFrameHeaderBytes;
+  places.values = places.positions + frame_aligned(info.stored_positions_bytes);
+  places.table = places.values + frame_aligned(info.stored_values_bytes);
+  places.trailer = places.table + info.table_bytes;
+  return places;
+}
 
 Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
   if (frame.size() < kFrameHeaderBytes) {
@@ -128,103 +181,114 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(result.dtype, dtype_from_wire(fields.get<std::uint8_t>()));
   each_header_field(result, [&]<typename T>(T& value) { value = fields.get<T>(); });
-  if (fields.get<std::uint64_t>() != 0) {
-    return error(StatusCode::kCorrupt, "frame header: a reserved field is not zero");
-  }
   DRIFTLESS_RETURN_IF_ERROR(check_sizes(result));
   return result;
 }
 
+Result<FrameHead> decode_frame_head(std::span<const std::byte> head, const WeightLayout& layout) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(head));
+  if (head.size() != kFrameHeaderBytes + info.table_bytes + kFrameTrailerBytes) {
+    return error(StatusCode::kCorrupt, "frame: a head of ", head.size(), " bytes, expected ",
+                 kFrameHeaderBytes + info.table_bytes + kFrameTrailerBytes);
+  }
+  return read_head(info, head.subspan(kFrameHeaderBytes), layout);
+}
+
+std::vector<std::byte> frame_head_of(const FrameInfo& info, std::span<const std::byte> frame) {
+  std::vector<std::byte> head(frame.begin(), frame.begin() + kFrameHeaderBytes);
+  const auto rest = frame.subspan(frame_places(info).table, info.table_bytes + kFrameTrailerBytes);
+  head.insert(head.end(), rest.begin(), rest.end());
+  return head;
+}
+
 Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout& layout,
                             std::uint64_t max_body_bytes) {
-  Frame result;
-  DRIFTLESS_ASSIGN_OR_RETURN(result.head_.info, read_frame_header(frame));
-  const FrameInfo& info = result.info();
+  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame));
   if (frame.size() != info.frame_bytes) {
     return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
                  info.frame_bytes);
   }
-  if (info.body_bytes > max_body_bytes) {
-    return error(StatusCode::kCorrupt, "frame: a body of ", info.body_bytes, " bytes, at most ",
-                 max_body_bytes, " are expected");
-  }
-  const auto hashed = frame.first(frame.size() - kFrameTrailerBytes);
-  if (FieldReader(hashed.data() + hashed.size()).get<Hash128>() != xxh3_128(hashed)) {
-    return error(StatusCode::kCorrupt, "frame: its hash does not match");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_layout(info, layout));
-  const auto stored = hashed.subspan(kFrameHeaderBytes);
-  if (is_compressed(info.context.encoding)) {
-    DRIFTLESS_RETURN_IF_ERROR(result.inflate(stored));
-    DRIFTLESS_RETURN_IF_ERROR(result.read_body(result.inflated_.bytes()));
-  } else {
-    DRIFTLESS_RETURN_IF_ERROR(result.read_body(stored));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_entries(layout, result.positions_, result.head_));
-  const BucketView bucket = result.bucket();
-  for (const BucketEntry& entry : bucket.entries) {
-    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, bucket, entry));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_body(info, max_body_bytes));
+  Frame result;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.head_,
+                             read_head(info, frame.subspan(frame_places(info).table), layout));
+  DRIFTLESS_RETURN_IF_ERROR(check_hashes(layout, result.head_, frame));
+  DRIFTLESS_RETURN_IF_ERROR(result.read_streams(frame));
+  DRIFTLESS_RETURN_IF_ERROR(result.check_widths(layout));
   return result;
 }
 
-Status check_layout(const FrameInfo& info, const WeightLayout& layout) {
-  if (info.context.layout == layout.signature()) return {};
-  return error(StatusCode::kWrongLayout, "frame: made for layout ", to_hex(info.context.layout),
-               ", ours is ", to_hex(layout.signature()));
-}
-
-Status Frame::inflate(std::span<const std::byte> stored) {
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdReader zstd, ZstdReader::open(stored));
-  if (zstd.content_bytes() != head_.info.body_bytes) {
-    return error(StatusCode::kCorrupt, "frame: ", zstd.content_bytes(),
-                 " bytes under zstd, the header states a body of ", head_.info.body_bytes);
-  }
-  std::byte* const body = inflated_.extend(head_.info.body_bytes);
-  if (body == nullptr) {
-    return error(StatusCode::kNoSpace, "no memory for a frame's body of ", head_.info.body_bytes,
-                 " bytes");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(zstd.read({body, head_.info.body_bytes}));
-  return zstd.finish();
-}
-
-// `body` has the size that the header states, which is that of table and streams.
-Status Frame::read_body(std::span<const std::byte> body) {
-  const std::size_t table_bytes = head_.info.entries * std::size_t{kFrameEntryBytes};
-  std::span<const std::byte> rest = body.subspan(table_bytes);
-  DRIFTLESS_ASSIGN_OR_RETURN(positions_, take_stream(rest, head_.info.positions_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(values_, take_stream(rest, head_.info.values_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(head_.entries, read_frame_table(head_.info, body.first(table_bytes)));
+Status Frame::read_streams(std::span<const std::byte> frame) {
+  const FrameInfo& own = head_.info;
+  const FramePlaces& places = head_.places;
+  DRIFTLESS_RETURN_IF_ERROR(check_padding(frame, places.positions + own.stored_positions_bytes));
+  DRIFTLESS_RETURN_IF_ERROR(check_padding(frame, places.values + own.stored_values_bytes));
+  if (is_compressed(own.context.encoding)) return inflate(frame);
+  positions_ = frame.subspan(places.positions, own.positions_bytes);
+  values_ = frame.subspan(places.values, own.values_bytes);
   return {};
 }
 
-Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
-                                                  std::span<const std::byte> table) {
-  const std::uint64_t units = info.values_bytes / unit_bytes(info.dtype);
-  const bool dense = is_full(info.context.encoding);
-  FieldReader fields(table.data());
-  std::uint64_t position_end = 0, value_end = 0;
-  std::vector<BucketEntry> entries;
-  entries.reserve(info.entries);
-  for (std::uint32_t i = 0; i < info.entries; ++i) {
-    BucketEntry entry;
-    entry.tensor = fields.get<std::uint32_t>();
-    entry.position_bytes = fields.get<std::uint32_t>();
-    const auto count = fields.get<std::uint64_t>();
-    // Keeps both sums within the streams' sizes, so that they cannot overflow.
-    if (count > units - value_end || entry.position_bytes > 8) {
-      return error(StatusCode::kCorrupt, "frame: entry ", i, " has ", count,
-                   " units with positions of ", entry.position_bytes,
-                   " bytes, but the frame has only ", units, " values");
-    }
-    entry.position_begin = position_end;
-    entry.value_begin = value_end;
-    entry.position_end = position_end += (dense ? 1 : count) * entry.position_bytes;
-    entry.value_end = value_end += count;
-    entries.push_back(entry);
+Status Frame::allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes) {
+  const std::uint64_t values_at = frame_aligned(positions_bytes);
+  std::byte* const memory = inflated_.extend(values_at + values_bytes);
+  if (memory == nullptr) {
+    return error(StatusCode::kNoSpace, "no memory for a frame's ", values_at + values_bytes,
+                 " bytes of positions and values");
   }
-  return entries;
+  positions_ = {memory, positions_bytes};
+  values_ = {memory + values_at, values_bytes};
+  return {};
+}
+
+Status Frame::inflate(std::span<const std::byte> frame) {
+  DRIFTLESS_RETURN_IF_ERROR(allocate(head_.info.positions_bytes, head_.info.values_bytes));
+  const std::uint64_t values_at = frame_aligned(head_.info.positions_bytes);
+  const unsigned unit = unit_bytes(head_.info.dtype);
+  ZstdUnpacker zstd;
+  const auto read = [&](const FrameStream& stream, std::uint64_t at, std::uint64_t size) -> Status {
+    const auto stored = frame.subspan(stream.offset, stream.size_bytes);
+    const std::span<std::byte> to(inflated_.data() + at, size);
+    if (stream.zstd) return zstd.read(stored, to);
+    std::copy(stored.begin(), stored.end(), to.begin());
+    return {};
+  };
+  for (std::size_t i = 0; i < head_.entries.size(); ++i) {
+    const BucketEntry& entry = head_.entries[i];
+    DRIFTLESS_RETURN_IF_ERROR(read(head_.blocks[i].positions, entry.position_begin,
+                                   entry.position_end - entry.position_begin));
+    DRIFTLESS_RETURN_IF_ERROR(
+        read(head_.blocks[i].values, values_at + entry.value_begin * unit, entry.count() * unit));
+  }
+  return {};
+}
+
+Status Frame::check_widths(const WeightLayout& layout) const {
+  const BucketView own = bucket();
+  for (const BucketEntry& entry : own.entries) {
+    DRIFTLESS_RETURN_IF_ERROR(check_least_width(layout, own, entry));
+  }
+  return {};
+}
+
+Result<Frame> Frame::decode_head(std::span<const std::byte> head, std::span<const std::byte> frame,
+                                 const WeightLayout& layout, std::uint64_t max_body_bytes) {
+  Frame result;
+  DRIFTLESS_ASSIGN_OR_RETURN(result.head_, decode_frame_head(head, layout));
+  const FrameInfo& info = result.head_.info;
+  if (is_compressed(info.context.encoding)) {
+    return error(StatusCode::kUnsupported, "a frame of ",
+                 driftless::info(info.context.encoding).name,
+                 " is not used where it lies: its streams are compressed; use indices or deltas");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_body(info, max_body_bytes));
+  if (frame.size() != info.frame_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
+                 info.frame_bytes);
+  }
+  result.positions_ = frame.subspan(result.head_.places.positions, info.positions_bytes);
+  result.values_ = frame.subspan(result.head_.places.values, info.values_bytes);
+  return result;
 }
 
 BucketView Frame::bucket() const {
@@ -232,73 +296,81 @@ BucketView Frame::bucket() const {
   return {coding_of(info().context.encoding), info().dtype, head_.entries, positions_, values_};
 }
 
-FramePlaces frame_places(const FrameInfo& info) {
-  FramePlaces places;
-  places.positions = kFrameHeaderBytes + info.entries * std::uint64_t{kFrameEntryBytes};
-  places.values = places.positions + frame_aligned(info.positions_bytes);
-  places.trailer = places.values + frame_aligned(info.values_bytes);
-  places.head_bytes = is_full(info.context.encoding) ? places.values : places.positions;
-  return places;
-}
-
-Result<EncodedFrameHead> encode_frame_head(const FrameContext& context, const BucketShape& bucket) {
-  DRIFTLESS_RETURN_IF_ERROR(check_plain(context.encoding));
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
-  const FrameInfo info = plain_frame(context, bucket.dtype, bucket.entries.size(),
-                                     bucket.positions_bytes, bucket.values_bytes);
-  EncodedFrameHead head{{}, frame_places(info), info.frame_bytes};
-  const FrameHeaderBytes header = make_frame_header(info);
-  const std::vector<std::byte> table = make_frame_table(bucket.entries);
-  head.bytes.assign(header.begin(), header.end());
-  head.bytes.insert(head.bytes.end(), table.begin(), table.end());
-  return head;
-}
-
-std::array<std::byte, kFrameTrailerBytes> frame_trailer(const Hash128& hash) {
-  std::array<std::byte, kFrameTrailerBytes> trailer;
-  FieldWriter(trailer.data()).put(hash);
-  return trailer;
-}
-
-Result<std::uint64_t> frame_head_bytes(const FrameInfo& info) {
-  DRIFTLESS_RETURN_IF_ERROR(check_plain(info.context.encoding));
-  return frame_places(info).head_bytes;
-}
-
-Result<FrameHead> decode_frame_head(std::span<const std::byte> front, const WeightLayout& layout) {
-  FrameHead head;
-  DRIFTLESS_ASSIGN_OR_RETURN(head.info, read_frame_header(front));
-  const FrameInfo& info = head.info;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t needed, frame_head_bytes(info));
-  if (front.size() < needed) {
-    return error(StatusCode::kCorrupt, "frame: ", front.size(), " bytes, but its head has ",
-                 needed);
+Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
+                                            const WeightLayout& layout,
+                                            std::uint64_t max_body_bytes, const Needed& needed) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameHead read, decode_frame_head(head, layout));
+  DRIFTLESS_RETURN_IF_ERROR(check_body(read.info, max_body_bytes));
+  FrameCollector collector;
+  Frame& frame = collector.frame_;
+  const unsigned unit = unit_bytes(read.info.dtype);
+  std::uint64_t positions = 0, units = 0;
+  for (std::size_t i = 0; i < read.entries.size(); ++i) {
+    BucketEntry entry = read.entries[i];
+    if (!needed(entry)) {
+      frame.others_.push_back(entry);
+      frame.other_first_units_.push_back(read.blocks[i].first_unit);
+      continue;
+    }
+    const std::uint64_t position_bytes = entry.position_end - entry.position_begin;
+    const std::uint64_t count = entry.count();
+    entry.position_begin = positions;
+    entry.position_end = positions += position_bytes;
+    entry.value_begin = units;
+    entry.value_end = units += count;
+    frame.head_.entries.push_back(entry);
+    frame.head_.blocks.push_back(read.blocks[i]);
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_layout(info, layout));
-  head.places = frame_places(info);
-  const std::uint64_t table_bytes = head.places.positions - kFrameHeaderBytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(head.entries,
-                             read_frame_table(info, front.subspan(kFrameHeaderBytes, table_bytes)));
-  const std::uint64_t firsts = is_full(info.context.encoding) ? info.positions_bytes : 0;
-  DRIFTLESS_RETURN_IF_ERROR(
-      check_entries(layout, front.subspan(head.places.positions, firsts), head));
-  return head;
+  DRIFTLESS_RETURN_IF_ERROR(frame.allocate(positions, units * unit));
+  const std::uint64_t values_at = frame_aligned(positions);
+  const auto want = [&](bool values) {
+    for (std::size_t i = 0; i < frame.head_.entries.size(); ++i) {
+      const BucketEntry& entry = frame.head_.entries[i];
+      const FrameStream& stream =
+          values ? frame.head_.blocks[i].values : frame.head_.blocks[i].positions;
+      if (stream.size_bytes == 0) continue;
+      collector.ranges_.push_back({stream.offset, stream.size_bytes});
+      collector.streams_.push_back(
+          {i, values, stream.zstd,
+           values ? values_at + entry.value_begin * unit : entry.position_begin,
+           values ? entry.count() * unit : entry.position_end - entry.position_begin});
+    }
+  };
+  want(false);
+  want(true);
+  frame.head_.info = read.info;
+  frame.head_.places = read.places;
+  frame.head_.cut = std::move(read.cut);
+  collector.hashes_.assign(2 * frame.head_.entries.size(), xxh3_128(std::string_view()));
+  return collector;
 }
 
-Result<Frame> Frame::decode_front(std::span<const std::byte> front,
-                                  std::span<const std::byte> frame, const WeightLayout& layout,
-                                  std::uint64_t max_body_bytes) {
-  Frame result;
-  DRIFTLESS_ASSIGN_OR_RETURN(result.head_, decode_frame_head(front, layout));
-  const FrameHead& head = result.head_;
-  if (frame.size() != head.info.frame_bytes || head.info.body_bytes > max_body_bytes) {
-    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
-                 head.info.frame_bytes, " with a body of ", head.info.body_bytes, ", at most ",
-                 max_body_bytes, " are expected");
+Status FrameCollector::take(std::size_t range, std::span<const std::byte> bytes) {
+  const Stream& stream = streams_[range];
+  if (bytes.size() != ranges_[range].size_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", bytes.size(), " bytes came from offset ",
+                 ranges_[range].offset, ", expected ", ranges_[range].size_bytes);
   }
-  result.positions_ = frame.subspan(head.places.positions, head.info.positions_bytes);
-  result.values_ = frame.subspan(head.places.values, head.info.values_bytes);
-  return result;
+  Hash128& hash = hashes_[2 * stream.entry + (stream.values ? 1 : 0)];
+  const std::span<std::byte> to(frame_.inflated_.data() + stream.at, stream.content_bytes);
+  if (stream.zstd) {
+    hash = xxh3_128(bytes);
+    return ZstdUnpacker().read(bytes, to);
+  }
+  // Of the copy: the bytes may be a mapping, into which somebody writes.
+  std::copy(bytes.begin(), bytes.end(), to.begin());
+  hash = xxh3_128(to);
+  return {};
+}
+
+Result<Frame> FrameCollector::finish(const WeightLayout& layout) {
+  for (std::size_t i = 0; i < frame_.head_.entries.size(); ++i) {
+    const Hash128 found = block_hash(hashes_[2 * i], hashes_[2 * i + 1]);
+    const Hash128& expected = frame_.head_.blocks[i].hash;
+    if (found != expected) return wrong_hash(layout, frame_.head_.entries[i], found, expected);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(frame_.check_widths(layout));
+  return std::move(frame_);
 }
 
 }  // namespace driftless

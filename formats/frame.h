@@ -3,17 +3,21 @@
 // frame, whole stretches of tensors. docs/formats/frame.md gives the bytes; tests/golden holds
 // examples. All little-endian:
 //
-//   header (128 bytes, fixed) | body: entry table, positions stream, values stream | xxh3-128 of
-//   all before
+//   header (128 bytes, fixed) | positions | values | table of blocks | xxh3-128 of the table
 //
-// With `deltas_zstd` the body is one zstd frame. Everything in the header is checked before
-// anything is allocated, and what is not written in the one canonical way is refused: two frames
-// differ exactly where their bytes do (compressed bodies apart).
+// A row of the table is a block of a tensor, or all of one: where its two streams lie, how each is
+// compressed, and their hash. So a block can be fetched, proven and used without the others. The
+// table comes last, since the hashes are known then: a frame is written front to back. Everything
+// that a header or a row says is checked before anything is allocated, and what is not written in
+// the one canonical way is refused: two frames differ exactly where their bytes do (compressed
+// streams apart).
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,8 +34,8 @@ namespace driftless {
 
 inline constexpr std::size_t kFrameHeaderBytes = 128;
 inline constexpr std::size_t kFrameTrailerBytes = 16;
-inline constexpr std::size_t kFrameEntryBytes = 16;  // of the table, each
-inline constexpr std::uint16_t kFrameFormat = 1;
+inline constexpr std::size_t kFrameRowBytes = 64;  // of the table, each, and 16 for each dimension
+inline constexpr std::uint16_t kFrameFormat = 2;
 
 // Which version a frame belongs to.
 struct FrameContext {
@@ -53,59 +57,92 @@ struct FrameContext {
 [[nodiscard]] Status encode_frame(const FrameContext& context, const BucketView& bucket,
                                   std::vector<std::byte>& out);
 
-// The same bytes into `sink`, front to back: nothing is held but the body of `deltas_zstd`, whose
-// size comes before it. Ends at the sink's first failure.
+// The same bytes into `sink`, front to back: nothing is held but the streams of `deltas_zstd`,
+// whose sizes come before them. Ends at the sink's first failure.
 [[nodiscard]] Status write_frame(const FrameContext& context, const BucketView& bucket,
                                  const ByteSink& sink);
 
-// Consecutive units of a tensor, verbatim: what a full frame holds.
+// Consecutive units of a tensor, or of a block of one, verbatim: what a full frame holds.
 struct DenseRun {
-  std::uint32_t tensor = 0;  // index in the layout
-  std::uint64_t first_unit = 0;
-  std::span<const std::byte> bytes;  // of whole units
+  std::uint32_t tensor = 0;            // index in the layout
+  std::uint64_t first_unit = 0;        // in the block
+  std::span<const std::byte> bytes;    // of whole units
+  const TensorBlock* block = nullptr;  // null: all of the tensor
 };
 
 // Appends a full frame (context.encoding is kFull) to `out`. The runs must have this dtype, lie
-// inside their tensors, hold at least a unit each, ascend by tensor and unit, and neither overlap
-// nor adjoin: what adjoins is one run. kInvalidArgument otherwise; `out` is then as it was.
+// inside their blocks, hold at least a unit each, and ascend by tensor; runs of one block follow
+// each other, ascend, and neither overlap nor adjoin: what adjoins is one run. Blocks of a tensor
+// do not meet. kInvalidArgument otherwise; `out` is then as it was.
 [[nodiscard]] Status encode_full_frame(const FrameContext& context, const WeightLayout& layout,
                                        DType dtype, std::span<const DenseRun> runs,
                                        std::vector<std::byte>& out);
 
 // What the first kFrameHeaderBytes say; kCorrupt where they are damaged (the header has a hash of
-// its own), kUnsupported for a newer version of the format.
+// its own), kUnsupported for another version of the format.
 struct FrameInfo {
   FrameContext context;
   DType dtype = DType::kU8;
-  std::uint64_t frame_bytes = 0;                        // all of it
-  std::uint64_t body_bytes = 0;                         // after decompression
-  std::uint64_t stored_bytes = 0;                       // of the body, as it lies in the frame
-  std::uint64_t positions_bytes = 0, values_bytes = 0;  // of the streams, without padding
-  std::uint32_t entries = 0;
+  std::uint32_t entries = 0;                                          // rows of the table
+  std::uint64_t frame_bytes = 0;                                      // all of it
+  std::uint64_t table_bytes = 0;                                      // without the trailer
+  std::uint64_t positions_bytes = 0, values_bytes = 0;                // before compression
+  std::uint64_t stored_positions_bytes = 0, stored_values_bytes = 0;  // without padding
+
+  // What a reader of the whole frame holds at most, beside the frame.
+  [[nodiscard]] std::uint64_t body_bytes() const {
+    return table_bytes + positions_bytes + values_bytes;
+  }
 };
 [[nodiscard]] Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
 
 // Bytes from the frame's beginning.
 struct FramePlaces {
-  std::uint64_t head_bytes = 0;
-  std::uint64_t positions = 0;  // of a full frame: inside the head
+  std::uint64_t positions = 0;
   std::uint64_t values = 0;
+  std::uint64_t table = 0;
   std::uint64_t trailer = 0;
 };
+[[nodiscard]] FramePlaces frame_places(const FrameInfo& info);
 
-// What lies before the streams, read.
+// The stored bytes of a block's positions or values.
+struct FrameStream {
+  std::uint64_t offset = 0;  // from the frame's beginning
+  std::uint64_t size_bytes = 0;
+  bool zstd = false;
+};
+// What a row says beside its entry.
+struct FrameBlock {
+  std::uint64_t first_unit = 0;  // of a full frame's run: in the block
+  FrameStream positions, values;
+  Hash128 hash;  // block_hash() of the stored streams
+};
+// Of the xxh3-128 of a block's stored positions and of its stored values.
+[[nodiscard]] Hash128 block_hash(const Hash128& positions, const Hash128& values);
+
+// Header and table, read. Entries count in the streams before compression.
 struct FrameHead {
   FrameInfo info;
   FramePlaces places;
   std::vector<BucketEntry> entries;
-  std::vector<std::uint64_t> first_units;  // of a full frame's runs, one for each entry
+  std::vector<FrameBlock> blocks;                       // one for each entry
+  std::vector<std::unique_ptr<const TensorBlock>> cut;  // that entries point to
 };
 
-// A decoded frame. Views point into the frame's bytes, or into memory of its own where the body was
-// compressed; the frame must outlive it.
+// The head of a frame as bytes: its header, its table and its trailer, which lie at both ends of
+// it. All that Frame::decode() checks is checked but what lies in the streams and their padding.
+// Memory follows the size of `head`.
+[[nodiscard]] Result<FrameHead> decode_frame_head(std::span<const std::byte> head,
+                                                  const WeightLayout& layout);
+// The bytes of a head that a whole frame has.
+[[nodiscard]] std::vector<std::byte> frame_head_of(const FrameInfo& info,
+                                                   std::span<const std::byte> frame);
+
+// A decoded frame, or some blocks of one. Views point into the frame's bytes, or into memory of its
+// own where a stream was compressed; the frame must outlive it.
 class Frame {
  public:
-  // `frame` is exactly one frame. Checks hash, header, table (check_bucket; the runs of a full
+  // `frame` is exactly one frame. Checks hashes, header, table (check_bucket; the runs of a full
   // frame) and the layout's signature (kWrongLayout). `max_body_bytes` bounds the body, and so what
   // is allocated. Positions of a delta are left to EntryCursor.
   [[nodiscard]] static Result<Frame> decode(std::span<const std::byte> frame,
@@ -113,60 +150,95 @@ class Frame {
                                             std::uint64_t max_body_bytes);
 
   // The same for a frame whose bytes this process must not follow, in a GPU's memory say, from its
-  // front (below): bucket() and runs() point into `frame`. Its hash is proven by who hands
+  // head: bucket() and runs() point into `frame`. The hashes of its blocks are proven by who hands
   // it over. kUnsupported for a compressed one.
-  [[nodiscard]] static Result<Frame> decode_front(std::span<const std::byte> front,
-                                                  std::span<const std::byte> frame,
-                                                  const WeightLayout& layout,
-                                                  std::uint64_t max_body_bytes);
+  [[nodiscard]] static Result<Frame> decode_head(std::span<const std::byte> head,
+                                                 std::span<const std::byte> frame,
+                                                 const WeightLayout& layout,
+                                                 std::uint64_t max_body_bytes);
 
   [[nodiscard]] const FrameInfo& info() const { return head_.info; }
   // A full frame has runs(), any other a bucket(); what it has not is empty.
   [[nodiscard]] bool dense() const { return info().context.encoding == Encoding::kFull; }
   [[nodiscard]] BucketView bucket() const;
   [[nodiscard]] std::vector<DenseRun> runs() const;
+  // Entries of the table that are not held here (FrameCollector). Their ranges mean nothing.
+  [[nodiscard]] std::span<const BucketEntry> others() const { return others_; }
+  [[nodiscard]] std::span<const std::uint64_t> other_first_units() const {
+    return other_first_units_;
+  }
 
  private:
-  [[nodiscard]] Status inflate(std::span<const std::byte> stored);
-  [[nodiscard]] Status read_body(std::span<const std::byte> body);
+  friend class FrameCollector;
+  [[nodiscard]] Status read_streams(std::span<const std::byte> frame);
+  [[nodiscard]] Status inflate(std::span<const std::byte> frame);
+  // Room for the streams before compression, which positions_ and values_ then are.
+  [[nodiscard]] Status allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes);
+  [[nodiscard]] Status check_widths(const WeightLayout& layout) const;
 
   FrameHead head_;
+  std::vector<BucketEntry> others_;
+  std::vector<std::uint64_t> other_first_units_;
   ByteBuffer inflated_;
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
 };
 
-// --- Frames whose streams lie elsewhere, in a GPU's memory say: the front of a frame, made and
-// read without them. A frame is put together as
-//
-//   head: header, table, and of a full frame the first unit of each run | positions | values | hash
-//
-// with zeros from the end of a stream to its next multiple of 8 bytes; offsets are multiples of 8.
-// kUnsupported for kDeltasZstd, whose body is one zstd frame.
+// Bytes of a frame.
+struct FrameRange {
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+};
 
-// From what read_frame_header() returned, of a plain frame.
-[[nodiscard]] FramePlaces frame_places(const FrameInfo& info);
+// Puts a frame together from those blocks of it that are needed, fetched stream by stream. Holds
+// these blocks, compact, and no more.
+class FrameCollector {
+ public:
+  using Needed = std::function<bool(const BucketEntry&)>;
+  // `head` as for decode_frame_head(); `max_body_bytes` bounds what is allocated.
+  [[nodiscard]] static Result<FrameCollector> open(std::span<const std::byte> head,
+                                                   const WeightLayout& layout,
+                                                   std::uint64_t max_body_bytes,
+                                                   const Needed& needed);
+  // Whether every block is needed: then the whole frame may as well be fetched.
+  [[nodiscard]] bool all() const { return frame_.others_.empty(); }
+  // What is to be fetched: the stored streams of the needed blocks, ascending.
+  [[nodiscard]] const std::vector<FrameRange>& ranges() const { return ranges_; }
+  // The bytes of one of the ranges. Called once for each, from any thread.
+  [[nodiscard]] Status take(std::size_t range, std::span<const std::byte> bytes);
+  // Once every range was taken: kCorrupt, naming the tensor, if a block has not its hash.
+  [[nodiscard]] Result<Frame> finish(const WeightLayout& layout);
 
-struct EncodedFrameHead {
-  std::vector<std::byte> bytes;
+ private:
+  struct Stream {
+    std::size_t entry = 0;
+    bool values = false;
+    bool zstd = false;
+    std::uint64_t at = 0, content_bytes = 0;  // in the frame's own memory
+  };
+  Frame frame_;
+  std::vector<FrameRange> ranges_;
+  std::vector<Stream> streams_;  // one for each range
+  std::vector<Hash128> hashes_;  // two for each entry
+};
+
+// --- Frames whose streams lie elsewhere, in a GPU's memory say: put together as
+//
+//   header | positions | values | table and trailer
+//
+// with zeros from the end of a stream to its next multiple of 8 bytes; places are multiples of 8.
+// kUnsupported for kDeltasZstd, whose streams are not stored as they are.
+struct FramePlan {
+  std::vector<std::byte> header;
   FramePlaces places;
   std::uint64_t frame_bytes = 0;
 };
-
-// Of a delta's frame; kUnsupported if it is compressed. Entries tile both streams, in order, as for
-// encode_frame(); what the streams hold is up to the caller.
-[[nodiscard]] Result<EncodedFrameHead> encode_frame_head(const FrameContext& context,
-                                                         const BucketShape& bucket);
-// The frame's end: the xxh3-128 of all bytes before it, padding included.
-[[nodiscard]] std::array<std::byte, kFrameTrailerBytes> frame_trailer(const Hash128& hash);
-
-// How many bytes decode_frame_head() needs: of a frame that states this, known from its header.
-[[nodiscard]] Result<std::uint64_t> frame_head_bytes(const FrameInfo& info);
-// `front`: the frame's first bytes, at least frame_head_bytes(). Everything that Frame::decode()
-// checks is checked but what lies in the streams, their padding and the trailer: positions are left
-// to who reads them, and the hash of the whole must have been proven by somebody. Memory follows
-// the size of `front`.
-[[nodiscard]] Result<FrameHead> decode_frame_head(std::span<const std::byte> front,
-                                                  const WeightLayout& layout);
+// Of a delta's frame. Entries tile both streams, in order, as for encode_frame(); what the streams
+// hold is up to the caller.
+[[nodiscard]] Result<FramePlan> plan_frame(const FrameContext& context, const BucketShape& bucket);
+// The rest of it: `hashes` has block_hash() of each entry's streams.
+[[nodiscard]] Result<std::vector<std::byte>> encode_frame_table(const FrameContext& context,
+                                                                const BucketShape& bucket,
+                                                                std::span<const Hash128> hashes);
 
 }  // namespace driftless

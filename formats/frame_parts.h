@@ -18,13 +18,14 @@
 
 namespace driftless {
 
-inline constexpr unsigned kFirstUnitBytes = 8;  // of a full frame's position, one for each run
-// A body is memory; what is past this is damage, and sums of such sizes cannot overflow.
+// A stream is memory; what is past this is damage, and sums of such sizes cannot overflow.
 inline constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 60;
 
 inline constexpr std::array<char, 8> kFrameMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
 inline constexpr std::size_t kFrameHeaderHashOffset = kFrameHeaderBytes - 8;
 inline constexpr std::size_t kFrameAlignment = 8;  // of the streams
+inline constexpr std::size_t kFrameDimBytes = 16;  // of a row, for each dimension of its box
+inline constexpr std::uint32_t kNoScale = ~std::uint32_t{0};
 
 constexpr std::uint64_t frame_aligned(std::uint64_t bytes) {
   return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
@@ -34,13 +35,10 @@ constexpr bool is_compressed(Encoding encoding) { return encoding == Encoding::k
 constexpr Encoding coding_of(Encoding encoding) {
   return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
 }
-inline std::uint64_t frame_body_bytes(const FrameInfo& info) {
-  return frame_places(info).trailer - kFrameHeaderBytes;
+// How a row names what its streams are.
+constexpr Encoding row_encoding(Encoding encoding) {
+  return is_full(encoding) ? Encoding::kFull : coding_of(encoding);
 }
-
-// The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.
-[[nodiscard]] FrameInfo plain_frame(const FrameContext& context, DType dtype, std::size_t entries,
-                                    std::uint64_t positions_bytes, std::uint64_t values_bytes);
 
 // Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
 class FieldWriter {
@@ -83,8 +81,8 @@ template <typename Info, typename Field>
 void each_header_field(Info& info, const Field& field) {
   field(info.entries);
   field(info.frame_bytes);
-  field(info.body_bytes);
-  field(info.stored_bytes);
+  field(info.table_bytes);
+  field(info.stored_positions_bytes);
   field(info.context.id.run);
   field(info.context.id.version);
   field(info.context.base_version);
@@ -93,36 +91,45 @@ void each_header_field(Info& info, const Field& field) {
   field(info.context.index);
   field(info.positions_bytes);
   field(info.values_bytes);
+  field(info.stored_values_bytes);
 }
 
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 [[nodiscard]] FrameHeaderBytes make_frame_header(const FrameInfo& info);
-[[nodiscard]] std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries);
-// `table` is as long as the header says. Ranges stay within the streams that it states.
-[[nodiscard]] Result<std::vector<BucketEntry>> read_frame_table(const FrameInfo& info,
-                                                                std::span<const std::byte> table);
+
+// The rows of a table. Of the entries only tensor, position_bytes, block and count() are written.
+[[nodiscard]] std::vector<std::byte> make_frame_table(const FrameInfo& info,
+                                                      std::span<const BucketEntry> entries,
+                                                      std::span<const FrameBlock> blocks);
+[[nodiscard]] std::uint64_t frame_table_bytes(std::span<const BucketEntry> entries);
+// Of a table that has its hash: fills head.entries, blocks and cut. Ranges stay within the streams
+// that head.info states, and fill them.
+[[nodiscard]] Status read_frame_table(std::span<const std::byte> table, const WeightLayout& layout,
+                                      FrameHead& head);
+
+// The one way to write runs: inside their blocks, ascending, with a gap between two of a block.
+[[nodiscard]] Status check_runs(const WeightLayout& layout, DType dtype,
+                                std::span<const BucketEntry> runs,
+                                std::span<const FrameBlock> blocks, StatusCode code);
 
 // Whether the bucket may go into a frame of this encoding, and its entries tile its streams.
 [[nodiscard]] Status check_bucket_for(const FrameContext& context, const BucketShape& bucket);
-[[nodiscard]] Status check_layout(const FrameInfo& info, const WeightLayout& layout);
+// The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.
+[[nodiscard]] FrameInfo plain_frame(const FrameContext& context, DType dtype,
+                                    std::span<const BucketEntry> entries,
+                                    std::uint64_t positions_bytes, std::uint64_t values_bytes);
 
-// The first units of a full frame's runs from its table and the stream of them. Checked (kCorrupt):
-// runs lie inside their tensors and ascend, with a gap between two of a tensor.
-[[nodiscard]] Result<std::vector<std::uint64_t>> read_runs(const FrameInfo& info,
-                                                           const WeightLayout& layout,
-                                                           std::span<const BucketEntry> entries,
-                                                           std::span<const std::byte> firsts);
-
-// Of the entries only tensor, position_bytes and count() are written.
+// What a frame is made of.
 struct FrameParts {
   DType dtype = DType::kU8;
   std::span<const BucketEntry> entries;
-  std::span<const std::byte> positions;
+  std::vector<FrameBlock> blocks;                      // first_unit of each is given
+  std::span<const std::byte> positions;                // of all entries
   std::span<const std::span<const std::byte>> values;  // one after the other
 };
 
 // Appends a frame of parts that were found good. After a failure `out` is as it was.
-[[nodiscard]] Status append_frame(const FrameContext& context, const FrameParts& parts,
+[[nodiscard]] Status append_frame(const FrameContext& context, FrameParts parts,
                                   std::vector<std::byte>& out);
 
 }  // namespace driftless

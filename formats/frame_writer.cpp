@@ -20,16 +20,6 @@ Status write_padding(std::uint64_t stream_bytes, const ByteSink& sink) {
   return sink(std::span(kPadding).first(frame_aligned(stream_bytes) - stream_bytes));
 }
 
-Status write_body(const FrameInfo& info, const FrameParts& parts, const ByteSink& sink) {
-  DRIFTLESS_RETURN_IF_ERROR(sink(make_frame_table(parts.entries)));
-  DRIFTLESS_RETURN_IF_ERROR(sink(parts.positions));
-  DRIFTLESS_RETURN_IF_ERROR(write_padding(info.positions_bytes, sink));
-  for (const std::span<const std::byte> piece : parts.values) {
-    DRIFTLESS_RETURN_IF_ERROR(sink(piece));
-  }
-  return write_padding(info.values_bytes, sink);
-}
-
 ByteSink append_to(std::vector<std::byte>& out) {
   return [&out](std::span<const std::byte> bytes) {
     out.insert(out.end(), bytes.begin(), bytes.end());
@@ -37,67 +27,152 @@ ByteSink append_to(std::vector<std::byte>& out) {
   };
 }
 
-Status compress_body(const FrameInfo& info, const FrameParts& parts, std::vector<std::byte>& out) {
-  DRIFTLESS_ASSIGN_OR_RETURN(ZstdWriter zstd,
-                             ZstdWriter::create(info.body_bytes, 0, append_to(out)));
-  DRIFTLESS_RETURN_IF_ERROR(write_body(
-      info, parts, [&zstd](std::span<const std::byte> bytes) { return zstd.write(bytes); }));
-  return zstd.finish();
-}
-
-// Passes bytes on in pieces that are still in the cache when the sink copies them, and hashes them.
+// Passes the streams of all entries on, one kind after the other, in pieces that are still in the
+// cache when the sink copies them, and hashes each entry's.
 class HashingSink {
  public:
-  explicit HashingSink(const ByteSink& sink) : sink_(sink) { XXH3_128bits_reset(&state_); }
+  // `sizes`: of the entries' streams.
+  HashingSink(const ByteSink& sink, std::vector<std::uint64_t> sizes)
+      : sink_(sink), sizes_(std::move(sizes)) {
+    hashes_.reserve(sizes_.size());
+    XXH3_128bits_reset(&state_);
+    close_full();
+  }
 
   Status write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
-      XXH3_128bits_update(&state_, piece.data(), piece.size());
+      hash(piece);
       DRIFTLESS_RETURN_IF_ERROR(sink_(piece));
       bytes = bytes.subspan(piece.size());
     }
     return {};
   }
-  [[nodiscard]] Hash128 hash() const {
-    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-    return {hash.high64, hash.low64};
-  }
+  [[nodiscard]] const std::vector<Hash128>& hashes() const { return hashes_; }
 
  private:
+  void hash(std::span<const std::byte> piece) {
+    while (!piece.empty() && hashes_.size() < sizes_.size()) {
+      const auto some =
+          piece.first(std::min<std::uint64_t>(piece.size(), sizes_[hashes_.size()] - done_));
+      XXH3_128bits_update(&state_, some.data(), some.size());
+      done_ += some.size();
+      piece = piece.subspan(some.size());
+      close_full();
+    }
+  }
+  // Ends the streams that are complete, empty ones among them.
+  void close_full() {
+    while (hashes_.size() < sizes_.size() && done_ == sizes_[hashes_.size()]) {
+      const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+      hashes_.push_back({hash.high64, hash.low64});
+      XXH3_128bits_reset(&state_);
+      done_ = 0;
+    }
+  }
+
   static constexpr std::size_t kPieceBytes = std::size_t{128} << 10;
   const ByteSink& sink_;
+  std::vector<std::uint64_t> sizes_;
+  std::vector<Hash128> hashes_;  // of the streams that ended
+  std::uint64_t done_ = 0;       // of the next one
   XXH3_state_t state_;
 };
 
 FrameInfo info_of(const FrameContext& context, const FrameParts& parts) {
   std::uint64_t values_bytes = 0;
   for (const auto& piece : parts.values) values_bytes += piece.size();
-  return plain_frame(context, parts.dtype, parts.entries.size(), parts.positions.size(),
-                     values_bytes);
+  return plain_frame(context, parts.dtype, parts.entries, parts.positions.size(), values_bytes);
 }
 
-// A plain frame: header, body and hash, front to back.
-Status stream_frame(const FrameInfo& frame, const FrameParts& parts, const ByteSink& sink) {
-  HashingSink hashing(sink);
-  DRIFTLESS_RETURN_IF_ERROR(hashing.write(make_frame_header(frame)));
-  DRIFTLESS_RETURN_IF_ERROR(write_body(
-      frame, parts, [&hashing](std::span<const std::byte> bytes) { return hashing.write(bytes); }));
-  return sink(frame_trailer(hashing.hash()));
+// Table and trailer.
+std::vector<std::byte> end_of_frame(const FrameInfo& frame, const FrameParts& parts) {
+  std::vector<std::byte> table = make_frame_table(frame, parts.entries, parts.blocks);
+  const Hash128 hash = xxh3_128(table);
+  table.resize(table.size() + kFrameTrailerBytes);
+  FieldWriter(table.data() + table.size() - kFrameTrailerBytes).put(hash);
+  return table;
 }
 
-// The header states how large the compressed body is, so that comes first.
-Status append_compressed(FrameInfo frame, const FrameParts& parts, std::vector<std::byte>& out) {
+void note_plain_sizes(FrameParts& parts) {
+  const unsigned unit = unit_bytes(parts.dtype);
+  for (std::size_t i = 0; i < parts.entries.size(); ++i) {
+    const BucketEntry& entry = parts.entries[i];
+    parts.blocks[i].positions.size_bytes = entry.position_end - entry.position_begin;
+    parts.blocks[i].values.size_bytes = entry.count() * unit;
+  }
+}
+
+// A plain frame, front to back.
+Status stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& sink) {
+  note_plain_sizes(parts);
+  const auto sizes = [&](FrameStream FrameBlock::* stream) {
+    std::vector<std::uint64_t> all;
+    for (const FrameBlock& block : parts.blocks) all.push_back((block.*stream).size_bytes);
+    return all;
+  };
+  DRIFTLESS_RETURN_IF_ERROR(sink(make_frame_header(frame)));
+  HashingSink positions(sink, sizes(&FrameBlock::positions));
+  DRIFTLESS_RETURN_IF_ERROR(positions.write(parts.positions));
+  DRIFTLESS_RETURN_IF_ERROR(write_padding(frame.positions_bytes, sink));
+  HashingSink values(sink, sizes(&FrameBlock::values));
+  for (const std::span<const std::byte> piece : parts.values) {
+    DRIFTLESS_RETURN_IF_ERROR(values.write(piece));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(write_padding(frame.values_bytes, sink));
+  for (std::size_t i = 0; i < parts.blocks.size(); ++i) {
+    parts.blocks[i].hash = block_hash(positions.hashes()[i], values.hashes()[i]);
+  }
+  return sink(end_of_frame(frame, parts));
+}
+
+// Appends `content` under zstd, or as it is if that is not smaller.
+Status pack(ZstdPacker& zstd, std::span<const std::byte> content, std::vector<std::byte>& out,
+            FrameStream& stream, Hash128& hash) {
   const std::size_t begin = out.size();
+  if (!content.empty()) DRIFTLESS_RETURN_IF_ERROR(zstd.append(content, out));
+  stream.zstd = out.size() - begin < content.size();
+  if (!stream.zstd) {
+    out.resize(begin);
+    out.insert(out.end(), content.begin(), content.end());
+  }
+  stream.size_bytes = out.size() - begin;
+  hash = xxh3_128(std::span(out).subspan(begin));
+  return {};
+}
+
+// The header states how large the compressed streams are, so they come first.
+Status append_compressed(FrameInfo frame, FrameParts& parts, std::vector<std::byte>& out) {
+  const std::size_t begin = out.size();
+  const std::span<const std::byte> values =
+      parts.values.empty() ? std::span<const std::byte>() : parts.values.front();
+  const unsigned unit = unit_bytes(parts.dtype);
+  std::vector<Hash128> hashes(parts.entries.size());
+  DRIFTLESS_ASSIGN_OR_RETURN(ZstdPacker zstd, ZstdPacker::create());
   out.resize(begin + kFrameHeaderBytes);
-  DRIFTLESS_RETURN_IF_ERROR(compress_body(frame, parts, out));
-  frame.stored_bytes = out.size() - begin - kFrameHeaderBytes;
-  frame.frame_bytes = out.size() - begin + kFrameTrailerBytes;
+  for (std::size_t i = 0; i < parts.entries.size(); ++i) {
+    const BucketEntry& entry = parts.entries[i];
+    const auto content =
+        parts.positions.subspan(entry.position_begin, entry.position_end - entry.position_begin);
+    DRIFTLESS_RETURN_IF_ERROR(pack(zstd, content, out, parts.blocks[i].positions, hashes[i]));
+  }
+  frame.stored_positions_bytes = out.size() - begin - kFrameHeaderBytes;
+  out.resize(begin + kFrameHeaderBytes + frame_aligned(frame.stored_positions_bytes));
+  const std::size_t values_begin = out.size();
+  for (std::size_t i = 0; i < parts.entries.size(); ++i) {
+    const BucketEntry& entry = parts.entries[i];
+    const auto content = values.subspan(entry.value_begin * unit, entry.count() * unit);
+    Hash128 hash;
+    DRIFTLESS_RETURN_IF_ERROR(pack(zstd, content, out, parts.blocks[i].values, hash));
+    parts.blocks[i].hash = block_hash(hashes[i], hash);
+  }
+  frame.stored_values_bytes = out.size() - values_begin;
+  out.resize(values_begin + frame_aligned(frame.stored_values_bytes));
+  frame.frame_bytes = frame_places(frame).trailer + kFrameTrailerBytes;
   const FrameHeaderBytes header = make_frame_header(frame);
   std::memcpy(out.data() + begin, header.data(), header.size());
-  const Hash128 hash = xxh3_128(std::span(out).subspan(begin));
-  out.resize(out.size() + kFrameTrailerBytes);
-  FieldWriter(out.data() + out.size() - kFrameTrailerBytes).put(hash);
+  const std::vector<std::byte> end = end_of_frame(frame, parts);
+  out.insert(out.end(), end.begin(), end.end());
   return {};
 }
 
@@ -121,6 +196,11 @@ Status check_tiles(const BucketShape& bucket) {
   return {};
 }
 
+FrameParts parts_of(const BucketView& bucket, std::span<const std::span<const std::byte>> values) {
+  return {bucket.dtype, bucket.entries, std::vector<FrameBlock>(bucket.entries.size()),
+          bucket.positions, values};
+}
+
 }  // namespace
 
 FrameHeaderBytes make_frame_header(const FrameInfo& info) {
@@ -131,7 +211,6 @@ FrameHeaderBytes make_frame_header(const FrameInfo& info) {
   fields.put(static_cast<std::uint8_t>(info.context.encoding));
   fields.put(static_cast<std::uint8_t>(info.dtype));
   each_header_field(info, [&](const auto& value) { fields.put(value); });
-  fields.put(std::uint64_t{0});
   fields.put(std::uint64_t{XXH3_64bits(header.data(), kFrameHeaderHashOffset)});
   return header;
 }
@@ -149,28 +228,17 @@ Status check_bucket_for(const FrameContext& context, const BucketShape& bucket) 
   return check_tiles(bucket);
 }
 
-std::vector<std::byte> make_frame_table(std::span<const BucketEntry> entries) {
-  std::vector<std::byte> table(entries.size() * kFrameEntryBytes);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    FieldWriter fields(table.data() + i * kFrameEntryBytes);
-    fields.put(entries[i].tensor);
-    fields.put(static_cast<std::uint32_t>(entries[i].position_bytes));
-    fields.put(entries[i].count());
-  }
-  return table;
-}
-
-FrameInfo plain_frame(const FrameContext& context, DType dtype, std::size_t entries,
-                      std::uint64_t positions_bytes, std::uint64_t values_bytes) {
+FrameInfo plain_frame(const FrameContext& context, DType dtype,
+                      std::span<const BucketEntry> entries, std::uint64_t positions_bytes,
+                      std::uint64_t values_bytes) {
   FrameInfo frame;
   frame.context = context;
   frame.dtype = dtype;
-  frame.entries = static_cast<std::uint32_t>(entries);
-  frame.positions_bytes = positions_bytes;
-  frame.values_bytes = values_bytes;
-  frame.body_bytes = frame_body_bytes(frame);
-  frame.stored_bytes = frame.body_bytes;
-  frame.frame_bytes = kFrameHeaderBytes + frame.stored_bytes + kFrameTrailerBytes;
+  frame.entries = static_cast<std::uint32_t>(entries.size());
+  frame.table_bytes = frame_table_bytes(entries);
+  frame.positions_bytes = frame.stored_positions_bytes = positions_bytes;
+  frame.values_bytes = frame.stored_values_bytes = values_bytes;
+  frame.frame_bytes = frame_places(frame).trailer + kFrameTrailerBytes;
   return frame;
 }
 
@@ -188,7 +256,7 @@ Status write_frame(const FrameContext& context, const BucketView& bucket, const 
   }
   DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
   const std::span<const std::byte> values[] = {bucket.values};
-  const FrameParts parts{bucket.dtype, bucket.entries, bucket.positions, values};
+  FrameParts parts = parts_of(bucket, values);
   return stream_frame(info_of(context, parts), parts, sink);
 }
 
@@ -196,22 +264,50 @@ Status encode_frame(const FrameContext& context, const BucketView& bucket,
                     std::vector<std::byte>& out) {
   DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
   const std::span<const std::byte> values[] = {bucket.values};
-  return append_frame(context, {bucket.dtype, bucket.entries, bucket.positions, values}, out);
+  return append_frame(context, parts_of(bucket, values), out);
 }
 
-Status append_frame(const FrameContext& context, const FrameParts& parts,
-                    std::vector<std::byte>& out) {
+Status append_frame(const FrameContext& context, FrameParts parts, std::vector<std::byte>& out) {
   const FrameInfo frame = info_of(context, parts);
   const std::size_t begin = out.size();
   Status status;
   if (is_compressed(context.encoding)) {
     status = append_compressed(frame, parts, out);
   } else {
-    out.reserve(begin + kFrameHeaderBytes + frame.body_bytes + kFrameTrailerBytes);
+    out.reserve(begin + frame.frame_bytes);
     status = stream_frame(frame, parts, append_to(out));
   }
   if (!status.ok()) out.resize(begin);
   return status;
+}
+
+Result<FramePlan> plan_frame(const FrameContext& context, const BucketShape& bucket) {
+  if (is_compressed(context.encoding)) {
+    return error(StatusCode::kUnsupported, "a frame of ", info(context.encoding).name,
+                 " cannot be put together elsewhere: its streams are compressed; use indices or "
+                 "deltas");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
+  const FrameInfo frame = plain_frame(context, bucket.dtype, bucket.entries, bucket.positions_bytes,
+                                      bucket.values_bytes);
+  const FrameHeaderBytes header = make_frame_header(frame);
+  return FramePlan{{header.begin(), header.end()}, frame_places(frame), frame.frame_bytes};
+}
+
+Result<std::vector<std::byte>> encode_frame_table(const FrameContext& context,
+                                                  const BucketShape& bucket,
+                                                  std::span<const Hash128> hashes) {
+  DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
+  if (hashes.size() != bucket.entries.size()) {
+    return error(StatusCode::kInvalidArgument, hashes.size(), " hashes for ", bucket.entries.size(),
+                 " entries");
+  }
+  FrameParts parts{bucket.dtype, bucket.entries, std::vector<FrameBlock>(hashes.size()), {}, {}};
+  note_plain_sizes(parts);
+  for (std::size_t i = 0; i < hashes.size(); ++i) parts.blocks[i].hash = hashes[i];
+  return end_of_frame(plain_frame(context, bucket.dtype, bucket.entries, bucket.positions_bytes,
+                                  bucket.values_bytes),
+                      parts);
 }
 
 }  // namespace driftless

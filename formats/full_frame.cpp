@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Full frames: whole stretches of tensors instead of a bucket.
-#include <cstring>
 #include <limits>
 
 #include "formats/frame.h"
@@ -9,10 +8,10 @@
 namespace driftless {
 namespace {
 
-// A stretch of a tensor, as an entry and its first unit say.
+// A stretch of a tensor or block, as an entry and its first unit say.
 Status check_run(const WeightLayout& layout, DType dtype, const BucketEntry& run,
                  std::uint64_t first_unit, StatusCode code) {
-  if (run.tensor >= layout.size()) {
+  if (run.tensor >= layout.size() || (run.block != nullptr && run.block->tensor != run.tensor)) {
     return error(code, "full frame: tensor ", run.tensor, " of a layout of ", layout.size());
   }
   const TensorSpec& tensor = layout[run.tensor];
@@ -20,55 +19,37 @@ Status check_run(const WeightLayout& layout, DType dtype, const BucketEntry& run
     return error(code, "full frame: tensor '", tensor.name, "' is ", info(tensor.dtype).name,
                  ", the frame holds ", info(dtype).name);
   }
-  if (run.count() == 0 || first_unit >= tensor.units() ||
-      run.count() > tensor.units() - first_unit) {
+  const std::uint64_t units = run.block != nullptr ? run.block->place.units : tensor.units();
+  if (run.count() == 0 || first_unit >= units || run.count() > units - first_unit) {
     return error(code, "full frame: tensor '", tensor.name, "': ", run.count(), " units from ",
-                 first_unit, " on, but it has ", tensor.units());
-  }
-  return {};
-}
-
-// The one way to write runs: inside their tensors, ascending, with a gap between two of a tensor.
-Status check_runs(const WeightLayout& layout, DType dtype, std::span<const BucketEntry> runs,
-                  std::span<const std::uint64_t> first_units, StatusCode code) {
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const BucketEntry& run = runs[i];
-    DRIFTLESS_RETURN_IF_ERROR(check_run(layout, dtype, run, first_units[i], code));
-    if (run.value_end > kMaxStreamBytes / unit_bytes(dtype)) {
-      return error(code, "a full frame of more than 2^60 bytes");
-    }
-    if (i == 0 || run.tensor > runs[i - 1].tensor) continue;
-    const std::uint64_t end = first_units[i - 1] + runs[i - 1].count();
-    if (run.tensor == runs[i - 1].tensor && first_units[i] > end) continue;
-    return error(code, "full frame: tensor '", layout[run.tensor].name, "': a run from unit ",
-                 first_units[i], " on comes after one of tensor '", layout[runs[i - 1].tensor].name,
-                 "' up to unit ", end, "; runs must ascend, and those that adjoin must be one");
+                 first_unit, " on, but ",
+                 run.block != nullptr ? concat("block ", run.block->box.to_string()) : "it",
+                 " has ", units);
   }
   return {};
 }
 
 }  // namespace
 
-// The table has kept the ranges within the streams, and the header their sizes.
-Result<std::vector<std::uint64_t>> read_runs(const FrameInfo& info, const WeightLayout& layout,
-                                             std::span<const BucketEntry> entries,
-                                             std::span<const std::byte> firsts) {
-  for (const BucketEntry& entry : entries) {
-    if (entry.position_bytes != kFirstUnitBytes) {
-      return error(StatusCode::kCorrupt, "full frame: a width of ", entry.position_bytes,
-                   ", expected ", kFirstUnitBytes);
+Status check_runs(const WeightLayout& layout, DType dtype, std::span<const BucketEntry> runs,
+                  std::span<const FrameBlock> blocks, StatusCode code) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const BucketEntry& run = runs[i];
+    const std::uint64_t first = blocks[i].first_unit;
+    DRIFTLESS_RETURN_IF_ERROR(check_run(layout, dtype, run, first, code));
+    if (run.value_end > kMaxStreamBytes / unit_bytes(dtype)) {
+      return error(code, "a full frame of more than 2^60 bytes");
     }
+    if (i == 0 || run.tensor > runs[i - 1].tensor) continue;
+    const std::uint64_t end = blocks[i - 1].first_unit + runs[i - 1].count();
+    const bool same = run.tensor == runs[i - 1].tensor;
+    if (same && (run.block != runs[i - 1].block || first > end)) continue;
+    return error(code, "full frame: tensor '", layout[run.tensor].name, "': a run from unit ",
+                 first, " on comes after one of tensor '", layout[runs[i - 1].tensor].name,
+                 "' up to unit ", end, "; runs must ascend, and those that adjoin must be one");
   }
-  const std::uint64_t units = entries.empty() ? 0 : entries.back().value_end;
-  if (units * unit_bytes(info.dtype) != info.values_bytes) {
-    return error(StatusCode::kCorrupt, "full frame: its runs have ", units, " units of ",
-                 info.values_bytes, " bytes of values");
-  }
-  std::vector<std::uint64_t> first_units(entries.size());
-  if (!entries.empty()) std::memcpy(first_units.data(), firsts.data(), firsts.size());
-  DRIFTLESS_RETURN_IF_ERROR(
-      check_runs(layout, info.dtype, entries, first_units, StatusCode::kCorrupt));
-  return first_units;
+  const Status apart = check_apart(layout, runs, true);
+  return apart.ok() ? apart : error(code, "full frame: ", apart.message());
 }
 
 Status encode_full_frame(const FrameContext& context, const WeightLayout& layout, DType dtype,
@@ -82,7 +63,7 @@ Status encode_full_frame(const FrameContext& context, const WeightLayout& layout
   }
   const unsigned unit = unit_bytes(dtype);
   std::vector<BucketEntry> entries;
-  std::vector<std::uint64_t> first_units;
+  std::vector<FrameBlock> blocks;
   std::vector<std::span<const std::byte>> values;
   std::uint64_t units = 0;
   for (const DenseRun& run : runs) {
@@ -90,17 +71,15 @@ Status encode_full_frame(const FrameContext& context, const WeightLayout& layout
       return error(StatusCode::kInvalidArgument, "full frame: tensor ", run.tensor, ": a run of ",
                    run.bytes.size(), " bytes is not whole units of ", unit);
     }
-    const std::uint64_t at = entries.size() * std::uint64_t{kFirstUnitBytes};
     const std::uint64_t begin = units;
     units += run.bytes.size() / unit;
-    entries.push_back({run.tensor, kFirstUnitBytes, at, at + kFirstUnitBytes, begin, units});
-    first_units.push_back(run.first_unit);
+    entries.push_back({run.tensor, 0, 0, 0, begin, units, run.block});
+    blocks.push_back({run.first_unit, {}, {}, {}});
     values.push_back(run.bytes);
   }
   DRIFTLESS_RETURN_IF_ERROR(
-      check_runs(layout, dtype, entries, first_units, StatusCode::kInvalidArgument));
-  return append_frame(context, {dtype, entries, std::as_bytes(std::span(first_units)), values},
-                      out);
+      check_runs(layout, dtype, entries, blocks, StatusCode::kInvalidArgument));
+  return append_frame(context, {dtype, entries, std::move(blocks), {}, values}, out);
 }
 
 std::vector<DenseRun> Frame::runs() const {
@@ -110,8 +89,8 @@ std::vector<DenseRun> Frame::runs() const {
   runs.reserve(head_.entries.size());
   for (std::size_t i = 0; i < head_.entries.size(); ++i) {
     const BucketEntry& entry = head_.entries[i];
-    runs.push_back({entry.tensor, head_.first_units[i],
-                    values_.subspan(entry.value_begin * unit, entry.count() * unit)});
+    runs.push_back({entry.tensor, head_.blocks[i].first_unit,
+                    values_.subspan(entry.value_begin * unit, entry.count() * unit), entry.block});
   }
   return runs;
 }

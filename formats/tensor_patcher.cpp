@@ -2,19 +2,26 @@
 // What all patchers have in common, and the one that patches a tensor from its entries in buckets.
 #include "formats/tensor_patcher.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
 namespace driftless {
 namespace {
 
-class BucketPatcher final : public TensorPatcher {
+// The pieces of one block of a tensor, one after the other.
+class BlockPatcher {
  public:
-  BucketPatcher(const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces)
-      : TensorPatcher(layout[tensor]), layout_(&layout), pieces_(std::move(pieces)) {}
+  explicit BlockPatcher(const WeightLayout& layout) : layout_(&layout) {}
 
- private:
-  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+  void add(BucketPiece piece) { pieces_.push_back(piece); }
+  [[nodiscard]] bool takes(const BucketPiece& piece) const {
+    const TensorBlock* const own = pieces_.front().entry.block;
+    const TensorBlock* const other = piece.entry.block;
+    return own == other || (own != nullptr && other != nullptr && own->box == other->box);
+  }
+
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) {
     while (true) {
       if (at_ == view_.count()) {
         DRIFTLESS_RETURN_IF_ERROR(refill());
@@ -30,12 +37,13 @@ class BucketPatcher final : public TensorPatcher {
     }
   }
 
-  Status end() override {
+  Status end() {
     if (at_ == view_.count()) DRIFTLESS_RETURN_IF_ERROR(refill());
     if (view_.count() == 0) return {};
     return error(StatusCode::kInternal, "changes are left over");
   }
 
+ private:
   template <unsigned kUnitBytes>
   void overwrite(std::uint64_t byte_offset, std::span<std::byte> chunk) {
     // A view's positions lie within the tensor, so none of this overflows.
@@ -83,6 +91,34 @@ class BucketPatcher final : public TensorPatcher {
   DeltaView view_;                     // of the cursor
   std::size_t at_ = 0;                 // in view_: the next to be written
   std::uint64_t next_position_ = 0;    // the least that may come next
+};
+
+// Blocks of a tensor lie between each other: each goes through the chunks by itself.
+class BucketPatcher final : public TensorPatcher {
+ public:
+  BucketPatcher(const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces)
+      : TensorPatcher(layout[tensor]) {
+    for (const BucketPiece& piece : pieces) {
+      auto block = std::find_if(blocks_.begin(), blocks_.end(),
+                                [&](const BlockPatcher& each) { return each.takes(piece); });
+      if (block == blocks_.end()) block = blocks_.insert(block, BlockPatcher(layout));
+      block->add(piece);
+    }
+  }
+
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+    for (BlockPatcher& block : blocks_) {
+      DRIFTLESS_RETURN_IF_ERROR(block.apply(byte_offset, chunk));
+    }
+    return {};
+  }
+  Status end() override {
+    for (BlockPatcher& block : blocks_) DRIFTLESS_RETURN_IF_ERROR(block.end());
+    return {};
+  }
+
+  std::vector<BlockPatcher> blocks_;
 };
 
 }  // namespace

@@ -57,8 +57,8 @@ class TensorPatcher {
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_overwrite_patcher(
     const TensorSpec& tensor, std::span<const std::byte> payload);
 
-// Pieces of one tensor in several buckets, in ascending order of their positions. What the buckets
-// and the layout point to must outlive the patcher.
+// Pieces of one tensor in several buckets; those of one block in ascending order of their
+// positions. What the buckets and the layout point to must outlive the patcher.
 struct BucketPiece {
   BucketView bucket;
   BucketEntry entry;

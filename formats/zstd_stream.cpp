@@ -123,6 +123,19 @@ void look_for_zero_runs([[maybe_unused]] ZSTD_CCtx* context) {
 #endif
 }
 
+Status set_parameters(ZSTD_CCtx* context) {
+  std::size_t code = 0;
+  const auto set = [&](ZSTD_cParameter parameter, int value) {
+    if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(context, parameter, value);
+  };
+  set(ZSTD_c_compressionLevel, kLevel);
+  set(ZSTD_c_contentSizeFlag, 1);
+  set(ZSTD_c_checksumFlag, 0);
+  set(ZSTD_c_windowLog, kWindowLog);
+  return ZSTD_isError(code) ? error(StatusCode::kInternal, "zstd: ", ZSTD_getErrorName(code))
+                            : Status();
+}
+
 }  // namespace
 
 void FreeZstd::operator()(ZSTD_CCtx_s* context) const { ZSTD_freeCCtx(context); }
@@ -143,20 +156,13 @@ Result<ZstdWriter> ZstdWriter::create(std::uint64_t content_bytes, unsigned work
 
 Status ZstdWriter::configure(unsigned workers, ZstdContent content) {
   ZSTD_CCtx* const zstd = context_.get();
-  std::size_t code = 0;
-  const auto set = [&](ZSTD_cParameter parameter, int value) {
-    if (!ZSTD_isError(code)) code = ZSTD_CCtx_setParameter(zstd, parameter, value);
-  };
-  set(ZSTD_c_compressionLevel, kLevel);
-  set(ZSTD_c_contentSizeFlag, 1);
-  set(ZSTD_c_checksumFlag, 0);
-  set(ZSTD_c_windowLog, kWindowLog);
-  if (!ZSTD_isError(code)) code = ZSTD_CCtx_setPledgedSrcSize(zstd, content_bytes_);
+  DRIFTLESS_RETURN_IF_ERROR(set_parameters(zstd));
+  std::size_t code = ZSTD_CCtx_setPledgedSrcSize(zstd, content_bytes_);
   if (workers == 0 || content_bytes_ <= kSerialBytes) {
     if (content == ZstdContent::kMostlyZero) look_for_zero_runs(zstd);
   } else if (!ZSTD_isError(
                  ZSTD_CCtx_setParameter(zstd, ZSTD_c_nbWorkers, static_cast<int>(workers)))) {
-    set(ZSTD_c_jobSize, kJobBytes);
+    code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_jobSize, kJobBytes);
   }  // A libzstd built without threads refuses: the frame is then made on the caller's thread.
   return ZSTD_isError(code) ? error(StatusCode::kInternal, "zstd: ", ZSTD_getErrorName(code))
                             : Status();
@@ -261,6 +267,39 @@ Status ZstdReader::finish() {
   if (at_ == frame_.size()) return {};
   return error(StatusCode::kCorrupt, "zstd frame: it ends at byte ", at_, ", but ",
                frame_.size() - at_, " more bytes follow");
+}
+
+Result<ZstdPacker> ZstdPacker::create() {
+  ZstdPacker packer;
+  packer.context_.reset(ZSTD_createCCtx());
+  if (packer.context_ == nullptr) return out_of_memory();
+  DRIFTLESS_RETURN_IF_ERROR(set_parameters(packer.context_.get()));
+  return packer;
+}
+
+Status ZstdPacker::append(std::span<const std::byte> content, std::vector<std::byte>& out) {
+  const std::size_t begin = out.size();
+  out.resize(begin + ZSTD_compressBound(content.size()));
+  const std::size_t size = ZSTD_compress2(context_.get(), out.data() + begin, out.size() - begin,
+                                          content.data(), content.size());
+  out.resize(ZSTD_isError(size) ? begin : begin + size);
+  return ZSTD_isError(size) ? error(StatusCode::kInternal, "zstd: ", ZSTD_getErrorName(size))
+                            : Status();
+}
+
+Status ZstdUnpacker::read(std::span<const std::byte> frame, std::span<std::byte> content) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t stated, check_header(frame));
+  const std::size_t size = ZSTD_findFrameCompressedSize(frame.data(), frame.size());
+  if (stated != content.size() || ZSTD_isError(size) || size != frame.size()) {
+    return error(StatusCode::kCorrupt, "zstd frame: ", frame.size(), " bytes that state ", stated,
+                 " of content, expected one frame of ", content.size());
+  }
+  if (context_ == nullptr) context_.reset(ZSTD_createDCtx());
+  if (context_ == nullptr) return out_of_memory();
+  const std::size_t read = ZSTD_decompressDCtx(context_.get(), content.data(), content.size(),
+                                               frame.data(), frame.size());
+  if (!ZSTD_isError(read) && read == content.size()) return {};
+  return damaged(ZSTD_isError(read) ? ZSTD_getErrorName(read) : "its content is cut short");
 }
 
 Result<std::vector<std::byte>> zstd_decompress(std::span<const std::byte> frame,

@@ -82,6 +82,25 @@ class ZstdReader {
   bool ended_ = false;  // the frame's last byte was read
 };
 
+// Whole frames one after the other, without a new context for each.
+class ZstdPacker {
+ public:
+  [[nodiscard]] static Result<ZstdPacker> create();
+  // Appends a frame of `content` to `out`, as ZstdWriter makes it on the caller's thread.
+  [[nodiscard]] Status append(std::span<const std::byte> content, std::vector<std::byte>& out);
+
+ private:
+  std::unique_ptr<ZSTD_CCtx_s, FreeZstd> context_;
+};
+class ZstdUnpacker {
+ public:
+  // Fills `content`. kCorrupt unless `frame` is one that ZstdReader takes, of exactly this content.
+  [[nodiscard]] Status read(std::span<const std::byte> frame, std::span<std::byte> content);
+
+ private:
+  std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;  // once it is needed
+};
+
 // A whole frame at once. Refuses a content size above `max_bytes` before allocating.
 [[nodiscard]] Result<std::vector<std::byte>> zstd_decompress(std::span<const std::byte> frame,
                                                              std::uint64_t max_bytes);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/block_place.h"
 #include "core/digest.h"
 #include "core/status.h"
 #include "kernels/strided_map.h"
@@ -116,12 +117,13 @@ class DiffBatch {
 class Patch {
  public:
   struct Tensor {
-    std::byte* data_dev = nullptr;
-    std::uint64_t units = 0;
+    std::byte* data_dev = nullptr;  // of the tensor
+    std::uint64_t units = 0;        // of the block, in which positions count
     StreamEntry entry;
-    DigestTensorKey key;  // for digest_changes()
+    DigestTensorKey key;    // for digest_changes()
+    BlockPlace place = {};  // of the block, in the tensor; by default its beginning
   };
-  // 56 bytes per tensor, 12 per 2048 changes; on the host as much again.
+  // 184 bytes per tensor, 12 per 2048 changes; on the host as much again.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
   // `positions_dev` stays where it is as long as the patch is used.
   [[nodiscard]] static Result<Patch> make(std::span<const Tensor> tensors, unsigned unit_bytes,

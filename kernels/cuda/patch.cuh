@@ -79,8 +79,8 @@ __device__ __forceinline__ Chunk open_chunk(const PatchParts& parts, const std::
 inline constexpr unsigned kTogether = 4;
 struct Changes {
   std::uint64_t value[kTogether];  // index in the values' stream
-  std::uint64_t at[kTogether];     // position
-  bool valid[kTogether];           // false: there is none, or it lies past the tensor's end
+  std::uint64_t at[kTogether];     // position in the tensor
+  bool valid[kTogether];           // false: there is none, or it lies past the block's end
 };
 
 // Calls body(changes) until every change of the chunk was among them. All lanes of the warp take
@@ -89,6 +89,9 @@ template <bool Gaps, typename Body>
 __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, const Body& body) {
   const unsigned bytes = chunk.tensor->entry.position_bytes;
   const std::uint64_t units = chunk.tensor->units;
+  const BlockPlace& place = chunk.tensor->place;
+  const std::uint64_t shift = place.first;
+  const bool cut = place.dims != 0;
   const bool words = bytes == 4 && reinterpret_cast<std::uintptr_t>(chunk.positions) % 4 == 0;
   std::uint64_t start = chunk.start;
   for (std::uint32_t first = 0; first < chunk.count; first += 32 * kTogether) {
@@ -126,6 +129,7 @@ __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, c
         if (start > kMaxSum) start = kMaxSum;
       }
       changes.valid[j] = changes.valid[j] && changes.at[j] < units;
+      changes.at[j] = cut && changes.valid[j] ? place.at(changes.at[j]) : changes.at[j] + shift;
     }
     body(changes);
   }

@@ -85,7 +85,7 @@ Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile&
   if (frames_are_compressed(manifest)) {
     const Result<FrameInfo> frame = read_frame_header(part.bytes());
     if (!frame.ok()) return frame.status().with_context(part.path());
-    return std::min(frame->body_bytes, max_frame_body_bytes(layout));
+    return std::min(frame->body_bytes(), max_frame_body_bytes(layout));
   }
   if (!is_compressed_flush(manifest, part)) return std::uint64_t{0};
   const Result<ZstdReader> reader = ZstdReader::open(part.bytes());
@@ -210,7 +210,8 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;
   update.wire_bytes = text.size();
-  for (const ManifestFile& file : manifest.files) update.wire_bytes += file.size_bytes;
+  for (const ManifestFile& file : manifest.files) update.needed_bytes += file.size_bytes;
+  update.wire_bytes += update.needed_bytes;
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));

@@ -274,6 +274,7 @@ typedef struct driftless_report {
   int32_t anchor;       /* 1: taken from a full version kept for late ones */
   int32_t notes; /* what failed without harm; their texts are in driftless_last_report_json() */
   char digest[33];
+  uint64_t needed_bytes; /* of what was fetched of the parts: for tensors that are held here */
 } driftless_report;
 
 /* Pause, write, resume, tell the road. All or nothing: ok, and the tensors are the new version, or
@@ -352,6 +353,7 @@ typedef struct driftless_metrics {
   double apply_ms;
   double resume_ms;
   double longest_pause_ms; /* of pause, apply and resume together */
+  uint64_t needed_bytes;
 } driftless_metrics;
 DRIFTLESS_EXPORT driftless_code driftless_get_metrics(driftless_receiver* receiver,
                                                       driftless_metrics* metrics,

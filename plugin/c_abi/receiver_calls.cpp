@@ -107,6 +107,7 @@ driftless_report report_of(const UpdateReport& report) {
   made.full_bytes = report.full_bytes;
   made.delta_bytes = report.delta_bytes;
   made.wire_bytes = report.wire_bytes;
+  made.needed_bytes = report.needed_bytes;
   made.fetch_ms = report.fetch_ms;
   made.stage_ms = report.stage_ms;
   made.pause_ms = report.pause_ms;
@@ -149,6 +150,7 @@ constexpr Sum<std::uint64_t> kCounts[] = {
     {"changed_units", &SessionCounts::changed_units, &driftless_metrics::changed_units},
     {"delta_bytes", &SessionCounts::delta_bytes, &driftless_metrics::delta_bytes},
     {"wire_bytes", &SessionCounts::wire_bytes, &driftless_metrics::wire_bytes},
+    {"needed_bytes", &SessionCounts::needed_bytes, &driftless_metrics::needed_bytes},
 };
 constexpr Sum<double> kTimes[] = {
     {"fetch_ms", &SessionCounts::fetch_ms, &driftless_metrics::fetch_ms},

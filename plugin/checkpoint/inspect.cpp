@@ -145,7 +145,7 @@ Result<Inspection> inspect_frame(std::span<const std::byte> bytes) {
                      {"dtype", std::string(info(frame.dtype).name)},
                      {"rank", std::to_string(frame.context.rank)},
                      {"index", std::to_string(frame.context.index)},
-                     {"entries", std::to_string(frame.entries)},
+                     {"blocks", std::to_string(frame.entries)},
                      {"bytes", std::to_string(frame.frame_bytes)}}};
 }
 

@@ -136,6 +136,10 @@ class DeviceBuckets final : public PlacedChanges {
       cuda::Patch::Tensor tensor;
       tensor.data_dev = own.data;
       tensor.units = own.units;
+      if (entry.block != nullptr) {
+        tensor.units = entry.block->place.units;
+        tensor.place = entry.block->place;
+      }
       tensor.entry.count = entry.count();
       tensor.entry.value_begin = entry.value_begin;
       tensor.entry.position_begin = entry.position_begin;

@@ -15,7 +15,7 @@ struct Kept {
   std::vector<BucketEntry> entries;
   std::uint64_t position_bytes = 0, value_bytes = 0;
   std::byte* frame_dev = nullptr;  // where the road's parts lie on the device
-  std::uint64_t frame_bytes = 0;
+  std::uint64_t frame_bytes = 0, table_at = 0;
   std::byte* positions_dev = nullptr;
   std::byte* values_dev = nullptr;
 };
@@ -150,28 +150,36 @@ class DeviceDeltaPayload final : public RankPayload {
     return {};
   }
 
-  Status lay_out_frame(Kept& kept) {
-    FrameContext frame = context_.frame;
-    frame.index = static_cast<std::uint32_t>(frames_.size());
+  [[nodiscard]] BucketShape shape_of(const Kept& kept) const {
     const Encoding coding =
         coding_ == cuda::PositionCoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
-    const BucketShape shape(coding, kept.dtype, kept.entries, kept.position_bytes,
-                            kept.value_bytes);
-    DRIFTLESS_ASSIGN_OR_RETURN(const EncodedFrameHead head, encode_frame_head(frame, shape));
-    const FramePlaces& places = head.places;
-    kept.frame_bytes = head.frame_bytes;
+    return {coding, kept.dtype, kept.entries, kept.position_bytes, kept.value_bytes};
+  }
+  [[nodiscard]] FrameContext frame_context(std::size_t index) const {
+    FrameContext frame = context_.frame;
+    frame.index = static_cast<std::uint32_t>(index);
+    return frame;
+  }
+
+  // All but its table, which has the hashes of what is there then.
+  Status lay_out_frame(Kept& kept) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FramePlan plan,
+                               plan_frame(frame_context(frames_.size()), shape_of(kept)));
+    const FramePlaces& places = plan.places;
+    kept.frame_bytes = plan.frame_bytes;
+    kept.table_at = places.table;
     DRIFTLESS_ASSIGN_OR_RETURN(kept.frame_dev, work_.found.take(kept.frame_bytes));
     kept.positions_dev = kept.frame_dev + places.positions;
     kept.values_dev = kept.frame_dev + places.values;
-    // The head by way of pinned memory; what lies between and behind the streams is zero.
-    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(head.bytes.size()));
-    std::ranges::copy(head.bytes, pinned);
-    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept.frame_dev, pinned, head.bytes.size()));
+    // The header by way of pinned memory; what lies between and behind the streams is zero.
+    DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(plan.header.size()));
+    std::ranges::copy(plan.header, pinned);
+    DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept.frame_dev, pinned, plan.header.size()));
     const std::uint64_t positions_end = places.positions + kept.position_bytes;
     const std::uint64_t values_end = places.values + kept.value_bytes;
     DRIFTLESS_RETURN_IF_ERROR(
         work_.stream.clear(kept.frame_dev + positions_end, places.values - positions_end));
-    return work_.stream.clear(kept.frame_dev + values_end, places.trailer - values_end);
+    return work_.stream.clear(kept.frame_dev + values_end, places.table - values_end);
   }
 
   // What it does to the digest, and how it will get into the snapshot.
@@ -244,18 +252,31 @@ class DeviceDeltaPayload final : public RankPayload {
     return write_bucket(context_, bucket, parts_++);
   }
 
-  // All frames at once: their hashes are chains that run beside each other.
+  // All streams at once: their hashes are chains that run beside each other.
   Status put_frames() {
     std::vector<std::span<const std::byte>> hashed;
     for (const Kept& kept : frames_) {
-      hashed.emplace_back(kept.frame_dev, kept.frame_bytes - kFrameTrailerBytes);
+      const unsigned unit = unit_bytes(kept.dtype);
+      for (const BucketEntry& entry : kept.entries) {
+        hashed.emplace_back(kept.positions_dev + entry.position_begin,
+                            entry.position_end - entry.position_begin);
+        hashed.emplace_back(kept.values_dev + entry.value_begin * unit, entry.count() * unit);
+      }
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Hash128> hashes, device_xxh3_128(hashed));
+    std::size_t at = 0;
     for (std::size_t i = 0; i < frames_.size(); ++i) {
-      const std::array<std::byte, kFrameTrailerBytes> trailer = frame_trailer(hashes[i]);
+      const Kept& kept = frames_[i];
+      std::vector<Hash128> blocks;
+      for (std::size_t k = 0; k < kept.entries.size(); ++k, at += 2) {
+        blocks.push_back(block_hash(hashes[at], hashes[at + 1]));
+      }
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> table,
+                                 encode_frame_table(frame_context(i), shape_of(kept), blocks));
+      DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(table.size()));
+      std::ranges::copy(table, pinned);
       DRIFTLESS_RETURN_IF_ERROR(
-          work_.stream.copy(frames_[i].frame_dev + frames_[i].frame_bytes - trailer.size(),
-                            trailer.data(), trailer.size()));
+          work_.stream.copy(kept.frame_dev + kept.table_at, pinned, table.size()));
     }
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     for (std::size_t i = 0; i < frames_.size(); ++i) {

@@ -271,6 +271,8 @@ constexpr std::array kKeys = {
         "parameters cannot be written in place"),
     key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.fold_bytes)>(
         "receiver.fold_size", "Versions folded into one commit, in bytes at most"),
+    key<Count<1, 256>, DRIFTLESS_FIELD(receiver.read_workers)>(
+        "receiver.read_workers", "Ranges of a version that a rollout fetches at a time"),
     key<OneOf<kProofs>, DRIFTLESS_FIELD(receiver.proof.always)>(
         "receiver.prove", "staged or always, or every: N below it",
         "When a rollout in memory or on a GPU reads all of its weights, and compares them with "

@@ -49,6 +49,7 @@ OrderedJson metrics_of(const PublishReport& report, unsigned rank) {
 
 OrderedJson metrics_of(const UpdateReport& report, unsigned rank) {
   OrderedJson line = line_of(report, "rollout", rank, report.from_version, report.versions);
+  line["needed_bytes"] = report.needed_bytes;
   line["fetch_ms"] = report.fetch_ms;
   line["stage_ms"] = report.stage_ms;
   line["pause_ms"] = report.pause_ms;

@@ -142,6 +142,7 @@ void ReceiverSession::count(UpdateReport& report) {
   counts_.changed_units += report.changed_units;
   counts_.delta_bytes += report.delta_bytes;
   counts_.wire_bytes += report.wire_bytes;
+  counts_.needed_bytes += report.needed_bytes;
   counts_.fetch_ms += report.fetch_ms;
   counts_.stage_ms += report.stage_ms;
   counts_.pause_ms += report.pause_ms;

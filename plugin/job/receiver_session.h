@@ -35,7 +35,7 @@ struct SessionCounts {
   std::uint64_t commits = 0, versions = 0, anchors = 0, rollbacks = 0;
   std::uint64_t stage_failures = 0, commit_failures = 0;
   std::uint64_t unheard = 0;  // signs of life that the road did not take
-  std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
+  std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0, needed_bytes = 0;
   double fetch_ms = 0, stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
   double longest_pause_ms = 0;  // from the pause to the end of the resume
 };

@@ -67,16 +67,32 @@ class BucketPayload final : public HostPayload {
   Status add(std::span<const PairedTensor> batch) override {
     return compare(batch, [this](const DiffPiece& piece) { return collect(piece.delta); });
   }
-  Status finish() override { return writer_.finish(); }
+  Status finish() override {
+    DRIFTLESS_RETURN_IF_ERROR(drain());
+    return writer_.finish();
+  }
 
  private:
+  // A tensor's pieces come one after the other.
   Status collect(const DeltaView& delta) {
+    const OwnedTensor& owned = context_.snapshot->owned(delta.tensor);
+    if (splitter_.owned() != &owned) DRIFTLESS_RETURN_IF_ERROR(drain());
+    if (owned.parts().empty()) return put(delta, owned.block());
+    splitter_.add(owned, delta);
+    return {};
+  }
+  Status drain() {
+    return splitter_.take(
+        [this](const DeltaView& delta, const TensorBlock* block) { return put(delta, block); });
+  }
+
+  Status put(const DeltaView& delta, const TensorBlock* block) {
     const std::uint64_t size = writer_.filling().size_bytes();
     if (!writer_.filling().accepts(delta) || size >= full_at()) {
       handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
-    return writer_.filling().add(delta);
+    return writer_.filling().add(delta, block);
   }
 
   // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went
@@ -95,6 +111,7 @@ class BucketPayload final : public HostPayload {
 
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
+  BlockSplitter splitter_;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };
 

@@ -107,7 +107,10 @@ Status PublisherRank::check_source(const WeightSource& weights) const {
     return error(StatusCode::kWrongLayout, "tensor '", odd.name, "' (number ", i,
                  "): the weights offered are not those that the publisher was opened with");
   }
-  return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, boxes_of(weights));
+  if (boxes == boxes_) return {};
+  return error(StatusCode::kWrongLayout,
+               "the blocks offered are not those that the publisher was opened with");
 }
 
 Result<bool> PublisherRank::published(const PublicationId& id, const Hash128& manifest,

@@ -15,6 +15,7 @@
 #include "collectives/group.h"
 #include "collectives/road.h"
 #include "formats/manifest.h"
+#include "plugin/publish/block_splitter.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"
 
@@ -43,6 +44,8 @@ struct PublisherOptions {
   bool anchor_by_size = false;      // when the steps since the last anchor outgrow an anchor
   std::uint64_t keep_versions = 0;  // steps to keep beside those that are needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
+  // Frames are cut so; one for a tensor. A receiver that needs a slice fetches its blocks alone.
+  std::vector<TensorCut> cuts = {};
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
   std::shared_ptr<PublisherDevice> device = nullptr;
@@ -67,10 +70,12 @@ struct PublishReport {
 class Publisher {
  public:
   // Collective. `base` offers the base checkpoint's bytes (version 0), which seed the snapshot; the
-  // ranks' tensors together are the layout. A tensor that two ranks offer is the lower rank's, and
-  // noted. `history` (null: nothing to resume) is read where the road holds versions already: the
-  // snapshot is then brought to the newest of them, so that the first publish() takes the receivers
-  // from there to the weights it is given.
+  // ranks' tensors together are the layout. A tensor, or block, that two ranks offer is the lower
+  // rank's, and noted. Blocks of a tensor that overlap otherwise, or leave a gap, are refused, by
+  // name and offset (kWrongLayout); layouts of whole tensors (flush, hf_delta) and a device take
+  // none (kUnsupported). `history` (null: nothing to resume) is read where the road holds versions
+  // already: the snapshot is then brought to the newest of them, so that the first publish() takes
+  // the receivers from there to the weights it is given.
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> open(const PublisherOptions& options,
                                                                Group& group, SendRoad& road,
                                                                ReceiveRoad* history,

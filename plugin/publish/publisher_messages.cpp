@@ -92,6 +92,11 @@ static void from_json(const json& value, TensorSpec& tensor) {
   tensor = value_or_throw(TensorSpec::make(value.at(0).get<std::string>(), dtype,
                                            value.at(2).get<std::vector<std::uint64_t>>()));
 }
+static void to_json(json& value, const TensorBox& box) { value = {box.offsets, box.sizes}; }
+static void from_json(const json& value, TensorBox& box) {
+  value.at(0).get_to(box.offsets);
+  value.at(1).get_to(box.sizes);
+}
 static void from_json(const json& value, Verdict& verdict) {
   const auto number = value.get<unsigned>();
   if (number > static_cast<unsigned>(Verdict::kDoubt)) throw std::invalid_argument("verdict");
@@ -101,8 +106,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, lo
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
                                    tensors)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, version, doubtful, needs_full,
-                                   digest, tensor_digests, findings, parts)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, version, doubtful,
+                                   needs_full, digest, tensor_digests, unchanged, findings, parts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
                                    anchor, resume, digest, tensors, owners, notes, changed_units,
                                    delta_bytes, wire_bytes)

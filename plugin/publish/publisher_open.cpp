@@ -84,30 +84,86 @@ Status PublisherRank::begin_together(const PublicationId& id, const Deadline& de
   return told.with_context(concat(to_string(id), " was not published"));
 }
 
-// Every tensor has one owner: the lowest rank that offers it.
-LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) const {
-  LeaderMessage message;
-  std::map<std::string_view, std::pair<std::uint32_t, const TensorSpec*>> owner;
-  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const TensorSpec& tensor : ranks[rank].tensors) {
-      const auto [seen, first] = owner.emplace(tensor.name, std::pair(rank, &tensor));
-      if (first) continue;
-      if (*seen->second.second != tensor) {
-        message.status =
-            error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
-                  info(tensor.dtype).name, " ", tensor.shape_string(), " on publisher rank ", rank,
-                  ", but ", info(seen->second.second->dtype).name, " ",
-                  seen->second.second->shape_string(), " on rank ", seen->second.first);
-        return message;
-      }
-      message.notes.push_back(concat("tensor '", tensor.name, "' is offered by publisher ranks ",
-                                     seen->second.first, " and ", rank, ": rank ", rank,
-                                     " leaves it out"));
+namespace {
+
+// What the ranks offer of one tensor.
+struct Offers {
+  const TensorSpec* spec = nullptr;
+  std::vector<TensorBox> boxes;
+  std::vector<std::uint32_t> ranks;  // of each
+};
+
+Status add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint32_t rank, Offers& offers,
+                 std::vector<std::string>& notes) {
+  if (offers.spec == nullptr) offers.spec = &tensor;
+  if (*offers.spec != tensor) {
+    return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
+                 info(tensor.dtype).name, " ", tensor.shape_string(), " on publisher rank ", rank,
+                 ", but ", info(offers.spec->dtype).name, " ", offers.spec->shape_string(),
+                 " on rank ", offers.ranks.front());
+  }
+  for (std::size_t i = 0; i < offers.boxes.size(); ++i) {
+    if (offers.boxes[i] == box) {
+      notes.push_back(concat("tensor '", tensor.name, "'",
+                             box.whole() ? "" : concat(" ", box.to_string()),
+                             " is offered by publisher ranks ", offers.ranks[i], " and ", rank,
+                             ": rank ", rank, " leaves it out"));
+      return {};
+    }
+    if (offers.ranks[i] == rank) {
+      return error(StatusCode::kWrongLayout, "publisher rank ", rank, " offers tensor '",
+                   tensor.name, "' twice, as ", offers.boxes[i].to_string(), " and ",
+                   box.to_string(), "; a rank offers one block of a tensor");
     }
   }
-  for (const auto& [name, entry] : owner) {
-    message.tensors.push_back(*entry.second);
-    message.owners.push_back(entry.first);
+  offers.boxes.push_back(box);
+  offers.ranks.push_back(rank);
+  return {};
+}
+
+Status check_offers(const Offers& offers) {
+  if (offers.boxes.size() == 1 && offers.boxes.front().whole()) return {};
+  if (offers.boxes.size() > kMaxBlocksOfTensor) {
+    return error(StatusCode::kWrongLayout, "tensor '", offers.spec->name, "' is offered in ",
+                 offers.boxes.size(), " blocks, at most ", kMaxBlocksOfTensor, " are allowed");
+  }
+  const Status covered = check_covers(*offers.spec, offers.boxes);
+  if (covered.ok()) return {};
+  return error(StatusCode::kWrongLayout, covered.message(),
+               ", as the publisher ranks offer them; each element must be offered by one rank");
+}
+
+}  // namespace
+
+Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
+  const std::span<const TensorSpec> tensors = weights.tensors();
+  std::vector<TensorBox> boxes(weights.boxes().begin(), weights.boxes().end());
+  boxes.resize(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(tensors[i], boxes[i]));
+    if (place.units == tensors[i].units()) boxes[i] = {};
+  }
+  return boxes;
+}
+
+// Every element of a tensor has one owner: the lowest rank that offers its block.
+LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) const {
+  LeaderMessage message;
+  std::map<std::string_view, Offers> all;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankMessage& from = ranks[rank];
+    for (std::size_t i = 0; i < from.tensors.size(); ++i) {
+      const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
+      message.status =
+          add_offer(from.tensors[i], box, rank, all[from.tensors[i].name], message.notes);
+      if (!message.status.ok()) return message;
+    }
+  }
+  for (auto& [name, offers] : all) {
+    message.status = check_offers(offers);
+    if (!message.status.ok()) return message;
+    message.tensors.push_back(*offers.spec);
+    message.owners.push_back(std::move(offers.ranks));
   }
   return message;
 }
@@ -115,7 +171,11 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) con
 Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   RankMessage mine;
   offered_.assign(base.tensors().begin(), base.tensors().end());
+  const Result<std::vector<TensorBox>> boxes = boxes_of(base);
+  mine.status = boxes.status();
+  if (boxes.ok()) boxes_ = *boxes;
   mine.tensors = offered_;
+  mine.boxes = boxes_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
   if (!ranks.ok()) {
@@ -128,18 +188,44 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   buffers_.emplace(layout_,
                    info(options_.encoding).positional ? options_.encoding : Encoding::kDeltas);
   notes_ = told.notes;
-  std::vector<std::uint32_t> owned;
-  for (const TensorSpec& tensor : offered_) {
-    const auto index = layout_.find(tensor.name);
-    // Twice by the same rank: the first one counts.
-    const bool ours = index && told.owners[*index] == group_.rank() &&
-                      std::ranges::find(owned, *index) == owned.end();
-    tensor_.push_back(ours ? *index : kNotOurs);
-    if (ours) owned.push_back(*index);
+  return own(told);
+}
+
+// What of this rank's offers is its own, and how it is cut. All ranks find the same faults.
+Status PublisherRank::own(const LeaderMessage& told) {
+  std::map<std::uint32_t, OwnedTensor> owned;
+  std::map<std::string_view, const TensorCut*> cuts;
+  for (const TensorCut& cut : options_.cuts) cuts[cut.tensor] = &cut;
+  for (const std::vector<std::uint32_t>& ranks : told.owners) owners_.push_back(ranks.size());
+  const bool frames =
+      options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
+  const bool takes_blocks = frames && options_.device == nullptr;
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i] == 1 || takes_blocks) continue;
+    return error(StatusCode::kUnsupported, "tensor '", told.tensors[i].name, "' is offered in ",
+                 owners_[i], " blocks, but ",
+                 frames ? "a publisher with a GPU" : concat("layout ", to_string(options_.layout)),
+                 " takes whole tensors; let one rank offer it, or publish frames from the host");
   }
-  std::ranges::sort(owned);
+  for (std::size_t i = 0; i < offered_.size(); ++i) {
+    const auto index = layout_.find(offered_[i].name);
+    // Twice by the same rank: the first one counts.
+    const bool ours =
+        index && !owned.contains(*index) &&
+        std::ranges::find(told.owners[*index], group_.rank()) != told.owners[*index].end();
+    tensor_.push_back(ours ? *index : kNotOurs);
+    if (!ours) continue;
+    const auto cut = cuts.find(offered_[i].name);
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        OwnedTensor own,
+        OwnedTensor::make(*index, offered_[i], boxes_[i],
+                          cut != cuts.end() && takes_blocks ? cut->second : nullptr));
+    owned.emplace(*index, std::move(own));
+  }
+  std::vector<OwnedTensor> sorted;
+  for (auto& [index, each] : owned) sorted.push_back(std::move(each));
   DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
-                             Snapshot::create(layout_, std::move(owned), options_.device.get()));
+                             Snapshot::create(layout_, std::move(sorted), options_.device.get()));
   return {};
 }
 
@@ -175,7 +261,7 @@ Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
     for (const RankMessage& rank : *ranks) {
       message.digest += rank.digest;
       for (const auto& [tensor, digest] : rank.tensor_digests) {
-        if (tensor < layout_.size()) base_tensor_digests_[tensor] = digest;
+        if (tensor < layout_.size()) base_tensor_digests_[tensor] += digest;
       }
     }
   }
@@ -259,6 +345,32 @@ Result<Digest> PublisherRank::newest_digest(std::uint64_t version, const Deadlin
   return manifest.digest;
 }
 
+Result<std::unique_ptr<MappedTarget>> PublisherRank::snapshot_target() const {
+  if (std::ranges::all_of(owners_, [](std::size_t owners) { return owners == 1; })) {
+    std::vector<std::byte*> data(layout_.size());
+    for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
+    return make_memory_target(layout_, data, VersionId{}, threads_, snapshot_.memory());
+  }
+  MappedParts parts;
+  parts.layout = layout_;
+  parts.memory = snapshot_.memory();
+  for (const std::uint32_t tensor : snapshot_.tensors()) {
+    const BlockPlace& place = snapshot_.owned(tensor).place();
+    if (place.units == 0) continue;
+    WeightMap map;
+    map.tensor = tensor;
+    map.data = snapshot_.data(tensor);
+    map.unit_bytes = unit_bytes(layout_[tensor].dtype);
+    DRIFTLESS_ASSIGN_OR_RETURN(map.map, map_of(place, layout_[tensor].units()));
+    parts.maps.push_back(std::move(map));
+  }
+  MappedOptions options;
+  options.initial = VersionId{};
+  options.initial_digest = base_digest_;  // of which this is a part
+  options.threads = threads_;
+  return make_mapped_target(std::move(parts), options);
+}
+
 // Brings the snapshot from the base to `version` by following the road as a receiver would.
 Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) {
   if (version == 0) return {};
@@ -266,11 +378,7 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
     return error(StatusCode::kInvalidArgument, "publisher rank ", group_.rank(),
                  " has no way to read the versions on the road");
   }
-  std::vector<std::byte*> data(layout_.size());
-  for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::unique_ptr<MappedTarget> target,
-      make_memory_target(layout_, data, VersionId{}, threads_, snapshot_.memory()));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<MappedTarget> target, snapshot_target());
   ReceiverOptions options;
   options.id = concat("publisher-", group_.rank());
   options.threads = threads_;

@@ -15,12 +15,14 @@ using TensorDigests = std::vector<TensorDigest>;
 struct RankMessage {
   Status status;                    // of this rank
   std::vector<TensorSpec> tensors;  // that it offers
+  std::vector<TensorBox> boxes;     // which part of each
   std::uint64_t version = 0;        // that it has committed
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
   bool needs_full = false;          // its snapshot is not what the receivers have
   Digest digest;                    // of its weights
   // Of tensors that it owns: of the base and of a full version of all, of a delta of the changed.
   TensorDigests tensor_digests;
+  TensorDigests unchanged;  // of a delta: of the other tensors that it shares with other ranks
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
 };
@@ -36,9 +38,9 @@ struct LeaderMessage {
   bool full = false;
   bool anchor = false;  // an anchor of the version follows
   bool resume = false;
-  Digest digest;                      // of all ranks' weights
-  std::vector<TensorSpec> tensors;    // of all ranks, ordered as the layout
-  std::vector<std::uint32_t> owners;  // of each, a rank
+  Digest digest;                                   // of all ranks' weights
+  std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
+  std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -47,6 +49,9 @@ struct LeaderMessage {
 [[nodiscard]] std::string to_message(const LeaderMessage& message);
 [[nodiscard]] Result<RankMessage> parse_rank_message(std::string_view text);
 [[nodiscard]] Result<LeaderMessage> parse_leader_message(std::string_view text);
+
+// Which part of each of its tensors a source offers; what has all of a tensor is the tensor.
+[[nodiscard]] Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights);
 
 class PublisherRank final : public Publisher {
  public:
@@ -94,6 +99,9 @@ class PublisherRank final : public Publisher {
   // Reads the snapshot: the digest of each of its tensors.
   [[nodiscard]] Status digest_snapshot();
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
+  [[nodiscard]] Status own(const LeaderMessage& told);
+  // The snapshot as a target, of which other ranks have the rest.
+  [[nodiscard]] Result<std::unique_ptr<MappedTarget>> snapshot_target() const;
   [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
   [[nodiscard]] LeaderMessage find_start(const Deadline& deadline);
   [[nodiscard]] Status catch_up(std::uint64_t version, const Deadline& deadline);
@@ -162,7 +170,9 @@ class PublisherRank final : public Publisher {
 
   WeightLayout layout_;                // of all ranks
   std::vector<TensorSpec> offered_;    // what this rank's sources offer, in their order
+  std::vector<TensorBox> boxes_;       // which part of each
   std::vector<std::uint32_t> tensor_;  // of each its index in the layout; kNotOurs: dropped
+  std::vector<std::size_t> owners_;    // per tensor of the layout: ranks that own blocks of it
   Snapshot snapshot_;
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known

@@ -70,27 +70,44 @@ TensorDigests PublisherRank::digests_after(const PayloadFindings& findings, bool
   return after;
 }
 
-// Every tensor of whose digest a rank speaks, which is its owner.
+// Every tensor that a rank changed: its owners tell what their blocks add to its digest.
 Status PublisherRank::list_tensors(const std::vector<RankMessage>& ranks,
                                    Manifest& manifest) const {
   const bool full = manifest.encoding == Encoding::kFull;
   // The metadata of the shards has the checksums of a delta.
   const bool checksums = full || manifest.directory_layout != DirectoryLayout::kHfDelta;
-  std::vector<bool> seen(layout_.size());
+  std::vector<std::size_t> told(layout_.size());  // owners that spoke
+  std::vector<bool> changed(layout_.size());
+  std::vector<Digest> sums(layout_.size());
+  std::map<std::uint32_t, std::string> checksum;
+  const auto hear_of = [&](const TensorDigest& each) -> Status {
+    if (each.tensor >= told.size() || told[each.tensor] == owners_[each.tensor]) {
+      return error(StatusCode::kInternal, "tensor number ", each.tensor, " of ", told.size(),
+                   " is not known, or a publisher rank wrote it that does not own it");
+    }
+    ++told[each.tensor];
+    sums[each.tensor] += each.digest;
+    return {};
+  };
   for (const RankMessage& rank : ranks) {
     std::map<std::string_view, std::string_view> known;
     for (const ManifestTensor& tensor : rank.findings.tensors) {
       if (checksums) known[tensor.name] = tensor.checksum;
     }
-    for (const auto& [tensor, digest] : rank.tensor_digests) {
-      if (tensor >= seen.size() || seen[tensor]) {
-        return error(StatusCode::kInternal, "tensor number ", tensor, " of ", seen.size(),
-                     " is not known, or two publisher ranks wrote it");
-      }
-      seen[tensor] = true;
-      const std::string& name = layout_[tensor].name;
-      manifest.tensors.push_back({name, std::string(known[name]), digest});
+    for (const TensorDigest& each : rank.tensor_digests) {
+      DRIFTLESS_RETURN_IF_ERROR(hear_of(each));
+      changed[each.tensor] = true;
+      checksum[each.tensor] = known[layout_[each.tensor].name];
     }
+    for (const TensorDigest& each : rank.unchanged) DRIFTLESS_RETURN_IF_ERROR(hear_of(each));
+  }
+  for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
+    if (!changed[tensor]) continue;
+    if (told[tensor] != owners_[tensor]) {
+      return error(StatusCode::kInternal, "tensor '", layout_[tensor].name, "': ", told[tensor],
+                   " of ", owners_[tensor], " publisher ranks told its digest");
+    }
+    manifest.tensors.push_back({layout_[tensor].name, checksum[tensor], sums[tensor]});
   }
   manifest.changed_tensors = manifest.tensors.size();
   if (full && manifest.tensors.size() != layout_.size()) {
@@ -191,6 +208,10 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
   if (payload.ok() && !mine.status.ok()) payload->reset();
   const bool full = made.frame.encoding == Encoding::kFull;
   mine.tensor_digests = digests_after(mine.findings, full);
+  for (const std::uint32_t tensor : snapshot_.tensors()) {
+    if (owners_[tensor] == 1 || mine.findings.digests.contains(tensor)) continue;
+    mine.unchanged.push_back({tensor, tensor_digests_[tensor]});
+  }
   if (!full) mine.digest = part_digest_;
   for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
   flush_parts(mine, full, deadline);

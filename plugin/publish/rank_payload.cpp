@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <limits>
 
 namespace driftless {
 namespace {
@@ -28,33 +29,69 @@ class FullFramePayload final : public HostPayload {
  private:
   Status cut(const PairedTensor& offered) {
     const TensorSpec& spec = (*context_.layout)[offered.tensor];
-    const std::span<const std::byte> bytes = take_whole(offered);
-    const unsigned width = unit_bytes(spec.dtype);
-    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, take_whole(offered));
     if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
     dtype_ = spec.dtype;
-    for (std::uint64_t at = 0; at < spec.size_bytes;) {
-      if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
-      const std::uint64_t size =
-          std::min(spec.size_bytes - at, most - pending_bytes_ / width * width);
-      runs_.push_back({offered.tensor, at / width, bytes.subspan(at, size)});
-      pending_bytes_ += size;
-      at += size;
+    const OwnedTensor& owned = context_.snapshot->owned(offered.tensor);
+    if (owned.parts().empty()) {
+      return cut(owned, owned.block(), BlockPlace::all(owned.place().units), bytes);
+    }
+    for (const OwnedTensor::Part& part : owned.parts()) {
+      DRIFTLESS_RETURN_IF_ERROR(cut(owned, &part.block, part.inside, bytes));
     }
     return {};
   }
 
+  // A block that lies at `inside` in `bytes`.
+  Status cut(const OwnedTensor& owned, const TensorBlock* block, const BlockPlace& inside,
+             std::span<const std::byte> bytes) {
+    const unsigned width = unit_bytes(dtype_);
+    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1);
+    for (std::uint64_t at = 0; at < inside.units;) {
+      if (pending_bytes_ / width >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
+      const std::uint64_t count = std::min(inside.units - at, most - pending_bytes_ / width);
+      runs_.push_back({owned.tensor(), at,
+                       inside.contiguous()
+                           ? bytes.subspan((inside.first + at) * width, count * width)
+                           : gather(inside, at, count, bytes),
+                       block});
+      pending_bytes_ += count * width;
+      at += count;
+    }
+    return {};
+  }
+
+  // Units of a block that do not adjoin, as a copy that lives until the frame is written.
+  std::span<const std::byte> gather(const BlockPlace& inside, std::uint64_t first,
+                                    std::uint64_t count, std::span<const std::byte> bytes) {
+    const unsigned width = unit_bytes(dtype_);
+    std::vector<std::byte>& copy = copies_.emplace_back(count * width);
+    for (std::uint64_t done = 0; done < count;) {
+      const std::uint64_t unit = first + done;
+      const std::uint64_t some = std::min(count - done, inside.run - unit % inside.run);
+      std::memcpy(copy.data() + done * width, bytes.data() + inside.at(unit) * width, some * width);
+      done += some;
+    }
+    return copy;
+  }
+
   Status flush() {
     if (runs_.empty()) return {};
-    auto runs = std::make_shared<const std::vector<DenseRun>>(std::exchange(runs_, {}));
+    auto ready =
+        std::make_shared<const Ready>(Ready{std::exchange(runs_, {}), std::exchange(copies_, {})});
     findings_.delta_bytes += std::exchange(pending_bytes_, 0);
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the task owns them
-    return writer_.hand_over([this, dtype = dtype_, index = parts_++, runs = std::move(runs)] {
-      return write_full_frame(context_, dtype, *runs, index);
+    return writer_.hand_over([this, dtype = dtype_, index = parts_++, ready = std::move(ready)] {
+      return write_full_frame(context_, dtype, ready->runs, index);
     });
   }
 
-  std::vector<DenseRun> runs_;  // into the snapshot
+  struct Ready {
+    std::vector<DenseRun> runs;
+    std::deque<std::vector<std::byte>> copies;
+  };
+  std::vector<DenseRun> runs_;  // into the snapshot, or the copies
+  std::deque<std::vector<std::byte>> copies_;
   DType dtype_ = DType::kU8;
   std::uint64_t pending_bytes_ = 0;
   std::uint32_t parts_ = 0;
@@ -88,7 +125,8 @@ Status HostPayload::compare(std::span<const PairedTensor> batch,
   std::vector<TensorPair> pairs;
   for (const PairedTensor& offered : batch) {
     const TensorSpec& spec = (*context_.layout)[offered.tensor];
-    pairs.push_back({offered.tensor, unit_bytes(spec.dtype), spec.units(),
+    pairs.push_back({offered.tensor, unit_bytes(spec.dtype),
+                     context_.snapshot->owned(offered.tensor).place().units,
                      context_.snapshot->data(offered.tensor), offered.new_data});
   }
   DiffOptions options;
@@ -107,6 +145,7 @@ Status HostPayload::absorb(const DiffPiece& piece) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       const Digest change,
       context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
+                           context_.snapshot->owned(tensor).place(),
                            context_.snapshot->data(tensor), piece.delta, piece.old_values));
   const std::scoped_lock lock(mutex_);
   findings_.digests[tensor] += change;
@@ -115,14 +154,13 @@ Status HostPayload::absorb(const DiffPiece& piece) {
   return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
 }
 
-std::span<const std::byte> HostPayload::take_whole(const PairedTensor& offered) {
-  const TensorSpec& spec = (*context_.layout)[offered.tensor];
+Result<std::span<const std::byte>> HostPayload::take_whole(const PairedTensor& offered) {
   std::byte* const kept = context_.snapshot->data(offered.tensor);
-  // An anchor is made from the snapshot itself.
-  if (kept != offered.new_data) std::copy_n(offered.new_data, spec.size_bytes, kept);
   const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.tensor);
-  findings_.digests[offered.tensor] =
-      digest_tensor(host_kernels(), digest_tensor_key(spec.name), bytes, context_.threads);
+  // An anchor is made from the snapshot itself.
+  if (kept != offered.new_data) std::copy_n(offered.new_data, bytes.size(), kept);
+  DRIFTLESS_ASSIGN_OR_RETURN(findings_.digests[offered.tensor],
+                             context_.snapshot->digest(offered.tensor, context_.threads));
   return bytes;
 }
 
@@ -172,14 +210,20 @@ std::string_view to_string(SnapshotPlace place) {
   }
 }
 
-Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::uint32_t> tensors,
+Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedTensor> owned,
                                   PublisherDevice* device) {
   Snapshot snapshot;
   snapshot.layout_ = &layout;
-  snapshot.tensors_ = std::move(tensors);
+  snapshot.owned_ = std::move(owned);
   snapshot.data_.resize(layout.size());
+  snapshot.number_.resize(layout.size());
   std::uint64_t bytes = 0;
-  for (const std::uint32_t tensor : snapshot.tensors_) bytes += aligned(layout[tensor].size_bytes);
+  for (std::size_t i = 0; i < snapshot.owned_.size(); ++i) {
+    const std::uint32_t tensor = snapshot.owned_[i].tensor();
+    snapshot.tensors_.push_back(tensor);
+    snapshot.number_[tensor] = i;
+    bytes += aligned(snapshot.size_bytes(tensor));
+  }
   bytes = std::max(bytes, kAlignment);
   const bool on_device = device != nullptr && device->on_device();
   snapshot.device_ = device;
@@ -189,28 +233,66 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<std::u
   std::byte* at = snapshot.slab_.get();
   for (const std::uint32_t tensor : snapshot.tensors_) {
     snapshot.data_[tensor] = at;
-    at += aligned(layout[tensor].size_bytes);
+    at += aligned(snapshot.size_bytes(tensor));
   }
   return snapshot;
 }
 
 Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
-  const std::uint64_t bytes = (*layout_)[tensor].size_bytes;
-  if (device_ != nullptr) return device_->copy(data_[tensor], from, bytes);
-  std::copy_n(from, bytes, data_[tensor]);
+  const std::uint64_t size = size_bytes(tensor);
+  if (device_ != nullptr) return device_->copy(data_[tensor], from, size);
+  std::copy_n(from, size, data_[tensor]);
   return {};
+}
+
+Result<Digest> Snapshot::digest(std::uint32_t tensor, unsigned threads) const {
+  const DigestTensorKey key = digest_tensor_key((*layout_)[tensor].name);
+  const BlockPlace& place = owned(tensor).place();
+  const unsigned unit = unit_bytes((*layout_)[tensor].dtype);
+  const DensePiece all{place.first * unit, bytes(tensor), memory_kind(),
+                       place.contiguous() ? nullptr : &place, 0};
+  std::vector<TensorBytes> stretches;
+  DRIFTLESS_RETURN_IF_ERROR(all.each_stretch(unit, [&](const DensePiece& stretch) {
+    stretches.push_back({stretch, &key});
+    return Status();
+  }));
+  return memory_->digest(stretches, threads);
 }
 
 Result<std::vector<Digest>> Snapshot::digests(unsigned threads) const {
   std::vector<Digest> digests;
   for (const std::uint32_t tensor : tensors_) {
-    const DigestTensorKey key = digest_tensor_key((*layout_)[tensor].name);
-    const TensorBytes all{{0, bytes(tensor), memory_kind()}, &key};
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, memory_->digest(std::span(&all, 1), threads));
-    digests.push_back(digest);
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest each, digest(tensor, threads));
+    digests.push_back(each);
   }
   return digests;
 }
+
+namespace {
+
+// What changes of a block whose units do not adjoin in its tensor do to the tensor's digest.
+Digest digest_cut_change(const HostKernels& kernels, const DigestTensorKey& key,
+                         const BlockPlace& place, const DeltaView& delta,
+                         const std::byte* old_values) {
+  const unsigned width = delta.unit_bytes;
+  std::vector<std::uint32_t> offsets;
+  Digest sum;
+  for (std::size_t begin = 0; begin < delta.offsets.size();) {
+    const std::uint64_t origin = place.at(delta.origin + delta.offsets[begin]);
+    offsets.clear();
+    for (std::size_t k = begin; k < delta.offsets.size(); ++k) {
+      const std::uint64_t offset = place.at(delta.origin + delta.offsets[k]) - origin;
+      if (offset >= std::numeric_limits<std::uint32_t>::max()) break;
+      offsets.push_back(static_cast<std::uint32_t>(offset));
+    }
+    sum += kernels.digest_change(key, width, origin, offsets.data(), offsets.size(),
+                                 old_values + begin * width, delta.values + begin * width);
+    begin += offsets.size();
+  }
+  return sum;
+}
+
+}  // namespace
 
 UndoLog::Piece& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
@@ -231,7 +313,7 @@ std::byte* UndoLog::start(Piece& piece, const DeltaView& delta) {
 }
 
 Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
-                              std::byte* tensor_data, const DeltaView& delta,
+                              const BlockPlace& place, std::byte* data, const DeltaView& delta,
                               const std::byte* old_values) {
   std::byte* const memory = start(next_piece(), delta);
   if (memory == nullptr) {
@@ -240,12 +322,16 @@ Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey&
   }
   const unsigned width = delta.unit_bytes;
   const std::uint32_t* const offsets = delta.offsets.data();
-  std::byte* const units = tensor_data + delta.origin * width;
+  std::byte* const units = data + delta.origin * width;
   std::memcpy(memory, offsets, delta.offsets.size_bytes());
   std::byte* const kept = memory + delta.offsets.size_bytes();
   std::memcpy(kept, old_values, delta.count() * width);
-  return kernels.scatter_digested(key, width, delta.origin, offsets, delta.count(), kept,
-                                  delta.values, units);
+  if (place.contiguous()) {
+    return kernels.scatter_digested(key, width, place.first + delta.origin, offsets, delta.count(),
+                                    kept, delta.values, units);
+  }
+  kernels.scatter(units, width, offsets, delta.count(), delta.values);
+  return digest_cut_change(kernels, key, place, delta, kept);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {

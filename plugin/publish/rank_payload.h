@@ -10,6 +10,7 @@
 
 #include "collectives/road.h"
 #include "kernels/tensor_ops.h"
+#include "plugin/publish/block_splitter.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/targets/weight_memory.h"
 
@@ -18,34 +19,44 @@ namespace driftless {
 // Snapshot: what the receivers have, as far as this publisher rank owns it; and the undo log that
 // takes a version back which did not come through.
 
-// The bytes of some tensors of a layout, in one stretch of memory of its own. Tensors begin at
-// multiples of 64 bytes.
+// The bytes of some tensors of a layout, or of a block of each, in one stretch of memory of its
+// own. They begin at multiples of 64 bytes.
 class Snapshot {
  public:
-  // Zeroed, for the tensors with these indexes. kNoSpace if there is no memory. With `device` it
-  // lies where that says. The layout and the device outlive it.
+  // Zeroed, for what is owned, ascending. kNoSpace if there is no memory. With `device` it lies
+  // where that says. The layout and the device outlive it.
   [[nodiscard]] static Result<Snapshot> create(const WeightLayout& layout,
-                                               std::vector<std::uint32_t> tensors,
+                                               std::vector<OwnedTensor> owned,
                                                PublisherDevice* device = nullptr);
 
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
   // Null if the tensor is not one of these.
   [[nodiscard]] std::byte* data(std::uint32_t tensor) const { return data_[tensor]; }
   [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t tensor) const {
-    return {data_[tensor], (*layout_)[tensor].size_bytes};
+    return {data_[tensor], size_bytes(tensor)};
+  }
+  // Of one of these tensors.
+  [[nodiscard]] const OwnedTensor& owned(std::uint32_t tensor) const {
+    return owned_[number_[tensor]];
+  }
+  [[nodiscard]] std::uint64_t size_bytes(std::uint32_t tensor) const {
+    return owned(tensor).place().units * unit_bytes((*layout_)[tensor].dtype);
   }
   // Where it lies; of pinned memory the host's.
   [[nodiscard]] const std::shared_ptr<WeightMemory>& memory() const { return memory_; }
   [[nodiscard]] MemoryKind memory_kind() const { return memory_->kind(); }
-  // All of a tensor; `from` may lie on either side.
+  // All that is owned of a tensor; `from` may lie on either side.
   [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
-  // Of each of tensors().
+  // Of each of tensors(): what its units add to the tensor's digest.
   [[nodiscard]] Result<std::vector<Digest>> digests(unsigned threads) const;
+  [[nodiscard]] Result<Digest> digest(std::uint32_t tensor, unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;
+  std::vector<OwnedTensor> owned_;
   std::vector<std::uint32_t> tensors_;
-  std::vector<std::byte*> data_;  // per tensor of the layout
+  std::vector<std::size_t> number_;  // per tensor of the layout: in owned_
+  std::vector<std::byte*> data_;     // per tensor of the layout
   PublisherDevice* device_ = nullptr;
   std::shared_ptr<WeightMemory> memory_;
   std::shared_ptr<std::byte> slab_;  // of all tensors
@@ -56,12 +67,13 @@ class Snapshot {
 // than this one needed.
 class UndoLog {
  public:
-  // Keeps the old values of `delta` in `tensor_data`, then writes the new ones over them. Returns
-  // what this changes in the digest of the tensor that `key` stands for. `old_values` are those of
-  // the delta's units. kNoSpace: no memory, and nothing was changed.
+  // Keeps the old values of `delta` in `data`, then writes the new ones over them. Returns what
+  // this changes in the digest of the tensor that `key` stands for, of which `data` is the block at
+  // `place`. `old_values` are those of the delta's units. kNoSpace: no memory, and nothing was
+  // changed.
   [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
-                                     std::byte* tensor_data, const DeltaView& delta,
-                                     const std::byte* old_values);
+                                     const BlockPlace& place, std::byte* data,
+                                     const DeltaView& delta, const std::byte* old_values);
   void roll_back(const HostKernels& kernels, Snapshot& snapshot);
   void clear();
 
@@ -148,8 +160,8 @@ class HostPayload : public RankPayload {
   // order. Ok also if the comparison was stopped because the version is dense.
   [[nodiscard]] Status compare(std::span<const PairedTensor> batch,
                                const std::function<Status(const DiffPiece&)>& collect);
-  // The snapshot takes the whole tensor. Its bytes there.
-  [[nodiscard]] std::span<const std::byte> take_whole(const PairedTensor& offered);
+  // The snapshot takes all of it. Its bytes there.
+  [[nodiscard]] Result<std::span<const std::byte>> take_whole(const PairedTensor& offered);
 
   PayloadContext context_;
 

@@ -84,7 +84,8 @@ class ShardPayload final : public HostPayload {
   Status write_whole(std::span<const PairedTensor> batch) {
     for (const PairedTensor& offered : batch) {
       ready_.tensors.push_back(offered.tensor);
-      ready_.size_bytes += take_whole(offered).size();
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, take_whole(offered));
+      ready_.size_bytes += bytes.size();
       if (ready_.size_bytes >= context_.buffer_bytes) DRIFTLESS_RETURN_IF_ERROR(hand_over());
     }
     return {};

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "core/block.h"
 #include "formats/checkpoint.h"
 
 namespace driftless {
@@ -21,6 +22,10 @@ class WeightSource {
   virtual ~WeightSource() = default;
   // The same on every call, for the life of the source.
   [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
+  // Which part of each of tensors() is offered, with their full shape there: as many boxes, the
+  // same on every call; empty: all are whole. The data of a box lies as a contiguous tensor of its
+  // sizes. Blocks of several ranks make up a tensor; a rank offers one of it.
+  [[nodiscard]] virtual std::span<const TensorBox> boxes() const { return {}; }
   // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
   // source's choice; the data of a batch is valid until `use` returns. May be called again, and
   // then offers the same bytes again: a version that turns out to be dense is sent in full from a

@@ -103,7 +103,8 @@ class FollowingReceiver final : public Receiver {
     if (state.id.version != digests_.committed().version) look_up_digests(state);
     Stopwatch watch;
     Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
-        state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny);
+        state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny,
+        {&digests_.layout(), target_->needs()});
     // Said at once, and again by every report() until something helped.
     stranded_ = fetched.status().code() == StatusCode::kWrongBase;
     if (stranded_) const Status told = report();
@@ -259,12 +260,12 @@ class FollowingReceiver final : public Receiver {
     report.from_version = state.valid ? state.id.version : 0;
     report.versions = chain.versions.size();
     report.anchor = chain.anchor;
-    report.wire_bytes = chain.manifest_bytes;
+    report.wire_bytes = chain.manifest_bytes + chain.fetched_bytes;
+    report.needed_bytes = chain.needed_bytes;
     for (const FetchedVersion& version : chain.versions) {
       report.full_bytes += version.manifest.full_bytes;
       report.delta_bytes += version.manifest.payload_bytes;
       report.version = version.manifest.id.version;
-      for (const ManifestFile& file : version.manifest.files) report.wire_bytes += file.size_bytes;
     }
     return report;
   }

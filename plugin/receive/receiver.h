@@ -19,6 +19,7 @@ namespace driftless {
 struct ReceiverOptions {
   std::string id = "receiver";                        // plain, unique on the road
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
+  unsigned read_workers = 4;  // ranges of parts that are fetched and taken at a time
   // Of tensors in full shape that an engine's loader is given at a time (an engine's target).
   std::uint64_t chunk_bytes = std::uint64_t{512} << 20;
   std::chrono::milliseconds fetch_deadline{60'000};   // of one stage() once something is there
@@ -47,6 +48,8 @@ struct UpdateReport {
   std::set<std::uint32_t> tensors;  // that changed, by their numbers in the layout
   // Of all weights; of the encoded payload; of everything fetched, manifests included.
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  // Of what was fetched of the parts, what the target has a use for: its blocks, and tables.
+  std::uint64_t needed_bytes = 0;
   double fetch_ms = 0;  // on the road, and hashing
   double stage_ms = 0;  // decoding and proving
   double pause_ms = 0, apply_ms = 0, resume_ms = 0;

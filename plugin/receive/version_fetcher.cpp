@@ -2,11 +2,14 @@
 #include "plugin/receive/version_fetcher.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 
+#include "collectives/range_fetcher.h"
 #include "core/parallel.h"
 #include "plugin/receive/run_digests.h"
+#include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {
@@ -36,6 +39,10 @@ Result<MappedFile> copy_of(const MappedFile& part) {
     return error(StatusCode::kNoSpace, "no memory for a copy of part ", part.path(), " of ",
                  bytes.size(), " bytes; lower the receiver's fold_bytes");
   }
+}
+
+PartReceipt receipt_of(const ManifestFile& file) {
+  return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
 }
 
 Status nothing_full(const TargetState& state, FetchMode mode,
@@ -77,13 +84,13 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
   }
 }
 
-Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state,
-                                                          FetchMode mode) {
+Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state, FetchMode mode,
+                                                          const FetchNeeds& needs) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
   while (true) {
-    Result<std::optional<FetchedChain>> chain = attempt(state, mode, deadline);
+    Result<std::optional<FetchedChain>> chain = attempt(state, mode, needs, deadline);
     // That the time is over says nothing; what was waited for does.
     const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
     if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
@@ -95,7 +102,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
 }
 
 Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& state,
-                                                            FetchMode mode,
+                                                            FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> chosen, choose(state, mode, deadline));
   if (chosen.empty()) return std::optional<FetchedChain>();
@@ -103,7 +110,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
   for (Candidate& candidate : chosen) {
     const std::size_t manifest_bytes = candidate.manifest_bytes;
-    const Status fetched = fetch_parts(std::move(candidate), chain, deadline);
+    const Status fetched = fetch_parts(std::move(candidate), chain, needs, deadline);
     // What is whole goes ahead; the next round looks at the failure.
     if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
     DRIFTLESS_RETURN_IF_ERROR(fetched);
@@ -237,19 +244,28 @@ std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const Weig
 }
 
 Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,
-                                   const Deadline& deadline) {
+                                   const FetchNeeds& needs, const Deadline& deadline) {
   FetchedVersion version;
   version.source = to_string(candidate.id);
   version.manifest = std::move(candidate.manifest);
   const std::vector<ManifestFile>& files = version.manifest.files;
+  version.frames.resize(files.size());
+  DRIFTLESS_RETURN_IF_ERROR(fetch_blocks(candidate.id, version, chain, needs, deadline));
   std::vector<MappedPart> mapped;
   std::uint64_t copied =
       0;  // of all versions of the chain: follow() keeps deltas within fold_bytes
   for (const FetchedVersion& before : chain.versions) {
     for (const MappedFile& part : before.parts) copied += part.bytes().size();
   }
-  for (const ManifestFile& file : files) {
-    const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const ManifestFile& file = files[i];
+    if (version.frames[i] != nullptr) {
+      version.parts.emplace_back(file.name, nullptr, std::span<const std::byte>());
+      continue;
+    }
+    const PartReceipt receipt = receipt_of(file);
+    chain.fetched_bytes += file.size_bytes;
+    chain.needed_bytes += file.size_bytes;
     Result<MappedFile> part = road_->fetch_part(candidate.id, receipt, deadline);
     if (!part.ok()) {
       return part.status().with_context(concat(version.source, ": part ", file.name));
@@ -275,6 +291,7 @@ Status VersionFetcher::take_parts(FetchedVersion& version) const {
   const std::vector<ManifestFile>& files = version.manifest.files;
   return parallel_for(files.size(), options_.threads, [&](std::size_t i, unsigned) -> Status {
     MappedFile& part = version.parts[i];
+    if (version.frames[i] != nullptr) return {};
     if (part.mapped()) {
       DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
     }
@@ -287,6 +304,159 @@ Status VersionFetcher::take_parts(FetchedVersion& version) const {
     return error(StatusCode::kCorrupt, version.source, ": part ", files[i].name, " has ",
                  bytes.size(), " bytes with xxh3-128 ", to_hex(found), ", the manifest says ",
                  files[i].size_bytes, " with ", to_hex(files[i].hash));
+  });
+}
+
+namespace {
+
+// The head of each frame, by part: its two ends, and once its header says how long its table is,
+// what is missing of that. Empty if the road has the part in device memory.
+class HeadFetcher {
+ public:
+  HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
+              const Deadline& deadline)
+      : road_(road), id_(id), options_(options), deadline_(deadline) {}
+
+  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> fetch(
+      std::span<const PartReceipt> parts) {
+    std::vector<WantedPart> wanted;
+    for (const PartReceipt& part : parts) {
+      const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);
+      const std::uint64_t tail =
+          std::min(part.size_bytes - header,
+                   std::clamp(part.size_bytes / kTailShare, kLeastTailBytes, kMostTailBytes));
+      wanted.push_back({part, {{0, header}, {part.size_bytes - tail, tail}}});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Ends ends, take(wanted));
+    std::vector<WantedPart> more;
+    std::vector<std::size_t> whose;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (ends[i].device) continue;
+      const Result<FrameInfo> info = read_frame_header(ends[i].bytes[0]);
+      if (!info.ok()) return info.status().with_context(concat("part ", parts[i].name));
+      if (info->frame_bytes != parts[i].size_bytes) {
+        return error(StatusCode::kCorrupt, "part ", parts[i].name, ": a frame of ",
+                     info->frame_bytes, " bytes, the manifest says ", parts[i].size_bytes);
+      }
+      const std::uint64_t table = frame_places(*info).table;
+      const std::uint64_t there = parts[i].size_bytes - ends[i].bytes[1].size();
+      whose.push_back(i);
+      more.push_back({parts[i], {{table, there > table ? there - table : 0}}});
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Ends rest, take(more));
+    std::vector<std::vector<std::byte>> heads(parts.size());
+    for (std::size_t k = 0; k < whose.size(); ++k) {
+      const std::size_t i = whose[k];
+      const std::uint64_t table_and_trailer = parts[i].size_bytes - more[k].ranges[0].offset;
+      heads[i] = ends[i].bytes[0];
+      append(heads[i], rest[k].bytes[0]);
+      const std::vector<std::byte>& tail = ends[i].bytes[1];
+      append(heads[i],
+             std::span(tail).last(std::min<std::uint64_t>(tail.size(), table_and_trailer)));
+    }
+    return heads;
+  }
+  [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
+
+ private:
+  // What is fetched of a part's end before its table's size is known: 60 to 500 rows.
+  static constexpr std::uint64_t kTailShare = 64;
+  static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
+  static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
+  struct End {
+    std::array<std::vector<std::byte>, 2> bytes;
+    bool device = false;
+  };
+  using Ends = std::vector<End>;
+
+  static void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
+    to.insert(to.end(), bytes.begin(), bytes.end());
+  }
+
+  [[nodiscard]] Result<Ends> take(std::span<const WantedPart> wanted) {
+    Ends ends(wanted.size());
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const RangeFetchReport report,
+        fetch_wanted(
+            road_, id_, wanted, options_,
+            [&](std::size_t part, std::size_t range, const MappedFile& bytes) -> Status {
+              if (bytes.memory_kind() != MemoryKind::kHost) {
+                ends[part].device = true;
+              } else {
+                append(ends[part].bytes[range], bytes.bytes());
+              }
+              return {};
+            },
+            deadline_));
+    fetched_bytes_ += report.fetched_bytes;
+    return ends;
+  }
+
+  ReceiveRoad& road_;
+  const PublicationId id_;
+  const RangeFetchOptions& options_;
+  const Deadline& deadline_;
+  std::uint64_t fetched_bytes_ = 0;
+};
+
+}  // namespace
+
+Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& version,
+                                    FetchedChain& chain, const FetchNeeds& needs,
+                                    const Deadline& deadline) {
+  const Manifest& manifest = version.manifest;
+  const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
+                      manifest.directory_layout == DirectoryLayout::kHdf5;
+  // Some tensors of a full version are proven by their own digests.
+  const bool provable = manifest.encoding != Encoding::kFull || manifest.has_tensor_digests();
+  if (!frames || !provable || needs.of_target == nullptr ||
+      manifest.layout != needs.layout->signature()) {
+    return {};
+  }
+  std::vector<PartReceipt> parts;
+  for (const ManifestFile& file : manifest.files) parts.push_back(receipt_of(file));
+  RangeFetchOptions options;
+  options.workers = std::max(1U, options_.read_workers);
+  HeadFetcher heads(*road_, id, options, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::vector<std::byte>> read, heads.fetch(parts));
+  std::vector<std::optional<FrameCollector>> collectors(parts.size());
+  std::vector<WantedPart> wanted;
+  std::vector<std::size_t> whose;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (read[i].empty()) continue;
+    Result<FrameCollector> collector = FrameCollector::open(
+        read[i], *needs.layout, max_frame_body_bytes(*needs.layout),
+        [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); });
+    if (!collector.ok()) {
+      return collector.status().with_context(concat(version.source, ": part ", parts[i].name));
+    }
+    if (collector->all()) continue;
+    chain.needed_bytes += read[i].size();
+    collectors[i] = std::move(*collector);
+    whose.push_back(i);
+    WantedPart& part = wanted.emplace_back();
+    part.part = parts[i];
+    for (const FrameRange& range : collectors[i]->ranges()) {
+      part.ranges.push_back({range.offset, range.size_bytes});
+    }
+  }
+  const Result<RangeFetchReport> report = fetch_wanted(
+      *road_, id, wanted, options,
+      [&](std::size_t part, std::size_t range, const MappedFile& bytes) {
+        return collectors[whose[part]]->take(range, bytes.bytes());
+      },
+      deadline);
+  if (!report.ok()) return report.status().with_context(version.source);
+  chain.fetched_bytes += heads.fetched_bytes() + report->fetched_bytes;
+  chain.needed_bytes += report->needed_bytes;
+  return parallel_for(whose.size(), options_.threads, [&](std::size_t k, unsigned) -> Status {
+    const std::size_t i = whose[k];
+    Result<Frame> frame = collectors[i]->finish(*needs.layout);
+    if (!frame.ok()) {
+      return frame.status().with_context(concat(version.source, ": part ", parts[i].name));
+    }
+    version.frames[i] = std::make_shared<Frame>(std::move(*frame));
+    return {};
   });
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// VersionFetcher: chooses what a receiver takes next from a road, and fetches it whole.
+// VersionFetcher: chooses what a receiver takes next from a road, and fetches it: whole, or of its
+// frames the blocks that the target needs, several ranges at a time.
 //
 // One thread at a time. The road outlives it.
 #pragma once
@@ -24,6 +25,13 @@ struct FetchedChain {
   std::vector<MappedPart> mapped;  // those of their parts that are mappings
   bool anchor = false;
   std::uint64_t manifest_bytes = 0;
+  std::uint64_t fetched_bytes = 0, needed_bytes = 0;  // of the parts
+};
+
+// What is fetched of a version's frames.
+struct FetchNeeds {
+  const WeightLayout* layout = nullptr;                    // of the run
+  std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
 };
 
 // Whether the steps may be followed, or the target needs a full version.
@@ -40,10 +48,12 @@ class VersionFetcher {
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
   // tried again until the deadline of the options; then the last failure is returned. Every part
-  // has its hash, and is memory of its own or listed as mapped; every manifest is of the run.
+  // or block that was fetched has its hash, and is memory of its own or listed as mapped; every
+  // manifest is of the run.
   // Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
-                                                          FetchMode mode = FetchMode::kAny);
+                                                          FetchMode mode = FetchMode::kAny,
+                                                          const FetchNeeds& needs = {});
   // The digest of each tensor at a version that a target holds already, by the manifests on the
   // road. `base`: at version 0; empty if nobody says. Empty if too many of them, or one, are gone.
   [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
@@ -68,10 +78,15 @@ class VersionFetcher {
   [[nodiscard]] Result<std::vector<Manifest>> manifests_to(std::uint64_t version,
                                                            const Deadline& deadline);
   [[nodiscard]] Status fetch_parts(Candidate candidate, FetchedChain& chain,
-                                   const Deadline& deadline);
+                                   const FetchNeeds& needs, const Deadline& deadline);
+  // Of the frames of which not every block is needed, those that are: version.frames. The others
+  // are left to be fetched whole.
+  [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
+                                    FetchedChain& chain, const FetchNeeds& needs,
+                                    const Deadline& deadline);
   [[nodiscard]] Status take_parts(FetchedVersion& version) const;
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
-                                                            FetchMode mode,
+                                                            FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline);
 
   ReceiveRoad* road_;

@@ -67,7 +67,7 @@ Status read_index(const MappedFile& part, VersionDirectory& version) {
 
 Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
                                const WeightLayout& layout, const std::string& spool_directory,
-                               unsigned threads, const FrontReader& front) {
+                               unsigned threads, const HeadReader& head) {
   VersionDirectory version;
   version.path = fetched.source;
   version.version = fetched.manifest.id.version;
@@ -82,6 +82,8 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
   const bool indexed = version.directory_layout == DirectoryLayout::kHfDelta;
   bool index_seen = false;
   std::vector<MappedFile> payload;
+  std::vector<std::shared_ptr<Frame>> frames;
+  fetched.frames.resize(fetched.parts.size());
   for (std::size_t i = 0; i < fetched.parts.size(); ++i) {
     const std::string& name = fetched.manifest.files[i].name;
     if (indexed && name == kIndexName) {
@@ -91,14 +93,15 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
     }
     version.payload_files.push_back(name);
     payload.push_back(std::move(fetched.parts[i]));
+    frames.push_back(std::move(fetched.frames[i]));
   }
   if (indexed && !index_seen) {
     return error(StatusCode::kCorrupt, fetched.source, ": ", kIndexName,
                  " is not among the parts that the manifest names");
   }
   version.manifest = std::move(fetched.manifest);
-  return VersionSource::open(spool_fs, std::move(version), std::move(payload), layout,
-                             spool_directory, threads, front);
+  return VersionSource::open(spool_fs, std::move(version), std::move(payload), std::move(frames),
+                             layout, spool_directory, threads, head);
 }
 
 }  // namespace
@@ -144,12 +147,12 @@ Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
                                               std::vector<FetchedVersion> chain,
                                               const WeightLayout& layout,
                                               const std::string& spool_directory, unsigned threads,
-                                              const FrontReader& front) {
+                                              const HeadReader& head) {
   std::vector<VersionSource> sources;
   sources.reserve(chain.size());
   for (FetchedVersion& version : chain) {
     DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source, open_one(spool_fs, std::move(version), layout,
-                                                              spool_directory, threads, front));
+                                                              spool_directory, threads, head));
     sources.push_back(std::move(source));
   }
   return sources;

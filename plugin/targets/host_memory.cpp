@@ -288,6 +288,22 @@ void convert_values(ValueCast cast, unsigned unit_bytes, const std::byte* values
   });
 }
 
+Result<StridedMap> map_of(const BlockPlace& block, std::uint64_t tensor_units) {
+  StridedView there{block.first, {}, {}}, here{0, {}, {}};
+  std::uint64_t inside = block.units;
+  for (std::uint32_t d = 0; d < block.dims; ++d) {
+    inside /= block.dim[d].size;
+    there.shape.push_back(block.dim[d].size);
+    there.strides.push_back(block.dim[d].stride);
+    here.strides.push_back(inside);
+  }
+  there.shape.push_back(block.run);
+  there.strides.push_back(1);
+  here.strides.push_back(1);
+  here.shape = there.shape;
+  return StridedMap::make(there, tensor_units, here, block.units);
+}
+
 Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
                       const std::function<void(const TensorBytes&)>& done) {
   std::vector<TensorBytes> tasks;

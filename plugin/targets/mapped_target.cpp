@@ -13,30 +13,35 @@
 namespace driftless {
 namespace {
 
-// The beginnings of the frames that stay in the weights' memory, by their address.
-using FrameFronts = std::map<const std::byte*, std::vector<std::byte>>;
+// The heads of the frames that stay in the weights' memory, by their address.
+using FrameHeads = std::map<const std::byte*, std::vector<std::byte>>;
 
-Result<std::vector<std::byte>> fetch_part(WeightMemory& memory, const MappedFile& part,
-                                          std::uint64_t bytes) {
-  std::vector<std::byte> front(std::min<std::uint64_t>(bytes, part.bytes().size()));
-  DRIFTLESS_RETURN_IF_ERROR(memory.fetch(front, part.bytes().data()).with_context(part.path()));
-  return front;
+// Appends bytes of the part, as far as it has them.
+Status fetch_part(WeightMemory& memory, const MappedFile& part, std::uint64_t offset,
+                  std::uint64_t bytes, std::vector<std::byte>& to) {
+  const std::uint64_t size = part.bytes().size();
+  offset = std::min(offset, size);
+  bytes = std::min(bytes, size - offset);
+  to.resize(to.size() + bytes);
+  return memory.fetch(std::span(to).last(bytes), part.bytes().data() + offset)
+      .with_context(part.path());
 }
 
 // As much of a frame as says what it holds.
-Result<std::vector<std::byte>> fetch_front(WeightMemory& memory, const MappedFile& part) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> header,
-                             fetch_part(memory, part, kFrameHeaderBytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(header));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t bytes, frame_head_bytes(info));
-  return fetch_part(memory, part, bytes);
+Result<std::vector<std::byte>> fetch_head(WeightMemory& memory, const MappedFile& part) {
+  std::vector<std::byte> head;
+  DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, 0, kFrameHeaderBytes, head));
+  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(head));
+  DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, frame_places(info).table,
+                                       info.table_bytes + kFrameTrailerBytes, head));
+  return head;
 }
 
-// Parts that came into the GPU's memory: of frames that can be used there, their fronts; others
+// Parts that came into the GPU's memory: of frames that can be used there, their heads; others
 // come to the host.
-Result<FrameFronts> fetch_parts(WeightMemory& memory, bool in_place,
-                                std::vector<FetchedVersion>& chain) {
-  FrameFronts fronts;
+Result<FrameHeads> fetch_parts(WeightMemory& memory, bool in_place,
+                               std::vector<FetchedVersion>& chain) {
+  FrameHeads heads;
   for (FetchedVersion& version : chain) {
     const Manifest& manifest = version.manifest;
     const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
@@ -44,18 +49,20 @@ Result<FrameFronts> fetch_parts(WeightMemory& memory, bool in_place,
     const bool stays = in_place && frames && manifest.encoding != Encoding::kDeltasZstd;
     for (MappedFile& part : version.parts) {
       if (part.memory_kind() != MemoryKind::kDevice) continue;
-      Result<std::vector<std::byte>> bytes =
-          stays ? fetch_front(memory, part) : fetch_part(memory, part, part.bytes().size());
-      if (!bytes.ok()) return bytes.status().with_context(join_path(version.source, part.path()));
+      const std::string what = join_path(version.source, part.path());
       if (stays) {
-        fronts[part.bytes().data()] = std::move(*bytes);
+        Result<std::vector<std::byte>> head = fetch_head(memory, part);
+        if (!head.ok()) return head.status().with_context(what);
+        heads[part.bytes().data()] = std::move(*head);
         continue;
       }
-      const auto held = std::make_shared<const std::vector<std::byte>>(std::move(*bytes));
+      const auto held = std::make_shared<std::vector<std::byte>>();
+      DRIFTLESS_RETURN_IF_ERROR(
+          fetch_part(memory, part, 0, part.bytes().size(), *held).with_context(what));
       part = MappedFile(part.path(), held, *held);
     }
   }
-  return fronts;
+  return heads;
 }
 
 constexpr std::uint64_t kTensorAlignment = 256;
@@ -205,6 +212,10 @@ class MemoryTarget final : public MappedTarget {
     return take(map_contiguous(layout, data, options_, memory_));
   }
   [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
+  [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
+    const auto weights = this->weights();
+    return weights ? needs_of(weights) : nullptr;
+  }
   [[nodiscard]] TargetState state() const override {
     const auto weights = this->weights();
     if (!weights) return {};
@@ -261,18 +272,18 @@ class MemoryTarget final : public MappedTarget {
     weights->proof = proof_;
     if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
     const bool in_place = applies_in_place(*weights, chain);
-    FrameFronts fronts;
-    FrontReader front;
+    FrameHeads heads;
+    HeadReader head;
     if (weights->memory->kind() == MemoryKind::kDevice) {
-      DRIFTLESS_ASSIGN_OR_RETURN(fronts, fetch_parts(*weights->memory, in_place, chain));
-      front = [&fronts](const MappedFile& part) {
-        return std::span<const std::byte>(fronts.at(part.bytes().data()));
+      DRIFTLESS_ASSIGN_OR_RETURN(heads, fetch_parts(*weights->memory, in_place, chain));
+      head = [&heads](const MappedFile& part) {
+        return std::span<const std::byte>(heads.at(part.bytes().data()));
       };
     }
     // Nothing is spooled: without a directory, what is compressed is inflated in memory.
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
                                open_chain(posix_file_system(), std::move(chain), weights->layout,
-                                          {}, weights->threads, front));
+                                          {}, weights->threads, head));
     return stage_update(weights, std::move(versions), in_place);
   }
 

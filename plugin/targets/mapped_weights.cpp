@@ -145,4 +145,38 @@ Status MappedWeights::sum_state() {
   return {};
 }
 
+namespace {
+
+class MappedNeeds final : public TargetNeeds {
+ public:
+  explicit MappedNeeds(std::shared_ptr<const MappedWeights> weights)
+      : weights_(std::move(weights)) {}
+
+  [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const override {
+    const MappedWeights::Tensor& own = weights_->tensors[tensor];
+    // What cannot be followed is refused once it changes, which its rows say.
+    if (own.external || own.complete) return true;
+    if (block == nullptr) return own.maps > 0;
+    const Result<StridedMap> units = map_of(block->place, weights_->layout[tensor].units());
+    if (!units.ok()) return own.maps > 0;
+    for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+      if (meet(weights_->maps[m].map, *units, MapSide::kSource)) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::shared_ptr<const MappedWeights> weights_;
+};
+
+}  // namespace
+
+std::shared_ptr<const TargetNeeds> needs_of(const std::shared_ptr<const MappedWeights>& weights) {
+  const auto everything = [&](const MappedWeights::Tensor& tensor) {
+    return tensor.external || tensor.complete;
+  };
+  if (std::all_of(weights->tensors.begin(), weights->tensors.end(), everything)) return nullptr;
+  return std::make_shared<MappedNeeds>(weights);
+}
+
 }  // namespace driftless

@@ -60,6 +60,10 @@ struct MappedWeights {
   [[nodiscard]] bool maps_any(std::uint32_t tensor) const { return tensors[tensor].maps > 0; }
 };
 
+// What the weights need of a version: the blocks that their maps meet. Null if that is everything.
+[[nodiscard]] std::shared_ptr<const TargetNeeds> needs_of(
+    const std::shared_ptr<const MappedWeights>& weights);
+
 // `versions`, adjoining deltas or one full version, made ready. The update owns the states before
 // and after, the proof between them, the commit (the writer first; then compare and write) and the
 // way back. With `in_place` buckets are applied by the memory, where they lie.

@@ -207,13 +207,33 @@ class StagedUpdate final : public StagedChange {
       if (weights_->tensors[tensor].complete) ours += sums.tensors[tensor];
     }
     const Digest& expected = version.version().manifest->digest;
-    if (all != expected) {
+    if (version.complete() && all != expected) {
       return error(StatusCode::kMismatch, "its weights have digest ", to_hex(all),
                    ", the manifest says ", to_hex(expected),
                    ". Nothing was changed; publish another full version");
     }
+    DRIFTLESS_RETURN_IF_ERROR(check_fetched(version, sums.tensors));
     if (weights_->summed) after_.digest = ours;
     sums_after_ = make_sums(*weights_, std::move(sums.maps));
+    return {};
+  }
+
+  // Of a version that was fetched by need, the tensors that came whole; the blocks of others are
+  // proven by their hashes.
+  [[nodiscard]] Status check_fetched(const VersionSource& version,
+                                     std::span<const Digest> tensors) const {
+    if (version.complete()) return {};
+    for (const ManifestTensor& tensor : version.version().manifest->tensors) {
+      const auto index = weights_->layout.find(tensor.name);
+      const TensorChange* const change = index ? version.find(*index) : nullptr;
+      if (change == nullptr || !version.complete(*change) || !tensor.digest ||
+          tensors[*index] == *tensor.digest) {
+        continue;
+      }
+      return error(StatusCode::kMismatch, "tensor '", tensor.name, "' has digest ",
+                   to_hex(tensors[*index]), ", the manifest says ", to_hex(*tensor.digest),
+                   ". Nothing was changed; publish another full version");
+    }
     return {};
   }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <numeric>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
@@ -26,12 +27,29 @@ struct Changes {
   std::vector<std::byte> values;
 };
 
-// Calls use(delta) for every stretch of the pieces, whose positions must ascend.
+// Where the next piece of each block must begin.
+class NextPositions {
+ public:
+  std::uint64_t& of(const TensorBlock* block) {
+    for (auto& [known, next] : next_) {
+      if (known == block || (known != nullptr && block != nullptr && known->box == block->box)) {
+        return next;
+      }
+    }
+    return next_.emplace_back(block, 0).second;
+  }
+
+ private:
+  std::vector<std::pair<const TensorBlock*, std::uint64_t>> next_;
+};
+
+// Calls use(delta) for every stretch of the pieces, whose positions must ascend within a block.
 template <typename Use>
 Status walk(const WeightLayout& layout, std::uint32_t tensor, std::span<const BucketPiece> pieces,
             const Use& use) {
-  std::uint64_t next_position = 0;
+  NextPositions next_positions;
   for (const BucketPiece& piece : pieces) {
+    std::uint64_t& next_position = next_positions.of(piece.entry.block);
     EntryCursor cursor(layout, piece.bucket, piece.entry);
     while (true) {
       DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
@@ -46,6 +64,23 @@ Status walk(const WeightLayout& layout, std::uint32_t tensor, std::span<const Bu
     }
   }
   return {};
+}
+
+// Blocks lie between each other: brings their changes into the order of the tensor.
+void sort(Changes& changes, unsigned width) {
+  if (std::is_sorted(changes.positions.begin(), changes.positions.end())) return;
+  std::vector<std::size_t> order(changes.positions.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return changes.positions[a] < changes.positions[b];
+  });
+  Changes sorted{std::vector<std::uint64_t>(order.size()),
+                 std::vector<std::byte>(changes.values.size())};
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    sorted.positions[k] = changes.positions[order[k]];
+    std::memcpy(sorted.values.data() + k * width, changes.values.data() + order[k] * width, width);
+  }
+  changes = std::move(sorted);
 }
 
 // `later` wins where both change a unit.
@@ -127,6 +162,7 @@ class TensorFold {
             const std::span<const std::byte> values = delta.value_bytes();
             next.values.insert(next.values.end(), values.begin(), values.end());
           }));
+      sort(next, width_);
       if (!all.positions.empty()) next = merge(all, next, width_);
       all = std::move(next);
     }
@@ -151,7 +187,7 @@ class TensorFold {
   unsigned width_;
 };
 
-// Checks that the positions of a tensor ascend within a version, from piece to piece, too
+// Checks that the positions of a block ascend within a version, from piece to piece, too
 // (kCorrupt). O(changed), on `threads` threads. What the buckets point to must outlive the result.
 Result<DeltaPieces> fold_deltas(const WeightLayout& layout, std::span<const TensorVersions> tensors,
                                 unsigned threads) {
@@ -339,7 +375,11 @@ void TensorChanges::write(std::uint32_t tensor, std::byte* data,
     const TensorChange* const change = versions_.front().find(tensor);
     if (change == nullptr) return;  // a tensor without units
     for (const DensePiece& piece : versions_.front().dense(*change)) {
-      std::memcpy(data + piece.byte_offset, piece.bytes.data(), piece.bytes.size());
+      const Status written = piece.each_stretch(width(tensor), [&](const DensePiece& stretch) {
+        std::memcpy(data + stretch.byte_offset, stretch.bytes.data(), stretch.bytes.size());
+        return Status();
+      });
+      static_cast<void>(written);  // nothing there fails
     }
     return;
   }

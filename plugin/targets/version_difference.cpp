@@ -35,8 +35,10 @@ class DifferenceFinder {
     for (std::uint32_t tensor = 0; tensor < weights_.layout.size(); ++tensor) {
       const TensorChange* const change = version.find(tensor);
       if (change == nullptr || !weights_.maps_any(tensor)) continue;
+      const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
       for (const DensePiece& piece : version.dense(*change)) {
-        DRIFTLESS_RETURN_IF_ERROR(add(tensor, piece));
+        DRIFTLESS_RETURN_IF_ERROR(piece.each_stretch(
+            width, [&](const DensePiece& stretch) { return add(tensor, stretch); }));
         if (found_.units > most_) return std::optional<DeltaPieces>();
       }
     }
@@ -275,12 +277,15 @@ class DenseChange final : public PlacedChanges {
     for (const TensorChange& change : version.changes()) {
       if (!weights_->maps_any(change.tensor)) continue;
       for (DensePiece rest : version.dense(change)) {
+        const unsigned unit = unit_bytes(weights_->layout[change.tensor].dtype);
+        const std::uint64_t whole = std::max<std::uint64_t>(most / unit, 1) * unit;
         while (!rest.bytes.empty()) {
-          const std::uint64_t size = std::min<std::uint64_t>(most, rest.bytes.size());
-          stretches_.push_back(
-              {change.tensor, {rest.byte_offset, rest.bytes.first(size), rest.memory}});
+          const std::uint64_t size = std::min<std::uint64_t>(whole, rest.bytes.size());
+          stretches_.push_back({change.tensor, rest});
+          stretches_.back().piece.bytes = rest.bytes.first(size);
           rest.bytes = rest.bytes.subspan(size);
           rest.byte_offset += size;
+          rest.first_unit += size / unit;
         }
       }
     }
@@ -297,9 +302,12 @@ class DenseChange final : public PlacedChanges {
         parallel_for(stretches_.size(), threads, [&](std::size_t i, unsigned) -> Status {
           const auto& [tensor, piece] = stretches_[i];
           const unsigned unit = unit_bytes(weights_->layout[tensor].dtype);
-          return weights_->memory->write(weights_->maps_of(tensor, false), piece.byte_offset / unit,
-                                         piece.bytes.size() / unit, piece.bytes.data(),
-                                         piece.memory);
+          const std::vector<const WeightMap*> maps = weights_->maps_of(tensor, false);
+          return piece.each_stretch(unit, [&](const DensePiece& stretch) {
+            return weights_->memory->write(maps, stretch.byte_offset / unit,
+                                           stretch.bytes.size() / unit, stretch.bytes.data(),
+                                           stretch.memory);
+          });
         }));
     DRIFTLESS_RETURN_IF_ERROR(weights_->memory->finish());
     return std::optional<PartFault>();

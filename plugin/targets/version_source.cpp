@@ -50,48 +50,38 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
                info(version.encoding).name, "'; fetch the version again");
 }
 
+// Every piece goes through the chunks by itself: blocks lie between each other.
 class DensePatcher final : public TensorPatcher {
  public:
   DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)
-      : TensorPatcher(tensor), pieces_(pieces) {}
+      : TensorPatcher(tensor), unit_(unit_bytes(tensor.dtype)) {
+    for (const DensePiece& piece : pieces) left_.push_back({&piece, 0});
+  }
 
  private:
   Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    while (!chunk.empty()) {  // the pieces adjoin: check_coverage()
-      const DensePiece& piece = pieces_[at_];
-      const std::uint64_t skip = byte_offset - piece.byte_offset;
-      const std::uint64_t count = std::min<std::uint64_t>(piece.bytes.size() - skip, chunk.size());
-      std::copy_n(piece.bytes.data() + skip, count, chunk.data());
-      chunk = chunk.subspan(count);
-      byte_offset += count;
-      if (skip + count == piece.bytes.size()) ++at_;
+    const std::uint64_t end = byte_offset + chunk.size();
+    for (auto& [piece, done] : left_) {
+      while (done < piece->bytes.size()) {
+        const DensePiece next = piece->stretch(done, unit_);
+        if (next.byte_offset >= end) break;
+        // Nothing before the chunk is left: chunks adjoin.
+        const std::uint64_t count =
+            std::min<std::uint64_t>(next.bytes.size(), end - next.byte_offset);
+        std::copy_n(next.bytes.data(), count, chunk.data() + (next.byte_offset - byte_offset));
+        done += count;
+      }
     }
     return {};
   }
 
-  std::span<const DensePiece> pieces_;
-  std::size_t at_ = 0;  // the piece that holds the next byte
+  struct Left {
+    const DensePiece* piece = nullptr;
+    std::uint64_t done = 0;
+  };
+  unsigned unit_;
+  std::vector<Left> left_;
 };
-
-// Ok if `pieces`, in ascending order, hold every byte of the tensor once.
-Status check_covers(const TensorSpec& tensor, std::span<const DensePiece> pieces) {
-  std::uint64_t next = 0;
-  for (const DensePiece& piece : pieces) {
-    if (piece.byte_offset != next) {
-      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': bytes from ",
-                   std::min(next, piece.byte_offset), " on are ",
-                   piece.byte_offset < next ? "there twice" : "missing");
-    }
-    if (piece.bytes.size() > tensor.size_bytes - next) {
-      return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': has ", tensor.size_bytes,
-                   " bytes, the version holds more");
-    }
-    next += piece.bytes.size();
-  }
-  if (next == tensor.size_bytes) return {};
-  return error(StatusCode::kCorrupt, "tensor '", tensor.name, "': has ", tensor.size_bytes,
-               " bytes, the version holds ", next);
-}
 
 }  // namespace
 
@@ -104,17 +94,19 @@ Result<VersionSource> VersionSource::open(FileSystem& fs, const VersionDirectory
     DRIFTLESS_ASSIGN_OR_RETURN(MappedFile part, fs.map(join_path(version.path, name)));
     parts.push_back(std::move(part));
   }
-  return open(fs, version, std::move(parts), layout, spool_directory, 1);
+  return open(fs, version, std::move(parts), {}, layout, spool_directory, 1);
 }
 
 Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory version,
-                                          std::vector<MappedFile> parts, const WeightLayout& layout,
+                                          std::vector<MappedFile> parts,
+                                          std::vector<std::shared_ptr<Frame>> frames,
+                                          const WeightLayout& layout,
                                           const std::string& spool_directory, unsigned threads,
-                                          const FrontReader& front) {
-  const bool frames = version.directory_layout == DirectoryLayout::kFrames ||
+                                          const HeadReader& head) {
+  const bool framed = version.directory_layout == DirectoryLayout::kFrames ||
                       version.directory_layout == DirectoryLayout::kHdf5;
   for (const MappedFile& part : parts) {
-    if (part.memory_kind() == MemoryKind::kHost || (frames && front)) continue;
+    if (part.memory_kind() == MemoryKind::kHost || (framed && head)) continue;
     return error(StatusCode::kUnsupported, join_path(version.path, part.path()),
                  ": lies in device memory, where only weights on the GPU and plain frames are of "
                  "use; let the road land on the host");
@@ -133,7 +125,9 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
       break;
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5:
-      DRIFTLESS_RETURN_IF_ERROR(source.open_frames(std::move(parts), threads, front));
+      frames.resize(parts.size());
+      DRIFTLESS_RETURN_IF_ERROR(
+          source.open_frames(std::move(parts), std::move(frames), threads, head));
       break;
   }
   if (source.version_.full()) DRIFTLESS_RETURN_IF_ERROR(source.check_coverage());
@@ -183,7 +177,8 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
     if (!index) return unknown_tensor(path, tensor);
     if (const auto seen = payloads_.find(*index); seen != payloads_.end()) {
       return error(StatusCode::kCorrupt, path, ": tensor '", tensor, "' is also in ",
-                   seen->second.source, "; two ranks published it, and only one may");
+                   seen->second.claims.front().source,
+                   "; two ranks published it, and only one may");
     }
     if (listed->second != name) {
       return error(StatusCode::kCorrupt, path, ": tensor '", tensor, "' is here, the index says ",
@@ -200,7 +195,9 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
     }
     Payload& payload = payloads_[*index];
     payload.bytes = shard.bytes(entry);
-    payload.source = name;
+    const std::uint64_t units = (*layout_)[*index].units();
+    payload.claims.push_back({{}, name, units, {}});
+    if (units > 0) payload.claims.front().runs.emplace_back(0, units);
     if (version_.full()) payload.dense.push_back({0, payload.bytes});
     changes_.push_back(std::move(change));
   }
@@ -259,6 +256,10 @@ const TensorChange* VersionSource::find(std::uint32_t tensor) const {
   return found == payloads_.end() ? nullptr : &changes_[found->second.change];
 }
 
+bool VersionSource::complete(const TensorChange& change) const {
+  return payloads_.at(change.tensor).complete;
+}
+
 std::span<const BucketPiece> VersionSource::pieces(const TensorChange& change) const {
   return payloads_.at(change.tensor).pieces;
 }
@@ -300,31 +301,33 @@ std::uint64_t VersionSource::payload_bytes() const {
 }
 
 std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
-  const std::uint64_t rows = layout.total_units() + layout.size();
-  return layout.total_bytes() + 8 * layout.total_units() + kFrameEntryBytes * rows + 64;
+  const std::uint64_t rows = std::min(layout.total_units(), layout.size() * kMaxBlocksOfTensor);
+  constexpr std::uint64_t kMostRowBytes = kFrameRowBytes + 16 * 255;
+  return layout.total_bytes() + 8 * layout.total_units() + kMostRowBytes * (rows + layout.size());
 }
 
-Result<Frame> VersionSource::open_frame(const MappedFile& part, const FrontReader& front) const {
+Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader& head) const {
   const std::uint64_t max_body = max_frame_body_bytes(*layout_);
   if (part.memory_kind() == MemoryKind::kHost) {
     return Frame::decode(part.bytes(), *layout_, max_body);
   }
-  return Frame::decode_front(front(part), part.bytes(), *layout_, max_body);
+  return Frame::decode_head(head(part), part.bytes(), *layout_, max_body);
 }
 
-Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned threads,
-                                  const FrontReader& front) {
+Status VersionSource::open_frames(std::vector<MappedFile> parts,
+                                  std::vector<std::shared_ptr<Frame>> frames, unsigned threads,
+                                  const HeadReader& head) {
   frame_bytes_ = std::move(parts);
-  frames_.resize(frame_bytes_.size());
+  frames_ = std::move(frames);
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(frames_.size(), threads, [&](std::size_t i, unsigned) -> Status {
         const std::string what = join_path(version_.path, version_.payload_files[i]);
-        Result<Frame> frame = open_frame(frame_bytes_[i], front);
-        if (!frame.ok()) return frame.status().with_context(what);
-        DRIFTLESS_RETURN_IF_ERROR(
-            check_context(frame->info().context, version_, *layout_).with_context(what));
-        frames_[i] = std::make_unique<Frame>(std::move(*frame));
-        return {};
+        if (frames_[i] == nullptr) {
+          Result<Frame> frame = open_frame(frame_bytes_[i], head);
+          if (!frame.ok()) return frame.status().with_context(what);
+          frames_[i] = std::make_shared<Frame>(std::move(*frame));
+        }
+        return check_context(frames_[i]->info().context, version_, *layout_).with_context(what);
       }));
   std::vector<std::size_t> order(frames_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -353,30 +356,43 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts, unsigned thread
     DRIFTLESS_RETURN_IF_ERROR(
         frames_[i]->dense() ? add_runs(name, owner, *frames_[i], frame_bytes_[i].memory_kind())
                             : add_bucket(name, owner, frames_[i]->bucket()));
+    DRIFTLESS_RETURN_IF_ERROR(add_others(name, owner, *frames_[i]));
   }
   return {};
 }
 
-// Notes that `rank` changes the tensor; nobody else may.
-Status VersionSource::claim(const std::string& name, const std::string& rank,
-                            std::uint32_t tensor) {
+Result<VersionSource::Claim*> VersionSource::claim(const std::string& name,
+                                                   const std::string& source, std::uint32_t tensor,
+                                                   const TensorBlock* block) {
   const auto [payload, first] = payloads_.try_emplace(tensor);
+  const TensorSpec& spec = (*layout_)[tensor];
   if (first) {
-    payload->second.source = rank;
     payload->second.change = changes_.size();
     changes_.push_back({tensor, 0, {}});
-    return {};
   }
-  if (payload->second.source == rank) return {};
-  return error(StatusCode::kCorrupt, join_path(version_.path, name), ": tensor '",
-               (*layout_)[tensor].name, "' is also published by ", payload->second.source,
-               "; only one rank may");
+  const TensorBox box = block != nullptr ? block->box : TensorBox();
+  cut_ = cut_ || block != nullptr;
+  std::vector<Claim>& claims = payload->second.claims;
+  for (Claim& other : claims) {
+    if (other.box == box && other.source == source) return &other;
+    if (!overlap(other.box, box)) continue;
+    return error(StatusCode::kCorrupt, join_path(version_.path, name), ": tensor '", spec.name, "'",
+                 box.whole() ? "" : concat(" ", box.to_string()), " is also published by ",
+                 other.source, other.box.whole() ? "" : concat(" as ", other.box.to_string()),
+                 "; only one rank may");
+  }
+  if (claims.size() == kMaxBlocksOfTensor) {
+    return error(StatusCode::kCorrupt, join_path(version_.path, name), ": tensor '", spec.name,
+                 "' comes in more than ", kMaxBlocksOfTensor, " blocks");
+  }
+  claims.push_back({box, source, block != nullptr ? block->place.units : spec.units(), {}});
+  return &claims.back();
 }
 
 Status VersionSource::add_bucket(const std::string& name, const std::string& rank,
                                  const BucketView& bucket) {
   for (const BucketEntry& entry : bucket.entries) {
-    DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, entry.tensor));
+    DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, entry.tensor, entry.block).status());
     Payload& payload = payloads_[entry.tensor];
     payload.pieces.push_back({bucket, entry});
     changes_[payload.change].payload_bytes +=
@@ -388,16 +404,52 @@ Status VersionSource::add_bucket(const std::string& name, const std::string& ran
 Status VersionSource::add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                                MemoryKind memory) {
   for (const DenseRun& run : frame.runs()) {
-    DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, run.tensor));
+    DRIFTLESS_ASSIGN_OR_RETURN(Claim* const whose, claim(name, rank, run.tensor, run.block));
+    const unsigned unit = unit_bytes((*layout_)[run.tensor].dtype);
+    whose->runs.emplace_back(run.first_unit, run.bytes.size() / unit);
     Payload& payload = payloads_[run.tensor];
-    const std::uint64_t offset = run.first_unit * unit_bytes((*layout_)[run.tensor].dtype);
-    payload.dense.push_back({offset, run.bytes, memory});
+    if (run.block == nullptr || run.block->place.contiguous()) {
+      const std::uint64_t first = run.block != nullptr ? run.block->place.first : 0;
+      payload.dense.push_back({(first + run.first_unit) * unit, run.bytes, memory});
+    } else {
+      payload.dense.push_back({0, run.bytes, memory, &run.block->place, run.first_unit});
+    }
     changes_[payload.change].payload_bytes += run.bytes.size();
   }
   return {};
 }
 
-// A full version holds every byte of every tensor once.
+Status VersionSource::add_others(const std::string& name, const std::string& rank,
+                                 const Frame& frame) {
+  for (std::size_t i = 0; i < frame.others().size(); ++i) {
+    const BucketEntry& entry = frame.others()[i];
+    DRIFTLESS_ASSIGN_OR_RETURN(Claim* const whose, claim(name, rank, entry.tensor, entry.block));
+    whose->runs.emplace_back(frame.other_first_units()[i], entry.count());
+    payloads_[entry.tensor].complete = false;
+    complete_ = false;
+  }
+  return {};
+}
+
+// Ok if the runs of a block have every unit of it once.
+Status VersionSource::check_runs(const TensorSpec& tensor, Claim& claim) const {
+  std::sort(claim.runs.begin(), claim.runs.end());
+  const std::string what = concat("tensor '", tensor.name, "'",
+                                  claim.box.whole() ? "" : concat(" ", claim.box.to_string()));
+  std::uint64_t next = 0;
+  for (const auto& [first, count] : claim.runs) {
+    if (first != next) {
+      return error(StatusCode::kCorrupt, version_.path, ": ", what, ": units from ",
+                   std::min(next, first), " on are ", first < next ? "there twice" : "missing");
+    }
+    next += count;
+  }
+  if (next == claim.units) return {};
+  return error(StatusCode::kCorrupt, version_.path, ": ", what, ": has ", claim.units,
+               " units, the version holds ", next);
+}
+
+// A full version holds every unit of every tensor once.
 Status VersionSource::check_coverage() {
   for (std::uint32_t tensor = 0; tensor < layout_->size(); ++tensor) {
     const TensorSpec& spec = (*layout_)[tensor];
@@ -409,11 +461,19 @@ Status VersionSource::check_coverage() {
                    ": a full version, but it does not hold tensor '", spec.name, "' (",
                    payloads_.size(), " of ", layout_->size(), " tensors)");
     }
+    std::uint64_t units = 0;
+    for (Claim& claim : found->second.claims) {
+      DRIFTLESS_RETURN_IF_ERROR(check_runs(spec, claim));
+      units += claim.units;
+    }
+    if (units != spec.units()) {  // no two blocks meet
+      return error(StatusCode::kCorrupt, version_.path, ": tensor '", spec.name, "': has ",
+                   spec.units(), " units, the blocks of the version hold ", units);
+    }
     std::vector<DensePiece>& dense = found->second.dense;
     std::sort(dense.begin(), dense.end(), [](const DensePiece& a, const DensePiece& b) {
       return a.byte_offset < b.byte_offset;
     });
-    DRIFTLESS_RETURN_IF_ERROR(check_covers(spec, dense).with_context(version_.path));
   }
   return {};
 }

@@ -17,11 +17,34 @@ struct TensorChange {
   std::string checksum;             // of its new bytes, hexadecimal; empty if the version has none
 };
 
-// New bytes of a tensor from `byte_offset` on, verbatim.
+// New bytes of a tensor, verbatim: from `byte_offset` on, or, of a block whose units do not adjoin
+// in the tensor, from its unit `first_unit` on.
 struct DensePiece {
   std::uint64_t byte_offset = 0;
   std::span<const std::byte> bytes;
   MemoryKind memory = MemoryKind::kHost;
+  const BlockPlace* cut = nullptr;
+  std::uint64_t first_unit = 0;
+
+  // The part of it from byte `done` on that adjoins in the tensor, as a piece that is not cut.
+  [[nodiscard]] DensePiece stretch(std::uint64_t done, unsigned unit_bytes) const {
+    if (cut == nullptr) return {byte_offset + done, bytes.subspan(done), memory};
+    const std::uint64_t unit = first_unit + done / unit_bytes;
+    const std::uint64_t left = (cut->run - unit % cut->run) * unit_bytes;
+    const auto rest = bytes.subspan(done);
+    return {cut->at(unit) * unit_bytes, rest.first(std::min<std::uint64_t>(left, rest.size())),
+            memory};
+  }
+  // Calls use(piece) for each such part, ascending, until one fails.
+  template <typename Use>
+  [[nodiscard]] Status each_stretch(unsigned unit_bytes, const Use& use) const {
+    for (std::uint64_t done = 0; done < bytes.size();) {
+      const DensePiece next = stretch(done, unit_bytes);
+      DRIFTLESS_RETURN_IF_ERROR(use(next));
+      done += next.bytes.size();
+    }
+    return {};
+  }
 };
 
 // A bucket as it came. In device memory its streams must not be followed here; its entries may.
@@ -35,9 +58,9 @@ struct SourceBucket {
 // row of the table for each of at most that many entries.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
 
-// The front of a frame that lies in device memory (frame.h), valid as long as it is asked for.
+// The head of a frame that lies in device memory (frame.h), valid as long as it is asked for.
 // Called from several threads.
-using FrontReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;
+using HeadReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;
 
 // Holds the payload mapped. Immutable once open; patchers may be made and used from several
 // threads, and must not outlive it. The layout outlives it.
@@ -45,26 +68,34 @@ class VersionSource {
  public:
   // Refuses a tensor that is unknown, is there twice (in two files, by two ranks), is listed but
   // missing or there but not listed, has another dtype or shape, or lacks the checksum it must
-  // have; and a full version that does not hold every byte of every tensor once. Compressed flush
-  // files are inflated into `spool_directory`, or, where that is empty, into memory.
+  // have; blocks that meet; and a full version that does not hold every byte of every tensor once.
+  // Compressed flush files are inflated into `spool_directory`, or, where that is empty, into
+  // memory.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& fs, const VersionDirectory& version,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory);
-  // The same from payload that is there already: `parts` as version.payload_files. Frames must
+  // The same from payload that is there already: `parts` as version.payload_files, or, where
+  // `frames` has one, that frame, of which some blocks may not be there. Frames must
   // belong to the version, and each rank's must be numbered from 0 without a gap. Plain frames may
-  // lie in device memory where `front` is given; then there are no patchers. kUnsupported for other
+  // lie in device memory where `head` is given; then there are no patchers. kUnsupported for other
   // parts there.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
+                                                  std::vector<std::shared_ptr<Frame>> frames,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory,
-                                                  unsigned threads, const FrontReader& front = {});
+                                                  unsigned threads, const HeadReader& head = {});
 
   [[nodiscard]] const VersionDirectory& version() const { return version_; }
   // Largest tensors first, so that parallel work ends together.
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
   // Null if the version does not change the tensor.
   [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
+  // Whether all of the change is here; of a version that was fetched by need it may not be.
+  [[nodiscard]] bool complete(const TensorChange& change) const;
+  [[nodiscard]] bool complete() const { return complete_; }
+  // Whether it has blocks of tensors.
+  [[nodiscard]] bool cut() const { return cut_; }
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
   [[nodiscard]] std::uint64_t payload_bytes() const;
 
@@ -73,7 +104,7 @@ class VersionSource {
   [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
   // Of a positional version: all of it, bucket by bucket.
   [[nodiscard]] std::vector<SourceBucket> buckets() const;
-  // Of a full version: all of the tensor, ascending.
+  // Of a full version: all of the tensor; ascending, unless it was published in blocks.
   [[nodiscard]] std::span<const DensePiece> dense(const TensorChange& change) const;
 
  private:
@@ -83,31 +114,47 @@ class VersionSource {
   Status add_shard(const std::string& name, const SafetensorsFile& shard);
   Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                       const std::string& spool_directory);
-  Status open_frames(std::vector<MappedFile> parts, unsigned threads, const FrontReader& front);
-  [[nodiscard]] Result<Frame> open_frame(const MappedFile& part, const FrontReader& front) const;
+  Status open_frames(std::vector<MappedFile> parts, std::vector<std::shared_ptr<Frame>> frames,
+                     unsigned threads, const HeadReader& head);
+  [[nodiscard]] Result<Frame> open_frame(const MappedFile& part, const HeadReader& head) const;
   Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
   Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                   MemoryKind memory);
-  Status claim(const std::string& name, const std::string& rank, std::uint32_t tensor);
+  // Of a frame that was fetched by need.
+  Status add_others(const std::string& name, const std::string& rank, const Frame& frame);
   Status check_coverage();
   Status adopt_manifest_checksums();
   void order_changes();
 
+  // A tensor, or a block of one: whose it is, and of a full version which units are there.
+  struct Claim {
+    TensorBox box;
+    std::string source;  // the file, or the rank, it was first seen in
+    std::uint64_t units = 0;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;  // first unit, count
+  };
   struct Payload {
     std::span<const std::byte> bytes;  // hf_delta
     std::vector<BucketPiece> pieces;   // flush, frames
     std::vector<DensePiece> dense;     // of a full version
-    std::string source;                // the file, or the rank, it was first seen in
-    std::size_t change = 0;            // index into changes_
+    std::vector<Claim> claims;
+    bool complete = true;
+    std::size_t change = 0;  // index into changes_
   };
+  // Notes that `source` has the block, which is its own alone.
+  Result<Claim*> claim(const std::string& name, const std::string& source, std::uint32_t tensor,
+                       const TensorBlock* block);
+  [[nodiscard]] Status check_runs(const TensorSpec& tensor, Claim& claim) const;
   VersionDirectory version_;
   const WeightLayout* layout_;
   std::vector<SafetensorsFile> shards_;
   std::vector<std::unique_ptr<FlushFile>> flushes_;
   std::vector<MappedFile> frame_bytes_;
-  std::vector<std::unique_ptr<Frame>> frames_;
+  std::vector<std::shared_ptr<Frame>> frames_;
   std::map<std::uint32_t, Payload> payloads_;
   std::vector<TensorChange> changes_;
+  bool complete_ = true;
+  bool cut_ = false;
 };
 
 // The tensors that they change.
@@ -124,6 +171,6 @@ class VersionSource {
 // The payloads, in order (VersionSource::open). The layout outlives them.
 [[nodiscard]] Result<std::vector<VersionSource>> open_chain(
     FileSystem& spool_fs, std::vector<FetchedVersion> chain, const WeightLayout& layout,
-    const std::string& spool_directory, unsigned threads, const FrontReader& front = {});
+    const std::string& spool_directory, unsigned threads, const HeadReader& head = {});
 
 }  // namespace driftless

@@ -177,6 +177,9 @@ class WeightMemory {
 
 [[nodiscard]] std::shared_ptr<WeightMemory> make_host_memory();
 
+// From the units of a block, in a tensor of `tensor_units`, to memory that holds the block alone.
+[[nodiscard]] Result<StridedMap> map_of(const BlockPlace& block, std::uint64_t tensor_units);
+
 // As WeightMemory::digest(), of bytes that all lie on the host.
 // `done` (may be empty) hears of every stretch that was read, from any thread.
 [[nodiscard]] Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,

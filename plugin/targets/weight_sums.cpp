@@ -239,15 +239,24 @@ Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionS
   for (const TensorChange& change : version.changes()) {
     const MappedWeights::Tensor& own = weights.tensors[change.tensor];
     const unsigned width = unit_bytes(weights.layout[change.tensor].dtype);
-    const auto add = [&](std::size_t sum, const WeightMap* map) {
+    const auto each = [&](const auto& use) {
       for (const DensePiece& piece : version.dense(change)) {
+        const Status used = piece.each_stretch(width, [&](const DensePiece& stretch) {
+          use(stretch);
+          return Status();
+        });
+        static_cast<void>(used);  // nothing there fails
+      }
+    };
+    const auto add = [&](std::size_t sum, const WeightMap* map) {
+      each([&](const DensePiece& piece) {
         add_stretches({sum, map, &own.key, width, piece.byte_offset / width, piece.bytes},
                       stretches);
-      }
+      });
     };
     if (on_device) {
       std::vector<TensorBytes> bytes;
-      for (const DensePiece& piece : version.dense(change)) bytes.push_back({piece, &own.key});
+      each([&](const DensePiece& piece) { bytes.push_back({piece, &own.key}); });
       DRIFTLESS_ASSIGN_OR_RETURN(sums[change.tensor],
                                  weights.memory->digest(bytes, weights.threads));
     } else {

@@ -6,6 +6,7 @@
 
 #include "core/file_system.h"
 #include "core/layout.h"
+#include "formats/frame.h"
 #include "formats/manifest.h"
 
 namespace driftless {
@@ -15,6 +16,9 @@ struct FetchedVersion {
   Manifest manifest;
   std::string source;             // for messages: "version 7"
   std::vector<MappedFile> parts;  // as manifest.files; path() is the part's name
+  // Likewise, of parts that are frames of which only some blocks were fetched, each with its hash;
+  // null, or missing, if the part is there.
+  std::vector<std::shared_ptr<Frame>> frames = {};
 };
 
 // What a target holds of a tensor, as it adds up: its units that are held here (each once, however
@@ -101,6 +105,14 @@ struct ProofRule {
   friend bool operator==(const ProofRule&, const ProofRule&) = default;
 };
 
+// Which of a version's blocks a target has a use for. Immutable; may be asked from any thread.
+class TargetNeeds {
+ public:
+  virtual ~TargetNeeds() = default;
+  // Whether any unit of the tensor's block (null: of the tensor) is held, or must be known.
+  [[nodiscard]] virtual bool has(std::uint32_t tensor, const TensorBlock* block) const = 0;
+};
+
 // A change worked out and proven as far as it can be without touching the weights. Dropped by the
 // destructor. The target outlives it.
 class StagedChange {
@@ -125,6 +137,8 @@ class WeightTarget {
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;
+  // What it needs of a version. Null: everything.
+  [[nodiscard]] virtual std::shared_ptr<const TargetNeeds> needs() const { return nullptr; }
   // From the next stage() on. A target that proves its weights in another way takes no notice.
   virtual void set_proof(const ProofRule& /*rule*/) {}
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a frame. It is decoded as it is, and once more with both hashes made right, so that what
+// Input: a frame. It is decoded as it is, and once more with all hashes made right, so that what
 // lies behind them is reached. A plain frame that is accepted must be the one that its content
 // encodes to.
 #include <cstdint>
 #include <cstdlib>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "support/frame_reseal.h"
 #include "support/golden_case.h"
 
 namespace {
@@ -31,14 +29,6 @@ void decode(const testing::Bytes& bytes, const WeightLayout& layout) {
   if (frame->info().context.encoding != Encoding::kDeltasZstd && again != bytes) std::abort();
 }
 
-void reseal(testing::Bytes& frame) {
-  const std::uint64_t header = XXH3_64bits(frame.data(), 120);
-  std::memcpy(frame.data() + 120, &header, 8);
-  XXH128_canonical_t hash;
-  XXH128_canonicalFromHash(&hash, XXH3_128bits(frame.data(), frame.size() - 16));
-  std::memcpy(frame.data() + frame.size() - 16, hash.digest, 16);
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -47,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   testing::Bytes frame(input.begin(), input.end());
   decode(frame, layout);
   if (size < kFrameHeaderBytes + kFrameTrailerBytes) return 0;
-  reseal(frame);
+  testing::reseal(frame);
   decode(frame, layout);
   return 0;
 }

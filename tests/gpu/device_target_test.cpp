@@ -7,6 +7,7 @@
 #include "formats/frame.h"
 #include "gpu/arrival.h"
 #include "plugin/targets/mapped_target.h"
+#include "support/frame_reseal.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {
@@ -267,12 +268,8 @@ TEST(DeviceTarget, DamagedPositionsAreRefused) {
   PublishedRun run(random_weights(1, 200));
   Publication bad = run.step(1, DirectoryLayout::kFrames, Encoding::kIndices);
   for (auto& [name, bytes] : bad.parts) {
-    const auto info = read_frame_header(bytes);
-    ASSERT_TRUE(info.ok());
-    const std::size_t first = kFrameHeaderBytes + info->entries * kFrameEntryBytes;
-    bytes[first + 3] = std::byte{0x7f};  // the first position goes past everything
-    const auto hashed = std::span(bytes).first(bytes.size() - kFrameTrailerBytes);
-    std::ranges::copy(frame_trailer(xxh3_128(hashed)), bytes.end() - kFrameTrailerBytes);
+    bytes[kFrameHeaderBytes + 3] = std::byte{0x7f};  // the first position goes past everything
+    reseal(bytes);
   }
   bad.list_parts();
   for (const Arrival arrival : {Arrival::kHost, Arrival::kDevice}) {

@@ -4,27 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "support/delta_model.h"
+#include "support/frame_reseal.h"
 
 namespace driftless::testing {
-
-template <typename T>
-void put(Bytes& frame, std::size_t at, T value) {
-  std::memcpy(frame.data() + at, &value, sizeof(T));
-}
-
-// Makes both hashes right again, so that what lies behind them is tested.
-inline void reseal(Bytes& frame) {
-  put(frame, 120, std::uint64_t{XXH3_64bits(frame.data(), 120)});
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(frame.data(), frame.size() - 16));
-  std::memcpy(frame.data() + frame.size() - 16, canonical.digest, 16);
-}
 
 // `decode(bytes)` says kCorrupt to every truncation, to a byte more, and to a flip anywhere.
 template <typename Decode>

@@ -41,6 +41,15 @@ inline BucketBuilder golden_bucket(const WeightLayout& layout, Encoding encoding
   return builder;
 }
 
+// Of one tensor, at equal distances: what zstd makes smaller.
+inline BucketBuilder golden_even_bucket(const WeightLayout& layout) {
+  BucketBuilder builder(layout, Encoding::kDeltasZstd);
+  std::vector<std::uint32_t> offsets;
+  for (std::uint32_t k = 0; k < 600; ++k) offsets.push_back(10 * k);
+  if (!builder.add(golden_delta(layout, 1, 7, offsets).view()).ok()) std::abort();
+  return builder;
+}
+
 // Two tensors, one of them in two runs; the last run reaches its tensor's end.
 struct GoldenRun {
   std::uint32_t tensor = 0;
@@ -61,6 +70,58 @@ inline std::vector<DenseRun> views_of(const std::vector<GoldenRun>& runs) {
   for (const GoldenRun& run : runs) views.push_back({run.tensor, run.first_unit, run.bytes});
   return views;
 }
+
+// Blocks of two tensors: two halves of columns, and a few rows of which some columns are left out.
+class GoldenBlocks {
+ public:
+  explicit GoldenBlocks(const WeightLayout& layout) : layout_(&layout) {
+    for (const auto& [tensor, box] : {std::pair<std::uint32_t, TensorBox>{0, {{0, 0}, {4, 2}}},
+                                      {0, {{0, 2}, {4, 3}}},
+                                      {1, {{100, 0}, {200, 500}}},
+                                      {1, {{300, 250}, {100, 250}}}}) {
+      blocks_.push_back(TensorBlock::make(tensor, layout[tensor], box).value());
+    }
+  }
+
+  // Positions count in the block.
+  [[nodiscard]] BucketBuilder bucket() const {
+    BucketBuilder builder(*layout_, Encoding::kDeltas);
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      if (!builder.add(delta(i).view(), &blocks_[i]).ok()) std::abort();
+    }
+    return builder;
+  }
+  // Positions in the tensor.
+  [[nodiscard]] Changes changes() const {
+    Changes all;
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      Changes inside;
+      note(inside, delta(i).view());
+      for (const auto& [position, value] : inside[blocks_[i].tensor]) {
+        all[blocks_[i].tensor][blocks_[i].place.at(position)] = value;
+      }
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<DenseRun> runs() const {
+    return {{0, 1, std::span(values_).first(8), &blocks_[0]},
+            {0, 6, std::span(values_).first(4), &blocks_[0]},
+            {0, 0, std::span(values_).first(24), &blocks_[1]},
+            {1, 24'999, std::span(values_).first(2), &blocks_[3]}};
+  }
+  [[nodiscard]] std::span<const TensorBlock> blocks() const { return blocks_; }
+
+ private:
+  [[nodiscard]] OwnedDelta delta(std::size_t block) const {
+    const std::vector<std::vector<std::uint32_t>> offsets{
+        {0, 1, 2, 7}, {3, 11}, {0, 99'999}, {1, 250, 24'999}};
+    return golden_delta(*layout_, blocks_[block].tensor, 0, offsets[block]);
+  }
+
+  const WeightLayout* layout_;
+  std::vector<TensorBlock> blocks_;
+  Bytes values_ = golden_delta(*layout_, 1, 0, std::vector<std::uint32_t>(16)).values;
+};
 
 inline FrameContext golden_context(const WeightLayout& layout, Encoding encoding) {
   return {{{0x0123456789abcdef, 0xfedcba9876543210}, 7}, 6, layout.signature(), encoding, 2, 5};

@@ -70,11 +70,15 @@ class Trainer {
   }
 
   [[nodiscard]] MemorySource offer(const Weights& weights, unsigned rank) const {
+    if (offers_) return offers_(weights, rank);
     MemorySource source(weights, rank, roads_.size(), 2);
     if (shared_ && rank > 0) source.add("model.embed.weight", weights.at("model.embed.weight"));
     return source;
   }
   static void share_embedding(bool shared) { shared_ = shared; }
+  // What every rank offers instead; null: every so many tensors.
+  using Offers = std::function<MemorySource(const Weights&, unsigned rank)>;
+  static void offer_as(Offers offers) { offers_ = std::move(offers); }
 
   [[nodiscard]] FaultyRoad& road(unsigned rank) { return *roads_[rank]; }
   [[nodiscard]] Publisher& rank(unsigned rank) { return *publishers_[rank]; }
@@ -83,6 +87,7 @@ class Trainer {
 
  private:
   static inline bool shared_ = false;
+  static inline Offers offers_;
   LoopbackHub mail_;  // for the groups alone: they are a new job's, the road is not
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<FaultyRoad>> roads_;

@@ -25,12 +25,25 @@ class MemorySource final : public WeightSource {
     }
   }
 
-  void add(const std::string& name, const TestTensor& tensor) {
+  // All of it, or the box of it.
+  void add(const std::string& name, const TestTensor& tensor, const TensorBox& box = {}) {
     tensors_.push_back(*TensorSpec::make(name, tensor.dtype, tensor.shape));
-    bytes_.push_back(tensor.bytes);
+    boxes_.push_back(box);
+    const auto place = place_of(tensors_.back(), box);
+    if (!place.ok()) {  // for who refuses it
+      bytes_.push_back(tensor.bytes);
+      return;
+    }
+    const unsigned unit = unit_bytes(tensor.dtype);
+    std::vector<std::byte>& bytes = bytes_.emplace_back();
+    for (std::uint64_t i = 0; i < place->units; ++i) {
+      const auto at = tensor.bytes.begin() + static_cast<std::ptrdiff_t>(place->at(i) * unit);
+      bytes.insert(bytes.end(), at, at + unit);
+    }
   }
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
     for (std::size_t at = 0; at < tensors_.size(); at += batch_) {
@@ -49,6 +62,7 @@ class MemorySource final : public WeightSource {
  private:
   std::size_t batch_;
   std::vector<TensorSpec> tensors_;
+  std::vector<TensorBox> boxes_;
   std::vector<std::vector<std::byte>> bytes_;
 };
 

@@ -16,6 +16,7 @@ using testing::Changes;
 using testing::decode_all;
 using testing::delta_at;
 using testing::expect_damage_is_corrupt;
+using testing::get;
 using testing::layout_of;
 using testing::note;
 using testing::OwnedBucket;
@@ -147,13 +148,15 @@ TEST_P(FrameTest, AnotherLayoutIsRefused) {
 
 TEST_P(FrameTest, ABodyAboveTheBoundIsRefused) {
   const Bytes frame = make();
-  const std::uint64_t body = read_frame_header(frame)->body_bytes;
+  const std::uint64_t body = read_frame_header(frame)->body_bytes();
   EXPECT_TRUE(Frame::decode(frame, layout_, body).ok());
   EXPECT_EQ(Frame::decode(frame, layout_, body - 1).status().code(), StatusCode::kCorrupt);
 }
 
-TEST_P(FrameTest, ANewerFormatIsUnsupported) {
-  EXPECT_EQ(with_damage([](Bytes& frame) { put(frame, 8, std::uint16_t{2}); }),
+TEST_P(FrameTest, AnOlderAndANewerFormatAreUnsupported) {
+  EXPECT_EQ(with_damage([](Bytes& frame) { put(frame, 8, std::uint16_t{1}); }),
+            StatusCode::kUnsupported);
+  EXPECT_EQ(with_damage([](Bytes& frame) { put(frame, 8, std::uint16_t{3}); }),
             StatusCode::kUnsupported);
 }
 
@@ -169,11 +172,16 @@ TEST_P(FrameTest, HeaderFieldsThatDisagreeAreRefused) {
   refuses(12, std::uint32_t{4});                        // entries
   refuses(12, std::uint32_t{0xffffffff});
   refuses(16, std::uint64_t{1} << 62);  // frame bytes
-  refuses(24, std::uint64_t{1} << 62);  // body bytes
-  refuses(32, ~std::uint64_t{0});       // stored bytes
-  refuses(96, ~std::uint64_t{0});       // positions
-  refuses(104, ~std::uint64_t{1});      // values
-  refuses(112, std::uint64_t{1});       // reserved
+  refuses(24, std::uint64_t{1} << 62);  // table bytes
+  refuses(24, std::uint64_t{64});
+  refuses(32, ~std::uint64_t{0});  // stored positions
+  refuses(32, std::uint64_t{1});
+  refuses(96, ~std::uint64_t{0});  // positions
+  refuses(96, std::uint64_t{1} << 50);
+  refuses(104, ~std::uint64_t{1});  // values
+  refuses(104, std::uint64_t{1} << 50);
+  refuses(112, ~std::uint64_t{0});  // stored values
+  refuses(112, std::uint64_t{1});
 }
 
 TEST_P(FrameTest, ACodingThatIsNotTheEncodingsIsRefusedByTheEncoder) {
@@ -219,26 +227,44 @@ class FrameBody : public ::testing::Test {
 
 TEST_F(FrameBody, TableAndPaddingAreChecked) {
   const Bytes good = encode(bucket());
-  ASSERT_EQ(good.size(), 128U + 2 * 16 + 16 + 8 + 16);
+  constexpr std::size_t kTable = 128 + 16 + 8;
+  ASSERT_EQ(good.size(), kTable + 2 * 64 + 16);
   ASSERT_EQ(decode(good), StatusCode::kOk);
-  const auto refuses = [&](std::size_t at, auto value) {
+  const auto refuses = [&](std::size_t at, auto value, StatusCode code = StatusCode::kCorrupt) {
     Bytes frame = good;
     put(frame, at, value);
+    ASSERT_NE(frame, good) << at;
     reseal(frame);
-    EXPECT_EQ(decode(frame), StatusCode::kCorrupt) << at;
+    EXPECT_EQ(decode(frame), code) << at << ": " << +value;
   };
-  refuses(128, std::uint32_t{2});       // no such tensor
-  refuses(128, std::uint32_t{1});       // twice
-  refuses(132, std::uint32_t{3});       // width
-  refuses(132, std::uint32_t{0x102});   // width with a bit above it
-  refuses(132, std::uint32_t{4});       // counts no longer agree
-  refuses(136, std::uint64_t{0});       // an empty entry
-  refuses(136, std::uint64_t{4});       // count
-  refuses(136, ~std::uint64_t{0});      // count
-  refuses(136 + 16, std::uint64_t{3});  // count
-  refuses(160 + 10, std::uint8_t{1});   // padding of the positions
-  refuses(160 + 15, std::uint8_t{1});
-  refuses(176 + 5, std::uint8_t{1});  // padding of the values
+  refuses(kTable, std::uint32_t{2});     // no such tensor
+  refuses(kTable, std::uint32_t{1});     // twice
+  refuses(kTable + 4, std::uint8_t{0});  // encoding
+  refuses(kTable + 4, std::uint8_t{6});
+  refuses(kTable + 5, std::uint8_t{2});  // dtype
+  refuses(kTable + 6, std::uint8_t{1});  // dimensions
+  refuses(kTable + 6, std::uint8_t{255});
+  refuses(kTable + 7, std::uint8_t{3});  // width
+  refuses(kTable + 7, std::uint8_t{4});  // counts no longer agree
+  refuses(kTable + 8, std::uint8_t{1});  // zstd
+  refuses(kTable + 8, std::uint8_t{2});  // no such compression
+  refuses(kTable + 9, std::uint8_t{1});
+  refuses(kTable + 10, std::uint8_t{1}, StatusCode::kUnsupported);   // needs old values
+  refuses(kTable + 10, std::uint8_t{2});                             // no such flag
+  refuses(kTable + 11, std::uint8_t{1}, StatusCode::kUnsupported);   // further streams
+  refuses(kTable + 12, std::uint32_t{0}, StatusCode::kUnsupported);  // a scale
+  refuses(kTable + 16, std::uint64_t{1});                            // first unit of a delta
+  refuses(kTable + 24, std::uint64_t{0});                            // an empty entry
+  refuses(kTable + 24, std::uint64_t{4});                            // count
+  refuses(kTable + 24, ~std::uint64_t{0});
+  refuses(kTable + 24 + 64, std::uint64_t{3});
+  refuses(kTable + 32, std::uint64_t{7});  // stored positions
+  refuses(kTable + 32, ~std::uint64_t{0});
+  refuses(kTable + 40, std::uint64_t{2});  // stored values
+  refuses(kTable + 40, ~std::uint64_t{0});
+  refuses(128 + 10, std::uint8_t{1});  // padding of the positions
+  refuses(128 + 15, std::uint8_t{1});
+  refuses(144 + 5, std::uint8_t{1});  // padding of the values
 }
 
 TEST_F(FrameBody, AWidthThatNoGapNeedsIsRefused) {
@@ -264,20 +290,28 @@ TEST_F(FrameBody, TheEncoderRefusesABucketThatDoesNotTile) {
   EXPECT_EQ(frame.size(), 3U);
 }
 
-TEST_F(FrameBody, AZstdBodyOfAnotherSizeIsRefused) {
+TEST_F(FrameBody, AZstdStreamOfOtherContentIsRefused) {
   FrameContext context = context_;
   context.encoding = Encoding::kDeltasZstd;
+  BucketBuilder builder(layout_, Encoding::kDeltas);
+  std::vector<std::uint32_t> offsets(400);
+  for (std::uint32_t k = 0; k < offsets.size(); ++k) offsets[k] = 2 * k;
+  OwnedDelta delta = delta_at(layout_, 0, 0, offsets);
+  ASSERT_TRUE(builder.add(delta.view()).ok());
   Bytes frame;
-  ASSERT_TRUE(encode_frame(context, bucket().view(), frame).ok());
+  ASSERT_TRUE(encode_frame(context, builder.view(), frame).ok());
   ASSERT_EQ(decode(frame), StatusCode::kOk);
-  const Bytes other = zstd_compress(Bytes(57)).value();
-  Bytes swapped(frame.begin(), frame.begin() + 128);
-  swapped.insert(swapped.end(), other.begin(), other.end());
-  swapped.resize(swapped.size() + 16);
-  put(swapped, 16, std::uint64_t{swapped.size()});
-  put(swapped, 32, std::uint64_t{other.size()});
-  reseal(swapped);
-  EXPECT_EQ(decode(swapped), StatusCode::kCorrupt);
+  const auto stored = get<std::uint64_t>(frame, 32);
+  ASSERT_LT(stored, 800U);                          // equal gaps
+  EXPECT_EQ(get<std::uint64_t>(frame, 112), 400U);  // random values are stored as they are
+  const std::size_t table = frame.size() - 16 - 64;
+  EXPECT_EQ(get<std::uint8_t>(frame, table + 8), 1);
+  EXPECT_EQ(get<std::uint8_t>(frame, table + 9), 0);
+  const Bytes other = zstd_compress(Bytes(799)).value();
+  ASSERT_LE(other.size(), stored);
+  std::ranges::copy(other, frame.begin() + 128);
+  reseal(frame);
+  EXPECT_EQ(decode(frame), StatusCode::kCorrupt);
 }
 
 TEST_F(FrameBody, ZstdIsSmallerForManyChanges) {
@@ -289,7 +323,7 @@ TEST_F(FrameBody, ZstdIsSmallerForManyChanges) {
   Bytes frame;
   ASSERT_TRUE(encode_frame(context, builder.view(), frame).ok());
   EXPECT_LT(frame.size(), builder.size_bytes());
-  EXPECT_EQ(read_frame_header(frame)->body_bytes, 16U + 20'000 + 10'000);
+  EXPECT_EQ(read_frame_header(frame)->body_bytes(), 64U + 20'000 + 10'000);
 }
 
 }  // namespace

@@ -18,9 +18,10 @@ using testing::reseal;
 using testing::spec;
 
 constexpr std::uint64_t kMaxFullBody = 1 << 26;
-constexpr std::size_t kTable = kFrameHeaderBytes;  // of three runs
-constexpr std::size_t kFirsts = kTable + 3 * kFrameEntryBytes;
-constexpr std::size_t kValues = kFirsts + 3 * 8;
+constexpr std::size_t kValues = kFrameHeaderBytes;
+constexpr std::size_t kTable = kValues + 24;  // of three runs
+constexpr std::size_t kFirsts = kTable + 16, kCounts = kTable + 24;
+constexpr std::size_t kRow = kFrameRowBytes;
 
 class FullFrame : public ::testing::Test {
  protected:
@@ -70,7 +71,7 @@ class FullFrame : public ::testing::Test {
 
 TEST_F(FullFrame, RoundTrips) {
   const Bytes frame = make();
-  ASSERT_EQ(frame.size(), kValues + 24 + kFrameTrailerBytes);
+  ASSERT_EQ(frame.size(), kTable + 3 * kRow + kFrameTrailerBytes);
   Result<Frame> decoded = Frame::decode(frame, layout_, kMaxFullBody);
   ASSERT_TRUE(decoded.ok()) << decoded.status().message();
   EXPECT_EQ(decoded->info().context, context_);
@@ -132,22 +133,22 @@ TEST_F(FullFrame, DamageBehindGoodHashesIsRefused) {
   refuses(96, std::uint64_t{16});
   refuses(104, std::uint64_t{20});  // values
   refuses(104, std::uint64_t{24});
-  refuses(kTable, std::uint32_t{1});      // tensor of another dtype
-  refuses(kTable, std::uint32_t{2});      // tensors descend
-  refuses(kTable, std::uint32_t{4});      // no such tensor
-  refuses(kTable + 4, std::uint32_t{4});  // width
-  refuses(kTable + 4, std::uint32_t{0});
-  refuses(kTable + 8, std::uint64_t{0});  // an empty run
-  refuses(kTable + 8, std::uint64_t{5});  // runs adjoin; values past the end
-  refuses(kTable + 8, ~std::uint64_t{0});
-  refuses(kTable + 2 * 16 + 8, std::uint64_t{2});  // values past the end
-  refuses(kFirsts, std::uint64_t{1});              // adjoins the next
-  refuses(kFirsts, std::uint64_t{3});              // overlaps
-  refuses(kFirsts, std::uint64_t{50});             // descends
-  refuses(kFirsts + 8, std::uint64_t{4});          // adjoins the one before
-  refuses(kFirsts + 8, std::uint64_t{95});         // past the tensor's end
-  refuses(kFirsts + 8, ~std::uint64_t{0});
-  refuses(kFirsts + 16, 1ULL << 34);
+  refuses(112, std::uint64_t{20});       // stored values
+  refuses(kTable, std::uint32_t{1});     // tensor of another dtype
+  refuses(kTable, std::uint32_t{2});     // tensors descend
+  refuses(kTable, std::uint32_t{4});     // no such tensor
+  refuses(kTable + 7, std::uint8_t{4});  // width
+  refuses(kCounts, std::uint64_t{0});    // an empty run
+  refuses(kCounts, std::uint64_t{5});    // runs adjoin; values past the end
+  refuses(kCounts, ~std::uint64_t{0});
+  refuses(kCounts + 2 * kRow, std::uint64_t{2});  // values past the end
+  refuses(kFirsts, std::uint64_t{1});             // adjoins the next
+  refuses(kFirsts, std::uint64_t{3});             // overlaps
+  refuses(kFirsts, std::uint64_t{50});            // descends
+  refuses(kFirsts + kRow, std::uint64_t{4});      // adjoins the one before
+  refuses(kFirsts + kRow, std::uint64_t{95});     // past the tensor's end
+  refuses(kFirsts + kRow, ~std::uint64_t{0});
+  refuses(kFirsts + 2 * kRow, 1ULL << 34);
   refuses(kValues + 22, std::uint8_t{1});  // padding
 }
 
@@ -180,7 +181,7 @@ TEST_F(FullFrame, AnotherLayoutOrABodyAboveTheBoundIsRefused) {
   const Bytes frame = make();
   const WeightLayout other = layout_of({spec("a", DType::kBF16, {100})});
   EXPECT_EQ(Frame::decode(frame, other, kMaxFullBody).status().code(), StatusCode::kWrongLayout);
-  const std::uint64_t body = read_frame_header(frame)->body_bytes;
+  const std::uint64_t body = read_frame_header(frame)->body_bytes();
   EXPECT_TRUE(Frame::decode(frame, layout_, body).ok());
   EXPECT_EQ(Frame::decode(frame, layout_, body - 1).status().code(), StatusCode::kCorrupt);
 }

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// BlockPlace: where a block of a tensor lies in it. For host and device code.
+#pragma once
+
+#include <cstdint>
+
+namespace driftless {
+
+// Where the units of a block lie in its tensor. Units are numbered inside the block in row-major
+// order; their order is the same in the tensor. A plain value; device code reads it as it is.
+struct BlockPlace {
+  static constexpr std::uint32_t kMaxDims = 6;  // after joining
+
+  struct Dim {
+    std::uint64_t size = 1;
+    std::uint64_t stride = 1;  // units of the tensor
+  };
+  std::uint64_t units = 0;  // of the block
+  std::uint64_t first = 0;  // unit of the tensor that is the block's first
+  std::uint64_t run = 1;    // units that adjoin in the block and in the tensor
+  std::uint32_t dims = 0;
+  Dim dim[kMaxDims];  // of the runs, descending strides
+
+  [[nodiscard]] static constexpr BlockPlace all(std::uint64_t units) {
+    BlockPlace place;
+    place.units = units;
+    place.run = units > 0 ? units : 1;
+    return place;
+  }
+
+  // Whether its units adjoin in the tensor.
+  [[nodiscard]] constexpr bool contiguous() const { return dims == 0; }
+  // The tensor's unit with which run number `number` begins.
+  [[nodiscard]] constexpr std::uint64_t run_begin(std::uint64_t number) const {
+    std::uint64_t at = first;
+    for (std::uint32_t d = dims; d-- > 0;) {
+      at += number % dim[d].size * dim[d].stride;
+      number /= dim[d].size;
+    }
+    return at;
+  }
+  // The tensor's unit that is the block's unit `unit`.
+  [[nodiscard]] constexpr std::uint64_t at(std::uint64_t unit) const {
+    return dims == 0 ? first + unit : run_begin(unit / run) + unit % run;
+  }
+};
+
+}  // namespace driftless

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a publisher rank owns of a tensor, and the blocks that it is cut into before it is sent, so
+// that receivers can fetch their slices without the rest.
+#pragma once
+
+#include <deque>
+#include <functional>
+
+#include "core/block.h"
+#include "core/delta_view.h"
+
+namespace driftless {
+
+// Cuts a tensor along one dimension into `parts` of equal size (the last ones may be smaller).
+struct TensorCut {
+  std::string tensor;
+  std::uint32_t dim = 0;
+  std::uint32_t parts = 1;
+
+  friend bool operator==(const TensorCut&, const TensorCut&) = default;
+};
+
+// A tensor, or the block of it that this rank owns, and how it is cut further.
+class OwnedTensor {
+ public:
+  // `cut` may be null. kInvalidArgument, naming the tensor, if it cannot be cut so.
+  [[nodiscard]] static Result<OwnedTensor> make(std::uint32_t tensor, const TensorSpec& spec,
+                                                const TensorBox& box, const TensorCut* cut);
+
+  [[nodiscard]] std::uint32_t tensor() const { return tensor_; }
+  // In the tensor. Null: all of it.
+  [[nodiscard]] const TensorBlock* block() const { return block_.get(); }
+  [[nodiscard]] const BlockPlace& place() const { return place_; }
+  // The blocks that are sent; none: it is not cut.
+  struct Part {
+    TensorBlock block;  // in the tensor
+    BlockPlace inside;  // in what is owned
+  };
+  [[nodiscard]] std::span<const Part> parts() const { return parts_; }
+
+ private:
+  friend class BlockSplitter;
+  std::uint32_t tensor_ = 0;
+  std::shared_ptr<const TensorBlock> block_;
+  BlockPlace place_;
+  std::vector<Part> parts_;
+  // What is owned is rows of `length_` units, of each of which part i has
+  // [begins_[i], begins_[i + 1]).
+  std::uint64_t length_ = 1;
+  std::vector<std::uint64_t> begins_;
+};
+
+// Collects the changes of one tensor, block by block. Held is what it changes.
+class BlockSplitter {
+ public:
+  // Ascending in what is owned; of one tensor until take().
+  void add(const OwnedTensor& owned, const DeltaView& delta);
+  [[nodiscard]] const OwnedTensor* owned() const { return owned_; }
+  // The changes of each part, one after the other, with positions in the part; then forgets them.
+  [[nodiscard]] Status take(
+      const std::function<Status(const DeltaView& delta, const TensorBlock* block)>& use);
+
+ private:
+  struct Piece {
+    std::uint64_t origin = 0;
+    std::vector<std::uint32_t> offsets;
+    std::vector<std::byte> values;
+  };
+  const OwnedTensor* owned_ = nullptr;
+  unsigned unit_bytes_ = 1;
+  std::vector<std::deque<Piece>> pieces_;  // per part
+};
+
+}  // namespace driftless

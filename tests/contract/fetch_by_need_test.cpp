@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Receivers that hold slices, or some of the tensors, fetch what they need of a version.
+#include <gtest/gtest.h>
+
+#include "support/loopback_job.h"
+#include "support/published_run.h"
+#include "support/sharded_weights.h"
+
+namespace driftless {
+namespace {
+
+using namespace testing;
+
+using std::chrono_literals::operator""s;
+
+// Matrices of a tensor-parallel engine: `up` is cut by rows, `down` by columns.
+Weights parallel_weights(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Weights weights;
+  for (int layer = 0; layer < 3; ++layer) {
+    weights[concat("layers.", layer, ".up")] = random_tensor(DType::kBF16, {768, 512}, random);
+    weights[concat("layers.", layer, ".down")] = random_tensor(DType::kBF16, {512, 768}, random);
+  }
+  return weights;
+}
+std::size_t cut_dim(const std::string& name) { return name.ends_with("up") ? 0 : 1; }
+
+// Rank `rank` of 4, with its slices as they are in an engine.
+class SlicedRollout {
+ public:
+  SlicedRollout(LoopbackHub& hub, const Weights& base, std::uint32_t rank)
+      : road_(hub.receiver()), held_(layout_of(base), rank) {
+    std::mt19937_64 random(rank);
+    const WeightLayout layout = layout_of(base);
+    for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+      const std::uint64_t rows = layout[tensor].shape[0], columns = layout[tensor].shape[1];
+      if (cut_dim(layout[tensor].name) == 0) {
+        held_.add(tensor, rows * rank / 4, rows / 4, 0, columns, random);
+      } else {
+        held_.add(tensor, 0, rows, columns * rank / 4, columns / 4, random);
+      }
+    }
+    MappedOptions options;
+    options.initial = VersionId{};
+    options.initial_digest = digest_of(base);
+    held_.load(base);
+    held_.open(options);
+    auto opened = Receiver::open({}, *road_, held_.target(), Deadline::after(1s));
+    EXPECT_TRUE(opened.ok()) << opened.status().to_string();
+    if (opened.ok()) receiver_ = std::move(*opened);
+  }
+  UpdateReport follow() {
+    const auto staged = receiver_->stage(Deadline::after(1s));
+    EXPECT_TRUE(staged.ok() && *staged) << staged.status().to_string();
+    const auto done = receiver_->commit();
+    EXPECT_TRUE(done.ok()) << done.status().to_string();
+    return done.ok() ? *done : UpdateReport();
+  }
+  [[nodiscard]] MappedTarget& target() { return held_.target(); }
+
+ private:
+  std::unique_ptr<ReceiveRoad> road_;
+  RankWeights held_;
+  std::unique_ptr<Receiver> receiver_;
+};
+
+// Shares of all ranks add up to the trainer's tensors.
+void expect_adds_up(const std::vector<std::unique_ptr<SlicedRollout>>& ranks,
+                    const Weights& weights) {
+  std::map<std::uint32_t, Digest> sums;
+  for (const auto& rank : ranks) {
+    for (const TensorShare& share : rank->target().tracked().tensors) {
+      sums[share.tensor] += share.digest;
+    }
+  }
+  std::uint32_t tensor = 0;
+  for (const auto& [name, bytes] : weights) {
+    EXPECT_EQ(sums[tensor++], digest_of({{name, bytes}})) << name;
+  }
+}
+
+class FetchByNeed : public ::testing::TestWithParam<Encoding> {
+ protected:
+  [[nodiscard]] PublisherOptions options(bool cut) const {
+    PublisherOptions options = quick_options();
+    options.encoding = GetParam();
+    options.buffer_bytes = 1 << 20;
+    for (const auto& [name, tensor] : base_) {
+      if (cut) options.cuts.push_back({name, static_cast<std::uint32_t>(cut_dim(name)), 4});
+    }
+    return options;
+  }
+  const Weights base_ = quiet(parallel_weights(1));
+  LoopbackHub hub_{{}, 1};
+};
+
+INSTANTIATE_TEST_SUITE_P(Encodings, FetchByNeed,
+                         ::testing::Values(Encoding::kDeltas, Encoding::kIndices,
+                                           Encoding::kDeltasZstd),
+                         [](const auto& test) {
+                           return std::string(driftless::info(test.param).name);
+                         });
+
+// Steps, folded ones, and a full version: every rank ends with its slices, which together are the
+// trainer's weights, and has fetched little more than a quarter.
+TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
+  Trainer trainer(hub_, 1, options(true), base_);
+  expect_ok(trainer.opened());
+  std::vector<std::unique_ptr<SlicedRollout>> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<SlicedRollout>(hub_, base_, rank));
+  }
+  Weights weights = base_;
+  for (const int step : {1, 2, 3, 4}) {
+    for (int folded = 0; folded < (step == 2 ? 3 : 1); ++folded) {
+      const auto seed = static_cast<std::uint64_t>(10 * step + folded);
+      weights = step == 3 ? quiet(parallel_weights(99)) : changed_weights(weights, seed, 0.1);
+      expect_ok(trainer.publish(weights));
+    }
+    for (const auto& rank : ranks) {
+      const UpdateReport report = rank->follow();
+      const std::uint64_t version =
+          trainer.report().wire_bytes * (step == 2 ? 3 : 1);  // steps are of a size
+      EXPECT_LE(report.wire_bytes, version / 4 * 11 / 10 + (64 << 10)) << step;
+      EXPECT_LE(report.needed_bytes, version / 4 * 11 / 10) << step;
+      EXPECT_GT(report.needed_bytes, version / 5) << step;
+      EXPECT_TRUE(rank->target().sweep().ok());
+    }
+    expect_adds_up(ranks, weights);
+  }
+}
+
+// What is not cut is fetched whole, and used all the same.
+TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
+  Trainer trainer(hub_, 1, options(false), base_);
+  expect_ok(trainer.opened());
+  SlicedRollout rollout(hub_, base_, 1);
+  const Weights next = changed_weights(base_, 3, 0.1);
+  expect_ok(trainer.publish(next));
+  const UpdateReport report = rollout.follow();
+  EXPECT_GE(report.wire_bytes, trainer.report().wire_bytes);
+  EXPECT_TRUE(rollout.target().sweep().ok());
+}
+
+// A rank that holds some tensors fetches these.
+TEST_P(FetchByNeed, TensorsOfOthersAreNotFetched) {
+  Trainer trainer(hub_, 1, options(false), base_);
+  expect_ok(trainer.opened());
+  Weights held = base_;
+  const WeightLayout layout = layout_of(base_);
+  std::vector<std::byte*> data = pointers(held);
+  for (std::size_t i = 1; i < data.size(); ++i) data[i] = nullptr;
+  const auto target = make_memory_target(layout, data, VersionId{}, 2);
+  ASSERT_TRUE(target.ok());
+  const auto road = hub_.receiver();
+  const auto receiver = Receiver::open({}, *road, **target, Deadline::after(1s));
+  ASSERT_TRUE(receiver.ok()) << receiver.status().to_string();
+  for (const double share : {0.1, 2.0}) {  // a delta, and a full version
+    const Weights next = changed_weights(base_, 3, share);
+    expect_ok(trainer.publish(next));
+    const auto staged = (*receiver)->stage(Deadline::after(1s));
+    ASSERT_TRUE(staged.ok() && *staged) << staged.status().to_string();
+    const auto report = (*receiver)->commit();
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_LE(report->needed_bytes, trainer.report().wire_bytes / 5);
+    EXPECT_EQ(held.begin()->second.bytes, next.begin()->second.bytes);
+  }
+}
+
+}  // namespace
+}  // namespace driftless

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors that several ranks publish in blocks, and blocks that are cut further.
+#include <gtest/gtest.h>
+
+#include "plugin/publish/block_splitter.h"
+#include "support/loopback_job.h"
+#include "support/published_run.h"
+
+namespace driftless {
+namespace {
+
+using namespace testing;
+
+using std::chrono_literals::operator""s;
+
+// Matrices, of which rank r of n has rows or columns; rank 0 has the rest.
+MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks) {
+  MemorySource source({}, 2);
+  bool by_rows = false;
+  for (const auto& [name, tensor] : weights) {
+    if (tensor.shape.size() != 2 || tensor.bytes.empty()) {
+      if (rank == 0) source.add(name, tensor);
+      continue;
+    }
+    by_rows = !by_rows;
+    const std::size_t dim = by_rows ? 0 : 1;
+    TensorBox box{{0, 0}, tensor.shape};
+    box.offsets[dim] = tensor.shape[dim] * rank / ranks;
+    box.sizes[dim] = tensor.shape[dim] * (rank + 1) / ranks - box.offsets[dim];
+    source.add(name, tensor, box);
+  }
+  return source;
+}
+
+struct BlockWay {
+  unsigned ranks;
+  Encoding encoding;
+  unsigned cuts;
+};
+
+class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
+ protected:
+  PublishedBlocks() {
+    Trainer::offer_as([](const Weights& weights, unsigned rank) {
+      return in_blocks(weights, rank, GetParam().ranks);
+    });
+    options_.encoding = GetParam().encoding;
+    if (GetParam().cuts == 0) return;
+    options_.cuts = {{"model.embed.weight", 1, GetParam().cuts},
+                     {"model.layers.0.up.weight", 0, GetParam().cuts},
+                     {"model.layers.0.scale", 1, GetParam().cuts},
+                     {"model.norm.weight", 0, GetParam().cuts}};
+  }
+  ~PublishedBlocks() override { Trainer::offer_as({}); }
+
+  PublisherOptions options_ = quick_options();
+  LoopbackHub hub_{{}, GetParam().ranks};
+  const Weights base_ = random_weights(1);
+};
+
+INSTANTIATE_TEST_SUITE_P(Ways, PublishedBlocks,
+                         ::testing::Values(BlockWay{1, Encoding::kDeltas, 4},
+                                           BlockWay{1, Encoding::kIndices, 3},
+                                           BlockWay{2, Encoding::kDeltas, 0},
+                                           BlockWay{3, Encoding::kIndices, 0},
+                                           BlockWay{3, Encoding::kDeltasZstd, 5}));
+
+// Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
+// base and without, end with the trainer's bits, and with the digests of every tensor.
+TEST_P(PublishedBlocks, AreTheTensors) {
+  options_.anchor_every = 3;
+  const unsigned ranks = GetParam().ranks;
+  auto trainer = std::make_unique<Trainer>(hub_, ranks, options_, base_);
+  expect_ok(trainer->opened());
+  Rollout rollout(hub_, base_);
+  Weights weights = base_;
+  for (std::uint64_t version = 1; version <= 7; ++version) {
+    Weights next = changed_weights(weights, version, 0.02, "none");
+    if (version == 2) {
+      next = weights;
+      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // one rank's
+    }
+    if (version == 4) {
+      trainer->road(ranks - 1).arm(RoadFault::kFlush);
+      for (const Status& status : trainer->publish(changed_weights(weights, 44, 0.02, "none"))) {
+        ASSERT_FALSE(status.ok());
+      }
+    }
+    if (version == 5) next = random_weights(9);  // dense
+    if (version == 6) {
+      trainer.reset();
+      trainer = std::make_unique<Trainer>(hub_, ranks, options_, base_);
+      expect_ok(trainer->opened());
+      ASSERT_TRUE(trainer->rank(0).resumed());
+    }
+    expect_ok(trainer->publish(next));
+    ASSERT_EQ(rollout.follow().to_string(), "ok");
+    ASSERT_TRUE(rollout.holds(next)) << version;
+    weights = next;
+  }
+  Rollout late(hub_, std::nullopt);
+  ASSERT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
+}
+
+TEST_P(PublishedBlocks, ReachACheckpoint) {
+  Trainer trainer(hub_, GetParam().ranks, options_, base_);
+  expect_ok(trainer.opened());
+  const TempDir dir;
+  write_checkpoint(dir.file("base"), base_, 2);
+  const auto target = make_checkpoint_target(posix_file_system(), dir.file("base"), 2);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  const auto road = hub_.receiver();
+  const auto receiver = Receiver::open({}, *road, **target, Deadline::after(1s));
+  ASSERT_TRUE(receiver.ok()) << receiver.status().to_string();
+  const Weights next = changed_weights(base_, 3, 0.02, "none"), dense = random_weights(9);
+  for (const Weights& weights : {next, dense}) {
+    expect_ok(trainer.publish(weights));
+    const auto staged = (*receiver)->stage(Deadline::after(1s));
+    ASSERT_TRUE(staged.ok() && *staged) << staged.status().to_string();
+    const auto done = (*receiver)->commit();
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_EQ((*target)->state().digest, digest_of(weights));
+  }
+}
+
+class OfferedBlocks : public ::testing::Test {
+ protected:
+  ~OfferedBlocks() override { Trainer::offer_as({}); }
+  // Ranks 0 and 1 offer these boxes of a matrix.
+  std::vector<Status> open(const TensorBox& first, const TensorBox& second,
+                           const PublisherOptions& options = quick_options()) {
+    Trainer::offer_as([&](const Weights& weights, unsigned rank) {
+      MemorySource source({}, 2);
+      const std::string name = "model.embed.weight";
+      source.add(name, weights.at(name), rank == 0 ? first : second);
+      return source;
+    });
+    LoopbackHub hub({}, 2);
+    return Trainer(hub, 2, options, random_weights(1)).opened();
+  }
+  static void expect_refused(const std::vector<Status>& statuses, StatusCode code,
+                             const std::string& words) {
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), code) << status.to_string();
+      EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    }
+  }
+};
+
+TEST_F(OfferedBlocks, AGapOrAnOverlapIsRefusedByNameAndOffset) {
+  expect_ok(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 28}}));
+  expect_refused(open({{0, 0}, {256, 20}}, {{0, 24}, {256, 24}}), StatusCode::kWrongLayout,
+                 "tensor 'model.embed.weight' at [0, 20] is in none of the 2 blocks");
+  expect_refused(open({{0, 0}, {256, 20}}, {{16, 12}, {240, 36}}), StatusCode::kWrongLayout,
+                 "tensor 'model.embed.weight' at [16, 12] is in two blocks");
+  expect_refused(open({}, {{0, 0}, {256, 20}}), StatusCode::kWrongLayout, "in two blocks");
+  expect_refused(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 29}}), StatusCode::kCorrupt,
+                 "dimension 1, which has 48");
+}
+
+TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
+  expect_refused(open({{0, 0}, {256, 20}}, {{0, 0}, {256, 20}}), StatusCode::kWrongLayout,
+                 "at [0, 20] is in none of the 1 blocks");
+  expect_ok(open({{0, 0}, {256, 48}}, {}));  // all of it is the tensor
+}
+
+TEST_F(OfferedBlocks, AreNotForLayoutsOfWholeTensors) {
+  PublisherOptions options = quick_options();
+  options.layout = DirectoryLayout::kHfDelta;
+  options.encoding = Encoding::kXor;
+  expect_refused(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 28}}, options), StatusCode::kUnsupported,
+                 "takes whole tensors");
+}
+
+TEST(Splitter, BringsEveryChangeIntoItsPart) {
+  std::mt19937_64 random(7);
+  const auto spec = TensorSpec::make("t", DType::kU16, {6, 5, 8});
+  for (const TensorBox& box : {TensorBox{}, TensorBox{{1, 0, 2}, {4, 5, 5}}}) {
+    for (std::uint32_t dim = 0; dim < 3; ++dim) {
+      const TensorCut cut{"t", dim, 3};
+      const auto owned = OwnedTensor::make(0, *spec, box, &cut);
+      ASSERT_TRUE(owned.ok()) << owned.status().to_string();
+      ASSERT_FALSE(owned->parts().empty());
+      std::map<std::uint64_t, std::uint16_t> expected, found;  // by unit of the tensor
+      BlockSplitter splitter;
+      const std::uint64_t units = owned->place().units;
+      for (std::uint64_t origin = 0; origin < units; origin += units / 2) {
+        std::vector<std::uint32_t> offsets;
+        std::vector<std::uint16_t> values;
+        for (std::uint32_t k = 0; k < units / 2 && origin + k < units; ++k) {
+          if (random() % 3 != 0) continue;
+          offsets.push_back(k);
+          values.push_back(static_cast<std::uint16_t>(random()));
+          expected[owned->place().at(origin + k)] = values.back();
+        }
+        const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+        splitter.add(*owned, {0, 2, origin, offsets, bytes});
+      }
+      const Status taken = splitter.take([&](const DeltaView& delta, const TensorBlock* block) {
+        for (std::size_t k = 0; k < delta.offsets.size(); ++k) {
+          std::uint16_t value = 0;
+          std::memcpy(&value, delta.values + 2 * k, 2);
+          found[block->place.at(delta.origin + delta.offsets[k])] = value;
+        }
+        return Status();
+      });
+      EXPECT_TRUE(taken.ok());
+      EXPECT_EQ(found, expected) << box.to_string() << " " << dim;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace driftless
