@@ -8,6 +8,7 @@
 #include "collectives/shared_fs/visibility_hook.h"
 #include "core/parallel.h"
 #include "formats/run_info.h"
+#include "plugin/job/trl_directory.h"
 #include "plugin/targets/version_stager.h"
 
 namespace driftless {
@@ -79,12 +80,15 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
   [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
       const std::vector<std::uint64_t>& there);
-  [[nodiscard]] Result<std::vector<MappedFile>> read_parts(const VersionDirectory& version,
+  [[nodiscard]] Result<MappedFile> read_file(const VersionDirectory& version,
+                                             const std::string& name);
+  // `version` then names them.
+  [[nodiscard]] Result<std::vector<MappedFile>> read_parts(VersionDirectory& version,
                                                            Manifest& manifest);
   [[nodiscard]] Status prove(const VersionDirectory& version, const std::vector<MappedFile>& parts,
                              Manifest& manifest);
   [[nodiscard]] Status follow(const Manifest& manifest, const std::vector<MappedFile>& parts);
-  [[nodiscard]] Status take(const VersionDirectory& version);
+  [[nodiscard]] Status take(VersionDirectory version);
   [[nodiscard]] std::vector<Digest> tensor_digests() const;
   [[nodiscard]] const WeightLayout& layout() const { return *weights_->layout(); }
 
@@ -98,6 +102,8 @@ class ForeignDirectory final : public ReceiveRoad {
   std::string run_info_;
   std::uint64_t newest_ = 0;
   std::deque<HeldVersion> held_;
+  bool trl_ = false;              // of TRL's layout
+  bool looked_ = false;           // once
   std::set<std::uint64_t> seen_;  // at the last look
   std::map<std::uint64_t, Taken> taken_;
   std::optional<Deadline> settled_;  // from the first failure of a version on
@@ -169,13 +175,18 @@ Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
   Result<std::vector<std::uint64_t>> there = list_versions(*fs_, options_.dir);
   // It is made by the trainer, and emptied when that starts again.
   if (there.status().code() == StatusCode::kNotFound) return std::vector<std::uint64_t>();
-  return there;
+  DRIFTLESS_RETURN_IF_ERROR(there.status());
+  if (!there->empty()) return there;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> steps, list_trl_steps(*fs_, options_.dir));
+  trl_ = !steps.empty();
+  return steps;
 }
 
 // A number that was taken stands for the same directory, and none appears behind the newest.
 Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there) {
+  const bool first = !std::exchange(looked_, true);
   for (const std::uint64_t version : there) {
-    if (version > newest_) break;
+    if (version > newest_ || first) break;
     const auto taken = taken_.find(version);
     bool same = seen_.contains(version);
     if (taken != taken_.end()) {
@@ -199,7 +210,10 @@ Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     const std::vector<std::uint64_t>& there) {
   for (const std::uint64_t version : there) {
     if (version <= newest_) continue;
-    DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, open_version(*fs_, options_.dir, version));
+    Result<VersionDirectory> opened = trl_ ? open_trl_step(*fs_, options_.dir, version, newest_)
+                                           : open_version(*fs_, options_.dir, version);
+    if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
     // Flush files have no end: that they are all there is told by what comes after them.
     if (found.open_ended && version == there.back()) {
       return error(StatusCode::kIncomplete, found.path, ": whether all of its files are there is ",
@@ -227,23 +241,31 @@ Result<bool> ForeignDirectory::take_next() {
 }
 
 // Into memory: the directory may go, and its server may.
-Result<std::vector<MappedFile>> ForeignDirectory::read_parts(const VersionDirectory& version,
+Result<MappedFile> ForeignDirectory::read_file(const VersionDirectory& version,
+                                               const std::string& name) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(join_path(version.path, name)));
+  const ByteRange whole{0, info.size_bytes};
+  PartReceipt receipt;
+  receipt.name = name;
+  receipt.size_bytes = info.size_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<MappedFile> read,
+      reader_(version.path, receipt, {&whole, 1}, Deadline::after(kReadWait)));
+  return MappedFile(name, std::make_shared<MappedFile>(read.front()), read.front().bytes());
+}
+
+Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& version,
                                                              Manifest& manifest) {
   std::vector<MappedFile> parts;
-  const auto add = [&](MappedFile part) {
-    manifest.files.push_back({part.path(), part.bytes().size(), xxh3_128(part.bytes())});
-    parts.push_back(std::move(part));
-  };
-  for (const std::string& name : version.payload_files) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(join_path(version.path, name)));
-    const ByteRange whole{0, info.size_bytes};
-    PartReceipt receipt;
-    receipt.name = name;
-    receipt.size_bytes = info.size_bytes;
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::vector<MappedFile> read,
-        reader_(version.path, receipt, {&whole, 1}, Deadline::after(kReadWait)));
-    add(MappedFile(name, std::make_shared<MappedFile>(read.front()), read.front().bytes()));
+  if (trl_) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file,
+                               read_file(version, version.payload_files.front()));
+    DRIFTLESS_ASSIGN_OR_RETURN(parts, read_trl_step(file, layout(), version));
+  } else {
+    for (const std::string& name : version.payload_files) {
+      DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, read_file(version, name));
+      parts.push_back(std::move(file));
+    }
   }
   if (version.directory_layout == DirectoryLayout::kHfDelta) {
     HfDeltaIndex index;
@@ -253,7 +275,10 @@ Result<std::vector<MappedFile>> ForeignDirectory::read_parts(const VersionDirect
     index.checksum = version.checksum;
     index.weight_map = version.weight_map;
     const auto text = std::make_shared<const std::string>(index_to_json(index));
-    add(MappedFile(std::string(kIndexName), text, std::as_bytes(std::span(*text))));
+    parts.emplace_back(std::string(kIndexName), text, std::as_bytes(std::span(*text)));
+  }
+  for (const MappedFile& part : parts) {
+    manifest.files.push_back({part.path(), part.bytes().size(), xxh3_128(part.bytes())});
   }
   return parts;
 }
@@ -301,7 +326,7 @@ Status ForeignDirectory::follow(const Manifest& manifest, const std::vector<Mapp
   return staged->commit().status();
 }
 
-Status ForeignDirectory::take(const VersionDirectory& version) {
+Status ForeignDirectory::take(VersionDirectory version) {
   if (version.manifest) {
     return error(StatusCode::kInvalidArgument, version.path,
                  ": was written by Driftless; follow it without road.foreign_base");

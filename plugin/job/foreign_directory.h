@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory that slime or miles writes, as a road: version directories without a run.json and
-// without manifests (hf_delta, full checkpoints, flush files).
+// A directory that slime, miles or TRL writes, as a road: version directories without a run.json
+// and without manifests (hf_delta, full checkpoints, flush files), or TRL's anchors and deltas.
 //
 // What they do not say is worked out here, from a copy of the weights that follows them: the run
 // (named after its base), the digests before and after each version, and of each tensor. So a
-// receiver proves what it holds as on any road. The parts are their files as they are.
+// receiver proves what it holds as on any road. The parts are their files as they are; TRL's deltas
+// become flush files.
 //
 // Checked: all that open_version() and VersionSource::open() check; the checksum of every tensor
 // that a delta changes, after it; that versions follow each other. A version that is incomplete is

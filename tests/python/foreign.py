@@ -206,6 +206,46 @@ def read_full(path):
     return read_checkpoint(path)
 
 
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def write_trl_anchor(directory, step, tensors):
+    path = Path(directory) / f"anchors/step_{step:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "sparse_weight_patch", "version": "1", "sparse": "False"}
+    path.write_bytes(safetensors_bytes(tensors, metadata | {"model_version": str(step)}))
+    return path
+
+
+def write_trl_delta(directory, step, old, new, spelling=("indices", "values"), encoding=None):
+    """The blog's spelling by default; `encoding` raw or gap_delta came with the later one."""
+    tensors, changed, total = {}, [], 0
+    for name, tensor in new.items():
+        at = np.flatnonzero(old[name].words() != tensor.words())
+        if len(at) == 0:
+            continue
+        kind, positions = "I32", at.astype("<i4")
+        if encoding == "gap_delta":
+            gaps = np.diff(at, prepend=-1) - 1
+            kind = "U16" if gaps.max() <= 0xFFFF else "U32"
+            positions = gaps.astype("<u2" if kind == "U16" else "<u4")
+        picked = tensor.words()[at].tobytes()
+        tensors[f"{name}.{spelling[0]}"] = Tensor(kind, (len(at),), positions.tobytes())
+        tensors[f"{name}.{spelling[1]}"] = Tensor(tensor.dtype, (len(at),), picked)
+        changed.append(name)
+        total += len(at)
+    metadata = {
+        "format": "sparse_weight_patch", "version": "1", "sparse": "True",
+        "model_version": str(step), "num_changed_params": str(len(changed)),
+        "total_changed_elements": str(total),
+    }  # fmt: skip
+    metadata |= {"encoding": encoding} if encoding else {"changed_params": json.dumps(changed)}
+    path = Path(directory) / f"deltas/step_{step:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(safetensors_bytes(tensors, metadata))
+    return path
+
+
 # --- flush files ---------------------------------------------------------------------------------
 
 TORCH = {

@@ -8,6 +8,7 @@ import shutil
 import signal
 import uuid
 
+import numpy as np
 import pytest
 
 import foreign
@@ -347,6 +348,93 @@ def test_a_value_that_never_was_bf16_is_refused(work, rng):
     refused = run("apply", trainer.dir, "--to", local)
     assert_refusal(refused, 4, "no BF16 that was widened")
     assert read_checkpoint(local) == old
+
+
+TRL = {
+    "indices": (("indices", "values"), None),
+    "raw": (("idx", "val"), "raw"),
+    "gaps": (("idx", "val"), "gap_delta"),
+}
+
+
+@pytest.mark.parametrize("spelling", TRL)
+def test_trl_is_followed_by_deltas_and_anchors(work, rng, spelling):
+    """An anchor with every fourth step; a late rollout without the first deltas starts from one."""
+    trainer = Trainer(work, rng)
+    # Two changes further apart than 16 bits can say.
+    trainer.history[0]["layers.wide.weight"] = random_tensor(rng, "BF16", (70_001,))
+    write_checkpoint(trainer.base, trainer.history[0], 2)
+    job = following(work, trainer)
+    foreign.write_trl_anchor(trainer.dir, 0, trainer.history[0])
+    rollout = follow(job, trainer, STEPS, work / "a")
+    for number in range(STEPS):
+        version, old, new = trainer.step(same=number == 4)
+        new["layers.wide.weight"] = changed(rng, old["layers.wide.weight"], positions=[2, 70_000])
+        foreign.write_trl_delta(trainer.dir, version, old, new, *TRL[spelling])
+        if version % 4 == 0:
+            foreign.write_trl_anchor(trainer.dir, version, new)
+    assert ended(rollout)["version"] == STEPS
+    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
+    for gone in range(1, 7):
+        (trainer.dir / f"deltas/step_{gone:06d}.safetensors").unlink()
+    assert ended(follow(job, trainer, STEPS, work / "b"))["version"] == STEPS
+    assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
+
+
+def replaced(path, change):
+    tensors, metadata = parse_safetensors(path.read_bytes())
+    change(tensors, metadata)
+    path.write_bytes(safetensors_bytes(tensors, metadata))
+
+
+def backwards(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4")[::-1].tobytes()
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data)
+
+
+def beyond(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4").copy()
+    data[-1] = 1 << 30
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
+
+
+def negative(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4").copy()
+    data[0] = -1
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
+
+
+def half(tensors, metadata):
+    del tensors["embed.weight.values"]
+
+
+def miscounted(tensors, metadata):
+    metadata["total_changed_elements"] = "1"
+
+
+def stranger(tensors, metadata):
+    tensors["no.such.indices"] = tensors["embed.weight.indices"]
+
+
+def other_coding(tensors, metadata):
+    metadata["encoding"] = "morse"
+
+
+TRL_DAMAGE = [backwards, beyond, negative, half, miscounted, stranger, other_coding]
+
+
+@pytest.mark.parametrize("damage", TRL_DAMAGE, ids=lambda damage: damage.__name__)
+def test_damaged_deltas_of_trl_are_refused(work, rng, damage):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    version, old, new = trainer.step()
+    replaced(foreign.write_trl_delta(trainer.dir, version, old, new), damage)
+    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    assert result.returncode in (4, 8) and "step_000001.safetensors" in result.stderr, result.stderr
+    assert not (work / "a").exists()
 
 
 # --- ours, pulled by theirs ----------------------------------------------------------------------

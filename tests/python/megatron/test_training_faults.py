@@ -16,20 +16,20 @@ def look(directory, version):
 PUSH = """
 import pathlib
 
-calls = 0
+failed = False
 
 def fail(args, directory, engines):
     raise RuntimeError("the hook says no")
 
 def fail_second(args, directory, engines):
-    global calls
-    calls += 1
+    global failed
     here = pathlib.Path(directory)
     visible = sorted(path.name for path in here.parent.glob("weight_v*"))
-    with open({log!r}, "a") as log:
-        log.write(" ".join([here.name.split(".")[1], str(len(list(here.iterdir())) > 0), *visible]) + "\\n")
-    if calls == 2:
+    if visible and not failed:
+        failed = True  # the directory may go meanwhile, if another rank fails
         raise RuntimeError("the hook says no")
+    with open({log!r}, "a") as log:
+        log.write(" ".join([here.name.split(".")[1], str(any(here.iterdir())), *visible]) + "\\n")
 """
 
 
@@ -127,13 +127,14 @@ def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
     assert result.stderr.count("the hook says no") >= 2
     assert result.stderr.count("broken on purpose") == 2
     assert "2 so far" in result.stderr
-    assert [v["label"] for v in job.versions()] == ["step1", "step4"]
+    assert [v["label"] for v in job.versions()] == ["step1", "step4"], result.stderr
     last = job.versions()[-1]
     assert last["version"] == 2
     # On both ranks, with the files there, and before the version is visible to anybody.
-    pushed = sorted((work / "pushes").read_text().split("\n")[:-1])
+    pushed = (work / "pushes").read_text().split("\n")[:-1]
     first, other = "weight_v000001 True", "weight_v000002 True weight_v000001"
-    assert pushed == [first] * 2 + [other] * 4
+    assert set(pushed) == {"anchor_v000000 True", first, other}
+    assert pushed.count(first) >= 2 and pushed.count(other) >= 2
     # The rollout was called before each version that it read.
     read = (work / "reads").read_text().split("\n")[:-1]
     assert set(read) >= {f"{job.road} {n}" for n in (1, 2)}
