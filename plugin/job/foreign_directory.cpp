@@ -89,6 +89,7 @@ class ForeignDirectory final : public ReceiveRoad {
                              Manifest& manifest);
   [[nodiscard]] Status follow(const Manifest& manifest, const std::vector<MappedFile>& parts);
   [[nodiscard]] Status take(VersionDirectory version);
+  void drop_old();
   [[nodiscard]] std::vector<Digest> tensor_digests() const;
   [[nodiscard]] const WeightLayout& layout() const { return *weights_->layout(); }
 
@@ -260,7 +261,8 @@ Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& v
   if (trl_) {
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file,
                                read_file(version, version.payload_files.front()));
-    DRIFTLESS_ASSIGN_OR_RETURN(parts, read_trl_step(file, layout(), version));
+    const auto current = [this](std::size_t tensor) { return weights_->tensor(tensor); };
+    DRIFTLESS_ASSIGN_OR_RETURN(parts, read_trl_step(file, layout(), current, version));
   } else {
     for (const std::string& name : version.payload_files) {
       DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, read_file(version, name));
@@ -357,8 +359,23 @@ Status ForeignDirectory::take(VersionDirectory version) {
   newest_ = version.version;
   taken_[newest_] = std::move(taken);
   held_.push_back({{newest_, PublicationKind::kVersion}, manifest_to_json(manifest), parts});
-  if (held_.size() > kHeldVersions) held_.pop_front();
+  drop_old();
   return {};
+}
+
+// Of whole versions no more are held than the newest.
+void ForeignDirectory::drop_old() {
+  const auto bytes_of = [](const HeldVersion& version) {
+    std::uint64_t sum = 0;
+    for (const MappedFile& part : version.parts) sum += part.bytes().size();
+    return sum;
+  };
+  std::uint64_t sum = 0;
+  for (const HeldVersion& version : held_) sum += bytes_of(version);
+  while (held_.size() > 1 && (held_.size() > kHeldVersions || sum > layout().total_bytes())) {
+    sum -= bytes_of(held_.front());
+    held_.pop_front();
+  }
 }
 
 }  // namespace

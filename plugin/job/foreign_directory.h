@@ -13,8 +13,8 @@
 // If the directory was begun anew (a number that was followed is another version now), every call
 // ends with kWrongRun.
 //
-// Memory: the weights once, and the parts of the last few versions. Nothing is written into the
-// directory. There is one receiver for each road; it starts from the base.
+// Memory: the weights once, and the parts of the last few versions (of a whole one alone). Nothing
+// is written into the directory. There is one receiver for each road; it starts from the base.
 #pragma once
 
 #include "collectives/shared_fs/shared_fs_road.h"

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "formats/flush_file.h"
+#include "formats/strict_json.h"
 
 namespace driftless {
 namespace {
@@ -51,11 +52,12 @@ class HeldFile final : public File {
   const std::shared_ptr<std::vector<std::byte>> bytes_;
 };
 
-// One changed tensor: its two entries in the file.
+// One changed tensor: its two entries in the file, or without positions all of its values.
 struct Patch {
   std::uint32_t tensor = 0;
   const SafetensorsEntry* positions = nullptr;
   const SafetensorsEntry* values = nullptr;
+  bool whole = false;
 };
 
 class DeltaReader {
@@ -86,7 +88,6 @@ class DeltaReader {
     }
     DRIFTLESS_RETURN_IF_ERROR(flush());
     DRIFTLESS_RETURN_IF_ERROR(check_count("total_changed_elements", changed_));
-    DRIFTLESS_RETURN_IF_ERROR(check_count("num_changed_params", patches.size()));
     return parts;
   }
 
@@ -127,8 +128,9 @@ class DeltaReader {
       const std::string_view name = entry.spec.name;
       const auto end =
           std::ranges::find_if(kEnds, [&](const auto& each) { return name.ends_with(each.first); });
-      const auto tensor = end == std::end(kEnds)
-                              ? std::nullopt
+      const auto whole = layout_.find(name);
+      const auto tensor = end == std::end(kEnds) || whole
+                              ? whole
                               : layout_.find(name.substr(0, name.size() - end->first.size()));
       if (!tensor) {
         return error(StatusCode::kWrongLayout, what_, ": ", shown(name, 400),
@@ -137,8 +139,9 @@ class DeltaReader {
       }
       Patch& patch = patches[*tensor];
       patch.tensor = *tensor;
-      const SafetensorsEntry*& half = end->second ? patch.positions : patch.values;
-      if (half != nullptr) {
+      patch.whole = patch.whole || whole;
+      const SafetensorsEntry*& half = !whole && end->second ? patch.positions : patch.values;
+      if (half != nullptr || (patch.whole && patch.positions != nullptr)) {
         return error(StatusCode::kCorrupt, what_, ": ", shown(name, 400), " is there twice");
       }
       half = &entry;
@@ -155,6 +158,14 @@ class DeltaReader {
 
   [[nodiscard]] Status check(const Patch& patch) const {
     const TensorSpec& tensor = layout_[patch.tensor];
+    if (patch.whole && patch.positions == nullptr) {
+      if (patch.values->spec.dtype == tensor.dtype && patch.values->spec.shape == tensor.shape) {
+        return {};
+      }
+      return error(StatusCode::kWrongLayout, name_of(patch), ": is ",
+                   info(patch.values->spec.dtype).name, " ", patch.values->spec.shape_string(),
+                   ", the base has ", info(tensor.dtype).name, " ", tensor.shape_string());
+    }
     if (patch.positions == nullptr || patch.values == nullptr) {
       return error(
           StatusCode::kCorrupt, name_of(patch), ": has ",
@@ -186,9 +197,10 @@ class DeltaReader {
   [[nodiscard]] Status add(const Patch& patch, BucketBuilder& builder) {
     const TensorSpec& tensor = layout_[patch.tensor];
     const std::uint64_t count = patch.values->spec.units();
-    const std::size_t width = unit_bytes(patch.positions->spec.dtype);
-    const bool sign = patch.positions->spec.dtype == DType::kI32;
-    const std::byte* const stored = file_.bytes(*patch.positions).data();
+    const DType stored_type = patch.whole ? DType::kI64 : patch.positions->spec.dtype;
+    const std::size_t width = unit_bytes(stored_type);
+    const bool sign = stored_type == DType::kI32;
+    const std::byte* const stored = patch.whole ? nullptr : file_.bytes(*patch.positions).data();
     const std::byte* const values = file_.bytes(*patch.values).data();
     const unsigned unit = unit_bytes(tensor.dtype);
     std::uint64_t next = 0;  // the least that may come
@@ -197,8 +209,9 @@ class DeltaReader {
       offsets.clear();
       std::uint64_t origin = 0;
       for (std::uint64_t i = done; i < count && offsets.size() < kPiecePositions; ++i) {
-        const std::uint64_t read = load(stored + i * width, width, sign);
-        const std::uint64_t position = gaps_ && read < tensor.units() ? next + read : read;
+        const std::uint64_t read = patch.whole ? i : load(stored + i * width, width, sign);
+        const bool gap = gaps_ && !patch.whole && read < tensor.units();
+        const std::uint64_t position = gap ? next + read : read;
         if (position < next || position >= tensor.units()) {
           return error(StatusCode::kCorrupt, "position ", i, " is ", position, ", after ", next,
                        " of ", tensor.units());
@@ -255,7 +268,37 @@ Result<VersionDirectory> open_trl_step(FileSystem& fs, const std::string& direct
   return version;
 }
 
+// The tensors that an anchor does not hold, as they are.
+static Result<MappedFile> unchanged_part(const WeightLayout& layout, const CurrentBytes& current,
+                                         VersionDirectory& version) {
+  const std::string name = "model-unchanged.safetensors";
+  std::vector<std::string> names;
+  std::size_t dimensions = 1;
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    if (version.weight_map.contains(layout[tensor].name)) continue;
+    names.push_back(layout[tensor].name);
+    dimensions = std::max(dimensions, layout[tensor].shape.size());
+  }
+  if (names.empty()) return MappedFile();
+  const auto bytes = std::make_shared<std::vector<std::byte>>();
+  const std::uint64_t room =
+      SafetensorsWriter::header_bytes_for(names, dimensions, {}, layout.total_bytes());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::create(std::make_unique<HeldFile>(name, bytes), room));
+  for (const std::string& each : names) {
+    const std::uint32_t tensor = *layout.find(each);
+    DRIFTLESS_RETURN_IF_ERROR(writer.begin_tensor(each, layout[tensor].dtype));
+    DRIFTLESS_RETURN_IF_ERROR(writer.append(current(tensor)));
+    DRIFTLESS_RETURN_IF_ERROR(writer.end_tensor(layout[tensor].shape));
+    version.weight_map[each] = name;
+  }
+  DRIFTLESS_RETURN_IF_ERROR(writer.finish().status());
+  return MappedFile(name, bytes, std::span<const std::byte>(*bytes));
+}
+
 Result<std::vector<MappedFile>> read_trl_step(const MappedFile& file, const WeightLayout& layout,
+                                              const CurrentBytes& current,
                                               VersionDirectory& version) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile opened, SafetensorsFile::open(file));
   if (version.full()) {
@@ -264,7 +307,14 @@ Result<std::vector<MappedFile>> read_trl_step(const MappedFile& file, const Weig
     for (const SafetensorsEntry& entry : opened.header().tensors) {
       version.weight_map[entry.spec.name] = name;
     }
-    return std::vector{MappedFile(name, std::make_shared<MappedFile>(file), file.bytes())};
+    std::vector<MappedFile> parts;
+    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile rest, unchanged_part(layout, current, version));
+    if (!rest.path().empty()) {
+      version.payload_files.insert(version.payload_files.begin(), rest.path());
+      parts.push_back(std::move(rest));
+    }
+    parts.emplace_back(name, std::make_shared<MappedFile>(file), file.bytes());
+    return parts;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> parts,
                              DeltaReader(opened, layout).read(version.version));

@@ -6,6 +6,9 @@
 // checksum.
 #pragma once
 
+#include <functional>
+
+#include "core/layout.h"
 #include "formats/version_dir.h"
 
 namespace driftless {
@@ -18,10 +21,13 @@ namespace driftless {
 [[nodiscard]] Result<VersionDirectory> open_trl_step(FileSystem& fs, const std::string& directory,
                                                      std::uint64_t step, std::uint64_t newest);
 // What `file` holds as parts that VersionSource reads, flush files of a delta or the file itself;
-// `version` then names them. kCorrupt if it contradicts itself or its own counts; kWrongLayout,
-// naming the tensor; kUnsupported for an encoding that is not known.
+// `version` then names them. A tensor that an anchor does not hold (frozen, tied) stays as it is:
+// `current` gives its bytes. kCorrupt if the file contradicts itself or its count of elements;
+// kWrongLayout, naming the tensor; kUnsupported for an encoding that is not known.
+using CurrentBytes = std::function<std::span<const std::byte>(std::size_t tensor)>;
 [[nodiscard]] Result<std::vector<MappedFile>> read_trl_step(const MappedFile& file,
                                                             const WeightLayout& layout,
+                                                            const CurrentBytes& current,
                                                             VersionDirectory& version);
 
 }  // namespace driftless
