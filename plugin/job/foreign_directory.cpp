@@ -31,6 +31,11 @@ struct HeldVersion {
 struct Taken {
   std::string file;
   FileInfo info = {};
+
+  [[nodiscard]] bool same(const FileInfo& now) const {  // whoever links to it
+    return now.identity == info.identity && now.size_bytes == info.size_bytes &&
+           now.modified_ns == info.modified_ns;
+  }
 };
 
 class ForeignDirectory final : public ReceiveRoad {
@@ -193,7 +198,7 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
     if (taken != taken_.end()) {
       const Result<FileInfo> info = fs_->info(taken->second.file);
       if (!info.ok()) continue;  // it is being written, or removed
-      same = *info == taken->second.info;
+      same = taken->second.same(*info);
     }
     if (same) continue;
     fenced_ = error(StatusCode::kWrongRun, join_path(options_.dir, version_directory_name(version)),

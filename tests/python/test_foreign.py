@@ -176,6 +176,10 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
         foreign.write_hf_delta(trainer.dir, version, old, new)
     lines = iter(rollout.stdout.readline, "")
     assert any(json.loads(line)["version"] == 3 for line in lines)
+    for file in foreign.version_path(trainer.dir, 3).iterdir():  # a backup of it is no other run
+        os.link(file, work / file.name)
+    with pytest.raises(AssertionError, match="waited"):
+        wait_for(lambda: rollout.poll() is not None, "nothing", 0.3)
     shutil.rmtree(trainer.dir)
     trainer.history = trainer.history[:1]
     version, old, new = trainer.step()
