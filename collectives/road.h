@@ -141,6 +141,9 @@ class SendRoad {
   // [all] Where parts are kept. On kDevice pwrite() takes host or device bytes, and a writer that
   // has them on the device need not bring them down.
   [[nodiscard]] virtual MemoryKind part_memory() const { return MemoryKind::kHost; }
+  // [all, between flush() and seal() or abort()] The directory that the files of the publication
+  // lie in until it appears; empty on roads without files.
+  [[nodiscard]] virtual std::string pending_directory() const { return {}; }
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
   virtual void progress() {}
 };

@@ -249,9 +249,11 @@ Status FlushFile::read(const WeightLayout& layout, std::uint64_t version) {
   }
   encoding_ = *encoding;
   DRIFTLESS_RETURN_IF_ERROR(read_params(layout));
-  DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket()).with_context(path_));
+  for (const BucketView& bucket : buckets()) {
+    DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context(path_));
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string_view stated, required(metadata_, "checksum", path_));
-  if (const std::string found = flush_checksum(bucket()); found != stated) {
+  if (const std::string found = flush_checksum(stored()); found != stated) {
     return error(StatusCode::kCorrupt, path_, ": checksum ", found, ", the file states ",
                  shown(stated));
   }
@@ -286,6 +288,7 @@ Status FlushFile::read_params(const WeightLayout& layout) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json params, parse_json(text, what));
   if (!params.is_array()) return error(StatusCode::kCorrupt, what, " must be a list");
   std::vector<bool> seen(layout.size(), false);
+  bool mixed = false;
   for (const Json& param : params) {
     DRIFTLESS_ASSIGN_OR_RETURN(const BucketEntry entry, read_param(layout, param, path_));
     const TensorSpec& tensor = layout[entry.tensor];
@@ -294,25 +297,87 @@ Status FlushFile::read_params(const WeightLayout& layout) {
     }
     seen[entry.tensor] = true;
     const DType expected = info(tensor.dtype).bits < 8 ? DType::kU8 : tensor.dtype;
-    if (expected != stored_dtype_) {
+    const bool widened = tensor.dtype == DType::kBF16 && stored_dtype_ == DType::kF32;
+    if (expected != stored_dtype_ && !widened) {
       return error(StatusCode::kCorrupt, what, ": '", tensor.name, "' is ", info(tensor.dtype).name,
                    ", but the values are ", info(stored_dtype_).name);
     }
     const bool empty =
         entry.position_begin == entry.position_end && entry.value_begin == entry.value_end;
     if (empty) continue;
-    dtype_ = tensor.dtype;  // check_bucket() refuses a bucket of several
+    mixed = mixed || widened;
+    dtype_ = widened ? stored_dtype_ : tensor.dtype;  // check_bucket() refuses a bucket of several
     entries_.push_back(entry);
   }
   std::sort(entries_.begin(), entries_.end(), [](const BucketEntry& a, const BucketEntry& b) {
     return a.position_begin < b.position_begin;
   });
+  return mixed ? take_apart(layout) : Status();
+}
+
+// Values that torch has widened to F32 become what they were.
+static Status narrow(std::span<const std::byte> wide, std::vector<std::byte>& values) {
+  for (std::size_t at = 0; at < wide.size(); at += 4) {
+    if (wide[at] != std::byte{0} || wide[at + 1] != std::byte{0}) {
+      return error(StatusCode::kCorrupt, "value ", at / 4, " is no BF16 that was widened to F32");
+    }
+    values.insert(values.end(), wide.begin() + static_cast<std::ptrdiff_t>(at) + 2,
+                  wide.begin() + static_cast<std::ptrdiff_t>(at) + 4);
+  }
   return {};
 }
 
-BucketView FlushFile::bucket() const {
+Status FlushFile::take_apart(const WeightLayout& layout) {
+  std::uint64_t position_end = 0, value_end = 0;
+  for (BucketEntry entry : entries_) {
+    const TensorSpec& tensor = layout[entry.tensor];
+    const std::string what = concat(path_, ": parameter ", shown(tensor.name, 400));
+    if (entry.position_begin != position_end || entry.value_begin != value_end ||
+        entry.position_end < position_end || entry.value_end < value_end ||
+        entry.position_end > positions_.size() || entry.value_end > values_.size() / 4) {
+      return error(StatusCode::kCorrupt, what, ": positions from byte ", entry.position_begin,
+                   " to ", entry.position_end, " and values from ", entry.value_begin, " to ",
+                   entry.value_end, ", after ", position_end, " and ", value_end);
+    }
+    position_end = entry.position_end;
+    value_end = entry.value_end;
+    auto own = std::ranges::find(apart_, tensor.dtype, &OwnBucket::dtype);
+    if (own == apart_.end()) own = apart_.insert(apart_.end(), OwnBucket{.dtype = tensor.dtype});
+    const auto positions =
+        positions_.subspan(entry.position_begin, entry.position_end - entry.position_begin);
+    const auto values =
+        values_.subspan(4 * entry.value_begin, 4 * (entry.value_end - entry.value_begin));
+    const unsigned width = unit_bytes(tensor.dtype);
+    entry.position_begin = own->positions.size();
+    entry.value_begin = own->values.size() / width;
+    own->positions.insert(own->positions.end(), positions.begin(), positions.end());
+    if (width == 4) {
+      own->values.insert(own->values.end(), values.begin(), values.end());
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(narrow(values, own->values).with_context(what));
+    }
+    entry.position_end = own->positions.size();
+    entry.value_end = own->values.size() / width;
+    own->entries.push_back(entry);
+  }
+  if (position_end == positions_.size() && value_end == values_.size() / 4) return {};
+  return error(StatusCode::kCorrupt, path_, ": the parameters use ", position_end,
+               " bytes of positions of ", positions_.size(), " and ", value_end, " values of ",
+               values_.size() / 4);
+}
+
+BucketView FlushFile::stored() const {
   const Encoding coding = encoding_ == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
   return {coding, dtype_, entries_, positions_, values_};
+}
+
+std::vector<BucketView> FlushFile::buckets() const {
+  if (apart_.empty()) return {stored()};
+  std::vector<BucketView> views;
+  for (const OwnBucket& own : apart_) {
+    views.push_back({stored().coding, own.dtype, own.entries, own.positions, own.values});
+  }
+  return views;
 }
 
 }  // namespace driftless

@@ -48,8 +48,9 @@ inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
 // A flush file read back, with every check: safetensors rules, names, dtypes and shapes against the
 // layout (kWrongLayout), ranges, the checksum, and that current_version is `version`. Files of
 // other writers may have more metadata, any order of parameters, and parameters without changes,
-// which are left out here. Positions are left to EntryCursor. Whether a file is compressed is told
-// by its first bytes, not by its encoding.
+// which are left out here. Theirs may also mix parameters of BF16 and F32: torch stores all values
+// as F32 then, and those of BF16 must be what a BF16 is widened to. Positions are left to
+// EntryCursor. Whether a file is compressed is told by its first bytes, not by its encoding.
 class FlushFile {
  public:
   // Content that is there already; its path() names it. A compressed one is inflated into an
@@ -60,20 +61,30 @@ class FlushFile {
                                               const std::string& spool_directory);
 
   [[nodiscard]] Encoding encoding() const { return encoding_; }
-  [[nodiscard]] BucketView bucket() const;
+  // One for each type of its parameters.
+  [[nodiscard]] std::vector<BucketView> buckets() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   [[nodiscard]] Status read(const WeightLayout& layout, std::uint64_t version);
   [[nodiscard]] Status read_streams(const SafetensorsHeader& header);
   [[nodiscard]] Status read_params(const WeightLayout& layout);
+  [[nodiscard]] Status take_apart(const WeightLayout& layout);
+  [[nodiscard]] BucketView stored() const;
 
+  // What a file of several types is taken apart into.
+  struct OwnBucket {
+    DType dtype = DType::kU8;
+    std::vector<BucketEntry> entries = {};
+    std::vector<std::byte> positions = {}, values = {};
+  };
   std::string path_;
   MappedFile file_;  // plain safetensors bytes
   Encoding encoding_ = Encoding::kIndices;
   DType dtype_ = DType::kU8;         // of the parameters
   DType stored_dtype_ = DType::kU8;  // of `__values__`
   std::vector<BucketEntry> entries_;
+  std::vector<OwnBucket> apart_;  // empty: it is of one type
   std::span<const std::byte> positions_, values_;
   std::map<std::string, std::string> metadata_;
 };

@@ -139,6 +139,36 @@ Status check_flush_numbers(const VersionDirectory& version) {
   return {};
 }
 
+// A checkpoint of others without an index: if the names tell that all files are there, their
+// headers are the index. What is half written has other names (slime), or is too short.
+Status open_without_index(FileSystem& fs, VersionDirectory& version) {
+  const std::vector<std::string>& names = version.payload_files;
+  const bool one = names.size() == 1 && names.front() == "model.safetensors";
+  const bool numbered = !names.empty() && std::ranges::all_of(names, [](const std::string& name) {
+    return name.starts_with("model-") && name.find("-of-") != std::string::npos;
+  });
+  if (version.manifest || (!one && !numbered)) return incomplete(version.path, kIndexName);
+  DRIFTLESS_RETURN_IF_ERROR(check_shard_count(version));
+  version.encoding = Encoding::kFull;
+  for (const std::string& name : names) {
+    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, fs.map(join_path(version.path, name)));
+    DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile shard, SafetensorsFile::open(std::move(file)));
+    if (shard.header().metadata.contains(std::string(kOursKey))) {
+      return incomplete(version.path, kIndexName);
+    }
+    for (const SafetensorsEntry& entry : shard.header().tensors) {
+      // With a checksum under its own name it is part of a delta, whose index is to come.
+      if (shard.header().metadata.contains(entry.spec.name)) {
+        return incomplete(version.path, kIndexName);
+      }
+      if (version.weight_map.emplace(entry.spec.name, name).second) continue;
+      return error(StatusCode::kCorrupt, join_path(version.path, name), ": tensor '",
+                   entry.spec.name, "' is also in ", version.weight_map[entry.spec.name]);
+    }
+  }
+  return {};
+}
+
 Status open_flush(VersionDirectory& version) {
   if (!version.manifest) {
     if (version.payload_files.empty()) return incomplete(version.path, "any payload file");
@@ -172,8 +202,16 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 // The manifest where there is one, the payload files by its layout, and whether they are all there.
 Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
                      VersionDirectory& version) {
-  if (contains(names, kManifestName) || contains(names, kDoneName)) {
-    if (!contains(names, kManifestName)) return incomplete(version.path, kManifestName);
+  if (contains(names, kDoneName) && !contains(names, kManifestName)) {
+    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, version.path, std::string(kDoneName)));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string done,
+                               read_text(fs, join_path(version.path, kDoneName), kMaxDoneBytes));
+    // Ours names a manifest, which is to come; that of others says nothing but that they are done.
+    if (hash128_from_hex(done.substr(0, done.find('\n'))).ok()) {
+      return incomplete(version.path, kManifestName);
+    }
+  }
+  if (contains(names, kManifestName)) {
     DRIFTLESS_ASSIGN_OR_RETURN(version.manifest, read_manifest(fs, version.path, version.version));
     version.directory_layout = version.manifest->directory_layout;
   }
@@ -363,9 +401,10 @@ Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directo
   }
   if (version.directory_layout == DirectoryLayout::kFlush) {
     DRIFTLESS_RETURN_IF_ERROR(open_flush(version));
+    version.open_ended = !version.manifest && !contains(names, kDoneName);
   } else if (version.directory_layout == DirectoryLayout::kHfDelta) {
-    if (!contains(names, kIndexName)) return incomplete(version.path, kIndexName);
-    DRIFTLESS_RETURN_IF_ERROR(open_hf_delta(fs, version));
+    DRIFTLESS_RETURN_IF_ERROR(contains(names, kIndexName) ? open_hf_delta(fs, version)
+                                                          : open_without_index(fs, version));
   }
   if (version.manifest) DRIFTLESS_RETURN_IF_ERROR(adopt_manifest(version));
   return version;

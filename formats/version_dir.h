@@ -88,14 +88,17 @@ struct VersionDirectory {
   std::optional<Manifest> manifest;               // absent: written by others
   std::vector<std::string> payload_files;         // *.safetensors, *.frame or version.h5, sorted
   std::map<std::string, std::string> weight_map;  // hf_delta: tensor -> file
+  bool open_ended = false;  // nothing says that more files may not follow: flush files of others
 
   [[nodiscard]] bool full() const { return encoding == Encoding::kFull; }
 };
 
 // kNotFound where there is no such version, kIncomplete where a part is not there (yet), kCorrupt
-// where parts contradict each other. With a manifest: DONE, the manifest's hash, and the size of
-// every file are checked; nothing may be missing or added among the payload files. Of an hdf5
-// version, whose parts are datasets, only that version.h5 is there.
+// where parts contradict each other. Others write no manifest, and an empty DONE or none; their
+// full versions may lack an index if the files' names say how many there are. With a manifest:
+// DONE, the manifest's hash, and the size of every file are checked; nothing may be missing or
+// added among the payload files. Of an hdf5 version, whose parts are datasets, only that version.h5
+// is there.
 [[nodiscard]] Result<VersionDirectory> open_version(FileSystem& fs, const std::string& directory,
                                                     std::uint64_t version);
 // Reads every file that the manifest names and compares its hash. Ok where there is no manifest.

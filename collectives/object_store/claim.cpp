@@ -25,7 +25,8 @@ Status Claim::probe(const Deadline& deadline) {
   if (conditional_) {
     const Status third = store_->replace(key, bytes_of("3"), "\"not its tag\"", deadline);
     replaces_ = third.code() == StatusCode::kAlreadyExists;
-    if (!replaces_ && !third.ok() && third.code() != StatusCode::kUnsupported) return third;
+    const StatusCode code = third.code();
+    if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded) return third;
   }
   if (conditional_ || second.ok()) {
     DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));

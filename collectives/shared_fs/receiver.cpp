@@ -16,13 +16,14 @@ class Receiver final : public ReceiveRoad {
       : fs_(&fs),
         options_(std::move(options)),
         reader_(std::move(reader)),
+        before_read_(before_read_hook(options_)),
         heartbeat_(random_hash128().low >> 1) {}  // room to grow
 
   Result<std::string> run_info(const Deadline& deadline) override {
     const std::string file = join_path(options_.dir, kRunName);
     Backoff backoff(options_.poll_first, options_.poll_longest);
     do {
-      DRIFTLESS_RETURN_IF_ERROR(prepare_look());
+      DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
       auto text = read_small(*fs_, file, kMaxRunInfoBytes);
       if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
     } while (backoff.sleep(deadline));
@@ -30,7 +31,7 @@ class Receiver final : public ReceiveRoad {
   }
 
   Result<std::vector<PublicationId>> list(const Deadline& /*deadline*/) override {
-    DRIFTLESS_RETURN_IF_ERROR(prepare_look());
+    DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
     const auto names = fs_->list(options_.dir);
     if (names.status().code() == StatusCode::kNotFound) return std::vector<PublicationId>();
     DRIFTLESS_RETURN_IF_ERROR(names.status());
@@ -112,24 +113,6 @@ class Receiver final : public ReceiveRoad {
     return join_path(join_path(options_.dir, kReceiversName), receiver_file_name(receiver));
   }
 
-  // Runs the hook, unless it has just been run. It has hook_timeout for itself: a wait that is
-  // shorter than the hook would never see anything. One that stalls is kIo, since a deadline that
-  // passed means that nothing new is there.
-  [[nodiscard]] Status prepare_look() {
-    const auto now = Deadline::Clock::now();
-    if (hook_ended_.has_value() && now - *hook_ended_ < options_.poll_first) return {};
-    const VisibilityHook hook{
-        "before_read", options_.before_read, {{"DRIFTLESS_DIR", options_.dir}}};
-    const Status shown =
-        run_hook(hook, options_.hook_timeout, Deadline::after(options_.hook_timeout));
-    if (shown.code() == StatusCode::kDeadlineExceeded) {
-      return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
-    }
-    DRIFTLESS_RETURN_IF_ERROR(shown);
-    hook_ended_ = Deadline::Clock::now();
-    return {};
-  }
-
   // `failure`, or that the whole publication is not there.
   [[nodiscard]] Status or_gone(const PublicationId& id, const Status& failure) const {
     if (fs_->info(path(id)).status().code() != StatusCode::kNotFound) return failure;
@@ -140,7 +123,7 @@ class Receiver final : public ReceiveRoad {
   FileSystem* fs_;
   const SharedFsOptions options_;
   PartReader reader_;
-  std::optional<Deadline::Clock::time_point> hook_ended_;
+  RepeatedHook before_read_;
   std::set<PublicationId> whole_;  // seen with DONE; need no second look
   std::string id_;                 // as last reported
   std::uint64_t heartbeat_;

@@ -200,8 +200,16 @@ class Sender final : public SendRoad {
     auto receipts = sink_->flush(deadline);
     if (!receipts.ok()) return or_fenced(receipts.status());
     for (PartReceipt& receipt : *receipts) receipt.rank = rank_;
-    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(path(pending_->name))));
+    const std::string hidden = path(pending_->name);
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->sync_directory(hidden)));
+    const VisibilityHook hook{"before_visible",
+                              options_.before_visible,
+                              {{"DRIFTLESS_DIR", options_.dir}, {"DRIFTLESS_VERSION_DIR", hidden}}};
+    DRIFTLESS_RETURN_IF_ERROR(run_hook(hook, options_.hook_timeout, deadline));
     return receipts;
+  }
+  [[nodiscard]] std::string pending_directory() const override {
+    return pending_ ? path(pending_->name) : std::string();
   }
 
   Status seal(std::string_view manifest, const Deadline& deadline) override {

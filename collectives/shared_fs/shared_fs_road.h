@@ -29,10 +29,16 @@ namespace driftless {
 
 struct SharedFsOptions {
   std::string dir;
-  // Commands for /bin/sh, run by the leader after a publication appeared, and by a receiver before
-  // it looks: for file systems that must be told to become visible. DRIFTLESS_DIR and, after
-  // publishing, DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error;
-  // what appeared before a failing after_publish stays published.
+  // Of a receiver: others write the directory, and their version 0 is this checkpoint
+  // (plugin/job/foreign_directory.h). Empty: Driftless does.
+  std::string foreign_base;
+  // Commands for /bin/sh: run by every rank once its files of a publication are written, and before
+  // it appears; by the leader after it appeared; and by a receiver before it looks. For file
+  // systems that must be told to become visible. DRIFTLESS_DIR and, of a publisher,
+  // DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error:
+  // before_visible ends the publication; what appeared before a failing after_publish stays
+  // published.
+  std::string before_visible;
   std::string after_publish;
   std::string before_read;
   std::chrono::milliseconds hook_timeout{60'000};

@@ -209,4 +209,22 @@ Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
   return outcome(what, *ended, tail);
 }
 
+Status RepeatedHook::run() {
+  const auto now = Deadline::Clock::now();
+  if (ended_ && now - *ended_ < pause_) return {};
+  const Status shown = run_hook(hook_, timeout_, Deadline::after(timeout_));
+  if (shown.code() == StatusCode::kDeadlineExceeded) {
+    return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(shown);
+  ended_ = Deadline::Clock::now();
+  return {};
+}
+
+RepeatedHook before_read_hook(const SharedFsOptions& options) {
+  return {{"before_read", options.before_read, {{"DRIFTLESS_DIR", options.dir}}},
+          options.hook_timeout,
+          options.poll_first};
+}
+
 }  // namespace driftless::shared_fs

@@ -2,7 +2,7 @@
 // A visibility hook: a command of the operator's, run through /bin/sh.
 #pragma once
 
-#include "collectives/road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
 
 namespace driftless::shared_fs {
 
@@ -18,5 +18,23 @@ struct VisibilityHook {
 // successful command leaves in the background is left alone.
 [[nodiscard]] Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
                               const Deadline& deadline);
+
+// One that is run again and again, before every look, but not if it has just been run. It has
+// `timeout` for itself: a wait that is shorter than the hook would never see anything. One that
+// stalls is kIo, since a deadline that passed means that nothing new is there. One thread.
+class RepeatedHook {
+ public:
+  RepeatedHook(VisibilityHook hook, std::chrono::milliseconds timeout,
+               std::chrono::milliseconds pause)
+      : hook_(std::move(hook)), timeout_(timeout), pause_(pause) {}
+  [[nodiscard]] Status run();
+
+ private:
+  const VisibilityHook hook_;
+  const std::chrono::milliseconds timeout_, pause_;
+  std::optional<Deadline::Clock::time_point> ended_;
+};
+// A receiver's.
+[[nodiscard]] RepeatedHook before_read_hook(const SharedFsOptions& options);
 
 }  // namespace driftless::shared_fs

@@ -138,9 +138,27 @@ class HeldSession : public JobMember {
     const py::gil_scoped_release released;
     session_.reset();
   }
+  // A function of Python's, for calls without the GIL; empty if it is None.
+  template <typename... Arguments>
+  [[nodiscard]] std::function<Status(Arguments...)> callback(const py::object& object,
+                                                             std::string name) {
+    if (object.is_none()) return {};
+    callbacks_.push_back(object);
+    return [this, object = callbacks_.back().ptr(),
+            name = std::move(name)](Arguments... arguments) -> Status {
+      const py::gil_scoped_acquire acquired;
+      try {
+        py::reinterpret_borrow<py::object>(object)(arguments...);
+        return {};
+      } catch (...) {
+        return failure_.capture(name);
+      }
+    };
+  }
 
   std::shared_ptr<Job> job_;
   PythonFailure failure_;
+  std::vector<py::object> callbacks_;
   std::unique_ptr<Session> session_;
 
  private:

@@ -16,8 +16,10 @@ namespace {
 
 class HeldPublisher final : public HeldSession<PublisherSession> {
  public:
-  HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group)
-      : HeldSession(std::move(job), JobRole::kTrainer, "publisher") {
+  HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group,
+                const py::object& before_visible)
+      : HeldSession(std::move(job), JobRole::kTrainer, "publisher"),
+        before_visible_(callback<const std::string&>(before_visible, "before_visible")) {
     std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
     const std::shared_ptr<WeightSource> source = make_source(base, failure_);
     JobProcess& process = job_->process();
@@ -77,11 +79,13 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
                                                                std::unique_ptr<Group> group) const {
     Config config = job_->config();
     DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.device, open_device(config));
+    config.publisher.before_visible = before_visible_;
     return PublisherSession::open(config, process, source, std::move(group));
   }
 
   void refresh() override { newest_ = session_->newest(); }
 
+  const std::function<Status(const std::string&)> before_visible_;
   EndOfRun newest_;
 };
 
@@ -120,14 +124,17 @@ void bind_publisher(py::module_& module) {
       "gives every tensor once, in batches of (number in tensors(), tensor), and is called again "
       "if a version turns out to be dense. `group`, for a job without MPI, has rank, size, "
       "gather(bytes, timeout_s), which on rank 0 returns the messages of all ranks, "
-      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number).")
+      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number). `before_visible` is called on "
+      "every rank with the directory that its files of a version lie in (on shared_fs; else ''), "
+      "before any process can see the version; if it raises, the version is not published.")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
-                       const py::object& group) {
-             auto made = std::make_shared<HeldPublisher>(job, base, group);
+                       const py::object& group, const py::object& before_visible) {
+             auto made = std::make_shared<HeldPublisher>(job, base, group, before_visible);
              job->enter(made);
              return made;
            }),
-           py::arg("job"), py::arg("base"), py::arg("group") = py::none())
+           py::arg("job"), py::arg("base"), py::arg("group") = py::none(),
+           py::arg("before_visible") = py::none())
       .def("publish", &HeldPublisher::publish, py::arg("source"))
       .def("request_anchor",
            [](HeldPublisher& held) {

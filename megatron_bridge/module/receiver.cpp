@@ -107,23 +107,6 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 
-  template <typename... Arguments>
-  [[nodiscard]] std::function<Status(Arguments...)> callback(const py::object& object,
-                                                             std::string name) {
-    if (object.is_none()) return {};
-    callbacks_.push_back(object);
-    return [this, object = callbacks_.back().ptr(),
-            name = std::move(name)](Arguments... arguments) -> Status {
-      const py::gil_scoped_acquire acquired;
-      try {
-        py::reinterpret_borrow<py::object>(object)(arguments...);
-        return {};
-      } catch (...) {
-        return failure_.capture(name);
-      }
-    };
-  }
-
   // After the pause, what the engine has queued on the weights must be done.
   [[nodiscard]] std::function<Status()> pause_and_wait(std::function<Status()> pause,
                                                        std::function<Status()> resume) {
@@ -158,7 +141,6 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
 
   std::shared_ptr<HeldTarget> target_;
   std::unique_ptr<InUse::Turn> use_;  // of the target, as long as the receiver is open
-  std::vector<py::object> callbacks_;
   std::string id_;
 };
 

@@ -15,6 +15,8 @@ namespace {
 constexpr std::uint64_t kBufferedBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
+std::string ours_text() { return std::to_string(kManifestFormat); }
+
 using BytesDelta = std::function<Status(const DeltaView&)>;
 
 // The bytes that differ, chunk by chunk.
@@ -110,7 +112,7 @@ std::uint64_t header_room(const WeightLayout& layout, std::span<const std::uint3
   const std::string checksum(checksum_hex(options.checksum, {}).size(), '0');
   std::vector<std::string> names;
   std::map<std::string, std::string> metadata;
-  if (full) metadata["format"] = "pt";
+  if (full) metadata = {{"format", "pt"}, {std::string(kOursKey), ours_text()}};
   std::size_t dimensions = 1;
   std::uint64_t most_bytes = 0;  // zstd adds less than 1 % and a header to what it cannot compress
   for (const std::uint32_t tensor : candidates) {
@@ -135,6 +137,8 @@ Result<std::unique_ptr<HfShardWriter>> HfShardWriter::create(
   // Loaders ask for it in files that they take for a checkpoint's.
   if (options.encoding == Encoding::kFull) {
     DRIFTLESS_RETURN_IF_ERROR(shard->writer_.add_metadata("format", "pt"));
+    // So that nobody takes it for another tool's while index and manifest are not there yet.
+    DRIFTLESS_RETURN_IF_ERROR(shard->writer_.add_metadata(std::string(kOursKey), ours_text()));
   }
   return shard;
 }

@@ -46,7 +46,8 @@ class Notified {
       return error(StatusCode::kInvalidArgument, "version ", newest, " is too large");
     }
     if (engine_.action == EngineAction::kUpdateFlush) {
-      return tell_flush(versions, newest, deadline, result);
+      return while_paused(deadline, result,
+                          [&] { return tell_flush(versions, newest, deadline, result); });
     }
     if (engine_.action == EngineAction::kPullWeights) {
       const Json pull = {{"local_checkpoint_dir", engine_.local_checkpoint_dir},
@@ -58,7 +59,54 @@ class Notified {
     if (loads_patched) DRIFTLESS_RETURN_IF_ERROR(version.patched);
     const Json load = {{"model_path", engine_.local_checkpoint_dir},
                        {"weight_version", std::to_string(newest)}};
-    return post("/update_weights_from_disk", load, deadline, result);
+    return while_paused(deadline, result,
+                        [&] { return post("/update_weights_from_disk", load, deadline, result); });
+  }
+
+  // Generation goes on afterwards, whatever came of the work.
+  template <typename Work>
+  [[nodiscard]] Status while_paused(const Deadline& deadline, EngineResult& result,
+                                    const Work& work) {
+    if (!options_.pause) return work();
+    const Status paused = known_call(ask("/pause_generation", deadline, result));
+    if (paused.code() == StatusCode::kUnsupported) return work();
+    DRIFTLESS_RETURN_IF_ERROR(paused);
+    Status done = flush_cache(deadline, result);
+    if (done.ok()) done = work();
+    const Deadline soon = Deadline::after(options_.timeout);
+    const Status resumed = ask("/continue_generation", soon, result);
+    if (resumed.ok()) return done;
+    return resumed.with_context(concat(done.ok() ? std::string_view() : done.message(),
+                                       done.ok() ? "" : "; ", "generation stays paused"));
+  }
+
+  // It is refused as long as requests are under way.
+  [[nodiscard]] Status flush_cache(const Deadline& deadline, EngineResult& result) {
+    const Deadline until = deadline.sooner(options_.timeout);
+    Backoff backoff(milliseconds(50), milliseconds(1000));
+    for (;;) {
+      const Status flushed = known_call(ask("/flush_cache", until, result));
+      if (flushed.ok() || flushed.code() == StatusCode::kUnsupported) return {};
+      if (!backoff.sleep(until)) return flushed.with_context("flushing the cache");
+    }
+  }
+
+  // A call whose answer is its status.
+  [[nodiscard]] Status ask(std::string_view path, const Deadline& deadline,
+                           EngineResult& result) const {
+    const Json nothing = Json::object();
+    Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
+    for (unsigned tries = 0;; ++tries) {
+      DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(engine_.url, path)));
+      ++result.attempts;
+      EngineReply reply =
+          link_.call(path, &nothing, std::min(options_.timeout, deadline.remaining()), true);
+      result.http_status = reply.http_status;
+      if (reply.http_status / 100 == 2) return {};  // with any words
+      if (!reply.again || tries >= options_.retries || !backoff.sleep(deadline)) {
+        return std::move(reply.status);
+      }
+    }
   }
 
   // A delta goes to the very server that said what it holds, if that keeps its connections: one

@@ -39,6 +39,9 @@ struct NotifyOptions {
   std::chrono::milliseconds timeout{120'000};  // of one call
   unsigned retries = 3;                        // further tries of one call
   std::chrono::milliseconds retry_wait{500};   // before the first of them; then twice as long
+  // While an engine loads: generation is paused, and its cache flushed, which holds what the old
+  // weights made. Engines without these calls load as they are.
+  bool pause = true;
   bool cleanup = false;  // for the caller: cleanup_version() once all_acknowledged()
 };
 

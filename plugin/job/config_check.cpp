@@ -90,10 +90,20 @@ Status check_road(const Config& config) {
                   "; that takes ",
                   interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
   }
+  if (!config.publisher.assets_dir.empty() && !interchange &&
+      config.publisher.layout != DirectoryLayout::kFlush) {
+    return refuse("road.assets_dir: ", config.publisher.assets_dir,
+                  " is for road.layout: hf_delta or flush, and this is ", layout);
+  }
   if (config.road == kSharedFs && config.shared_fs.dir.empty()) {
     return refuse(
         "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
         "(or --set road.dir=DIR)");
+  }
+  if (config.road != kSharedFs && !config.shared_fs.foreign_base.empty()) {
+    return refuse("road.foreign_base: ", config.shared_fs.foreign_base,
+                  " is for directories, and road.kind is ", config.road,
+                  ": set road.kind: shared_fs and road.dir");
   }
   if (config.road == kObjectStore && config.object_store.url.empty()) {
     return refuse(

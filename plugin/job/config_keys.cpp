@@ -134,6 +134,10 @@ constexpr std::array kKeys = {
                                      "What carries versions"),
     key<Text, DRIFTLESS_FIELD(shared_fs.dir)>("road.dir", kPath,
                                               "shared_fs: the directory that both sides see"),
+    key<Text, DRIFTLESS_FIELD(shared_fs.foreign_base)>(
+        "road.foreign_base", kPath,
+        "shared_fs, of rollouts and agents: slime or miles writes road.dir, and started from this "
+        "checkpoint"),
     key<StoreUrl, DRIFTLESS_FIELD(object_store.url)>(
         "road.url", "s3://bucket/prefix, or for rollouts http(s)://host/path",
         "object_store: where versions are. What follows a '?' is sent with every request, and not "
@@ -202,6 +206,14 @@ constexpr std::array kKeys = {
         "road.host_shm.size", "Memory for versions and an anchor, at most"),
     key<Count<1, 65'536>, DRIFTLESS_FIELD(host_shm.versions)>("road.host_shm.versions",
                                                               "Versions kept at most"),
+    key<Text, DRIFTLESS_FIELD(shared_fs.before_visible)>(
+        "road.before_visible", "a shell command",
+        "shared_fs: run by every trainer rank that publishes, once its files of a version are "
+        "written and before any process can see the version"),
+    key<Text, DRIFTLESS_FIELD(publisher.assets_dir)>(
+        "road.assets_dir", kPath,
+        "shared_fs with road.layout: hf_delta or flush: whole versions carry the other files of "
+        "this checkpoint, its configuration and tokenizer"),
     key<Text, DRIFTLESS_FIELD(shared_fs.after_publish)>(
         "road.after_publish", "a shell command",
         "shared_fs: run by the leading trainer once a version is there"),
@@ -295,6 +307,9 @@ constexpr std::array kKeys = {
     key<Count<0, 10>, DRIFTLESS_FIELD(notify.retries)>("notify.retries", "Further tries"),
     key<Duration, DRIFTLESS_FIELD(notify.retry_wait)>(
         "notify.retry_wait", "Before the first of them; then twice as long each time"),
+    key<Switch, DRIFTLESS_FIELD(notify.pause)>(
+        "notify.pause",
+        "Pause generation and flush the cache while an engine loads, as slime does"),
     key<Switch, DRIFTLESS_FIELD(notify.cleanup)>(
         "notify.cleanup",
         "Remove a version once every engine has acknowledged it, and no rollout needs it"),

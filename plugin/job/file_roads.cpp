@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The roads that need no further library, for a process of a job.
+#include "plugin/job/foreign_directory.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {
@@ -26,6 +27,17 @@ Result<OpenRoad> open_host_shm_road(const Config& config, const RoadPlace& place
 
 Result<OpenRoad> open_shared_fs_road(const Config& config, const RoadPlace& place) {
   OpenRoad road;
+  if (!config.shared_fs.foreign_base.empty()) {
+    if (place.role != JobRole::kRollout) {
+      return error(StatusCode::kInvalidArgument,
+                   "road.foreign_base: others write road.dir, so a trainer has no place there; "
+                   "leave it out, or use another directory");
+    }
+    road.receiver = [options = config.shared_fs, threads = config.receiver.threads] {
+      return make_foreign_receiver(posix_file_system(), options, threads);
+    };
+    return road;
+  }
   // In other layouts the files' names and number are for the readers of others.
   const bool frames = config.publisher.layout == DirectoryLayout::kFrames;
   road.sender = [options = config.shared_fs, place, frames] {

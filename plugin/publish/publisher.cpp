@@ -175,6 +175,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.full = plan.full || needs_full_ || highest_number_ > id_.version;
   plan.base_version = id_.version;
   plan.version = std::max(id_.version, highest_number_) + 1;
+  plan.full = plan.full || (anchors_among_versions() && anchor_due(plan.version));
   plan.digest = digest_;
   plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
   return plan;
@@ -293,7 +294,7 @@ void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ra
   }
   outcome.verdict = Verdict::kCommit;
   chain_bytes_ += outcome.wire_bytes;
-  choose_anchor(plan.version, outcome, deadline);
+  choose_anchor(plan, outcome, deadline);
 }
 
 bool PublisherRank::anchor_wanted() {
@@ -305,12 +306,22 @@ bool PublisherRank::anchor_wanted() {
          });
 }
 
-void PublisherRank::choose_anchor(std::uint64_t version, LeaderMessage& outcome,
+bool PublisherRank::anchor_due(std::uint64_t version) {
+  return anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
+         (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
+}
+
+void PublisherRank::choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome,
                                   const Deadline& deadline) {
-  const bool due =
-      anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
-      (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
-  if (!due) return;
+  const std::uint64_t version = plan.version;
+  if (anchors_among_versions()) {
+    if (!plan.full) return;
+    newest_anchor_ = version;
+    chain_bytes_ = 0;
+    anchor_requested_ = false;
+    return;
+  }
+  if (!anchor_due(version)) return;
   const Status begun = note_fence(road_.begin({version, PublicationKind::kAnchor}, deadline));
   outcome.anchor = begun.ok();
   if (begun.ok()) return;
@@ -342,7 +353,9 @@ void PublisherRank::prune(std::vector<std::string>& notes) {
   if (options_.keep_versions == 0 || !newest_anchor_ || id_.version <= options_.keep_versions) {
     return;
   }
-  const std::uint64_t limit = std::min(*newest_anchor_, id_.version - options_.keep_versions);
+  std::uint64_t limit = std::min(*newest_anchor_, id_.version - options_.keep_versions);
+  // What stands for the anchor is a version, and stays.
+  if (anchors_among_versions() && limit == *newest_anchor_ && limit > 0) --limit;
   if (limit == 0) return;
   const Result<std::vector<PublicationId>> removed = road_.prune(limit);
   if (!removed.ok()) notes.push_back(concat("pruning: ", removed.status().message()));

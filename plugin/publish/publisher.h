@@ -49,6 +49,12 @@ struct PublisherOptions {
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
   std::shared_ptr<PublisherDevice> device = nullptr;
+  // Layouts hf_delta and flush: whole versions carry the files of this checkpoint that hold no
+  // weights. Their readers make a directory exactly what a whole version holds. Empty: none.
+  std::string assets_dir;
+  // Called on every rank once its files of a publication are written, with the directory that they
+  // lie in, before anybody can see it. Not ok: it is not published. May be empty.
+  std::function<Status(const std::string& directory)> before_visible;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 

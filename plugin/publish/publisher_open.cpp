@@ -416,7 +416,9 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
       const RunInfo run{start.run, layout_, base_digest_, group_.size(), base_tensor_digests_};
       ready.status = road_.announce(run_info_to_json(run), deadline);
     }
-    ready.anchor = ready.status.ok() && options_.first_anchor && !newest_anchor_;
+    // Of a run that goes on, with anchors among its versions, a whole one is there or will be.
+    const bool among = anchors_among_versions() && start.version > 0;
+    ready.anchor = ready.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
     if (ready.anchor) {
       ready.status = road_.begin({start.version, PublicationKind::kAnchor}, deadline);
     }

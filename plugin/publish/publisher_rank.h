@@ -134,7 +134,12 @@ class PublisherRank final : public Publisher {
   void commit(std::uint64_t version, const TensorDigests& changed, const Digest& digest);
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
-  void choose_anchor(std::uint64_t version, LeaderMessage& outcome, const Deadline& deadline);
+  // In hf_delta the version itself is whole if an anchor is due: others look among versions.
+  [[nodiscard]] bool anchors_among_versions() const {
+    return options_.layout == DirectoryLayout::kHfDelta;
+  }
+  [[nodiscard]] bool anchor_due(std::uint64_t version);
+  void choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
@@ -146,6 +151,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
                                  std::vector<RankMessage>& ranks, const Deadline& deadline);
+  [[nodiscard]] Status add_assets();
+  [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline);
   // The digests of this rank's tensors after a version that was found to change them so.
   [[nodiscard]] TensorDigests digests_after(const PayloadFindings& findings, bool full) const;
   [[nodiscard]] Status list_tensors(const std::vector<RankMessage>& ranks,

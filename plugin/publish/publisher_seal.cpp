@@ -37,6 +37,14 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   return made;
 }
 
+// Whether a file of a checkpoint is none of its weights, and has no name that a version needs.
+static bool is_asset(std::string_view name) {
+  constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt",      ".pth",
+                                           ".ckpt",        ".h5",  ".msgpack", ".index.json"};
+  if (name.starts_with('.') || name == kManifestName || name == kDoneName) return false;
+  return std::ranges::none_of(kWeights, [&](std::string_view end) { return name.ends_with(end); });
+}
+
 bool PublisherRank::has_index(bool full) const {
   return layout_of(options_.layout, full) == DirectoryLayout::kHfDelta;
 }
@@ -57,8 +65,34 @@ Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_vers
   const std::string text = index_to_json(index);
   DRIFTLESS_RETURN_IF_ERROR(
       put_part(road_, std::string(kIndexName), std::as_bytes(std::span(text.data(), text.size()))));
-  DRIFTLESS_ASSIGN_OR_RETURN(ranks.front().parts, road_.flush(deadline));
+  if (full) DRIFTLESS_RETURN_IF_ERROR(add_assets());
+  DRIFTLESS_ASSIGN_OR_RETURN(ranks.front().parts, flush(deadline));
   return {};
+}
+
+// A reader of others makes its directory what a whole version is, so that holds all of a
+// checkpoint.
+Status PublisherRank::add_assets() {
+  if (options_.assets_dir.empty()) return {};
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options_.assets_dir));
+  for (const std::string& name : names) {
+    const std::string path = join_path(options_.assets_dir, name);
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
+    if (info.kind == FileKind::kDirectory || !is_asset(name)) continue;  // links are followed
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(path));
+    DRIFTLESS_RETURN_IF_ERROR(put_part(road_, name, file.bytes()));
+  }
+  return {};
+}
+
+Result<std::vector<PartReceipt>> PublisherRank::flush(const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PartReceipt> parts, road_.flush(deadline));
+  if (options_.before_visible) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        options_.before_visible(road_.pending_directory()).with_context("before_visible"));
+  }
+  return parts;
 }
 
 TensorDigests PublisherRank::digests_after(const PayloadFindings& findings, bool full) const {
@@ -185,7 +219,7 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
   }
   if (has_index(full) && group_.leads()) return;  // add_index() flushes
   Stopwatch watch;
-  Result<std::vector<PartReceipt>> parts = road_.flush(deadline);
+  Result<std::vector<PartReceipt>> parts = flush(deadline);
   flush_ms_ = watch.lap_ms();
   mine.status = parts.status();
   if (parts.ok()) {

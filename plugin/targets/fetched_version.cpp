@@ -91,6 +91,7 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
       index_seen = true;
       continue;
     }
+    if (indexed && !name.ends_with(".safetensors")) continue;  // of the checkpoint, no weights
     version.payload_files.push_back(name);
     payload.push_back(std::move(fetched.parts[i]));
     frames.push_back(std::move(fetched.frames[i]));

@@ -220,8 +220,9 @@ Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile>
                    " is a file of ours; wait until the version is whole, then try again");
     }
     flushes_.push_back(std::make_unique<FlushFile>(std::move(flush)));
-    DRIFTLESS_RETURN_IF_ERROR(
-        add_bucket(name, name.substr(0, name.find('_')), flushes_.back()->bucket()));
+    for (const BucketView& bucket : flushes_.back()->buckets()) {
+      DRIFTLESS_RETURN_IF_ERROR(add_bucket(name, name.substr(0, name.find('_')), bucket));
+    }
   }
   return {};
 }
@@ -268,7 +269,9 @@ std::vector<SourceBucket> VersionSource::buckets() const {
   std::vector<SourceBucket> buckets;
   if (!positional()) return buckets;
   for (std::size_t i = 0; i < flushes_.size(); ++i) {
-    buckets.push_back({flushes_[i]->bucket(), MemoryKind::kHost, version_.payload_files[i]});
+    for (const BucketView& bucket : flushes_[i]->buckets()) {
+      buckets.push_back({bucket, MemoryKind::kHost, version_.payload_files[i]});
+    }
   }
   for (std::size_t i = 0; i < frames_.size(); ++i) {
     buckets.push_back(

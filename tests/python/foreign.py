@@ -4,6 +4,7 @@ files. Written from the description of the formats alone; shares nothing with th
 
 import json
 import math
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -147,8 +148,102 @@ def write_full(directory, version, tensors, shards=2):
     return write_checkpoint(version_path(directory, version), tensors, shards)
 
 
+def write_full_without_index(directory, version, tensors, shards=2):
+    """Names that say how many files there are, or one file."""
+    path = version_path(directory, version)
+    path.mkdir(parents=True)
+    for number, part in enumerate(split(tensors, shards)):
+        name = f"model-{number + 1:05d}-of-{shards:05d}" if shards > 1 else "model"
+        data = safetensors_bytes(part, {"format": "pt"})
+        (path / f"{name}.safetensors").write_bytes(data)
+    return path
+
+
+def is_delta(path):
+    index = path / INDEX
+    return index.exists() and "delta_encoding" in json.loads(index.read_text())["metadata"]
+
+
+def pull(local, base, source, target):
+    """What an engine does that is told to pull a version into its local checkpoint: from the newest
+    full version that is not past it, or from the base, delta by delta; a full version is copied with
+    all of its files, and what it does not have goes."""
+    local = Path(local)
+    state = local / ".weight_sync/state.json"
+    applied = int(json.loads(state.read_text())["version"]) if state.exists() else None
+    start = target
+    while start > (applied or 0):
+        assert version_path(source, start).is_dir(), f"version {start} is missing"
+        if not is_delta(version_path(source, start)):
+            break
+        start -= 1
+    if applied is None or start > applied:
+        origin = Path(base) if start == 0 else version_path(source, start)
+        local.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in origin.iterdir() if path.is_file()}
+        for path in local.iterdir():
+            if path.is_file() and path.name not in names:
+                path.unlink()
+        for name in names:
+            shutil.copy2(origin / name, local / name)
+    else:
+        start = applied
+    tensors = read_checkpoint(local)
+    files = {name: file for file in local.glob("*.safetensors") for name in read_safetensors(file)[0]}
+    for version in range(start + 1, target + 1):
+        path = version_path(source, version)
+        assert int(json.loads((path / INDEX).read_text())["metadata"]["base_version"]) == version - 1
+        tensors = read_hf_delta(path, tensors)
+    for file in set(files.values()):
+        own = {name: tensors[name] for name in files if files[name] == file}
+        file.write_bytes(safetensors_bytes(own, read_safetensors(file)[1]))
+    state.parent.mkdir(exist_ok=True)
+    state.write_text(json.dumps({"version": f"{target:06d}"}))
+    return tensors
+
+
 def read_full(path):
     return read_checkpoint(path)
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def write_trl_anchor(directory, step, tensors):
+    path = Path(directory) / f"anchors/step_{step:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": "sparse_weight_patch", "version": "1", "sparse": "False"}
+    path.write_bytes(safetensors_bytes(tensors, metadata | {"model_version": str(step)}))
+    return path
+
+
+def write_trl_delta(directory, step, old, new, spelling=("indices", "values"), encoding=None):
+    """The blog's spelling by default; `encoding` raw or gap_delta came with the later one."""
+    tensors, changed, total = {}, [], 0
+    for name, tensor in new.items():
+        at = np.flatnonzero(old[name].words() != tensor.words())
+        if len(at) == 0:
+            continue
+        kind, positions = "I32", at.astype("<i4")
+        if encoding == "gap_delta":
+            gaps = np.diff(at, prepend=-1) - 1
+            kind = "U16" if gaps.max() <= 0xFFFF else "U32"
+            positions = gaps.astype("<u2" if kind == "U16" else "<u4")
+        picked = tensor.words()[at].tobytes()
+        tensors[f"{name}.{spelling[0]}"] = Tensor(kind, (len(at),), positions.tobytes())
+        tensors[f"{name}.{spelling[1]}"] = Tensor(tensor.dtype, (len(at),), picked)
+        changed.append(name)
+        total += len(at)
+    metadata = {
+        "format": "sparse_weight_patch", "version": "1", "sparse": "True",
+        "model_version": str(step), "num_changed_params": str(len(changed)),
+        "total_changed_elements": str(total),
+    }  # fmt: skip
+    metadata |= {"encoding": encoding} if encoding else {"changed_params": json.dumps(changed)}
+    path = Path(directory) / f"deltas/step_{step:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(safetensors_bytes(tensors, metadata))
+    return path
 
 
 # --- flush files ---------------------------------------------------------------------------------
@@ -209,17 +304,27 @@ def decode_positions(encoding, data, width):
     return np.cumsum(np.frombuffer(data, f"<u{width}").astype(np.int64) + 1) - 1
 
 
+def as_float32(dtype, data):
+    """As torch widens what it concatenates."""
+    if dtype != "BF16":
+        return data
+    return (np.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()
+
+
 def flush_bytes(version, old, new, encoding):
-    """One flush file of tensors of one dtype."""
+    """One flush file: tensors of one dtype, or of BF16 and F32, all of whose values are F32."""
     positions, values, params, dtype = b"", b"", [], None
+    mixed = len({tensor.dtype for tensor in new.values()}) > 1
     for name, tensor in new.items():
-        dtype = tensor.dtype
+        own = tensor.dtype
+        dtype = "F32" if mixed else own
         at = np.flatnonzero(old[name].words() != tensor.words())
         packed, width = encode_positions(encoding, at)
         picked = tensor.words()[at].tobytes()
-        size = tensor.words().itemsize
+        picked = as_float32(own, picked) if mixed else picked
+        size = 4 if mixed else tensor.words().itemsize
         params.append({
-            "name": name, "dtype": TORCH[dtype], "shape": list(tensor.shape),
+            "name": name, "dtype": TORCH[own], "shape": list(tensor.shape),
             "pos_start": len(positions), "pos_end": len(positions) + len(packed),
             "pos_width": width,
             "val_start": len(values) // size, "val_end": len(values) // size + len(at),
@@ -240,11 +345,15 @@ def flush_bytes(version, old, new, encoding):
     return zstandard.ZstdCompressor(level=1).compress(data) if encoding == "deltas_zstd" else data
 
 
-def write_flush(directory, version, old, new, encoding="deltas", ranks=1):
-    """A version as another trainer writes it: files of one dtype each, dealt out to ranks."""
+def write_flush(directory, version, old, new, encoding="deltas", ranks=1, mixed=False):
+    """A version as another trainer writes it: files of one dtype each, dealt out to ranks; or one."""
     path = version_path(directory, version)
     path.mkdir(parents=True)
     differing = {n: t for n, t in new.items() if t.data != old[n].data}
+    if mixed:
+        name = "rank0000_flush000000.safetensors"
+        (path / name).write_bytes(flush_bytes(version, old, differing, encoding))
+        return path
     dtypes = sorted({t.dtype for t in differing.values()})
     for number, dtype in enumerate(dtypes):
         part = {n: t for n, t in differing.items() if t.dtype == dtype}

@@ -355,6 +355,9 @@ def engine():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not body:  # a pause, or its end
+                self.answer({})
+                return
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
             self.server.on_call()
             refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls

@@ -22,7 +22,7 @@ Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& la
   DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs.map(path));
   DRIFTLESS_ASSIGN_OR_RETURN(const FlushFile file,
                              FlushFile::open(fs, std::move(mapped), layout, version, "/"));
-  const BucketView bucket = file.bucket();
+  const BucketView bucket = file.buckets().front();
   for (const BucketEntry& entry : bucket.entries) {
     std::vector<std::byte>& bytes = weights.at(layout[entry.tensor].name).bytes;
     EntryCursor cursor(layout, bucket, entry);
@@ -123,6 +123,9 @@ HttpAnswer ToldEngine::http(const HttpCall& call, milliseconds timeout, const Ha
 Result<std::string> ToldEngine::answer(Server& life, Process& process, const std::string& path,
                                        const std::string& body, const Hash128& run) {
   if (path == "/model_info") return nlohmann::json{{"weight_version", life.label}}.dump();
+  for (const char* const other : {"/pause_generation", "/flush_cache", "/continue_generation"}) {
+    if (path == other) return std::string("{}");
+  }
   const auto told = nlohmann::json::parse(body);
   Status done;
   if (path == "/update_weight_version") {

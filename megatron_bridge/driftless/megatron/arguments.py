@@ -74,10 +74,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     add(
         "--update-weight-delta-chunk-bytes",
+        "--sglang-update-weight-delta-chunk-bytes",
+        "--vllm-update-weight-delta-chunk-bytes",
+        dest="update_weight_delta_chunk_bytes",
         type=int,
         metavar="BYTES",
         help="Of full-shape tensors that a rollout engine's own loader is given at a time, where its "
         "parameters cannot be written in place (default 512 MiB).",
+    )
+    add(
+        "--update-weight-delta-read-workers",
+        "--sglang-update-weight-delta-read-workers",
+        "--vllm-update-weight-delta-read-workers",
+        dest="update_weight_delta_read_workers",
+        type=int,
+        metavar="N",
+        help="Parts of a version that a rollout host's agent reads and decodes at a time.",
+    )
+    add(
+        "--update-weight-disk-keep-files",
+        "--update-weight-delta-keep-files",
+        dest="update_weight_disk_keep_files",
+        action="store_true",
+        help="disk: versions stay when all engines that are told have acknowledged them.",
     )
     add(
         "--update-weights-interval",
@@ -104,12 +123,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     add(
         "--custom-delta-pre-push-path",
+        "--custom-update-weight-post-write-path",
+        dest="custom_delta_pre_push_path",
         metavar="MODULE.FUNCTION",
-        help="disk: called as f(args, version_dir, engines) on every publishing rank once a "
-        "version's files are there.",
+        help="disk: called as f(args, version_dir, engines) on every publishing rank once its files "
+        "of a version are written, before any process can see the version.",
     )
     add(
         "--custom-delta-pre-read-path",
+        "--sglang-custom-pull-weights-pre-read-hook",
+        dest="custom_delta_pre_read_path",
         metavar="MODULE.FUNCTION",
         help="disk: called as f(dir, version) on a rollout before it reads a version.",
     )
@@ -135,6 +158,7 @@ class Options:
     hf_checkpoint: str | None = None
     pre_push: Hook | None = None
     pre_read: Hook | None = None
+    colocate: bool = False  # judged by load_config(): the mode may be in the file
     notes: tuple[str, ...] = field(default=())
 
 
@@ -158,6 +182,7 @@ def options_from(args: Any) -> Options | None:
         hf_checkpoint=flag("update_weight_hf_checkpoint"),
         pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
         pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+        colocate=bool(flag("colocate")),
     )
 
 
@@ -167,8 +192,12 @@ def load_config(options: Options, more: Sequence[str] = ()) -> Any:
 
     overrides = [*options.overrides, *more]
     if options.config_file is None:
-        return driftless.Config.parse("mode: delta\n", overrides)
-    return driftless.Config.load(options.config_file, overrides)
+        config = driftless.Config.parse("mode: delta\n", overrides)
+    else:
+        config = driftless.Config.load(options.config_file, overrides)
+    if options.colocate:
+        _refuse_colocated(config.settings()["mode"])
+    return config
 
 
 def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
@@ -195,14 +224,20 @@ def _refuse_unused(flag: Callable[[str], Any]) -> None:
             )
 
 
+def _refuse_colocated(mode: str | None) -> None:
+    if mode == "full":
+        return
+    raise MapError(
+        "--colocate cannot be together with --update-weight-mode delta: engines on the "
+        "trainer's own GPUs take the weights by a handle to them, nothing travels, and a "
+        "snapshot and a comparison would only cost memory and time"
+    )
+
+
 def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None) -> None:
     transport, disk = flag("update_weight_transport"), flag("update_weight_disk_dir")
-    if flag("colocate") and mode != "full":
-        raise MapError(
-            "--colocate cannot be together with --update-weight-mode delta: engines on the "
-            "trainer's own GPUs take the weights by a handle to them, nothing travels, and a "
-            "snapshot and a comparison would only cost memory and time"
-        )
+    if flag("colocate") and (mode is not None or config_file is None):
+        _refuse_colocated(mode)
     if flag("update_weights_interval") is not None and flag("update_weights_interval") < 1:
         raise MapError("--update-weights-interval is at least 1")
     if flag("update_weight_encoding") and flag("update_weight_delta_encoding"):
@@ -237,6 +272,9 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),
+        "agent.read_workers": flag("update_weight_delta_read_workers"),
+        "notify.cleanup": "false" if flag("update_weight_disk_keep_files") else None,
+        "road.assets_dir": flag("update_weight_hf_checkpoint") if layout else None,
     }
     # Rollouts that start without weights find version 0 whole.
     if config_file is None and transport == "mpi_rma":

@@ -129,7 +129,9 @@ class Session:
             source: Any = self._export
             if directory is not None:
                 source = base_checkpoint.CheckpointBase(directory, source.specs)
-            return driftless.Publisher(self._job, source, group=group)
+            return driftless.Publisher(
+                self._job, source, group=group, before_visible=self._before_visible()
+            )
 
         self._publisher = self._all_ranks(
             "opening the publisher", lambda: self._with_shards(open_publisher)
@@ -210,12 +212,23 @@ class Session:
         self.last = VersionReport.of(report, times, synced - begin, end - begin)
         if self.leads:
             self.report.version(self.last)
-        if self.options.pre_push is not None:
-            directory = Path(self.settings["road.dir"]) / f"weight_v{report.version:06d}"
-            self.options.pre_push(self._args, str(directory), self._engine_urls())
         if self.leads:
             for text in self._publisher.tell_engines():
                 self.report.engine_failure(text)
+
+    def _before_visible(self) -> Callable[[str], None] | None:
+        """The hook of --custom-delta-pre-push-path: on every publishing rank, before any process can
+        see the version. What it returns may be a future, which is waited for."""
+        hook = self.options.pre_push
+        if hook is None:
+            return None
+
+        def call(directory: str) -> None:
+            pending = hook(self._args, directory, self._engine_urls())
+            if hasattr(pending, "result"):
+                pending.result()
+
+        return call
 
     def _engine_urls(self) -> list[str]:
         return [

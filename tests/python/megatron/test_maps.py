@@ -273,3 +273,39 @@ def test_hooks_are_found_by_path(work):
     )
     assert found.pre_push(None, "", []) == 7
     assert found.pre_read("a", "b") == "a/b"
+
+
+@pytest.mark.parametrize("engine", ["", "sglang-", "vllm-"])
+def test_launch_lines_of_slime_mean_the_same(work, engine):
+    found = settings(
+        *DISK,
+        "--update-weight-disk-dir",
+        "/d",
+        "--update-weight-delta-encoding",
+        "xor",
+        f"--{engine}update-weight-delta-chunk-bytes",
+        str(2 << 30),
+        f"--{engine}update-weight-delta-read-workers",
+        "7",
+        "--update-weight-delta-keep-files",
+        "--update-weight-hf-checkpoint",
+        "/models/m",
+    )
+    assert (found["receiver.chunk_size"], found["agent.read_workers"]) == ("2GiB", "7")
+    assert found["notify.cleanup"] == "false" and found["road.assets_dir"] == "/models/m"
+
+
+def test_colocate_is_judged_by_the_mode_that_holds(work):
+    (work / "full.yaml").write_text("mode: full\nroad: { kind: shared_fs, dir: /a }\n")
+    (work / "delta.yaml").write_text("mode: delta\nroad: { kind: shared_fs, dir: /a }\n")
+    assert settings("--update-weight-config", f"{work}/full.yaml", "--colocate")["mode"] == "full"
+    for flags in (
+        ("--update-weight-config", f"{work}/delta.yaml"),
+        ("--update-weight-config", f"{work}/full.yaml", "--update-weight-mode", "delta"),
+    ):
+        with pytest.raises(megatron.MapError, match="--colocate"):
+            settings(*flags, "--colocate")
+    found = options("--custom-update-weight-post-write-path", "os.path.join", *DISK,
+                    "--update-weight-disk-dir", "/d",
+                    "--sglang-custom-pull-weights-pre-read-hook", "os.path.join")  # fmt: skip
+    assert found.pre_push is found.pre_read is not None

@@ -80,7 +80,7 @@ TEST(FlushFile, RoundTripsEveryTypeAndEncoding) {
       ASSERT_TRUE(file.ok()) << file.status().message();
       EXPECT_EQ(file->encoding(), encoding);
       EXPECT_EQ(file->metadata().at("extra"), "yes");
-      EXPECT_EQ(decode_all(layout, file->bucket()).value(), expected) << dtype.name;
+      EXPECT_EQ(decode_all(layout, file->buckets().front()).value(), expected) << dtype.name;
       ASSERT_TRUE(fs.remove_file(path).ok());
     }
   }
@@ -106,7 +106,7 @@ TEST(FlushFile, GoesIntoAnOpenFileAndComesFromHeldContent) {
 
     const auto held = FlushFile::open(fs, {"part 3", bytes, *bytes}, layout, 7, dir.path());
     ASSERT_TRUE(held.ok()) << held.status().message();
-    EXPECT_EQ(decode_all(layout, held->bucket()).value(),
+    EXPECT_EQ(decode_all(layout, held->buckets().front()).value(),
               decode_all(layout, builder.view()).value());
     bytes->back() ^= std::byte{1};
     const auto damaged = FlushFile::open(fs, {"part 3", bytes, *bytes}, layout, 7, dir.path());
@@ -124,7 +124,7 @@ TEST(FlushFile, ABucketWithoutChangesRoundTrips) {
       write_flush_file(fs, dir.file("f"), layout, builder.view(), Encoding::kDeltas, 1, {}).ok());
   const auto file = FlushFile::open(fs, fs.map(dir.file("f")).value(), layout, 1, dir.path());
   ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_TRUE(file->bucket().entries.empty());
+  EXPECT_TRUE(file->buckets().front().entries.empty());
 }
 
 TEST(FlushFile, WritesWhatOtherReadersExpect) {
@@ -239,7 +239,7 @@ TEST_F(ForeignFlush, IsReadInAnyOrderOfParameters) {
   const auto file = open_bytes(make());
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_EQ(file->metadata().at("writer"), "somebody");
-  EXPECT_EQ(file->bucket().entries[0].tensor, 0U);
+  EXPECT_EQ(file->buckets().front().entries[0].tensor, 0U);
 }
 TEST_F(ForeignFlush, CompressionIsToldByTheFirstBytes) {
   compress_ = true;
@@ -261,7 +261,7 @@ TEST_F(ForeignFlush, ParametersWithoutChangesAreLeftOut) {
   values_.resize(4);
   const auto file = open_bytes(make());
   ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_EQ(file->bucket().entries.size(), 1U);
+  EXPECT_EQ(file->buckets().front().entries.size(), 1U);
 }
 TEST_F(ForeignFlush, EveryKeyOfTheFormatIsRequired) {
   for (const char* key : {"encoding", "current_version", "checksum", "params"}) {

@@ -148,7 +148,7 @@ TEST(Golden, FlushFiles) {
     const auto file = FlushFile::open(fs, fs.map(path).value(), layout, 7, dir.path());
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_EQ(file->encoding(), encoding);
-    EXPECT_EQ(decode_all(layout, file->bucket()).value(),
+    EXPECT_EQ(decode_all(layout, file->buckets().front()).value(),
               decode_all(layout, bucket.view()).value());
   }
 }

@@ -47,6 +47,7 @@ class EngineNotifierTest : public ::testing::Test {
     }
     options_.timeout = seconds(10);
     options_.retry_wait = milliseconds(1);
+    options_.pause = false;
   }
   std::vector<EngineResult> notify(std::vector<EngineEndpoint> engines,
                                    const Deadline& deadline = Deadline::after(seconds(30))) {
@@ -83,6 +84,56 @@ TEST_F(EngineNotifierTest, PullsThenLoads) {
             (json{{"model_path", "/local/model"}, {"weight_version", "7"}}));
   EXPECT_NE(requests[0].headers.find("Content-Type: application/json"), std::string::npos);
   EXPECT_EQ(requests[0].headers.find("Authorization"), std::string::npos);
+}
+
+// The paths that were called.
+std::vector<std::string> paths_of(const HttpServer& server) {
+  std::vector<std::string> paths;
+  for (const HttpRequest& request : server.requests()) {
+    const std::size_t space = request.line.find(' ');
+    paths.push_back(request.line.substr(space + 1, request.line.rfind(' ') - space - 1));
+  }
+  return paths;
+}
+
+TEST_F(EngineNotifierTest, PausesAndFlushesWhileItLoads) {
+  options_.pause = true;
+  int flushes = 0;
+  HttpServer server([&flushes](const HttpRequest& request) {
+    const bool flush = request.line.find("/flush_cache") != std::string::npos;
+    if (flush && ++flushes == 1) return HttpResponse{400, "requests are running", {}, ""};
+    if (flush) return HttpResponse{200, "Cache flushed.\n", {}, ""};
+    return yes(request);
+  });
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kPullWeights)})[0];
+  EXPECT_TRUE(result.status.ok()) << result.status.to_string();
+  EXPECT_EQ(paths_of(server),
+            (std::vector<std::string>{"/pull_weights", "/pause_generation", "/flush_cache",
+                                      "/flush_cache", "/update_weights_from_disk",
+                                      "/continue_generation"}));
+}
+
+TEST_F(EngineNotifierTest, GenerationGoesOnIfLoadingFails) {
+  options_.pause = true;
+  HttpServer server([](const HttpRequest& request) {
+    if (request.line.find("/update_weights") == std::string::npos) return yes(request);
+    return HttpResponse{200, R"({"success":false,"message":"no"})", {}, ""};
+  });
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kUpdateFromDisk)})[0];
+  EXPECT_EQ(result.status.code(), StatusCode::kIo);
+  EXPECT_EQ(paths_of(server).back(), "/continue_generation");
+}
+
+TEST_F(EngineNotifierTest, AnEngineThatCannotPauseLoadsAsItIs) {
+  options_.pause = true;
+  HttpServer server([](const HttpRequest& request) {
+    return request.line.find("_generation") == std::string::npos ? yes(request)
+                                                                 : HttpResponse{404, "", {}, ""};
+  });
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kUpdateFromDisk)})[0];
+  EXPECT_TRUE(result.status.ok()) << result.status.to_string();
+  EXPECT_EQ(paths_of(server),
+            (std::vector<std::string>{"/pause_generation", "/update_weights_from_disk"}));
 }
 
 // An engine that reads flush files, and says what it was told last.

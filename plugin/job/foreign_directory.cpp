@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/job/foreign_directory.h"
+
+#include <deque>
+#include <set>
+
+#include "collectives/part_ranges.h"
+#include "collectives/shared_fs/visibility_hook.h"
+#include "core/parallel.h"
+#include "formats/run_info.h"
+#include "plugin/job/trl_directory.h"
+#include "plugin/targets/version_stager.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::size_t kHeldVersions = 4;
+// A file may be seen half written. What is still wrong after this stays so.
+constexpr std::chrono::seconds kSettleWait{10};
+// For reading a version: that a caller has no more time does not mean that it begins again.
+constexpr std::chrono::minutes kReadWait{30};
+
+// One of their versions, with what receivers want to know of it.
+struct HeldVersion {
+  PublicationId id;
+  std::string manifest;
+  std::vector<MappedFile> parts;  // path(): the name
+};
+
+// By what one file of a version was like it is told from another of the same number.
+struct Taken {
+  std::string file;
+  FileInfo info = {};
+
+  [[nodiscard]] bool same(const FileInfo& now) const {  // whoever links to it
+    return now.identity == info.identity && now.size_bytes == info.size_bytes &&
+           now.modified_ns == info.modified_ns;
+  }
+};
+
+class ForeignDirectory final : public ReceiveRoad {
+ public:
+  ForeignDirectory(FileSystem& fs, const SharedFsOptions& options, unsigned threads)
+      : fs_(&fs),
+        options_(options),
+        threads_(threads == 0 ? default_threads() : threads),
+        reader_(make_part_files_reader(fs)),
+        before_read_(shared_fs::before_read_hook(options)) {}
+
+  [[nodiscard]] Status open();
+
+  Result<std::string> run_info(const Deadline&) override { return run_info_; }
+  Result<std::vector<PublicationId>> list(const Deadline&) override {
+    DRIFTLESS_RETURN_IF_ERROR(fenced_);
+    std::vector<PublicationId> ids;
+    for (const HeldVersion& version : held_) ids.push_back(version.id);
+    return ids;
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override;
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const HeldVersion* const version, find(id));
+    return version->manifest;
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline&) override;
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("shared_fs", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, fetch_part(id, part, deadline));
+    return slices(whole, ranges);
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return true; }
+  // Nobody there asks for it.
+  Status report(const ReceiverReport& report, const Deadline&) override {
+    return check_report(report);
+  }
+  Status leave(const Deadline&) override { return {}; }
+
+ private:
+  [[nodiscard]] Result<const HeldVersion*> find(const PublicationId& id) const;
+  // Their next version, if it is there: then it is held.
+  [[nodiscard]] Result<bool> take_next();
+  [[nodiscard]] Result<std::vector<std::uint64_t>> look();
+  [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
+  [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
+      const std::vector<std::uint64_t>& there);
+  [[nodiscard]] Result<MappedFile> read_file(const VersionDirectory& version,
+                                             const std::string& name);
+  // `version` then names them.
+  [[nodiscard]] Result<std::vector<MappedFile>> read_parts(VersionDirectory& version,
+                                                           Manifest& manifest);
+  [[nodiscard]] Status prove(const VersionDirectory& version, const std::vector<MappedFile>& parts,
+                             Manifest& manifest);
+  [[nodiscard]] Status follow(const Manifest& manifest, const std::vector<MappedFile>& parts);
+  [[nodiscard]] Status take(VersionDirectory version);
+  void drop_old();
+  [[nodiscard]] std::vector<Digest> tensor_digests() const;
+  [[nodiscard]] const WeightLayout& layout() const { return *weights_->layout(); }
+
+  FileSystem* const fs_;
+  const SharedFsOptions options_;
+  const unsigned threads_;
+  const PartReader reader_;
+  shared_fs::RepeatedHook before_read_;
+  std::unique_ptr<MappedTarget> weights_;  // at version `newest_`
+  Hash128 run_;
+  std::string run_info_;
+  std::uint64_t newest_ = 0;
+  std::deque<HeldVersion> held_;
+  bool trl_ = false;              // of TRL's layout
+  bool looked_ = false;           // once
+  std::set<std::uint64_t> seen_;  // at the last look
+  std::map<std::uint64_t, Taken> taken_;
+  std::optional<Deadline> settled_;  // from the first failure of a version on
+  Status fenced_;
+};
+
+Status ForeignDirectory::open() {
+  DRIFTLESS_ASSIGN_OR_RETURN(weights_, make_owned_target(*fs_, options_.foreign_base, threads_));
+  RunInfo info;
+  info.layout = layout();
+  info.base_digest = weights_->state().digest;
+  info.tensor_digests = tensor_digests();
+  // The same for everybody who starts from this base; digests tell what numbers do not.
+  info.run = run_ = xxh3_128(concat("weights that others publish: ", to_hex(info.base_digest)));
+  run_info_ = run_info_to_json(info);
+  return {};
+}
+
+std::vector<Digest> ForeignDirectory::tensor_digests() const {
+  std::vector<Digest> digests(layout().size());
+  for (const TensorShare& share : weights_->tracked().tensors) {
+    digests[share.tensor] = share.digest;
+  }
+  return digests;
+}
+
+Result<const HeldVersion*> ForeignDirectory::find(const PublicationId& id) const {
+  DRIFTLESS_RETURN_IF_ERROR(fenced_);
+  for (const HeldVersion& version : held_) {
+    if (version.id == id) return &version;
+  }
+  return not_there(options_.dir, id);
+}
+
+Result<MappedFile> ForeignDirectory::fetch_part(const PublicationId& id, const PartReceipt& part,
+                                                const Deadline&) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const HeldVersion* const version, find(id));
+  for (const MappedFile& held : version->parts) {
+    if (held.path() == part.name && held.bytes().size() == part.size_bytes) return held;
+  }
+  return error(StatusCode::kCorrupt, options_.dir, ": ", to_string(id), " has no part '", part.name,
+               "' of ", part.size_bytes, " bytes");
+}
+
+Status ForeignDirectory::wait_beyond(std::uint64_t version, const Deadline& deadline) {
+  Backoff backoff(options_.poll_first, options_.poll_longest);
+  while (newest_ <= version) {
+    DRIFTLESS_RETURN_IF_ERROR(fenced_);
+    const Result<bool> taken = take_next();
+    if (taken.ok()) {
+      settled_.reset();
+      if (*taken) continue;
+    } else if (taken.status().code() != StatusCode::kIncomplete) {
+      if (!settled_) settled_ = Deadline::after(kSettleWait);
+      if (settled_->expired() || taken.status().code() == StatusCode::kMismatch) {
+        return taken.status();
+      }
+    }
+    if (!backoff.sleep(deadline)) {
+      return deadline.check(concat(options_.dir, ": waiting for a version past ", version,
+                                   taken.ok() ? "" : "; ", taken.status().message()));
+    }
+  }
+  return fenced_;
+}
+
+Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
+  DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
+  Result<std::vector<std::uint64_t>> there = list_versions(*fs_, options_.dir);
+  // It is made by the trainer, and emptied when that starts again.
+  if (there.status().code() == StatusCode::kNotFound) return std::vector<std::uint64_t>();
+  DRIFTLESS_RETURN_IF_ERROR(there.status());
+  if (!there->empty()) return there;
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> steps, list_trl_steps(*fs_, options_.dir));
+  trl_ = !steps.empty();
+  return steps;
+}
+
+// A number that was taken stands for the same directory, and none appears behind the newest.
+Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there) {
+  const bool first = !std::exchange(looked_, true);
+  for (const std::uint64_t version : there) {
+    if (version > newest_ || first) break;
+    const auto taken = taken_.find(version);
+    bool same = seen_.contains(version);
+    if (taken != taken_.end()) {
+      const Result<FileInfo> info = fs_->info(taken->second.file);
+      if (!info.ok()) continue;  // it is being written, or removed
+      same = taken->second.same(*info);
+    }
+    if (same) continue;
+    fenced_ = error(StatusCode::kWrongRun, join_path(options_.dir, version_directory_name(version)),
+                    ": is another one than the version ", version,
+                    " that was followed: the trainer has begun anew, after version ", newest_,
+                    " was taken here. Start again from ", options_.foreign_base);
+    return fenced_;
+  }
+  seen_ = {there.begin(), there.end()};
+  return {};
+}
+
+// The next number; or, if that is gone or never was, the first full version behind it.
+Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
+    const std::vector<std::uint64_t>& there) {
+  for (const std::uint64_t version : there) {
+    if (version <= newest_) continue;
+    Result<VersionDirectory> opened = trl_ ? open_trl_step(*fs_, options_.dir, version, newest_)
+                                           : open_version(*fs_, options_.dir, version);
+    if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
+    // Flush files have no end: that they are all there is told by what comes after them.
+    if (found.open_ended && version == there.back()) {
+      return error(StatusCode::kIncomplete, found.path, ": whether all of its files are there is ",
+                   "known once the next version, or DONE, is");
+    }
+    if (found.full() || found.base_version == newest_) return std::optional(std::move(found));
+    if (version == newest_ + 1) {
+      return error(StatusCode::kWrongBase, found.path, ": builds on version ", found.base_version,
+                   ", and version ", newest_, " was followed");
+    }
+  }
+  if (there.empty() || there.back() <= newest_) return std::optional<VersionDirectory>();
+  return error(StatusCode::kWrongBase, options_.dir, ": version ", newest_ + 1,
+               " is not there, and no full version is: keep the versions since the base, or let "
+               "the trainer write a full one");
+}
+
+Result<bool> ForeignDirectory::take_next() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> there, look());
+  DRIFTLESS_RETURN_IF_ERROR(check_same_run(there));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionDirectory> version, choose(there));
+  if (!version) return false;
+  DRIFTLESS_RETURN_IF_ERROR(take(*version));
+  return true;
+}
+
+// Into memory: the directory may go, and its server may.
+Result<MappedFile> ForeignDirectory::read_file(const VersionDirectory& version,
+                                               const std::string& name) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(join_path(version.path, name)));
+  const ByteRange whole{0, info.size_bytes};
+  PartReceipt receipt;
+  receipt.name = name;
+  receipt.size_bytes = info.size_bytes;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<MappedFile> read,
+      reader_(version.path, receipt, {&whole, 1}, Deadline::after(kReadWait)));
+  return MappedFile(name, std::make_shared<MappedFile>(read.front()), read.front().bytes());
+}
+
+Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& version,
+                                                             Manifest& manifest) {
+  std::vector<MappedFile> parts;
+  if (trl_) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file,
+                               read_file(version, version.payload_files.front()));
+    const auto current = [this](std::size_t tensor) { return weights_->tensor(tensor); };
+    DRIFTLESS_ASSIGN_OR_RETURN(parts, read_trl_step(file, layout(), current, version));
+  } else {
+    for (const std::string& name : version.payload_files) {
+      DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, read_file(version, name));
+      parts.push_back(std::move(file));
+    }
+  }
+  if (version.directory_layout == DirectoryLayout::kHfDelta) {
+    HfDeltaIndex index;
+    index.version = version.version;
+    index.base_version = version.base_version;
+    if (!version.full()) index.encoding = version.encoding;
+    index.checksum = version.checksum;
+    index.weight_map = version.weight_map;
+    const auto text = std::make_shared<const std::string>(index_to_json(index));
+    parts.emplace_back(std::string(kIndexName), text, std::as_bytes(std::span(*text)));
+  }
+  for (const MappedFile& part : parts) {
+    manifest.files.push_back({part.path(), part.bytes().size(), xxh3_128(part.bytes())});
+  }
+  return parts;
+}
+
+// What it makes of the weights: the digest after it, and the checksums that it names.
+Status ForeignDirectory::prove(const VersionDirectory& version,
+                               const std::vector<MappedFile>& parts, Manifest& manifest) {
+  WeightView view;
+  view.name = concat("the copy that followed ", options_.dir);
+  view.layout = &layout();
+  view.held = [](std::size_t) { return HeldShare::kAll; };
+  view.bytes = [this](std::size_t tensor, std::uint64_t offset, std::span<std::byte>) {
+    return Result<const std::byte*>(weights_->tensor(tensor).data() + offset);
+  };
+  const std::vector<MappedFile> payload(
+      parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(version.payload_files.size()));
+  std::vector<VersionSource> chain;
+  DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source,
+                             VersionSource::open(*fs_, version, payload, layout(), "", threads_));
+  manifest.payload_bytes = source.payload_bytes();
+  chain.push_back(std::move(source));
+  StageOptions options;
+  options.threads = threads_;
+  DRIFTLESS_ASSIGN_OR_RETURN(const StagedVersion staged,
+                             stage_version(view, chain, options, [](auto) { return Status(); }));
+  manifest.base_digest = weights_->state().digest;
+  manifest.digest = manifest.base_digest + staged.digest_change;
+  manifest.changed_tensors = chain.front().changes().size();
+  manifest.changed_units = staged.changed_units;
+  for (const TensorChange& change : chain.front().changes()) {
+    manifest.tensors.push_back({.name = layout()[change.tensor].name});
+  }
+  std::ranges::sort(manifest.tensors, {}, &ManifestTensor::name);
+  return {};
+}
+
+// The copy takes it as a receiver would.
+Status ForeignDirectory::follow(const Manifest& manifest, const std::vector<MappedFile>& parts) {
+  std::vector<FetchedVersion> chain(1);
+  chain[0] = {.manifest = manifest,
+              .source = join_path(options_.dir, version_directory_name(manifest.id.version)),
+              .parts = parts};
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<StagedChange> staged,
+                             weights_->stage(std::move(chain)));
+  return staged->commit().status();
+}
+
+Status ForeignDirectory::take(VersionDirectory version) {
+  if (version.manifest) {
+    return error(StatusCode::kInvalidArgument, version.path,
+                 ": was written by Driftless; follow it without road.foreign_base");
+  }
+  Taken taken{.file = join_path(version.path, kIndexName)};
+  if (!exists(*fs_, taken.file)) {
+    taken.file = join_path(version.path, version.payload_files.front());
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(taken.info, fs_->info(taken.file));
+  Manifest manifest;
+  manifest.id = {run_, version.version};
+  manifest.base_version = newest_;
+  manifest.directory_layout = version.directory_layout;
+  manifest.encoding = version.encoding;
+  manifest.checksum = version.checksum;
+  manifest.layout = layout().signature();
+  manifest.total_units = layout().total_units();
+  manifest.full_bytes = layout().total_bytes();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> parts, read_parts(version, manifest));
+  DRIFTLESS_RETURN_IF_ERROR(prove(version, parts, manifest));
+  const std::vector<ManifestTensor> tensors = std::exchange(manifest.tensors, {});
+  DRIFTLESS_RETURN_IF_ERROR(follow(manifest, parts));
+  const std::vector<Digest> digests = tensor_digests();
+  for (ManifestTensor tensor : tensors) {
+    tensor.digest = digests[*layout().find(tensor.name)];
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  newest_ = version.version;
+  taken_[newest_] = std::move(taken);
+  held_.push_back({{newest_, PublicationKind::kVersion}, manifest_to_json(manifest), parts});
+  drop_old();
+  return {};
+}
+
+// Of whole versions no more are held than the newest.
+void ForeignDirectory::drop_old() {
+  const auto bytes_of = [](const HeldVersion& version) {
+    std::uint64_t sum = 0;
+    for (const MappedFile& part : version.parts) sum += part.bytes().size();
+    return sum;
+  };
+  std::uint64_t sum = 0;
+  for (const HeldVersion& version : held_) sum += bytes_of(version);
+  while (held_.size() > 1 && (held_.size() > kHeldVersions || sum > layout().total_bytes())) {
+    sum -= bytes_of(held_.front());
+    held_.pop_front();
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ReceiveRoad>> make_foreign_receiver(FileSystem& fs,
+                                                           const SharedFsOptions& options,
+                                                           unsigned threads) {
+  auto road = std::make_unique<ForeignDirectory>(fs, options, threads);
+  DRIFTLESS_RETURN_IF_ERROR(road->open().with_context("road.foreign_base"));
+  return std::unique_ptr<ReceiveRoad>(std::move(road));
+}
+
+}  // namespace driftless

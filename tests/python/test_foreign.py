@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that slime and miles write, followed by our rollouts and agents; and what we write,
+pulled as their engines do. foreign.py writes and reads what they do, from the description alone."""
+
+import json
+import os
+import shutil
+import signal
+import uuid
+
+import numpy as np
+import pytest
+
+import foreign
+import jobs
+from jobs import Files, ended, finish, make_run, wait_for
+from support import (
+    INDEX,
+    Tensor,
+    assert_refusal,
+    changed,
+    copy_checkpoint,
+    parse_safetensors,
+    random_tensor,
+    read_checkpoint,
+    run,
+    safetensors_bytes,
+    write_checkpoint,
+)
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def no_processes_left():
+    yield
+    jobs.stop_started()
+
+
+class Trainer:
+    """Another's: a model of BF16 and F32, trained step by step."""
+
+    def __init__(self, work, rng):
+        self.rng, self.dir, self.base = rng, work / "road", work / "base"
+        self.history = [
+            {
+                "embed.weight": random_tensor(rng, "BF16", (96, 32)),
+                "norm.weight": random_tensor(rng, "F32", (33,)),
+                "layers.q.weight": random_tensor(rng, "BF16", (32, 48)),
+                "layers.frozen.weight": random_tensor(rng, "BF16", (16, 16)),
+            }
+        ]
+        write_checkpoint(self.base, self.history[0], 2)
+
+    def step(self, same=False):
+        """(version, weights before, weights after)."""
+        old = self.history[-1]
+        new = {n: t if same or "frozen" in n else changed(self.rng, t) for n, t in old.items()}
+        self.history.append(new)
+        return len(self.history) - 1, old, new
+
+
+def following(work, trainer, **settings):
+    return Files(
+        work, "hf_delta", **{"road.foreign_base": trainer.base, "deadlines.fetch": "3s"} | settings
+    )
+
+
+def follow(job, trainer, version, save, *arguments):
+    """A rollout from the base to a version."""
+    line = ["--target-version", version, "--timeout", "60s", "--save", save, *arguments]
+    return job.start_rollout("--base", trainer.base, *line)
+
+
+WRITERS = {
+    "xor": lambda d, v, old, new: foreign.write_hf_delta(d, v, old, new, "xor", shards=2),
+    "overwrite": lambda d, v, old, new: foreign.write_hf_delta(d, v, old, new, "overwrite"),
+    "adler32": lambda d, v, old, new: foreign.write_hf_delta(d, v, old, new, checksum="adler32"),
+    "full": lambda d, v, old, new: foreign.write_full(d, v, new),
+    "full without index": lambda d, v, old, new: foreign.write_full_without_index(d, v, new),
+    "one file": lambda d, v, old, new: foreign.write_full_without_index(d, v, new, shards=1),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_rollout_follows_ten_versions(work, rng, writer):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    rollout = follow(job, trainer, STEPS, work / "a")
+    for number in range(STEPS):
+        version, old, new = trainer.step(same=number == 4)
+        WRITERS[writer](trainer.dir, version, old, new)
+    assert ended(rollout)["version"] == STEPS
+    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
+    assert not [p for p in trainer.dir.iterdir() if not p.name.startswith("weight_v")], "read only"
+    # A late one, with all of them there.
+    assert ended(follow(job, trainer, STEPS, work / "b"))["commits"] >= 1
+    assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
+
+
+@pytest.mark.parametrize("encoding", ["indices", "deltas", "deltas_zstd"])
+def test_flush_files_are_taken_when_the_next_version_says_that_they_are_whole(work, rng, encoding):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    for number in range(STEPS):
+        version, old, new = trainer.step()
+        foreign.write_flush(trainer.dir, version, old, new, encoding, 2, mixed=number % 2 == 0)
+    assert ended(follow(job, trainer, STEPS - 1, work / "a"))["version"] == STEPS - 1
+    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS - 1]
+    last = follow(job, trainer, STEPS, work / "b")
+    with pytest.raises(AssertionError, match="did not end"):
+        finish(last, 2)
+    (foreign.version_path(trainer.dir, STEPS) / "DONE").touch()
+    assert ended(follow(job, trainer, STEPS, work / "b"))["version"] == STEPS
+    assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
+
+
+def test_versions_that_appear_file_by_file_are_waited_for(work, rng):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    version, old, new = trainer.step()
+    whole = foreign.write_hf_delta(work / "aside", version, old, new, shards=2)
+    rollout = follow(job, trainer, 1, work / "a")
+    path = foreign.version_path(trainer.dir, 1)
+    path.mkdir(parents=True)
+    for name in (*sorted(p.name for p in whole.glob("*.safetensors")), INDEX):
+        with pytest.raises(AssertionError, match="waited"):
+            wait_for(lambda: rollout.poll() is not None, "nothing", 0.3)
+        data = (whole / name).read_bytes()
+        (path / f"{name}.tmp").write_bytes(data)
+        (path / name).write_bytes(data[: len(data) // 2])  # seen half written
+        os.replace(path / f"{name}.tmp", path / name)
+    assert ended(rollout)["version"] == 1
+    assert read_checkpoint(work / "a/rollout_00") == new
+
+
+def test_a_checkpoint_is_patched_and_taken_up_again(work, rng):
+    trainer = Trainer(work, rng)
+    local = copy_checkpoint(trainer.base, work / "local")
+    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
+    job = following(work, trainer, **target)
+    for until in (3, 7, STEPS):
+        while len(trainer.history) <= until:
+            version, old, new = trainer.step()
+            foreign.write_hf_delta(trainer.dir, version, old, new)
+        line = ["--target-version", until, "--timeout", "60s"]
+        assert ended(job.start_rollout(*line))["version"] == until
+        assert read_checkpoint(local) == trainer.history[until]
+
+
+def test_a_full_version_bridges_what_was_removed(work, rng):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    for _ in range(STEPS):
+        version, old, new = trainer.step()
+        write = foreign.write_full if version == 6 else foreign.write_hf_delta
+        arguments = (new,) if version == 6 else (old, new)
+        write(trainer.dir, version, *arguments)
+    for gone in range(1, 6):
+        shutil.rmtree(foreign.version_path(trainer.dir, gone))
+    assert ended(follow(job, trainer, STEPS, work / "a"))["version"] == STEPS
+    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
+    shutil.rmtree(foreign.version_path(trainer.dir, 6))
+    result = finish(follow(job, trainer, STEPS, work / "b"), 60)
+    assert result.returncode == 4 and "wrong_base" in result.stderr, result.stderr
+    assert "version 1 is not there, and no full version is" in result.stderr
+
+
+def test_a_trainer_that_begins_anew_is_noticed(work, rng):
+    """The directory is emptied and numbers begin again: another run, of which nothing says so."""
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    rollout = follow(job, trainer, STEPS, work / "a", "--verbose")
+    for _ in range(3):
+        version, old, new = trainer.step()
+        foreign.write_hf_delta(trainer.dir, version, old, new)
+    lines = iter(rollout.stdout.readline, "")
+    assert any(json.loads(line)["version"] == 3 for line in lines)
+    for file in foreign.version_path(trainer.dir, 3).iterdir():  # a backup of it is no other run
+        os.link(file, work / file.name)
+    with pytest.raises(AssertionError, match="waited"):
+        wait_for(lambda: rollout.poll() is not None, "nothing", 0.3)
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    version, old, new = trainer.step()
+    foreign.write_hf_delta(trainer.dir, version, old, new)
+    assert_refusal(finish(rollout, 60), 4, "wrong_run", "begun anew", str(trainer.base))
+    # Started again it follows the new one; a checkpoint of the old one is refused.
+    assert ended(follow(job, trainer, 1, work / "b"))["version"] == 1
+    assert read_checkpoint(work / "b/rollout_00") == new
+
+
+def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
+    trainer = Trainer(work, rng)
+    local = copy_checkpoint(trainer.base, work / "local")
+    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
+    job = following(work, trainer, **target)
+    version, old, new = trainer.step()
+    foreign.write_hf_delta(trainer.dir, version, old, new)
+    line = ["--target-version", 1, "--timeout", "60s"]
+    assert ended(job.start_rollout(*line))["version"] == 1
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    for _ in range(2):
+        version, old, new = trainer.step()
+        foreign.write_hf_delta(trainer.dir, version, old, new)
+    before = read_checkpoint(local)
+    result = finish(job.start_rollout("--target-version", 2, "--timeout", "60s"), 60)
+    assert result.returncode != 0 and "wrong_base" in result.stderr, result.stderr
+    assert read_checkpoint(local) == before
+
+
+def test_another_base_is_named_by_its_tensor(work, rng):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    version, old, new = trainer.step()
+    wrong = {name: changed(rng, tensor) for name, tensor in old.items()}
+    foreign.write_hf_delta(trainer.dir, version, wrong, {n: changed(rng, t) for n, t in wrong.items()})
+    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    assert result.returncode != 0 and "mismatch" in result.stderr, result.stderr
+    assert "does not hold version 0, or the delta is damaged" in result.stderr
+    assert not (work / "a").exists()
+
+
+def truncate(path):
+    shard = sorted(path.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-7])
+
+
+def unknown_tensor(path):
+    index = json.loads((path / INDEX).read_text())
+    file = next(iter(index["weight_map"].values()))
+    index["weight_map"]["no.such.tensor"] = file
+    (path / INDEX).write_text(json.dumps(index))
+
+
+def outside(path):
+    shard = sorted(path.glob("*.safetensors"))[0]
+    shutil.move(shard, path.parent.parent / "elsewhere.safetensors")
+    shard.symlink_to(path.parent.parent / "elsewhere.safetensors")
+
+
+def another_number(path):
+    index = json.loads((path / INDEX).read_text())
+    index["metadata"]["version"] = "000009"
+    (path / INDEX).write_text(json.dumps(index))
+
+
+def twice(path):
+    shard = sorted(path.glob("*.safetensors"))[0]
+    shutil.copy(shard, path / "model-00009-of-00002.safetensors")
+
+
+def nonsense(path):
+    (path / INDEX).write_text("{" * 100_000)
+
+
+HOSTILE = [truncate, unknown_tensor, outside, another_number, twice, nonsense]
+
+
+@pytest.mark.parametrize("damage", HOSTILE, ids=lambda damage: damage.__name__)
+def test_damaged_and_hostile_versions_change_nothing(work, rng, damage):
+    trainer = Trainer(work, rng)
+    local = copy_checkpoint(trainer.base, work / "local")
+    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
+    job = following(work, trainer, **target)
+    version, old, new = trainer.step()
+    damage(foreign.write_hf_delta(trainer.dir, version, old, new, shards=2))
+    result = finish(job.start_rollout("--target-version", 1, "--timeout", "14s"), 60)
+    assert result.returncode != 0 and result.stderr.count("\n") <= 3, result.stderr
+    assert read_checkpoint(local) == old
+    # It is mended: the next one goes on.
+    shutil.rmtree(foreign.version_path(trainer.dir, 1))
+    foreign.write_hf_delta(trainer.dir, version, old, new)
+    assert ended(job.start_rollout("--target-version", 1, "--timeout", "60s"))["version"] == 1
+    assert read_checkpoint(local) == new
+
+
+def test_a_version_of_ours_among_theirs_is_refused(work, rng):
+    trainer = Trainer(work, rng)
+    write_checkpoint(work / "new", trainer.step()[2])
+    run("diff", trainer.base, work / "new", "--out", trainer.dir, "--layout", "hf_delta")
+    job = following(work, trainer)
+    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    assert result.returncode != 0 and "road.foreign_base" in result.stderr, result.stderr
+
+
+def test_a_trainer_has_no_place_there(work, rng):
+    trainer = Trainer(work, rng)
+    make_run(work / "run", rng, 1)
+    result = finish(following(work, trainer).start_trainer("--replay", work / "run"), 60)
+    assert_refusal(result, 2, "road.foreign_base", "a trainer has no place there")
+    (work / "c.yaml").write_text("road: { kind: mpi_rma, foreign_base: /x }\n")
+    assert_refusal(run("config", "check", work / "c.yaml"), 2, "road.foreign_base", "shared_fs")
+
+
+def test_an_agent_patches_a_checkpoint_from_their_directory(work, rng):
+    trainer = Trainer(work, rng)
+    local = copy_checkpoint(trainer.base, work / "local")
+    hand_over = {"agent.hand_over": "checkpoint", "agent.checkpoint_dir": local}
+    job = following(work, trainer, **hand_over)
+    line = ["agent", "--config", job.config, "--threads", 1, *job.settings, "--json"]
+    agent = jobs.start([jobs.COMMAND, *map(str, line)])
+    for _ in range(5):
+        version, old, new = trainer.step()
+        foreign.write_hf_delta(trainer.dir, version, old, new)
+    wait_for(lambda: jobs.support.state_version(local) == 5, "version 5")
+    assert read_checkpoint(local) == trainer.history[5]
+    agent.send_signal(signal.SIGTERM)
+    finish(agent, 30)
+
+
+def test_workers_follow_their_directory_through_an_agent(work, rng):
+    """One copy of the weights for the host; the workers take frames from shared memory."""
+    trainer = Trainer(work, rng)
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    job = following(work, trainer, **{"road.host_shm.name": name, "agent.workers": 2})
+    settings = job.settings
+    line = ["agent", "--config", job.config, "--threads", 1, *settings, "--json"]
+    agent = jobs.start([jobs.COMMAND, *map(str, line)])
+    workers = []
+    for number in range(2):
+        more = {"road.kind": "host_shm", "road.layout": "auto", "encoding": "auto"}
+        more |= {"road.foreign_base": "", "receiver.id": f"worker{number}"}
+        job.settings = [*settings]
+        job.set(**more)
+        workers.append(follow(job, trainer, STEPS, work / f"w{number}"))
+    for _ in range(STEPS):
+        version, old, new = trainer.step()
+        WRITERS["xor" if version % 2 else "full"](trainer.dir, version, old, new)
+    for number, worker in enumerate(workers):
+        assert ended(worker, 60)["version"] == STEPS
+        assert read_checkpoint(work / f"w{number}/rollout_00") == trainer.history[STEPS]
+    agent.send_signal(signal.SIGTERM)
+    finish(agent, 30)
+
+
+def test_a_value_that_never_was_bf16_is_refused(work, rng):
+    """In a flush file of several types, whose values torch has widened."""
+    trainer = Trainer(work, rng)
+    version, old, new = trainer.step()
+    path = foreign.write_flush(trainer.dir, version, old, new, mixed=True)
+    (path / "DONE").touch()
+    file = path / "rank0000_flush000000.safetensors"
+    tensors, metadata = parse_safetensors(file.read_bytes())
+    values = bytearray(tensors["__values__"].data)
+    values[1] ^= 1  # of a BF16
+    tensors["__values__"] = Tensor("F32", tensors["__values__"].shape, bytes(values))
+    metadata["checksum"] = foreign.flush_checksum("F32", tensors["__positions__"].data, bytes(values))
+    file.write_bytes(safetensors_bytes(tensors, metadata))
+    local = copy_checkpoint(trainer.base, work / "local")
+    refused = run("apply", trainer.dir, "--to", local)
+    assert_refusal(refused, 4, "no BF16 that was widened")
+    assert read_checkpoint(local) == old
+
+
+TRL = {
+    "indices": (("indices", "values"), None),
+    "raw": (("idx", "val"), "raw"),
+    "gaps": (("idx", "val"), "gap_delta"),
+}
+
+
+@pytest.mark.parametrize("spelling", TRL)
+def test_trl_is_followed_by_deltas_and_anchors(work, rng, spelling):
+    """An anchor with every fourth step; a late rollout without the first deltas starts from one."""
+    trainer = Trainer(work, rng)
+    # Two changes further apart than 16 bits can say.
+    trainer.history[0]["layers.wide.weight"] = random_tensor(rng, "BF16", (70_001,))
+    shutil.rmtree(trainer.base)
+    write_checkpoint(trainer.base, trainer.history[0], 2)
+    job = following(work, trainer)
+    foreign.write_trl_anchor(trainer.dir, 0, trainer.history[0])
+    rollout = follow(job, trainer, STEPS, work / "a")
+    for number in range(STEPS):
+        version, old, new = trainer.step(same=number == 4)
+        new["layers.wide.weight"] = changed(rng, old["layers.wide.weight"], positions=[2, 70_000])
+        foreign.write_trl_delta(trainer.dir, version, old, new, *TRL[spelling])
+        if version % 4 == 0:  # frozen tensors are not sent
+            anchor = {n: t for n, t in new.items() if "frozen" not in n}
+            foreign.write_trl_anchor(trainer.dir, version, anchor)
+    assert ended(rollout)["version"] == STEPS
+    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
+    for gone in range(1, 7):
+        (trainer.dir / f"deltas/step_{gone:06d}.safetensors").unlink()
+    assert ended(follow(job, trainer, STEPS, work / "b"))["version"] == STEPS
+    assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
+
+
+def replaced(path, change):
+    tensors, metadata = parse_safetensors(path.read_bytes())
+    change(tensors, metadata)
+    path.write_bytes(safetensors_bytes(tensors, metadata))
+
+
+def backwards(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4")[::-1].tobytes()
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data)
+
+
+def beyond(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4").copy()
+    data[-1] = 1 << 30
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
+
+
+def negative(tensors, metadata):
+    entry = tensors["embed.weight.indices"]
+    data = np.frombuffer(entry.data, "<i4").copy()
+    data[0] = -1
+    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
+
+
+def half(tensors, metadata):
+    del tensors["embed.weight.values"]
+
+
+def miscounted(tensors, metadata):
+    metadata["total_changed_elements"] = "1"
+
+
+def stranger(tensors, metadata):
+    tensors["no.such.indices"] = tensors["embed.weight.indices"]
+
+
+def other_coding(tensors, metadata):
+    metadata["encoding"] = "morse"
+
+
+TRL_DAMAGE = [backwards, beyond, negative, half, miscounted, stranger, other_coding]
+
+
+@pytest.mark.parametrize("damage", TRL_DAMAGE, ids=lambda damage: damage.__name__)
+def test_damaged_deltas_of_trl_are_refused(work, rng, damage):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    version, old, new = trainer.step()
+    replaced(foreign.write_trl_delta(trainer.dir, version, old, new), damage)
+    result = finish(follow(job, trainer, 1, work / "a"), 60)
+    assert result.returncode in (4, 8) and "step_000001.safetensors" in result.stderr, result.stderr
+    assert not (work / "a").exists()
+
+
+# --- ours, pulled by theirs ----------------------------------------------------------------------
+
+ASSETS = {"config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b\n"}
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_their_hosts_follow_us_early_and_late(work, rng, encoding):
+    """Every third version is whole, and carries what an engine's directory needs; older versions
+    go; a late host takes the newest whole one and the deltas behind it."""
+    history = make_run(work / "run", rng, STEPS)
+    base = work / "run/step_000000"
+    for name, text in ASSETS.items():
+        (base / name).write_text(text)
+    (base / "pytorch_model.bin").write_text("no weights of ours")
+    settings = {"encoding": encoding, "anchors.every": 3, "keep_versions": 2, "anchors.first": "false"}
+    job = Files(work, "hf_delta", **settings, **{"road.assets_dir": base})
+    early = work / "early"
+    for version in range(1, STEPS + 1):
+        trainer = job.start_trainer("--replay", work / "run", "--steps", version)
+        assert finish(trainer).returncode == 0
+        assert foreign.is_delta(job.version_dir(version)) == (version % 3 != 0)
+        assert foreign.pull(early, base, job.dir, version) == history[version]
+        late = work / f"late{version}"
+        assert foreign.pull(late, base, job.dir, version) == history[version]
+        for directory in (early, late):
+            assert read_checkpoint(directory) == history[version]
+            assert {n: (directory / n).read_text() for n in ASSETS} == ASSETS
+    assert not job.version_dir(1).exists() and job.version_dir(9).exists()
+    assert not list(job.dir.glob("anchor_v*"))
+    # Our own late rollout takes the same way.
+    rollout = job.start_rollout("--save", work / "ours", "--timeout", "60s")
+    assert ended(rollout)["version"] == STEPS
+    assert read_checkpoint(work / "ours/rollout_00") == history[STEPS]
+
+
+def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):
+    jobs.need_mpirun()
+    make_run(work / "run", rng, 2)
+    seen = work / "seen"
+    seen.mkdir()
+    command = (
+        f'ls "$DRIFTLESS_DIR" > "{seen}/$(basename "$DRIFTLESS_VERSION_DIR").$$"; '
+        f'ls "$DRIFTLESS_VERSION_DIR" >> "{seen}/$(basename "$DRIFTLESS_VERSION_DIR").$$"'
+    )
+    job = Files(work, "hf_delta", **{"road.before_visible": command})
+    result = job.run(trainer=["--replay", work / "run"], rollout=["--base", work / "run/step_000000"])
+    assert result.returncode == 0, result.stderr
+    for version in (1, 2):
+        texts = [p.read_text() for p in seen.iterdir() if f"weight_v{version:06d}" in p.name]
+        assert len(texts) == 2, "both trainer ranks"
+        assert all(f"\nweight_v{version:06d}" not in f"\n{text}" for text in texts)
+        assert all("-of-00002.safetensors" in text for text in texts)
+
+
+def test_a_command_that_fails_keeps_the_version_from_everybody(work, rng):
+    make_run(work / "run", rng, 1)
+    job = Files(work, "hf_delta", **{"road.before_visible": "echo not today >&2; exit 3"})
+    result = finish(job.start_trainer("--replay", work / "run"), 60)
+    assert result.returncode != 0 and "not today" in result.stderr, result.stderr
+    assert not job.version_dir(1).exists()
