@@ -303,8 +303,8 @@ Status ForeignDirectory::prove(const VersionDirectory& version,
   const std::vector<MappedFile> payload(
       parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(version.payload_files.size()));
   std::vector<VersionSource> chain;
-  DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source,
-                             VersionSource::open(*fs_, version, payload, layout(), "", threads_));
+  DRIFTLESS_ASSIGN_OR_RETURN(VersionSource source, VersionSource::open(*fs_, version, payload, {},
+                                                                       layout(), "", threads_));
   manifest.payload_bytes = source.payload_bytes();
   chain.push_back(std::move(source));
   StageOptions options;
