@@ -20,9 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   {
     const auto file =
         FlushFile::open(fs, fs.map(concat("/proc/self/fd/", fd)).value(), layout, 7, spool.path());
-    if (!file.ok()) continue;
-    for (const BucketView& bucket : file->buckets()) {
-      (void)testing::decode_all(layout, bucket).ok();
+    if (file.ok()) {
+      for (const BucketView& bucket : file->buckets()) {
+        (void)testing::decode_all(layout, bucket).ok();
+      }
     }
   }
   ::close(fd);
