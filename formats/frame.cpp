@@ -195,9 +195,10 @@ Result<FrameHead> decode_frame_head(std::span<const std::byte> head, const Weigh
 }
 
 std::vector<std::byte> frame_head_of(const FrameInfo& info, std::span<const std::byte> frame) {
-  std::vector<std::byte> head(frame.begin(), frame.begin() + kFrameHeaderBytes);
   const auto rest = frame.subspan(frame_places(info).table, info.table_bytes + kFrameTrailerBytes);
-  head.insert(head.end(), rest.begin(), rest.end());
+  std::vector<std::byte> head(kFrameHeaderBytes + rest.size());
+  std::memcpy(head.data(), frame.data(), kFrameHeaderBytes);
+  std::memcpy(head.data() + kFrameHeaderBytes, rest.data(), rest.size());
   return head;
 }
 
