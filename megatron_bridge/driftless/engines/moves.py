@@ -134,7 +134,8 @@ class Moves:
         """None is rebound. An engine waits for this look: it takes a tenth of a millisecond for 300
         tensors."""
         modules, kinds, names, tensors = self.slots
-        there = map(dict.get, map(getitem, modules, kinds), names)
+        get: Any = dict.get  # of any values
+        there = map(get, map(getitem, modules, kinds), names)
         if not all(map(is_, there, tensors)):
             return False
         return list(map(torch.Tensor.data_ptr, tensors)) == self.addresses
