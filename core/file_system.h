@@ -124,8 +124,8 @@ class FileSystem {
   [[nodiscard]] virtual Status make_directory(const std::string& path) = 0;
   // Atomically replaces a file `to`.
   [[nodiscard]] virtual Status rename_file(const std::string& from, const std::string& to) = 0;
-  // kAlreadyExists if anything is at `to`.
-  [[nodiscard]] virtual Status rename_directory(const std::string& from, const std::string& to) = 0;
+  // A file or a directory; kAlreadyExists if anything is at `to`.
+  [[nodiscard]] virtual Status rename_new(const std::string& from, const std::string& to) = 0;
   [[nodiscard]] virtual Status remove_file(const std::string& path) = 0;
   [[nodiscard]] virtual Status remove_directory(const std::string& path) = 0;
   // Makes the names in a directory durable.

@@ -142,16 +142,13 @@ class PosixFileSystem final : public FileSystem {
     return status_of(std::rename(from.c_str(), to.c_str()), "renaming ", from, " to ", to);
   }
 
-  Status rename_directory(const std::string& from, const std::string& to) override {
+  Status rename_new(const std::string& from, const std::string& to) override {
     // renameat2() has no wrapper in every C library; some network file systems lack the flag.
     if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) ==
         0) {
       return {};
     }
-    if (errno == EINVAL || errno == ENOSYS) {
-      if (exists(*this, to)) return errno_status(EEXIST, to);
-      return rename_file(from, to);
-    }
+    if (errno == EINVAL || errno == ENOSYS) return rename_without_flag(from, to);
     return errno_status(errno, concat("renaming ", from, " to ", to));
   }
 
@@ -230,6 +227,14 @@ class PosixFileSystem final : public FileSystem {
       return error(StatusCode::kInvalidArgument, path, ": not a regular file");
     }
     return std::unique_ptr<File>(std::move(file));
+  }
+
+  // A file by a second name, which is never given twice. Directories have none: what appears at
+  // `to` between the look and the renaming is replaced only if it is an empty directory.
+  Status rename_without_flag(const std::string& from, const std::string& to) {
+    if (::link(from.c_str(), to.c_str()) == 0) return remove_file(from);
+    if (errno == EEXIST || exists(*this, to)) return errno_status(EEXIST, to);
+    return rename_file(from, to);
   }
 };
 

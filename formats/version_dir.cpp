@@ -376,7 +376,7 @@ Status VersionWriter::publish(Manifest& manifest) {
                  ": was removed or replaced, so another process may publish here; nothing was "
                  "published: try again once no other does, or use another directory");
   }
-  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_directory(hidden_path_, final_path_));
+  DRIFTLESS_RETURN_IF_ERROR(fs_->rename_new(hidden_path_, final_path_));
   published_ = true;
   return fs_->sync_directory(directory_);
 }

@@ -101,7 +101,7 @@ class StepDirectories {
 
   Status publish() {
     for (unsigned step = 0; step < count_; ++step) {
-      DRIFTLESS_RETURN_IF_ERROR(fs_.rename_directory(hidden(step), named(step)));
+      DRIFTLESS_RETURN_IF_ERROR(fs_.rename_new(hidden(step), named(step)));
     }
     DRIFTLESS_RETURN_IF_ERROR(fs_.sync_directory(out_));
     kept_ = true;

@@ -245,7 +245,7 @@ Result<std::unique_ptr<Link>> connect_by_files(const std::string& root) {
   DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(made));
   DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "up")));
   DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(made, "down")));
-  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(made, dir));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_new(made, dir));
   return std::unique_ptr<Link>(std::make_unique<FileLink>(root, session, dir));
 }
 

@@ -9,6 +9,7 @@ namespace {
 constexpr std::string_view kStepPrefix = "weight_v";
 constexpr std::string_view kAnchorPrefix = "anchor_v";
 constexpr std::string_view kUsedPrefix = ".used_v";
+constexpr std::string_view kHiddenRunPrefix = ".run.";
 constexpr std::string_view kDroppedPrefix = ".dropped_";
 constexpr std::string_view kHiddenSuffix = ".tmp";
 
@@ -73,6 +74,10 @@ bool is_hidden_name_of(const PublicationId& id, std::string_view session, std::s
          name.ends_with(kHiddenSuffix);
 }
 
+std::string hidden_run_name(std::string_view session) {
+  return concat(kHiddenRunPrefix, session, kHiddenSuffix);
+}
+
 bool is_dropped(std::string_view name) {
   return name.starts_with(kDroppedPrefix) && name.ends_with(kHiddenSuffix);
 }
@@ -80,14 +85,14 @@ bool is_dropped(std::string_view name) {
 bool is_leftover(std::string_view name) {
   const bool hidden = name.starts_with(concat(".", kStepPrefix)) ||
                       name.starts_with(concat(".", kAnchorPrefix)) ||
-                      name.starts_with(kDroppedPrefix);
+                      name.starts_with(kDroppedPrefix) || name.starts_with(kHiddenRunPrefix);
   return hidden && name.ends_with(kHiddenSuffix);
 }
 
 Result<std::string> drop(FileSystem& fs, const std::string& dir, const std::string& name) {
   const std::string plain = name.starts_with('.') ? name.substr(1) : name;
   std::string dropped = concat(kDroppedPrefix, plain, ".", to_hex(random_hash128()), kHiddenSuffix);
-  const Status renamed = fs.rename_directory(join_path(dir, name), join_path(dir, dropped));
+  const Status renamed = fs.rename_new(join_path(dir, name), join_path(dir, dropped));
   if (renamed.code() == StatusCode::kNotFound) return std::string();
   DRIFTLESS_RETURN_IF_ERROR(renamed);
   return dropped;

@@ -34,7 +34,9 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
 [[nodiscard]] std::string new_hidden_name(const PublicationId& id, std::string_view session);
 [[nodiscard]] bool is_hidden_name_of(const PublicationId& id, std::string_view session,
                                      std::string_view name);
-// A hidden directory of any publication, being written or being removed.
+// ".run.<session>.tmp": the announcement, being written.
+[[nodiscard]] std::string hidden_run_name(std::string_view session);
+// A hidden directory of any publication, being written or being removed, or a hidden announcement.
 [[nodiscard]] bool is_leftover(std::string_view name);
 [[nodiscard]] bool is_dropped(std::string_view name);
 

@@ -151,14 +151,16 @@ class Sender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(lock_.check());
     const auto before = read_small(*fs_, file, kMaxRunInfoBytes);
     if (before.ok() && *before == run_info) return {};
-    if (before.ok()) {
-      return error(
-          StatusCode::kAlreadyExists, file,
-          ": the directory belongs to another run; use another directory, or empty this one");
-    }
+    if (before.ok()) return of_another_run(file);
     if (before.status().code() != StatusCode::kNotFound) return before.status();
     DRIFTLESS_RETURN_IF_ERROR(use_number(0));
-    return replace_text(*fs_, file, run_info);
+    // Never in place of another's: who wakes up here may have lost the directory long ago.
+    const std::string mine = path(hidden_run_name(lock_.session()));
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(write_text(*fs_, mine, run_info)));
+    const Status named = fs_->rename_new(mine, file);
+    if (named.code() == StatusCode::kAlreadyExists) return or_fenced(of_another_run(file));
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(named));
+    return fs_->sync_directory(options_.dir);
   }
 
   Status begin(const PublicationId& id, const Deadline& deadline) override {
@@ -233,7 +235,7 @@ class Sender final : public SendRoad {
     // A leader that takes over first has the lock, and then takes the hidden directories out of the
     // way. So if the lock is still ours here and another takes over after this, the renaming fails.
     DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_directory(hidden, final_path)));
+    DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_new(hidden, final_path)));
     pending_.reset();
     DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
     const VisibilityHook hook{
@@ -303,9 +305,8 @@ class Sender final : public SendRoad {
       if (!failed.ok()) break;  // not past a gap
       failed = lock_.check();
       if (failed.code() == StatusCode::kWrongRun) {  // it may be the other's, of the same number
-        const Status ignored = name->empty()
-                                   ? Status()
-                                   : fs_->rename_directory(path(*name), path(publication_name(id)));
+        const Status ignored =
+            name->empty() ? Status() : fs_->rename_new(path(*name), path(publication_name(id)));
         break;
       }
       removed.push_back(id);
@@ -384,6 +385,12 @@ class Sender final : public SendRoad {
       remove_dropped(*fs_, options_.dir, dropped);
     }
     return {};
+  }
+
+  [[nodiscard]] static Status of_another_run(const std::string& file) {
+    return error(
+        StatusCode::kAlreadyExists, file,
+        ": the directory belongs to another run; use another directory, or empty this one");
   }
 
   [[nodiscard]] Status already_there(const PublicationId& id) const {

@@ -28,7 +28,7 @@ Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint
     DRIFTLESS_RETURN_IF_ERROR(writer.append({view.data, view.spec->size_bytes}));
   }
   DRIFTLESS_RETURN_IF_ERROR(writer.finish());
-  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(hidden, directory));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_new(hidden, directory));
   return true;
 }
 

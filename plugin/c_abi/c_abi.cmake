@@ -13,6 +13,7 @@ set_target_properties(driftless_c PROPERTIES
   LINK_DEPENDS ${c_abi}/driftless.map)
 target_include_directories(driftless_c PUBLIC
   $<BUILD_INTERFACE:${c_abi}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_options(driftless_c PRIVATE $<$<CONFIG:Release>:-O1>)  # calls into the libraries
 target_compile_definitions(driftless_c PRIVATE "DRIFTLESS_VERSION=\"${PROJECT_VERSION}\"")
 # What the roads need is loaded (on_demand/): of what the rooms link, only what is used stays.
 target_link_libraries(driftless_c PRIVATE driftless_device_access driftless_loading_roads

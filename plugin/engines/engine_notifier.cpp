@@ -46,8 +46,9 @@ class Notified {
       return error(StatusCode::kInvalidArgument, "version ", newest, " is too large");
     }
     if (engine_.action == EngineAction::kUpdateFlush) {
-      return while_paused(deadline, result,
-                          [&] { return tell_flush(versions, newest, deadline, result); });
+      return while_paused(deadline, result, [&](const Deadline& until) {
+        return tell_flush(versions, newest, until, result);
+      });
     }
     if (engine_.action == EngineAction::kPullWeights) {
       const Json pull = {{"local_checkpoint_dir", engine_.local_checkpoint_dir},
@@ -59,22 +60,24 @@ class Notified {
     if (loads_patched) DRIFTLESS_RETURN_IF_ERROR(version.patched);
     const Json load = {{"model_path", engine_.local_checkpoint_dir},
                        {"weight_version", std::to_string(newest)}};
-    return while_paused(deadline, result,
-                        [&] { return post("/update_weights_from_disk", load, deadline, result); });
+    return while_paused(deadline, result, [&](const Deadline& until) {
+      return post("/update_weights_from_disk", load, until, result);
+    });
   }
 
-  // Generation goes on afterwards, whatever came of the work.
+  // Generation goes on afterwards, whatever came of the work, which leaves time for that call.
   template <typename Work>
   [[nodiscard]] Status while_paused(const Deadline& deadline, EngineResult& result,
                                     const Work& work) {
-    if (!options_.pause) return work();
-    const Status paused = known_call(ask("/pause_generation", deadline, result));
-    if (paused.code() == StatusCode::kUnsupported) return work();
+    if (!options_.pause) return work(deadline);
+    const milliseconds left = deadline.remaining();
+    const Deadline until = deadline.sooner(left - std::min(options_.timeout, left / 4));
+    const Status paused = known_call(ask("/pause_generation", until, result));
+    if (paused.code() == StatusCode::kUnsupported) return work(deadline);
     DRIFTLESS_RETURN_IF_ERROR(paused);
-    Status done = flush_cache(deadline, result);
-    if (done.ok()) done = work();
-    const Deadline soon = Deadline::after(options_.timeout);
-    const Status resumed = ask("/continue_generation", soon, result);
+    Status done = flush_cache(until, result);
+    if (done.ok()) done = work(until);
+    const Status resumed = ask("/continue_generation", deadline, result);
     if (resumed.ok()) return done;
     return resumed.with_context(concat(done.ok() ? std::string_view() : done.message(),
                                        done.ok() ? "" : "; ", "generation stays paused"));
@@ -355,7 +358,7 @@ Status cleanup_version(FileSystem& fs, const std::string& version_directory) {
   const std::string hidden = join_path(parent, concat(".", name, ".removed"));
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
   if (!exists(fs, path)) return {};
-  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(path, hidden));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_new(path, hidden));
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(parent));
   return remove_tree(fs, hidden);
 }

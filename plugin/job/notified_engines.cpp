@@ -47,11 +47,13 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
 std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
   if (config.engines.empty()) return milliseconds(0);
-  // Two calls at most, each tried retries + 1 times; the waits double. Retries are at most 10.
+  // Pull and load, or pause, flush the cache, load and go on, too. Each is tried retries + 1 times;
+  // the waits double. Retries are at most 10.
+  const double calls = config.notify.pause ? 5 : 2;
   const double tries = config.notify.retries + 1.0;
   const double waits = static_cast<double>(1U << config.notify.retries) - 1;
-  const double ms = 2 * (static_cast<double>(config.notify.timeout.count()) * tries +
-                         static_cast<double>(config.notify.retry_wait.count()) * waits);
+  const double ms = calls * (static_cast<double>(config.notify.timeout.count()) * tries +
+                             static_cast<double>(config.notify.retry_wait.count()) * waits);
   return std::min(kMaxDuration, milliseconds(static_cast<std::int64_t>(ms)));
 }
 

@@ -170,6 +170,29 @@ TEST_P(Fence, ATakeoverAtAnyCallLeavesOneChain) {
   EXPECT_GT(calls, 20U) << "the takeovers did not reach the work";
 }
 
+// A trainer that stalls while it opens an empty directory wakes up in another's.
+TEST_P(Fence, ATakeoverAtAnyCallOfAnOpeningLeavesTheOthersRun) {
+  std::uint64_t at = 0;
+  for (; !HasFailure(); ++at) {
+    std::filesystem::remove_all(dir());
+    StallingFileSystem fs;
+    std::unique_ptr<DirectoryTrainer> second;
+    fs.plan(at, [&] {
+      remove_lock();
+      second = std::make_unique<DirectoryTrainer>(posix_file_system(), dir(), GetParam(), base_);
+      ASSERT_EQ(second->opened().to_string(), "ok") << "call " << at;
+      ASSERT_EQ(second->publish(theirs_).to_string(), "ok") << "call " << at;
+    });
+    // What it goes on with is the other's run, or a lock that it has taken since.
+    DirectoryTrainer first(fs, dir(), GetParam(), one_);
+    if (second == nullptr) break;
+    EXPECT_FALSE(first.opened().ok()) << "call " << at;
+    EXPECT_TRUE(follow(theirs_).ok())
+        << "call " << at << ": " << follow(theirs_).status().to_string();
+  }
+  EXPECT_GT(at, 5U) << "the takeovers did not reach the work";
+}
+
 TEST_P(Fence, ALockFileThatWasRemovedFencesAndTheErrorNamesBothRuns) {
   DirectoryTrainer first(posix_file_system(), dir(), GetParam(), base_);
   ASSERT_EQ(first.publish(one_).to_string(), "ok");

@@ -238,7 +238,7 @@ Status SimFileSystem::make_directory(const std::string& path) {
   return {};
 }
 
-Status SimFileSystem::rename(const std::string& from, const std::string& to) {
+Status SimFileSystem::rename(const std::string& from, const std::string& to, bool replaces) {
   const auto [old_above, old_name] = disk_->parent(from);
   const auto [new_above, new_name] = disk_->parent(to);
   if (old_above == nullptr || !old_above->entries.contains(old_name) || new_above == nullptr) {
@@ -248,7 +248,7 @@ Status SimFileSystem::rename(const std::string& from, const std::string& to) {
   std::shared_ptr<SimDisk::Node> replaced;
   if (const auto at = new_above->entries.find(new_name); at != new_above->entries.end()) {
     replaced = at->second;
-    if (node->directory || replaced->directory) return errno_status(EEXIST, to);
+    if (!replaces || replaced->directory) return errno_status(EEXIST, to);
   }
   old_above->entries.erase(old_name);
   new_above->entries[new_name] = node;
@@ -265,12 +265,12 @@ Status SimFileSystem::rename(const std::string& from, const std::string& to) {
 
 Status SimFileSystem::rename_file(const std::string& from, const std::string& to) {
   DRIFTLESS_RETURN_IF_ERROR(begin(Call::kWrite, "renaming " + from));
-  return rename(from, to);
+  return rename(from, to, true);
 }
 
-Status SimFileSystem::rename_directory(const std::string& from, const std::string& to) {
+Status SimFileSystem::rename_new(const std::string& from, const std::string& to) {
   DRIFTLESS_RETURN_IF_ERROR(begin(Call::kWrite, "renaming " + from));
-  return rename(from, to);
+  return rename(from, to, false);
 }
 
 Status SimFileSystem::remove(const std::string& path, bool directory) {

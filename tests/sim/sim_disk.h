@@ -91,7 +91,7 @@ class SimFileSystem final : public FileSystem {
   Result<std::vector<std::string>> list(const std::string& path) override;
   Status make_directory(const std::string& path) override;
   Status rename_file(const std::string& from, const std::string& to) override;
-  Status rename_directory(const std::string& from, const std::string& to) override;
+  Status rename_new(const std::string& from, const std::string& to) override;
   Status remove_file(const std::string& path) override;
   Status remove_directory(const std::string& path) override;
   Status sync_directory(const std::string& path) override;
@@ -104,7 +104,7 @@ class SimFileSystem final : public FileSystem {
   friend class SimLock;
   enum class Call { kRead, kWrite, kRemove };
   Status begin(Call call, const std::string& what);
-  Status rename(const std::string& from, const std::string& to);
+  Status rename(const std::string& from, const std::string& to, bool replaces);
   Status remove(const std::string& path, bool directory);
   void note(std::shared_ptr<SimDisk::Node> directory, std::function<void()> undo);
 

@@ -195,15 +195,15 @@ Status FaultyFileSystem::rename_file(const std::string& from, const std::string&
   });
 }
 
-Status FaultyFileSystem::rename_directory(const std::string& from, const std::string& to) {
+Status FaultyFileSystem::rename_new(const std::string& from, const std::string& to) {
   return act(Needs::kSpace, "renaming " + from, [&]() -> Status {
-    DRIFTLESS_RETURN_IF_ERROR(real_.rename_directory(from, to));
+    DRIFTLESS_RETURN_IF_ERROR(real_.rename_new(from, to));
     {
       // What was written below and not synced goes along, and can still be lost.
       const std::scoped_lock lock(mutex_);
       std::map<std::string, std::vector<UnsyncedWrite>> moved;
       for (auto& [path, writes] : writes_) {
-        const bool below = path.starts_with(from + "/");
+        const bool below = path == from || path.starts_with(from + "/");
         moved[below ? to + path.substr(from.size()) : path] = std::move(writes);
       }
       writes_ = std::move(moved);

@@ -60,7 +60,7 @@ class FaultyFileSystem final : public FileSystem {
   }
   Status make_directory(const std::string& path) override;
   Status rename_file(const std::string& from, const std::string& to) override;
-  Status rename_directory(const std::string& from, const std::string& to) override;
+  Status rename_new(const std::string& from, const std::string& to) override;
   Status remove_file(const std::string& path) override;
   Status remove_directory(const std::string& path) override;
   Status sync_directory(const std::string& path) override;

@@ -48,8 +48,8 @@ class StallingFileSystem final : public FileSystem {
   Status rename_file(const std::string& from, const std::string& to) override {
     return tick().rename_file(from, to);
   }
-  Status rename_directory(const std::string& from, const std::string& to) override {
-    return tick().rename_directory(from, to);
+  Status rename_new(const std::string& from, const std::string& to) override {
+    return tick().rename_new(from, to);
   }
   Status remove_file(const std::string& path) override { return tick().remove_file(path); }
   Status remove_directory(const std::string& path) override {

@@ -70,7 +70,7 @@ Status copy_base(const std::string& base, const std::string& path) {
   std::error_code failed;
   stdfs::copy(base, hidden, stdfs::copy_options::recursive, failed);
   if (failed) return errno_status(failed.value(), concat("copying ", base, " to ", path));
-  return fs.rename_directory(hidden, target.string());
+  return fs.rename_new(hidden, target.string());
 }
 
 Status copy_model_config(const std::string& base, const std::string& directory) {
@@ -129,7 +129,7 @@ Status save_weights(const RolloutWeights& weights, const std::string& directory,
   DRIFTLESS_RETURN_IF_ERROR(writer.finish());
   DRIFTLESS_RETURN_IF_ERROR(copy_model_config(base, hidden));
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(hidden));
-  DRIFTLESS_RETURN_IF_ERROR(fs.rename_directory(hidden, join_path(directory, name.data())));
+  DRIFTLESS_RETURN_IF_ERROR(fs.rename_new(hidden, join_path(directory, name.data())));
   return fs.sync_directory(directory);
 }
 

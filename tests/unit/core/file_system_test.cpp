@@ -143,13 +143,13 @@ TEST_F(PosixFileSystemTest, RenameDirectoryNeverReplacesNotEvenAnEmptyOne) {
   ASSERT_TRUE(fs_.make_directory(at("from")).ok());
   ASSERT_TRUE(fs_.make_directory(at("empty")).ok());
   make_file("file", "x");
-  EXPECT_EQ(fs_.rename_directory(at("from"), at("empty")).code(), StatusCode::kAlreadyExists);
-  EXPECT_EQ(fs_.rename_directory(at("from"), at("file")).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(fs_.rename_new(at("from"), at("empty")).code(), StatusCode::kAlreadyExists);
+  EXPECT_EQ(fs_.rename_new(at("from"), at("file")).code(), StatusCode::kAlreadyExists);
   EXPECT_TRUE(exists(fs_, at("from")));
-  EXPECT_TRUE(fs_.rename_directory(at("from"), at("to")).ok());
+  EXPECT_TRUE(fs_.rename_new(at("from"), at("to")).ok());
   EXPECT_FALSE(exists(fs_, at("from")));
   EXPECT_EQ(fs_.info(at("to"))->kind, FileKind::kDirectory);
-  EXPECT_EQ(fs_.rename_directory(at("from"), at("to2")).code(), StatusCode::kNotFound);
+  EXPECT_EQ(fs_.rename_new(at("from"), at("to2")).code(), StatusCode::kNotFound);
 }
 
 TEST_F(PosixFileSystemTest, RemoveAndSyncDirectory) {

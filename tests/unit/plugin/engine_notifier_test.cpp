@@ -124,6 +124,23 @@ TEST_F(EngineNotifierTest, GenerationGoesOnIfLoadingFails) {
   EXPECT_EQ(paths_of(server).back(), "/continue_generation");
 }
 
+// Loading leaves time for the call that lets it go on.
+TEST_F(EngineNotifierTest, AnEngineThatHangsWhilePausedIsWaitedForOnce) {
+  options_.pause = true;
+  HttpServer server([](const HttpRequest& request) {
+    const bool pauses = request.line.find("/pause") != std::string::npos ||
+                        request.line.find("/flush") != std::string::npos;
+    return HttpResponse{200, kYes, pauses ? seconds(0) : seconds(20), ""};
+  });
+  const Deadline much_later = Deadline::after(seconds(8));
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kUpdateFromDisk)},
+                                     Deadline::after(seconds(2)))[0];
+  EXPECT_FALSE(much_later.expired());
+  EXPECT_EQ(paths_of(server).back(), "/continue_generation");
+  EXPECT_NE(result.status.message().find("generation stays paused"), std::string::npos)
+      << result.status.to_string();
+}
+
 TEST_F(EngineNotifierTest, AnEngineThatCannotPauseLoadsAsItIs) {
   options_.pause = true;
   HttpServer server([](const HttpRequest& request) {
