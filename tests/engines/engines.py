@@ -224,10 +224,11 @@ class VllmServer(Server):
         return self.rpc("probe_fresh", path=path)
 
     def to_base(self, path):
-        """The base's weights again, and workers that follow nothing."""
+        """The base's weights again, and workers that follow nothing. The label first: an agent may
+        take them from the base on at once."""
+        self.call("/update_weight_version", {"new_version": "base"})
         self.rpc("probe_base", path=path)
         self.call("/reset_prefix_cache")
-        self.call("/update_weight_version", {"new_version": "base"})
 
     def ask(self, prompt, tokens):
         options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
@@ -248,7 +249,7 @@ def start_sglang(pool, spec):
         "--model-path", pool.models[spec.kind].checkpoint(0), "--dtype", spec.dtype,
         "--host", "127.0.0.1", "--port", port, "--tp", spec.tp, "--device", "cpu",
         "--attention-backend", "torch_native", "--cuda-graph-backend-decode", "disabled",
-        "--cuda-graph-backend-prefill", "disabled", "--skip-tokenizer-init",
+        "--cuda-graph-backend-prefill", "disabled", "--skip-tokenizer-init", "--sleep-on-idle",
         "--mem-fraction-static", 0.2, "--max-total-tokens", 4096, "--skip-server-warmup",
         "--custom-weight-loader", "driftless.engines.sglang.load", "sglang_probe.load",
         *(["--ep-size", spec.tp] if spec.experts else []),
@@ -285,12 +286,13 @@ class SglangServer(Server):
         return self.call("/model_info", method="GET")["weight_version"]
 
     def to_base(self, path):
-        """The base's weights again, and workers that follow nothing."""
+        """The base's weights again, and workers that follow nothing. The label first: an agent may
+        take them from the base on at once."""
         self.driver = None
-        assert self.probe("base", path=path) == [{}] * len(self.checksums())
-        self.call("/flush_cache")
         named = {"new_version": "base", "abort_all_requests": False}
         self.call("/update_weight_version", named)
+        assert self.probe("base", path=path) == [{}] * len(self.checksums())
+        self.call("/flush_cache")
 
     def reference_tokens(self, model, version):
         """Where they are not transformers': those after SGLang's own full load of the version. Its
