@@ -22,9 +22,14 @@ def ask(call, command):
         body = {"load_format": "sglang_probe.load", "flush_cache": False, "selector": "target"}
         call("/pause_generation", {"mode": "in_place"})
         begin(call)
-        call("/update_weights_from_tensor", {**body, "serialized_named_tensors": [payload] * ranks})
-        call("/end_weight_update", {})
-        call("/continue_generation", {})
+        try:
+            call(
+                "/update_weights_from_tensor",
+                {**body, "serialized_named_tensors": [payload] * ranks},
+            )
+        finally:
+            end(call)
+            call("/continue_generation", {})
         files = [Path(directory) / f"rank{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text()) for file in files]
 
@@ -38,6 +43,15 @@ def begin(call):
             time.sleep(0.1)
     call("/end_weight_update", {})
     return call("/begin_weight_update", {})
+
+
+def end(call):
+    """An agent that found the session open has ended it: the workers had answered, or the call
+    before this one failed."""
+    try:
+        call("/end_weight_update", {})
+    except urllib.error.HTTPError:
+        pass
 
 
 def pickled(command):
