@@ -30,6 +30,7 @@ from ._native import (
     launched_by_mpi,
 )
 from .errors import Error
+from .sharded import Shard, ShardedSource
 
 __all__ = [
     "Backend",
@@ -46,6 +47,8 @@ __all__ = [
     "Publisher",
     "Receiver",
     "ReceiverReport",
+    "Shard",
+    "ShardedSource",
     "Target",
     "TargetState",
     "TensorRef",

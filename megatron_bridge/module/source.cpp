@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "core/file_system.h"
 #include "module/bindings.h"
@@ -16,6 +18,8 @@ namespace {
 
 constexpr std::string_view kSource = "the weight source";
 
+using Sizes = std::vector<std::uint64_t>;
+
 class PythonSource final : public WeightSource {
  public:
   PythonSource(py::object object, PythonFailure& failure)
@@ -24,13 +28,16 @@ class PythonSource final : public WeightSource {
       for (const py::handle spec : object_.attr("tensors")()) {
         tensors_.push_back(spec.cast<const TensorSpec&>());
       }
+      if (py::hasattr(object_, "boxes")) take_boxes();
     } catch (...) {
       broken_ = failure_->capture(kSource);
       tensors_.clear();
+      boxes_.clear();
     }
   }
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
 
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
@@ -48,6 +55,29 @@ class PythonSource final : public WeightSource {
   }
 
  private:
+  void take_boxes() {
+    for (const py::handle entry : object_.attr("boxes")()) {
+      TensorBox box;
+      if (!entry.is_none()) {
+        std::tie(box.offsets, box.sizes) = entry.cast<std::pair<Sizes, Sizes>>();
+      }
+      boxes_.push_back(std::move(box));
+    }
+    if (boxes_.empty() || boxes_.size() == tensors_.size()) return;
+    fail(StatusCode::kInvalidArgument, "boxes() has ", boxes_.size(), " entries for ",
+         tensors_.size(), " tensors");
+  }
+
+  // What is offered of a tensor, as a tensor of its own.
+  [[nodiscard]] Status check_offered(const TensorRef& ref, std::size_t index) const {
+    const TensorSpec& spec = tensors_[index];
+    if (boxes_.empty() || boxes_[index].whole()) return check_tensor(ref, spec);
+    DRIFTLESS_ASSIGN_OR_RETURN(const TensorSpec part,
+                               TensorSpec::make(concat(spec.name, boxes_[index].to_string()),
+                                                spec.dtype, boxes_[index].sizes));
+    return check_tensor(ref, part);
+  }
+
   // The batch's tensors are held until `use` is done with them.
   [[nodiscard]] Status offer(
       const py::handle& batch, std::vector<bool>& seen,
@@ -72,7 +102,7 @@ class PythonSource final : public WeightSource {
       }
       seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
-      check(check_tensor(ref, spec));
+      check(check_offered(ref, index));
       offered.push_back({index, ref.data, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
       on_gpu = on_gpu || !ref.on_host();
     }
@@ -99,6 +129,7 @@ class PythonSource final : public WeightSource {
   py::object object_;
   PythonFailure* failure_;
   std::vector<TensorSpec> tensors_;
+  std::vector<TensorBox> boxes_;  // none: all are whole
   Status broken_;
 };
 

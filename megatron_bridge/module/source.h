@@ -13,7 +13,8 @@
 
 namespace driftless::python {
 
-// `object` has tensors() and visit(), or is a CheckpointSource. What it raises is captured by
+// `object` has tensors() and visit(), perhaps boxes() (of each tensor what is offered: None for all
+// of it, or (offsets, sizes)), or is a CheckpointSource. What it raises is captured by
 // `failure`, which outlives the source. One that raises in tensors() offers nothing, so that the
 // publisher still meets the other ranks and all of them fail together. Made and destroyed with the
 // GIL; its methods are called without it.

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import driftless
 
+from ..torch import PublisherGroup
 from . import base as base_checkpoint
 from . import binding, topology
 from .arguments import Options, load_config
@@ -123,7 +124,7 @@ class Session:
         self._export_sync()
         if directory is not None and not self.options.hf_checkpoint:
             self._keep_base(directory)
-        group = None if self._job.launched else topology.PublisherGroup(self.groups.publishers)
+        group = None if self._job.launched else PublisherGroup(self.groups.publishers)
 
         def open_publisher() -> Any:
             source: Any = self._export

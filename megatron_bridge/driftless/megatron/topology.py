@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy
-import torch
 import torch.distributed as dist
 
 from .errors import SyncError
@@ -125,53 +123,3 @@ class Groups:
             if rank in sources:
                 self.publishers = group
         self.everyone = dist.new_group(timeout=timeout, backend="gloo")
-
-
-class PublisherGroup:
-    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of
-    a group, over gloo."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
-
-    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """All ranks' bytes, on rank 0; nothing on the others."""
-        if self._group is None:
-            return [data]
-        mine = torch.tensor([len(data)], dtype=torch.int64)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._wait(dist.all_gather(sizes, mine, group=self._group, async_op=True), timeout_s)
-        longest = max(1, *(int(size) for size in sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = _as_tensor(data)
-        found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        root = dist.get_global_rank(self._group, 0)
-        self._wait(
-            dist.gather(padded, found if self.rank == 0 else None, dst=root, group=self._group,
-                        async_op=True), timeout_s)  # fmt: skip
-        if self.rank != 0:
-            return []
-        return [bytes(t[: int(size)].numpy()) for t, size in zip(found, sizes, strict=True)]
-
-    def broadcast(self, data: bytes, timeout_s: float) -> bytes:
-        """Rank 0's bytes, on every rank."""
-        if self._group is None:
-            return data
-        root = dist.get_global_rank(self._group, 0)
-        size = torch.tensor([len(data)], dtype=torch.int64)
-        self._wait(dist.broadcast(size, root, group=self._group, async_op=True), timeout_s)
-        if int(size) == 0:
-            return b""
-        told = _as_tensor(data) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-        self._wait(dist.broadcast(told, root, group=self._group, async_op=True), timeout_s)
-        return bytes(told.numpy())
-
-    @staticmethod
-    def _wait(work: Any, timeout_s: float) -> None:
-        work.wait(timedelta(seconds=max(timeout_s, 0.001)))
-
-
-def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(numpy.frombuffer(data, numpy.uint8).copy())

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank of a sharded trainer holds, as a source for `Publisher`: no gather, any sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ._native import TensorRef, TensorSpec
+from .errors import InvalidArgumentError
+
+BUCKET_BYTES = 64 << 20  # of tensors that visit() holds at a time
+
+
+class Shard(NamedTuple):
+    """A rank's part of a tensor."""
+
+    name: str  # the tensor's, as the engine's checkpoint has it
+    tensor: Any  # what this rank holds: a box of the whole
+    shape: Sequence[int]  # of the whole tensor
+    offset: Sequence[int]  # where the box begins
+    owner: bool = True  # whether this rank publishes it: of replicas, one does
+
+
+class ShardedSource:
+    """`shards`: (name, local tensor, full shape, offset, owner), as Shard has them. All ranks'
+    shards together have every element once: overlap and gaps are refused when a run is opened. The
+    tensors are read where they are, on every publish(), so one object serves all steps of
+    parameters that are updated in place."""
+
+    def __init__(self, shards: Iterable[Sequence[Any]], bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._shards = published(shards)
+
+    def shards(self) -> Sequence[Shard]:
+        """What this rank publishes."""
+        return self._shards
+
+    def dtype(self, shard: Shard) -> str:
+        """As safetensors spells it."""
+        return TensorRef(shard.tensor).dtype
+
+    def ready(self, shard: Shard) -> Any:
+        """What is read of it: contiguous, of dtype()."""
+        return shard.tensor
+
+    def tensors(self) -> list[TensorSpec]:
+        return [TensorSpec(s.name, self.dtype(s), list(s.shape)) for s in self.shards()]
+
+    def boxes(self) -> list[tuple[list[int], list[int]] | None]:
+        """Of each of tensors(): (offsets, sizes) of what this rank has; None: all of it."""
+        return [
+            None if tuple(s.tensor.shape) == tuple(s.shape) else (list(s.offset), _sizes(s))
+            for s in self.shards()
+        ]
+
+    def visit(self) -> Iterator[list[tuple[int, Any]]]:
+        batch: list[tuple[int, Any]] = []
+        held = 0
+        for number, shard in enumerate(self.shards()):
+            tensor = self.ready(shard)
+            batch.append((number, tensor))
+            held += tensor.nbytes
+            if held >= self._bucket_bytes:
+                yield batch
+                batch, held = [], 0
+        if batch:
+            yield batch
+
+
+def published(shards: Iterable[Sequence[Any]]) -> list[Shard]:
+    """Those that this rank publishes. Raises on one that does not lie in its tensor."""
+    return [shard for shard in map(_checked, shards) if shard.owner and 0 not in _sizes(shard)]
+
+
+def _sizes(shard: Shard) -> list[int]:
+    return [int(size) for size in shard.tensor.shape]
+
+
+def _checked(entry: Sequence[Any]) -> Shard:
+    shard = Shard(*entry)
+    sizes = _sizes(shard)
+    ends = [begin + size for begin, size in zip(shard.offset, sizes, strict=False)]
+    fits = len(sizes) == len(shard.shape) == len(shard.offset) and all(
+        begin >= 0 and end <= whole
+        for begin, end, whole in zip(shard.offset, ends, shard.shape, strict=True)
+    )
+    if fits:
+        return shard
+    raise InvalidArgumentError(
+        f"tensor {shard.name!r}: a shard of shape {sizes} at {list(shard.offset)} does not lie in "
+        f"a tensor of shape {list(shard.shape)}"
+    )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishing from torch: modules of DTensors (FSDP2, HSDP, FSDP x TP, EP), and process groups.
+
+Every rank publishes what it holds: no `full_tensor()`, no gather. docs/start/sharded.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ._native import Publisher, PublishReport
+from .errors import UnsupportedError
+from .sharded import BUCKET_BYTES, Shard, ShardedSource, published
+from .torch_dtypes import dtype_name
+
+__all__ = ["PublisherGroup", "ShardedModel", "publisher_group", "shard_of", "unstack"]
+
+# What wrappers put into the names of parameters.
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+def publisher_group(timeout_s: float = 120.0) -> PublisherGroup:
+    """Of all ranks of the default process group, on gloo groups of its own. Collective."""
+    alone = dist.get_world_size() == 1
+    timeout = timedelta(seconds=timeout_s)
+    return PublisherGroup(None if alone else dist.new_group(timeout=timeout, backend="gloo"))
+
+
+def shard_of(name: str, tensor: torch.Tensor) -> Shard:
+    """This rank's part of a parameter: a DTensor's local shard, or a whole tensor, which rank 0
+    publishes. Of replicas, the first publishes."""
+    if not isinstance(tensor, DTensor):
+        first = not dist.is_initialized() or dist.get_rank() == 0
+        return Shard(name, tensor, tuple(tensor.shape), (0,) * tensor.dim(), first)
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        raise UnsupportedError(
+            f"{name}: its placements {tensor.placements} hold sums that are not reduced yet"
+        )
+    sizes, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    local = tensor.to_local()
+    if tuple(local.shape) != tuple(sizes):
+        raise UnsupportedError(
+            f"{name}: its local shard has shape {tuple(local.shape)}, and its placements "
+            f"{tensor.placements} say {tuple(sizes)}"
+        )
+    return Shard(name, local, tuple(tensor.shape), tuple(offset), _first_replica(tensor))
+
+
+def _first_replica(tensor: DTensor) -> bool:
+    """Along the dimensions of its mesh that replicate, and of what that mesh is a slice of. Of
+    replicas that torch does not know of, the publisher takes the lowest rank's."""
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    if place is None or any(
+        at != 0 and placement.is_replicate()
+        for at, placement in zip(place, tensor.placements, strict=True)
+    ):
+        return False
+    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+    return bool((mesh.mesh == root.mesh.flatten()[0]).any())
+
+
+def unstack(shard: Shard, name: Callable[[int], str]) -> Iterator[Shard]:
+    """A stacked tensor (experts along the first dimension) as the tensors that checkpoints have:
+    `name(number)` of each."""
+    for row in range(shard.tensor.shape[0]):
+        number = int(shard.offset[0]) + row
+        yield Shard(
+            name(number), shard.tensor[row], shard.shape[1:], shard.offset[1:], shard.owner
+        )
+
+
+class ShardedModel(ShardedSource):
+    """A module's parameters and persistent buffers as a source: one object for all steps.
+
+    `dtype`: what floating-point tensors are published as, which is what the engine's checkpoint
+    has: a type, or a function of the published name; None: as they are. `export`: from one shard
+    under the module's name to what is published of it (other names, unstack(), nothing); the
+    module's names if it is None. Tied parameters are published once, under the first name."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        dtype: torch.dtype | Callable[[str], torch.dtype | None] | None = torch.bfloat16,
+        export: Callable[[Shard], Iterable[Shard]] | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        super().__init__((), bucket_bytes)
+        self._module = module
+        self._dtype = dtype
+        self._export = export
+
+    def shards(self) -> Sequence[Shard]:
+        """As they are now: FSDP may have put others in the module's place since the last step."""
+        return published(self._exported())
+
+    def dtype(self, shard: Shard) -> str:
+        return dtype_name(self._torch_dtype(shard))
+
+    def ready(self, shard: Shard) -> torch.Tensor:
+        wanted = self._torch_dtype(shard)
+        return shard.tensor.detach().to(device="cpu", dtype=wanted).contiguous()
+
+    def publish_after(
+        self,
+        optimizer: torch.optim.Optimizer,
+        publisher: Publisher,
+        then: Callable[[PublishReport], None] = lambda report: None,
+    ) -> Any:
+        """Publishes a version after every `optimizer.step()`, and calls `then` with its report. A
+        failure comes out of step(). Returns the hook's handle: `handle.remove()` ends it."""
+
+        def publish(*_: Any) -> None:
+            then(publisher.publish(self))
+
+        return optimizer.register_step_post_hook(publish)
+
+    def _torch_dtype(self, shard: Shard) -> torch.dtype:
+        if not shard.tensor.is_floating_point():
+            return shard.tensor.dtype
+        wanted = self._dtype(shard.name) if callable(self._dtype) else self._dtype
+        return wanted or shard.tensor.dtype
+
+    def _exported(self) -> Iterator[Shard]:
+        for name, tensor in _unique(self._module.state_dict()):
+            shard = shard_of(name, tensor)
+            yield from (shard,) if self._export is None else self._export(shard)
+
+
+def _unique(state: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a module, ties once. FSDP's state_dict() shards what a forward pass left
+    gathered."""
+    seen = set()
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        memory = (local.data_ptr(), tuple(tensor.shape))
+        if local.numel() > 0 and memory in seen:
+            continue
+        seen.add(memory)
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        yield name, tensor
+
+
+class PublisherGroup:
+    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of
+    a group, over gloo. `group`: of gloo, and nobody else's; None: this rank is alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """All ranks' bytes, on rank 0; nothing on the others."""
+        if self._group is None:
+            return [data]
+        mine = torch.tensor([len(data)], dtype=torch.int64)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._wait(dist.all_gather(sizes, mine, group=self._group, async_op=True), timeout_s)
+        longest = max(1, *(int(size) for size in sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = _as_tensor(data)
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        root = dist.get_global_rank(self._group, 0)
+        self._wait(
+            dist.gather(padded, found if self.rank == 0 else None, dst=root, group=self._group,
+                        async_op=True), timeout_s)  # fmt: skip
+        if self.rank != 0:
+            return []
+        return [bytes(t[: int(size)].numpy()) for t, size in zip(found, sizes, strict=True)]
+
+    def broadcast(self, data: bytes, timeout_s: float) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        if self._group is None:
+            return data
+        root = dist.get_global_rank(self._group, 0)
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        self._wait(dist.broadcast(size, root, group=self._group, async_op=True), timeout_s)
+        if int(size) == 0:
+            return b""
+        told = _as_tensor(data) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+        self._wait(dist.broadcast(told, root, group=self._group, async_op=True), timeout_s)
+        return bytes(told.numpy())
+
+    @staticmethod
+    def _wait(work: Any, timeout_s: float) -> None:
+        work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(numpy.frombuffer(data, numpy.uint8).copy())

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of a trainer with sharded parameters, under torchrun's variables: test_sharded.py.
+
+    fsdp_trainer.py LAYOUT CONFIG OUT
+
+Trains, publishes after every step by the optimizer's hook, and leaves in OUT what `full_tensor()`
+says of every version, as the engine has it, and the bytes that it kept.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import driftless
+import driftless.torch
+
+STEPS = 4
+WIDTH, EXPERTS = 36, 6  # of 4 ranks some get less of them than others
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.experts = nn.Parameter(torch.randn(EXPERTS, WIDTH, 5) / WIDTH)
+
+    def forward(self, x):
+        x = x + self.down(torch.relu(self.up(self.norm(x))))
+        experts = self.experts
+        whole = experts.full_tensor() if isinstance(experts, DTensor) else experts
+        return x + torch.einsum("bw,ewk->bw", x, whole) / EXPERTS
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 50, bias=False)
+        self.head.weight = self.embed.weight  # tied
+        self.register_buffer("counts", torch.arange(3))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def shard(model, layout):
+    if layout == "fsdp":
+        mesh = init_device_mesh("cpu", (4,))
+    elif layout == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for layer in model.layers:
+            if layout == "ep":
+                whole = layer.experts.data
+                layer.experts = nn.Parameter(distribute_tensor(whole, both["tp"], [Shard(0)]))
+            else:
+                plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+                parallelize_module(layer, both["tp"], plan)
+        mesh = both["dp"]
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def experts_apart(entry):
+    if not entry.name.endswith(".experts"):
+        return [entry]
+    return driftless.torch.unstack(entry, lambda number: f"{entry.name}.{number}.weight")
+
+
+def whole(model):
+    """By torch alone: what the engine should have."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "head.weight":
+            continue
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = full.to(torch.bfloat16) if full.is_floating_point() else full
+        if name.endswith(".experts"):
+            found |= {f"{name}.{number}.weight": full[number].clone() for number in range(EXPERTS)}
+        else:
+            found[name] = full.clone()
+    return found
+
+
+def main():
+    layout, config, out = sys.argv[1:]
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = Model()
+    shard(model, layout)
+    source = driftless.torch.ShardedModel(model, export=experts_apart)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    versions = [whole(model)]
+    reports = []
+    job = driftless.Job(driftless.Config.load(config), "trainer", launched=False)
+    publisher = driftless.Publisher(job, source, group=driftless.torch.publisher_group())
+    hook = source.publish_after(optimizer, publisher, reports.append)
+    for step in range(STEPS):
+        tokens = torch.randint(50, (8,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(tokens).square().mean().backward()
+        optimizer.step()
+        versions.append(whole(model))
+    hook.remove()
+    assert [report.version for report in reports] == list(range(1, STEPS + 1))
+    publisher.declare_end()
+    job.close()
+    held = sum(s.tensor.numel() for s in source.shards())
+    Path(out, f"rank{rank}.json").write_text(json.dumps({"elements": held}))
+    if rank == 0:
+        torch.save(versions, Path(out, "versions.pt"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

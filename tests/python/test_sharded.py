@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded trainers: every rank publishes what it holds (driftless.ShardedSource, driftless.torch)."""
+
+import json
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import binding
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
+import megatron_jobs  # noqa: E402
+
+driftless = binding.driftless()
+HERE = Path(__file__).resolve().parent
+RANKS = 4
+
+
+def source_of(*shards):
+    return driftless.ShardedSource(shards)
+
+
+def test_what_a_source_says_of_its_shards():
+    whole, rows = np.zeros((4, 6), np.float32), np.ones((2, 6), np.float32)
+    source = source_of(
+        ("a", whole, (4, 6), (0, 0), True),
+        ("b", rows, (4, 6), (2, 0), True),
+        ("c", rows, (4, 6), (0, 0), False),  # a replica
+        ("d", np.zeros((0, 6), np.float32), (4, 6), (4, 0), True),  # nothing of it
+    )
+    assert [spec.name for spec in source.tensors()] == ["a", "b"]
+    assert [tuple(spec.shape) for spec in source.tensors()] == [(4, 6), (4, 6)]
+    assert source.boxes() == [None, ([2, 0], [2, 6])]
+    assert [[number for number, _ in batch] for batch in source.visit()] == [[0, 1]]
+
+
+@pytest.mark.parametrize("offset", [(3, 0), (-1, 0), (0,)])
+def test_a_shard_outside_of_its_tensor_is_refused_by_name(offset):
+    with pytest.raises(driftless.errors.InvalidArgumentError, match="'b'.*does not lie in"):
+        source_of(("b", np.ones((2, 6), np.float32), (4, 6), offset, True))
+
+
+def test_blocks_of_one_rank(work):
+    """Wrong shapes and gaps are refused, by name, before anything is published."""
+    config = binding.config(driftless, work / "road")
+    half = np.ones((2, 6), np.float32)
+    with driftless.Job(config, "trainer", launched=False) as job:
+        with pytest.raises(driftless.Error, match="'b'|b\\["):
+            driftless.Publisher(job, source_of(("b", half, (4, 6), (2, 0), True)))
+
+
+def trainers(layout, config, work):
+    python = megatron_jobs.venv_python()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    line = [python, str(HERE / "sharded/fsdp_trainer.py"), layout, str(config), str(work)]
+    started = []
+    for rank in range(RANKS):
+        env = megatron_jobs.environment() | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        log = open(work / f"rank{rank}.log", "w")
+        started.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT))
+    return started
+
+
+def follow(config, base):
+    """Every version's bits, from the run's base on."""
+    held = {name: tensor.copy() for name, tensor in base.items()}
+    with driftless.Job(config, "rollout", launched=False) as job:
+        dtypes = {name: "BF16" for name, tensor in held.items() if tensor.dtype == np.uint16}
+        target = driftless.MemoryTarget(held, version=0, dtypes=dtypes)
+        receiver = driftless.Receiver(job, target)
+        while receiver.end() is None or receiver.version < receiver.end().version:
+            if receiver.stage(timeout_s=1.0):
+                report = receiver.commit()
+                yield report.version, held
+
+
+LONG = [pytest.param(layout, marks=pytest.mark.long) for layout in ("hsdp", "ep")]
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "fsdp_tp", *LONG])
+def test_every_version_is_the_full_tensors(layout, work):
+    road = work / "road"
+    path = work / "driftless.yaml"
+    path.write_text(f"road: {{ kind: shared_fs, dir: {road}, layout: frames }}\n")
+    started = trainers(layout, path, work)
+    try:
+        ended = [process.wait(240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    logs = "\n".join((work / f"rank{rank}.log").read_text()[-2000:] for rank in range(RANKS))
+    assert ended == [0] * RANKS, logs
+    versions = bits_of(work / "versions.pt")
+    seen = 0
+    for version, held in follow(driftless.Config.load(path), versions[0]):
+        seen += 1
+        for name, tensor in versions[version].items():
+            assert np.array_equal(held[name], tensor), f"version {version}: {name}"
+    assert seen == len(versions) - 1
+    check_shares(work, versions[0])
+
+
+def bits_of(path):
+    """torch's tensors as unsigned bits."""
+    line = (
+        "import sys, pickle, torch;"
+        "bits = lambda t: t.view(torch.uint16).numpy() if t.is_floating_point() else t.numpy();"
+        "found = [{n: bits(t.contiguous()) for n, t in v.items()} for v in torch.load(sys.argv[1])];"
+        "sys.stdout.buffer.write(pickle.dumps(found))"
+    )
+    python = megatron_jobs.venv_python()
+    return pickle.loads(subprocess.run([python, "-c", line, path], stdout=-1, check=True).stdout)
+
+
+def check_shares(work, base):
+    """Every element is published by one rank, and no rank publishes all."""
+    total = sum(tensor.size for tensor in base.values())
+    shares = [
+        json.loads((work / f"rank{rank}.json").read_text())["elements"] for rank in range(RANKS)
+    ]
+    assert sum(shares) == total
+    assert max(shares) < total
+
+
