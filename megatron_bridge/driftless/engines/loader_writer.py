@@ -160,10 +160,10 @@ class LoaderWriter:
 
     # --- for the native target -------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, paused: bool) -> None:
         """The parameters are where they were, and what the engine has queued on them is done."""
         if self.moves is not None:
-            self.moves.check()
+            self.moves.check(paused)
         self._wait()
 
     def stage(self, changes: Any) -> None:

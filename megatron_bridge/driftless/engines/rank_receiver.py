@@ -133,8 +133,10 @@ class RankReceiver:
 
         def look() -> None:
             receiver = self._ready()
+            if sweep:
+                self._follow_moves(receiver)  # what the engine computes with is read
             try:
-                told.update(shares_of(self._native_target(), receiver, sweep))
+                told.update(shares_of(self._target, receiver, sweep))
             finally:
                 self._look(receiver)  # weights that are not what they must be are no version
 
@@ -146,7 +148,7 @@ class RankReceiver:
         told: dict[str, Any] = {}
 
         def look() -> None:
-            self._ready()
+            self._follow_moves(self._ready())
             told.update(read_of(self._native_target(), tensor, first, units))
 
         return {**self._answer(nonce, look), **told}
@@ -375,6 +377,9 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
 
 def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[str, Any]:
     """Of a target that knows its shares; of another, nothing is told."""
+    if hasattr(target, "native"):  # the engine has made something else of what lies there
+        unproven = [(name, way.reason) for name, way in target.ways.items()]
+        return rows_of(target.native, ([], unproven), {})
     if not hasattr(target, "sweep"):
         return {}
     shares = target.sweep() if sweep else target.tracked()
@@ -392,7 +397,7 @@ def rows_of(target: Any, shares: Any, manifest: Mapping[str, str]) -> dict[str, 
     return {
         "shares": rows,
         "unproven": [list(each) for each in unproven],
-        "absent": [name for name in sizes if name not in told],
+        "absent": [name for name, units in sizes.items() if units and name not in told],
     }
 
 
