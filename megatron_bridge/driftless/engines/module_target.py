@@ -177,6 +177,15 @@ class ModuleTarget(_native.MappedTarget):
     def note_wake(self) -> None:
         self._moves.asleep = None
 
+    @property
+    def reads(self) -> bool:
+        """Whether a staging has begun to read the weights, since this was set to False."""
+        return self._made.writer.reads
+
+    @reads.setter
+    def reads(self, value: bool) -> None:
+        self._made.writer.reads = value
+
     def sweep(self) -> Any:
         """As of every target; not while the engine's weights are not where they were."""
         self._moves.check_places()

@@ -205,6 +205,8 @@ class RankReceiver:
         self._follow_moves(receiver)
         self._state, self._error, self._staged = "staging", None, None
         self._ticket = ticket
+        if hasattr(self._target, "reads"):
+            self._target.reads = False
         arguments = (receiver, timeout_s, nonce)
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
@@ -223,9 +225,13 @@ class RankReceiver:
             self._look(receiver)
 
     def note_sleep(self, level: int) -> None:
-        """The engine gives up the memory of its weights (ModuleTarget.note_sleep)."""
-        if hasattr(self._target, "note_sleep"):
-            self._target.note_sleep(level)
+        """The engine gives up the memory of its weights (ModuleTarget.note_sleep), once the staging
+        that reads them has ended."""
+        if not hasattr(self._target, "note_sleep"):
+            return
+        self._target.note_sleep(level)
+        if self._thread is not None and self._target.reads:
+            self._thread.join()
 
     def note_wake(self) -> None:
         if hasattr(self._target, "note_wake"):

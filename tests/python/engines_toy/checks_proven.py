@@ -2,6 +2,8 @@
 """What is said to be proven is what the engine computes with: no move of its tensors hides a bit
 that fell over. Run as checks.py."""
 
+import threading
+
 import torch
 
 import driftless
@@ -177,6 +179,38 @@ def tensors_in_places_that_nobody_knows_are_refused():
         it.publish()
         with raises(driftless.errors.UnsupportedError, "'norm.weight'", "no module has a tensor"):
             it.receiver.stage(10)
+
+
+def memory_is_not_given_up_while_it_is_read():
+    """A GPU's memory that is unmapped below a sweep ends the engine."""
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        reading, go_on = threading.Event(), threading.Event()
+        look = rank._target._moves.check
+
+        def slow(*paused):
+            look(*paused)
+            if paused:  # as the staging asks
+                reading.set()
+                go_on.wait(10)
+
+        rank._target._moves.check = slow
+        it.publish()
+        assert rank.stage(timeout_s=5)["ok"] and reading.wait(10)
+        threading.Timer(0.3, go_on.set).start()
+        rank.note_sleep(1)
+        assert rank.status()["state"] == "staged", rank.status()
+        rank._target._moves.check = look
+        assert "sleeps at level 1" in rank.commit()["error"]
+        rank.note_wake()
+        assert take(rank) == ([], 1) and it.holds(it.weights)
+        # Nothing is read while a version is waited for.
+        assert rank.stage(timeout_s=3)["ok"]
+        rank.note_sleep(1)
+        assert rank.status()["state"] == "staging"
+        rank.note_wake()
+        rank.wait(10)
+        rank.close()
 
 
 def what_an_engine_reloads_from_is_not_the_engine():
