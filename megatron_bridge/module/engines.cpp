@@ -120,7 +120,7 @@ class PythonWriter final : public ExternalWriter {
   PythonWriter(const PythonWriter&) = delete;
   PythonWriter& operator=(const PythonWriter&) = delete;
 
-  Status check() override { return call("check"); }
+  Status check(bool paused) override { return call("check", paused); }
   Status stage(std::shared_ptr<const TensorChanges> changes) override {
     return call("stage", std::make_shared<HeldChanges>(std::move(changes)));
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/engines/engine_shares.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -258,21 +259,21 @@ Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool swee
   return ranks;
 }
 
-Result<EngineProof> prove_engine(EngineTransport& transport, bool sweep, PauseState pause) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
-                             ask_shares(transport, sweep, pause));
-  return add_up(ranks);
-}
-
 Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, PauseState pause) {
   if (asked() || !opened.status.ok() || !opened.known) return {};  // the update tells why
-  const Result<EngineProof> proof = prove_engine(transport, false, pause);
+  const Result<std::vector<RankShares>> ranks = ask_shares(transport, false, pause);
   // Workers of a release without this call prove nothing, however often they are asked.
-  if (!proof.ok() && proof.status().code() != StatusCode::kUnsupported) return {};
-  if (proof.ok() && proof->verdict == ShareVerdict::kDiffers) {
-    return error(
-        StatusCode::kMismatch, transport.name(), ": ", proof->why,
-        "; nothing is built on that, and the engine is not updated: restart it with its base");
+  if (!ranks.ok() && ranks.status().code() != StatusCode::kUnsupported) return {};
+  if (ranks.ok()) {
+    const EngineProof proof = add_up(*ranks);
+    if (proof.verdict == ShareVerdict::kDiffers) {
+      return error(
+          StatusCode::kMismatch, transport.name(), ": ", proof.why,
+          "; nothing is built on that, and the engine is not updated: restart it with its base");
+    }
+    // One that still stages for a driver before this one has told nothing yet.
+    const auto silent = [](const RankShares& rank) { return !rank.error.empty(); };
+    if (std::ranges::any_of(*ranks, silent)) return {};
   }
   processes_ = processes_of(opened.replies);
   return {};

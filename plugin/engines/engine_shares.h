@@ -61,11 +61,8 @@ struct EngineProof {
 [[nodiscard]] nlohmann::ordered_json proof_to_json(const EngineProof& proof,
                                                    const std::vector<RankShares>& ranks, bool all);
 
-// Asks all ranks, and adds up. With `sweep` they read their weights now; else they tell what they
-// tracked since they last did. kUnsupported if the engine's workers have no such call.
-[[nodiscard]] Result<EngineProof> prove_engine(EngineTransport& transport, bool sweep,
-                                               PauseState pause = PauseState::kUnknown);
-// The same, with what each rank said.
+// Asks all ranks. With `sweep` they read their weights now; else they tell what they tracked since
+// they last did. kUnsupported if the engine's workers have no such call.
 [[nodiscard]] Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
                                                          PauseState pause);
 

@@ -268,7 +268,7 @@ class MemoryTarget final : public MappedTarget {
       return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
     }
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain));
-    if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check());
+    if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check(false));
     weights->proof = proof_;
     if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
     const bool in_place = applies_in_place(*weights, chain);
@@ -400,7 +400,7 @@ class MemoryTarget final : public MappedTarget {
   [[nodiscard]] Status sweep_unmoved(MappedWeights& weights) {
     Status swept = sweep(&weights).status();
     if (swept.code() != StatusCode::kMismatch || !weights.writer) return swept;
-    const Status moved = weights.writer->check();
+    const Status moved = weights.writer->check(false);
     if (moved.ok()) return swept;
     weights.state.valid = true;
     return moved;

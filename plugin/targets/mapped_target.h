@@ -38,8 +38,9 @@ class TensorChanges;  // tensor_changes.h
 class ExternalWriter {
  public:
   virtual ~ExternalWriter() = default;
-  // Whether the parameters are still where the maps say. Asked before each staging and each commit.
-  [[nodiscard]] virtual Status check() = 0;
+  // Whether the parameters are still where the maps say. Asked before each staging, each commit
+  // and each undo. `paused`: the engine waits for the answer.
+  [[nodiscard]] virtual Status check(bool paused) = 0;
   // Gets ready; the parameters are not touched.
   [[nodiscard]] virtual Status stage(std::shared_ptr<const TensorChanges> changes) = 0;
   // All or nothing.

@@ -65,8 +65,7 @@ class StagedUpdate final : public StagedChange {
                    ": the weights are not those that it was staged for; stage it again");
     }
     Stopwatch watch;
-    if (weights_->writer)
-      DRIFTLESS_RETURN_IF_ERROR(weights_->writer->check().with_context(source_));
+    DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
     weights_->state.valid = false;  // until all of it is there
     if (const Status status = write(); !status.ok()) {
@@ -80,7 +79,7 @@ class StagedUpdate final : public StagedChange {
     const CommitReport report{after_.id.version, after_.digest, units_, watch.lap_ms(), tensors_};
     const Status told = tell_written();
     if (told.ok()) return report;
-    const Status back = undo();
+    const Status back = undo_written();
     if (back.ok()) return told.with_context("all was undone");
     weights_->state.valid = false;
     return not_restored(told, back);
@@ -92,6 +91,13 @@ class StagedUpdate final : public StagedChange {
       return error(StatusCode::kInvalidArgument, source_,
                    ": only the last committed change can be taken back, and only once");
     }
+    DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(
+        concat(source_, ": cannot be taken back, the weights stay at it")));
+    return undo_written();
+  }
+
+ private:
+  Status undo_written() {
     if (!before_.valid) {
       return error(StatusCode::kUnsupported, source_,
                    ": no version was held before it; the weights stay at it");
@@ -103,8 +109,10 @@ class StagedUpdate final : public StagedChange {
     weights_->state.valid = told.ok();
     return told;
   }
-
- private:
+  // The engine's parameters are where they were.
+  [[nodiscard]] Status check_places() const {
+    return weights_->writer ? weights_->writer->check(true) : Status();
+  }
   [[nodiscard]] Status check_current() const {
     if (!weights_->replaced) return {};
     return error(StatusCode::kBusy,

@@ -23,7 +23,7 @@ struct Parameter {
 // Notes what it is asked to do.
 class NotingWriter final : public ExternalWriter {
  public:
-  Status check() override { return {}; }
+  Status check(bool /*paused*/) override { return {}; }
   Status stage(std::shared_ptr<const TensorChanges> given) override {
     changes = std::move(given);
     said += "stage ";

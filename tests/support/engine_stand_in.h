@@ -209,7 +209,7 @@ class VllmStandIn {
            {"follows", rank.follows},
            {"digest", rank.digest()},
            {"session", session_known}});
-      if (what != "shares") continue;
+      if (what != "shares" || !good) continue;
       for (const char* key : {"shares", "unproven", "absent"}) {
         results.back()[key] = nlohmann::json::array();
       }

@@ -4,10 +4,11 @@ them as plain attributes. Views, by their geometry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def storage_key(tensor: torch.Tensor) -> int:
     """The same for all views of one memory, on the meta device, too."""
     return tensor.untyped_storage()._cdata
+
+
+# How a tensor sees its memory. To be mapped over many tensors.
+LOOKS: tuple[Callable[[torch.Tensor], Any], ...] = (
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    attrgetter("dtype"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Binding:
     is_parameter: bool
     tensor: torch.Tensor  # the object
     data: torch.Tensor  # another one over the same memory: survives `tensor.data = ...`
-    address: int = 0
+    address: int = 0  # of that memory, when it was bound
 
     def table(self) -> dict[str, Any]:
         return self.module._parameters if self.is_parameter else self.module._buffers
@@ -74,7 +83,11 @@ class Binding:
         return self.table().get(self.attribute) is not self.tensor or self.moved()
 
     def moved(self) -> bool:
-        return self.tensor.data_ptr() != self.address
+        """Other memory below it, or the same memory seen in another way (transposed)."""
+        tensor = self.tensor
+        return tensor.data_ptr() != self.address or any(
+            look(tensor) != look(self.data) for look in LOOKS
+        )
 
     def current(self) -> torch.Tensor | None:
         return self.table().get(self.attribute)
@@ -82,7 +95,7 @@ class Binding:
     def restore(self) -> None:
         """The object back in its place, over its memory."""
         self.table()[self.attribute] = self.tensor
-        if self.moved() or self.tensor.shape != self.data.shape:
+        if self.moved():
             self.tensor.data = self.data
 
 

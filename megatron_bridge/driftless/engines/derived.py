@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 from ..errors import UnsupportedError
 from .bound import Binding, BoundTensors, Storage, storage_key
+from .copies import unexplained_copies
 from .planning import Plan
 from .tracing import Trace
 from .watching import COPY, FILLS, tensors_in, written
@@ -28,9 +29,6 @@ from .whole import WholeLoad
 
 # What engines call them: vLLM's attention layers and models; SGLang's models.
 METHODS = ("process_weights_after_loading", "post_load_weights")
-# Fewer elements, or fewer values, are alike by chance.
-_FEWEST_ELEMENTS, _FEWEST_VALUES = 16, 8
-_PART = 1 << 22  # elements at a time
 
 
 @dataclass(frozen=True)
@@ -206,10 +204,10 @@ def derive(
         left = attributes - derived.names.keys()
         if left and name not in refused:
             plan.demote(name, f"the loader computes '{min(left)}' from it")
-    for copy_name, key in _unexplained_copies(bound, goes_to, derived, trace):
-        for name in goes_to[key]:
-            parameter = bound.storages[key].name
-            why = f"'{copy_name}' is a copy of '{parameter}', and nothing is known"
+    explained = set(derived.names).union(*trace.derived.values())
+    for copy_name, source in unexplained_copies(bound, goes_to, explained, trace):
+        for name in source.tensors:
+            why = f"'{copy_name}' is a copy of '{source.name}', and nothing is known"
             refused.setdefault(name, f"{why} that makes it again")
     return derived, refused
 
@@ -230,82 +228,3 @@ def _probe(bound: BoundTensors, refresh: Refresh) -> Derivation:
     finally:
         probe.undo()
     return Derivation(refresh, probe.reads, results, problem)
-
-
-# --- copies ---------------------------------------------------------------------------------------
-
-
-Mark = tuple[int, int, int]  # elements, and two sums over their values, in whatever order
-
-
-def _mark(tensor: torch.Tensor) -> Mark | None:
-    """None: it may be anything."""
-    flat = tensor.detach().reshape(-1)
-    some = flat[:4096].cpu().float().unique()
-    if flat.numel() < _FEWEST_ELEMENTS or some.numel() < _FEWEST_VALUES:
-        return None
-    sums = [0, 0]
-    for part in flat.split(_PART):
-        if part.is_floating_point() and part.element_size() <= 4:
-            part = part.float().view(torch.int32)
-        elif part.is_floating_point() or part.is_complex():
-            return None
-        words = part.to(torch.int64)
-        mixed = (words ^ (words >> 13)) * 0x9E3779B97F4A7C1
-        sums[0] = (sums[0] + int(words.sum())) & (2**64 - 1)
-        sums[1] = (sums[1] + int((mixed ^ (mixed >> 29)).sum())) & (2**64 - 1)
-    return flat.numel(), sums[0], sums[1]
-
-
-def _sum(marks: Sequence[Mark]) -> Mark:
-    elements, first, second = (sum(column) for column in zip(*marks, strict=True))
-    return elements, first & (2**64 - 1), second & (2**64 - 1)
-
-
-def _unexplained_copies(
-    bound: BoundTensors, goes_to: dict[int, set[str]], derived: Derived, trace: Trace
-) -> Iterator[tuple[str, int]]:
-    """(a tensor that no checkpoint tensor goes to, the storage that it is a copy of). Also where
-    several of one owner are a copy of it together."""
-    explained = set(derived.names).union(*trace.derived.values())
-    sources: dict[int, list[int]] = defaultdict(list)  # elements -> storages
-    tensors = {storage_key(each.data): each.data for each in bound.bindings}
-    for key in goes_to:
-        if key in tensors:
-            sources[tensors[key].numel()].append(key)
-    known: dict[int, Mark | None] = {}
-
-    def source_of(mark: Mark | None) -> int | None:
-        for key in sources.get(mark[0], ()) if mark else ():
-            if key not in known:
-                known[key] = _mark(tensors[key])
-            if known[key] == mark:
-                return key
-        return None
-
-    with bound.with_attributes():
-        beside: dict[int, list[tuple[str, torch.Tensor]]] = defaultdict(list)  # by their owner
-        for attribute in bound.attributes:
-            if storage_key(attribute.tensor) in bound.beside:
-                beside[id(attribute.root)].append((attribute.name, attribute.tensor))
-        for each in bound.bindings:
-            key = storage_key(each.data)
-            if key not in goes_to and key not in trace.hooks:
-                beside[id(each.module.__dict__)].append((each.name, each.data))
-        for candidates in beside.values():
-            left = [(name, tensor) for name, tensor in candidates if name not in explained]
-            marks: list[tuple[str, Mark]] = []
-            largest = max(sources, default=0)
-            for name, tensor in left:
-                if tensor.numel() > largest:
-                    continue
-                mark = _mark(tensor)
-                if mark is not None:
-                    marks.append((name, mark))
-                found = source_of(mark)
-                if found is not None:
-                    yield name, found
-            if len(marks) > 1:
-                found = source_of(_sum([mark for _, mark in marks]))
-                if found is not None:
-                    yield marks[0][0], found

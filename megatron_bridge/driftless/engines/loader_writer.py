@@ -77,6 +77,7 @@ class LoaderWriter:
         self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
         self.derived = Derived(bound)
         self.moves: Moves | None = None
+        self.reads = False  # a staging has begun to read the weights
 
     # --- which tensors ---------------------------------------------------------------------------
 
@@ -160,10 +161,11 @@ class LoaderWriter:
 
     # --- for the native target -------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, paused: bool) -> None:
         """The parameters are where they were, and what the engine has queued on them is done."""
+        self.reads = self.reads or not paused
         if self.moves is not None:
-            self.moves.check()
+            self.moves.check(paused)
         self._wait()
 
     def stage(self, changes: Any) -> None:

@@ -27,6 +27,8 @@ from .tracing import Copy, LoadWeights, Trace
 from .ways import Way, WayName
 
 DEFAULT_CHUNK_BYTES = 512 << 20
+# Of a tensor that lies at several places, compared at a time.
+BLOCK_UNITS = 1 << 20
 
 
 @dataclass
@@ -175,13 +177,22 @@ class ModuleTarget(_native.MappedTarget):
     def note_wake(self) -> None:
         self._moves.asleep = None
 
+    @property
+    def reads(self) -> bool:
+        """Whether a staging has begun to read the weights, since this was set to False."""
+        return self._made.writer.reads
+
+    @reads.setter
+    def reads(self, value: bool) -> None:
+        self._made.writer.reads = value
+
     def sweep(self) -> Any:
-        """As of every target; not while there is no memory to look at."""
-        self._moves.check_awake()
+        """As of every target; not while the engine's weights are not where they were."""
+        self._moves.check_places()
         return super().sweep()
 
     def look(self) -> Any:
-        self._moves.check_awake()
+        self._moves.check_places()
         return super().look()
 
     def vouch(self) -> None:
@@ -205,15 +216,14 @@ class ModuleTarget(_native.MappedTarget):
             )
         state, before = self.state, self._made
         made = self._trace()
-        suspect = found.everything or bool(found.storages) or not state.valid
         other = _unlike(made.plan, before.plan)
         if other:
             found.what.append(f"'{other}' goes elsewhere now")
-        if not (suspect or other):  # other places, the same values
-            self._inherit(made, before)
-            self._replace(made, state.run, state.version, state.digest)
-        elif not (
-            self._holds_tracked(made, before, state, digests or {}) or self._holds_base(state)
+        # Else other places, the same values.
+        suspect = found.everything or bool(found.storages) or other is not None
+        if not (
+            self._holds_tracked(made, before, state, digests or {}, suspect)
+            or self._holds_base(state)
         ):
             made = self._trace()
             self._inherit(made, before)
@@ -240,14 +250,20 @@ class ModuleTarget(_native.MappedTarget):
         made.writer.inherit(before.writer, made.trace)
 
     def _holds_tracked(
-        self, made: _Made, before: _Made, state: Any, digests: Mapping[str, str]
+        self,
+        made: _Made,
+        before: _Made,
+        state: Any,
+        digests: Mapping[str, str],
+        suspect: bool,
     ) -> bool:
         """Whether the weights are still the version that they were: each tensor's share adds up to
-        what it did, or to the whole tensor's digest."""
+        what it did, or to the whole tensor's digest, and all its places agree. `suspect`: what
+        cannot be read back may be something else."""
         if not state.valid:
             return False
         tracked = self.tracked()
-        if tracked[1]:  # some cannot be read back
+        if tracked[1] and suspect:
             return False
         self._inherit(made, before)
         try:
@@ -257,10 +273,19 @@ class ModuleTarget(_native.MappedTarget):
         known = {name: (region, digest) for name, _, region, digest in tracked[0]}
         sizes = {spec.name: spec.units for spec in (self.layout or self._layout).tensors}
         tensors, unproven = self.tracked()
-        return not unproven and all(
+        return unproven == tracked[1] and all(
             known.get(name) == (region, digest)
             or (units == sizes[name] and digests.get(name) == digest)
             for name, units, region, digest in tensors
+        ) and self._places_agree(made.plan)
+
+    def _places_agree(self, plan: Plan) -> bool:
+        """Replicas and tied copies do not count in a share: they are what it is, or not."""
+        names = {spec.name for spec in (self.layout or self._layout).tensors}
+        return not any(
+            self.blocks(name, BLOCK_UNITS)[1]
+            for name, maps in plan.maps.items()
+            if len(maps) > 1 and name in names
         )
 
     def _holds_base(self, state: Any) -> bool:

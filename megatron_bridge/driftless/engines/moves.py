@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..errors import BusyError
-from .bound import Binding, BoundTensors, bits, storage_key
+from .bound import LOOKS, Binding, BoundTensors, bits, storage_key
 
 # Parts of the names of the tables that say which expert is in which slot.
 TABLES = ("physical_to_logical", "logical_to_physical", "logical_to_all_physical", "expert_map")
@@ -56,7 +56,9 @@ class Moves:
         self.followed = [each for each in bound.bindings if storage_key(each.data) in followed]
         slots = [each.slot() for each in bound.bindings]
         self.slots = [list(column) for column in zip(*slots, strict=True)] or [[]] * 4
-        self.addresses = [each.address for each in bound.bindings]
+        addresses: list[Any] = [each.address for each in bound.bindings]
+        self.looks = [(torch.Tensor.data_ptr, addresses)]
+        self.looks += [(look, [look(each.data) for each in bound.bindings]) for look in LOOKS]
         self.loads = [(name, count_loads(module)) for name, module in self.modules]
         self.dropped: list[int] | None = None  # how often weights had been loaded then
         self.asleep: int | None = None  # at which level
@@ -90,23 +92,30 @@ class Moves:
         if self.placement is not None:
             yield "the engine's placement of experts", self.placement()
 
-    def check(self) -> None:
+    def check(self, paused: bool = False) -> None:
         """Raises if something was found: maps would write into what is not there any more."""
-        found = self.found()
+        found = self.found(paused)
         if found.what:
             raise BusyError(
                 f"{found.what[0]}. Nothing was changed; the target follows it when the engine does "
                 "not work (ModuleTarget.follow), then stage again"
             )
 
-    def check_awake(self) -> None:
+    def check_places(self) -> None:
+        """The same, but for writes: whoever reads the weights sees those."""
+        found = Found()
         if self.asleep is not None:
-            raise BusyError(f"{self.sleeping()}. Nothing was changed")
+            found.what.append(self.sleeping())
+        else:
+            self.find_moved(found)
+        if found.what:
+            raise BusyError(f"{found.what[0]}. Nothing was changed")
 
     def sleeping(self) -> str:
         return f"the engine sleeps at level {self.asleep}: wake it up first"
 
-    def found(self) -> Found:
+    def found(self, paused: bool = False) -> Found:
+        """`paused`: the engine waits for it, and what takes long is left to the next staging."""
         found = Found()
         if self.asleep is not None:
             found.what.append(self.sleeping())
@@ -119,26 +128,30 @@ class Moves:
                 whose = f"{name}.load_weights" if name else "load_weights"
                 found.what.append(f"{whose}() was called by somebody else")
                 found.everything = True
-        if not self.in_place():
-            self.find_rebound(found)
+        self.find_moved(found, paused)
         versions = self.read_versions()
         if versions != self.versions:
             self.find_written(found, versions)
+        return found
+
+    def find_moved(self, found: Found, paused: bool = False) -> None:
+        if not self.in_place(paused):
+            self.find_rebound(found)
         for name, value in self.read_tables():
             if not self.tables[name].same(value):
                 found.what.append(f"experts were rearranged: '{name}' has changed")
                 found.everything = True
-        return found
 
-    def in_place(self) -> bool:
-        """None is rebound. An engine waits for this look: it takes a tenth of a millisecond for 300
-        tensors."""
+    def in_place(self, paused: bool) -> bool:
+        """None is rebound. While an engine waits: a tenth of a millisecond for 300 tensors, and
+        nobody looks whether one sees its own memory in another way (transposed)."""
         modules, kinds, names, tensors = self.slots
         get: Any = dict.get  # of any values
         there = map(get, map(getitem, modules, kinds), names)
         if not all(map(is_, there, tensors)):
             return False
-        return list(map(torch.Tensor.data_ptr, tensors)) == self.addresses
+        looks = self.looks[:1] if paused else self.looks
+        return all(list(map(look, tensors)) == seen for look, seen in looks)
 
     def read_versions(self) -> list[int]:
         """How often torch wrote each of them; inference tensors keep no count."""

@@ -133,8 +133,10 @@ class RankReceiver:
 
         def look() -> None:
             receiver = self._ready()
+            if sweep:
+                self._follow_moves(receiver)  # what the engine computes with is read
             try:
-                told.update(shares_of(self._native_target(), receiver, sweep))
+                told.update(shares_of(self._target, receiver, sweep))
             finally:
                 self._look(receiver)  # weights that are not what they must be are no version
 
@@ -146,7 +148,7 @@ class RankReceiver:
         told: dict[str, Any] = {}
 
         def look() -> None:
-            self._ready()
+            self._follow_moves(self._ready())
             told.update(read_of(self._native_target(), tensor, first, units))
 
         return {**self._answer(nonce, look), **told}
@@ -203,6 +205,8 @@ class RankReceiver:
         self._follow_moves(receiver)
         self._state, self._error, self._staged = "staging", None, None
         self._ticket = ticket
+        if hasattr(self._target, "reads"):
+            self._target.reads = False
         arguments = (receiver, timeout_s, nonce)
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
@@ -221,9 +225,13 @@ class RankReceiver:
             self._look(receiver)
 
     def note_sleep(self, level: int) -> None:
-        """The engine gives up the memory of its weights (ModuleTarget.note_sleep)."""
-        if hasattr(self._target, "note_sleep"):
-            self._target.note_sleep(level)
+        """The engine gives up the memory of its weights (ModuleTarget.note_sleep), once the staging
+        that reads them has ended."""
+        if not hasattr(self._target, "note_sleep"):
+            return
+        self._target.note_sleep(level)
+        if self._thread is not None and self._target.reads:
+            self._thread.join()
 
     def note_wake(self) -> None:
         if hasattr(self._target, "note_wake"):
@@ -375,6 +383,9 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
 
 def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[str, Any]:
     """Of a target that knows its shares; of another, nothing is told."""
+    if hasattr(target, "native"):  # the engine has made something else of what lies there
+        unproven = [(name, way.reason) for name, way in target.ways.items()]
+        return rows_of(target.native, ([], unproven), {})
     if not hasattr(target, "sweep"):
         return {}
     shares = target.sweep() if sweep else target.tracked()
@@ -392,7 +403,7 @@ def rows_of(target: Any, shares: Any, manifest: Mapping[str, str]) -> dict[str, 
     return {
         "shares": rows,
         "unproven": [list(each) for each in unproven],
-        "absent": [name for name in sizes if name not in told],
+        "absent": [name for name, units in sizes.items() if units and name not in told],
     }
 
 

@@ -295,6 +295,7 @@ def _run(
     _note_rebound(bound, tracer, trace)
     if failed is None:
         _note_kept(held, trace)
+        _note_hidden(tracer, trace)
     return failed
 
 
@@ -318,6 +319,18 @@ def _note_kept(held: dict[str, StorageWeakRef], trace: Trace) -> None:
     if alive():
         gc.collect()
     trace.problem(alive(), "the loader keeps the tensor, and may use it later")
+
+
+def _note_hidden(tracer: _Tracer, trace: Trace) -> None:
+    """What it made of a tensor is still there, and no parameter, buffer or attribute has it."""
+
+    def alive() -> list[tuple[set[str], str]]:
+        return [made for key, made in tracer.derived.items() if not tracer.kept[key].expired()]
+
+    if alive():
+        gc.collect()
+    for names, how in alive():
+        trace.problem(names, f"the loader puts it where no module has a tensor (by {how})")
 
 
 def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any]) -> Trace:

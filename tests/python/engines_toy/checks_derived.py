@@ -96,7 +96,7 @@ def refused(kind, name, *words):
         way = target.ways[name]
         assert way.way == "refused" and all(word in way.reason for word in words), way
         receiver = run.receiver(target)
-        run.publish(changing(generator, weights, "layers.0.gate.weight"))
+        run.publish(changing(generator, weights, "layers.0.down.weight"))
         assert receiver.stage(10)
         receiver.commit()
         held = state_bits(engine)
@@ -108,6 +108,14 @@ def refused(kind, name, *words):
 
 def copies_that_nobody_makes_again_are_refused():
     refused(toy_derived.Unknown, "layers.0.q.weight", "is a copy of 'layers.0.qkv'", "parts.")
+
+
+def copies_of_several_parameters_are_refused():
+    refused(toy_derived.Fused, "layers.0.k.weight", "'layers.0.both' is a copy of 'layers.0.qkv'")
+
+
+def copies_of_a_part_are_refused():
+    refused(toy_derived.Cut, "layers.0.q.weight", "'layers.0.queries' is a copy of 'layers.0.qkv'")
 
 
 def what_cannot_run_twice_is_refused():

@@ -130,8 +130,8 @@ def rearranged_while_the_weights_are_read():
         moves = it.targets[0]._moves
         look = moves.check
 
-        def once():
-            look()
+        def once(paused):
+            look(paused)
             moves.check = look
             rearrange(it.engines, it.runners, LATER)
 

@@ -137,6 +137,22 @@ class Unknown(Derived):
             layer.parts = {"q": rows[:HEADS].clone(), "kv": (rows[HEADS:].t().contiguous(),)}
 
 
+class Fused(Derived):
+    """One copy of several parameters."""
+
+    def make(self):
+        for layer in self.layers:
+            layer.both = torch.cat([layer.gate_up.data, layer.qkv.data]).t().contiguous()
+
+
+class Cut(Derived):
+    """A copy of a part of a parameter."""
+
+    def make(self):
+        for layer in self.layers:
+            layer.queries = layer.qkv.data[:HEADS].clone()
+
+
 class Waiting(ToyEngine):
     """As SGLang's DeepSeek with q_a_proj and kv_a_proj: keeps one part until the other is there, and
     copies both in one."""

@@ -151,5 +151,24 @@ TEST_F(AgentEnginesTest, AnEngineWhoseSharesDoNotAddUpIsNotUpdated) {
   EXPECT_TRUE(session->update(1, times_).ok());
 }
 
+// A rank that could not tell when it was asked first (it still staged for another driver).
+TEST_F(AgentEnginesTest, SharesThatWereNotToldAreAskedForAgain) {
+  VllmStandIn engine(2);
+  bool silent = true;
+  engine.fails = [&](std::size_t rank, const std::string& what) {
+    return silent && rank == 1 && what == "shares";
+  };
+  const auto session = vllm(engine);
+  ASSERT_TRUE(session->update(1, times_).ok());
+  silent = false;
+  const std::string one(32, '1'), two = std::string(15, '0') + "2" + std::string(15, '0') + "2";
+  engine.shares = [&](std::size_t rank) {
+    return nlohmann::json{{"a", 5, 10, rank == 0 ? "left" : "right", two, one}};
+  };
+  engine.published = 2;
+  EXPECT_EQ(session->update(2, times_).status().code(), StatusCode::kMismatch);
+  expect_all_at(engine, 1);
+}
+
 }  // namespace
 }  // namespace driftless::testing

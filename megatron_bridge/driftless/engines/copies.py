@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of parameters that lie beside them, made by somebody, somehow: of a parameter, of the part
+of one that a checkpoint tensor goes to, of several in one; converted, transposed, cut in pieces.
+They are told by their values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import torch
+
+from .bound import BoundTensors, storage_key
+from .tracing import Trace
+
+# Fewer elements, or fewer values, are alike by chance.
+_FEWEST_ELEMENTS, _FEWEST_VALUES = 16, 8
+_PART = 1 << 22  # elements at a time
+# A fused copy is of so many parameters, and its owner has so many.
+_MOST_FUSED, _MOST_NEAR = 4, 16
+
+Mark = tuple[int, int, int]  # elements, and two sums over their values, in whatever order
+
+
+@dataclass
+class Source:
+    """A parameter, or a part of one, and the checkpoint tensors that go there."""
+
+    name: str
+    tensors: set[str]
+    held: torch.Tensor
+    whole: bool
+
+    @cached_property
+    def mark(self) -> Mark | None:
+        return _mark(self.held)
+
+
+def unexplained_copies(
+    bound: BoundTensors, goes_to: dict[int, set[str]], explained: Container[str], trace: Trace
+) -> Iterator[tuple[str, Source]]:
+    """(a tensor that no checkpoint tensor goes to, what it is a copy of). Also if several of one
+    owner are a copy of it together."""
+    sources = _sources(bound, goes_to, trace)
+    alone: dict[int, list[list[Source]]] = defaultdict(list)  # elements -> sources
+    for source in sources:
+        alone[source.held.numel()].append([source])
+    largest = max(alone, default=0)
+    with bound.with_attributes():
+        for owner, candidates in _candidates(bound, goes_to, trace).items():
+            fused = _fused([s for s in sources if s.whole and s.name.startswith(owner)])
+            marks: list[tuple[str, Mark]] = []
+            for name, tensor in candidates:
+                groups = [*alone.get(tensor.numel(), ()), *fused.get(tensor.numel(), ())]
+                small = tensor.numel() <= largest
+                if name in explained or not (groups or small) or not _telling(tensor):
+                    continue
+                mark = _mark(tensor)
+                if mark is not None and small:
+                    marks.append((name, mark))
+                for found in _alike(mark, groups):
+                    yield name, found
+            if len(marks) > 1:
+                together = _sum([mark for _, mark in marks])
+                for found in _alike(together, alone.get(together[0], ())):
+                    yield marks[0][0], found
+
+
+def _sources(bound: BoundTensors, goes_to: dict[int, set[str]], trace: Trace) -> list[Source]:
+    tensors = {storage_key(each.data): each.data for each in bound.bindings}
+    sources = [
+        Source(bound.storages[key].name, names, tensors[key], True)
+        for key, names in goes_to.items()
+        if key in tensors
+    ]
+    for name, copies in trace.copies.items():
+        for copy in copies:
+            view, storage = copy.target, bound.storages[copy.storage]
+            if copy.storage in tensors and view.units < tensors[copy.storage].numel():
+                flat = storage.flat(copy.dtype)
+                held = flat.as_strided(view.shape, view.strides, view.offset)
+                sources.append(Source(copy.parameter, {name}, held, False))
+    return sources
+
+
+def _candidates(
+    bound: BoundTensors, goes_to: dict[int, set[str]], trace: Trace
+) -> dict[str, list[tuple[str, torch.Tensor]]]:
+    """Tensors that no checkpoint tensor goes to, by what their owner's names begin with."""
+    found: dict[str, list[tuple[str, torch.Tensor]]] = defaultdict(list)
+    for attribute in bound.attributes:
+        if storage_key(attribute.tensor) in bound.beside:
+            owner = attribute.name.removesuffix(".".join(map(str, attribute.path)))
+            found[owner].append((attribute.name, attribute.tensor))
+    for each in bound.bindings:
+        key = storage_key(each.data)
+        if key not in goes_to and key not in trace.hooks:
+            found[each.name.removesuffix(each.attribute)].append((each.name, each.data))
+    return found
+
+
+def _fused(near: list[Source]) -> dict[int, list[list[Source]]]:
+    """elements -> sources that have so many together."""
+    groups: dict[int, list[list[Source]]] = defaultdict(list)
+    for count in range(2, _MOST_FUSED + 1) if len(near) <= _MOST_NEAR else ():
+        for some in combinations(near, count):
+            groups[sum(each.held.numel() for each in some)].append(list(some))
+    return groups
+
+
+def _alike(mark: Mark | None, groups: Iterable[list[Source]]) -> list[Source]:
+    """The first group with these values."""
+    for group in groups:
+        marks = [each.mark for each in group]
+        known = [each for each in marks if each is not None]
+        if len(known) == len(group) and _sum(known) == mark:
+            return group
+    return []
+
+
+def _telling(tensor: torch.Tensor) -> bool:
+    """Whether it is alike to nothing by chance."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:4096].cpu().float().unique()
+    return flat.numel() >= _FEWEST_ELEMENTS and some.numel() >= _FEWEST_VALUES
+
+
+def _mark(tensor: torch.Tensor) -> Mark | None:
+    """None: it may be anything."""
+    flat = tensor.detach().reshape(-1)
+    sums = [0, 0]
+    for part in flat.split(_PART):
+        if part.is_floating_point() and part.element_size() <= 4:
+            part = part.float().view(torch.int32)
+        elif part.is_floating_point() or part.is_complex():
+            return None
+        words = part.to(torch.int64)
+        mixed = (words ^ (words >> 13)) * 0x9E3779B97F4A7C1
+        sums[0] = (sums[0] + int(words.sum())) & (2**64 - 1)
+        sums[1] = (sums[1] + int((mixed ^ (mixed >> 29)).sum())) & (2**64 - 1)
+    return flat.numel(), sums[0], sums[1]
+
+
+def _sum(marks: Sequence[Mark]) -> Mark:
+    elements, first, second = (sum(column) for column in zip(*marks, strict=True))
+    return elements, first & (2**64 - 1), second & (2**64 - 1)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said to be proven is what the engine computes with: no move of its tensors hides a bit
+that fell over. Run as checks.py."""
+
+import threading
+
+import torch
+
+import driftless
+import toy_run
+from checks_moving import ANCHORS, FollowedEngine, in_worker, rebound, take
+from driftless.engines import ModuleTarget
+from driftless.engines.rank_receiver import RankReceiver, shares_of
+from driftless.engines.ways import Way
+from toy_checks import run_checks
+from toy_engine import HIDDEN, ToyEngine
+from toy_group import raises
+from toy_moving import Balanced, Published
+
+
+def flip(tensor):
+    """Nobody's write: torch does not count it."""
+    tensor.data.view(torch.uint8).view(-1)[0] ^= 1
+
+
+def a_flip_beside_a_rebound_parameter_is_found():
+    """The engine put one parameter elsewhere, with its values; the bit is in another one."""
+    for tp in (1, 2):
+        with FollowedEngine(ToyEngine, *ANCHORS, tp=tp) as it:
+            it.publish()
+            it.take()
+            flip(it.engine.layers[1].down)
+            rebound(it.engine)
+            assert it.target.follow(it.receiver.tensor_digests)
+            assert not it.target.state.valid
+            it.publish()
+            it.take()
+            assert it.target.state.valid and it.receiver.version == 2
+            assert tp == 2 or it.holds(it.weights)
+
+
+def a_flip_in_what_was_put_elsewhere_is_found():
+    with FollowedEngine(ToyEngine, *ANCHORS, tp=2) as it:
+        it.publish()
+        it.take()
+        flip(it.engine.layers[0].qkv)
+        rebound(it.engine)  # with the flip
+        assert it.target.follow(it.receiver.tensor_digests)
+        assert not it.target.state.valid
+
+
+def a_flip_in_a_replica_is_found_when_experts_move():
+    """The second copy of an expert does not count in its share."""
+    for slot in (0, 5):
+        with FollowedEngine(Balanced, *ANCHORS, tp=2) as it:
+            it.publish()
+            it.take()
+            it.engine.rebalance([3, 1, 0, 2, 2, 3])
+            flip(it.engine.layers[0].experts_up[slot])
+            assert it.target.follow(it.receiver.tensor_digests)
+            assert not it.target.state.valid, slot
+
+
+def the_same_memory_seen_in_another_way_is_found():
+    def turn(engine):  # square
+        engine.fp8.data = engine.fp8.data.t()
+
+    def cut(engine):
+        engine.counts.data = engine.counts.data[:20]
+
+    def retype(engine):
+        engine.layers[0].qkv.data = engine.layers[0].qkv.data.view(torch.float16)
+
+    for change, name in ((turn, "fp8"), (cut, "counts"), (retype, "layers.0.qkv")):
+        with FollowedEngine(ToyEngine, *ANCHORS) as it:
+            it.step()
+            change(it.engine)
+            it.publish()
+            with raises(driftless.errors.BusyError, f"'{name}' is not the tensor that it was"):
+                it.receiver.stage(10)
+
+
+def a_tensor_that_was_turned_is_written_as_it_lies():
+    with FollowedEngine(ToyEngine, *ANCHORS) as it:
+        it.step()
+        it.engine.fp8.data = it.engine.fp8.data.t()
+        assert "'fp8'" in it.target.follow(it.receiver.tensor_digests)[0]
+        assert not it.target.state.valid  # other values, as the engine sees them
+        it.publish()
+        it.take()
+        assert it.holds(it.weights)
+        # The same values, in another order.
+        it.engine.fp8.data = it.engine.fp8.data.contiguous()
+        assert it.target.follow(it.receiver.tensor_digests) and it.target.state.version == 2
+        it.step()
+
+
+def what_moved_is_not_taken_back_where_it_was():
+    with FollowedEngine(ToyEngine) as it:
+        it.step()
+        it.step()
+        rebound(it.engine)
+        with raises(driftless.errors.BusyError, "cannot be taken back", "is not the tensor"):
+            it.receiver.rollback()
+        assert it.holds(it.weights) and it.target.state.version == 2
+
+
+def a_sweep_reads_what_the_engine_computes_with():
+    """A tensor that was put elsewhere, with other values: what was there before is still right."""
+    with FollowedEngine(ToyEngine) as it:
+        it.step()
+        it.engine.norm.data = it.engine.norm.data + 1
+        for read in (it.target.sweep, it.target.look):
+            with raises(driftless.errors.BusyError, "'norm' is not the tensor"):
+                read()
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        it.publish()
+        take(rank)
+        it.engine.norm.data = it.engine.norm.data.clone()
+        assert rank.shares(sweep=True)["ok"]
+        it.engine.norm.data = it.engine.norm.data + 1
+        said = rank.shares(sweep=True)
+        assert not said["ok"] and said["version"] == -1 and "shares" not in said, said
+        it.publish()
+        assert take(rank)[1] == 2 and it.holds(it.weights)
+        said = rank.shares(sweep=True)
+        assert said["ok"] and said["moved"] == [], said
+        rank.close()
+
+
+def places_are_read_where_the_engine_has_them():
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        before = {row[0]: row[4] for row in rank.shares()["shares"]}
+        it.engine.norm.data = it.engine.norm.data * 2
+        after = {row[0]: row[4] for row in rank.read()["shares"]}
+        assert [name for name in before if before[name] != after[name]] == ["norm.weight"]
+        rank.close()
+
+
+def tensors_without_elements_are_not_missed():
+    weights = {"a": torch.randn(40, 8).to(torch.bfloat16), "empty": torch.zeros(0, 8)}
+    with toy_run.Run(weights) as run:
+        module = torch.nn.ParameterDict(
+            {n: torch.nn.Parameter(t.clone(), requires_grad=False) for n, t in weights.items()}
+        )
+        rank = RankReceiver(0, lambda chunk_bytes: ModuleTarget(module, run.base))
+        assert rank.open(f"road:\n  kind: shared_fs\n  dir: {run.work}/road\n")["ok"]
+        said = rank.shares(sweep=True)
+        assert said["ok"] and [row[0] for row in said["shares"]] == ["a"], said
+        assert said["absent"] == [] and said["unproven"] == [], said
+        rank.close()
+
+
+def tensors_in_places_that_nobody_knows_are_refused():
+    """The engine would go on with the old ones, and every commit would succeed."""
+
+    class Box:
+        __slots__ = ("norm",)
+
+    class Hiding(Published):
+        def __init__(self, rank=0, tp=1, odd=()):
+            super().__init__(rank, tp, odd)
+            del self.norm
+            self.box = Box()
+            self.box.norm = torch.zeros(HIDDEN)
+
+        def load_plain(self, name, tensor):
+            if name == "norm.weight":
+                self.box.norm.copy_(tensor)
+            else:
+                super().load_plain(name, tensor)
+
+    with FollowedEngine(Hiding) as it:
+        way = it.target.ways["norm.weight"]
+        assert way.way == "refused" and "where no module has a tensor" in way.reason, way
+        assert it.target.ways["unused.weight"].way == "plan"
+        it.publish()
+        with raises(driftless.errors.UnsupportedError, "'norm.weight'", "no module has a tensor"):
+            it.receiver.stage(10)
+
+
+def memory_is_not_given_up_while_it_is_read():
+    """A GPU's memory that is unmapped below a sweep ends the engine."""
+    it, rank = in_worker(*ANCHORS)
+    with it:
+        reading, go_on = threading.Event(), threading.Event()
+        look = rank._target._moves.check
+
+        def slow(*paused):
+            look(*paused)
+            if paused:  # as the staging asks
+                reading.set()
+                go_on.wait(10)
+
+        rank._target._moves.check = slow
+        it.publish()
+        assert rank.stage(timeout_s=5)["ok"] and reading.wait(10)
+        threading.Timer(0.3, go_on.set).start()
+        rank.note_sleep(1)
+        assert rank.status()["state"] == "staged", rank.status()
+        rank._target._moves.check = look
+        assert "sleeps at level 1" in rank.commit()["error"]
+        rank.note_wake()
+        assert take(rank) == ([], 1) and it.holds(it.weights)
+        # Nothing is read while a version is waited for.
+        assert rank.stage(timeout_s=3)["ok"]
+        rank.note_sleep(1)
+        assert rank.status()["state"] == "staging"
+        rank.note_wake()
+        rank.wait(10)
+        rank.close()
+
+
+def what_an_engine_reloads_from_is_not_the_engine():
+    """As vllm_reload.ReloadTarget: the receiver writes into host memory, and the engine's own loader
+    packs it."""
+    with FollowedEngine(ToyEngine) as it:
+
+        class Reloaded:
+            native = it.target
+            ways = {spec.name: Way("whole", "packed", "") for spec in it.target.layout.tensors}
+
+        said = shares_of(Reloaded(), it.receiver, sweep=True)
+        assert said["shares"] == [] and said["absent"] == [], said
+        assert ["norm.weight", "packed"] in said["unproven"]
+
+
+if __name__ == "__main__":
+    run_checks(globals())
