@@ -138,7 +138,11 @@ Status check_offers(const Offers& offers) {
 Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
   const std::span<const TensorSpec> tensors = weights.tensors();
   std::vector<TensorBox> boxes(weights.boxes().begin(), weights.boxes().end());
-  boxes.resize(tensors.size());
+  if (boxes.empty()) boxes.resize(tensors.size());
+  if (boxes.size() != tensors.size()) {
+    return error(StatusCode::kInvalidArgument, "the source offers ", tensors.size(),
+                 " tensors, and boxes of ", boxes.size());
+  }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(tensors[i], boxes[i]));
     if (place.units == tensors[i].units()) boxes[i] = {};
@@ -159,12 +163,17 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) con
       if (!message.status.ok()) return message;
     }
   }
+  std::vector<std::vector<TensorBox>> boxes;
   for (auto& [name, offers] : all) {
     message.status = check_offers(offers);
     if (!message.status.ok()) return message;
     message.tensors.push_back(*offers.spec);
     message.owners.push_back(std::move(offers.ranks));
+    boxes.push_back(std::move(offers.boxes));
   }
+  Result<std::vector<BlockCut>> cuts = wanted_cuts(message.tensors, boxes);
+  message.status = cuts.status();
+  if (cuts.ok()) message.cuts = std::move(*cuts);
   return message;
 }
 
@@ -194,17 +203,15 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
 // What of this rank's offers is its own, and how it is cut. All ranks find the same faults.
 Status PublisherRank::own(const LeaderMessage& told) {
   std::map<std::uint32_t, OwnedTensor> owned;
-  std::map<std::string_view, const TensorCut*> cuts;
-  for (const TensorCut& cut : options_.cuts) cuts[cut.tensor] = &cut;
+  std::map<std::uint32_t, const BlockCut*> cuts;
+  for (const BlockCut& cut : told.cuts) cuts[cut.tensor] = &cut;
   for (const std::vector<std::uint32_t>& ranks : told.owners) owners_.push_back(ranks.size());
-  const bool frames =
-      options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
-  const bool takes_blocks = frames && options_.device == nullptr;
   for (std::size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] == 1 || takes_blocks) continue;
+    if (owners_[i] == 1 || takes_blocks()) continue;
     return error(StatusCode::kUnsupported, "tensor '", told.tensors[i].name, "' is offered in ",
                  owners_[i], " blocks, but ",
-                 frames ? "a publisher with a GPU" : concat("layout ", to_string(options_.layout)),
+                 options_.device != nullptr ? "a publisher with a GPU"
+                                            : concat("layout ", to_string(options_.layout)),
                  " takes whole tensors; let one rank offer it, or publish frames from the host");
   }
   for (std::size_t i = 0; i < offered_.size(); ++i) {
@@ -215,11 +222,10 @@ Status PublisherRank::own(const LeaderMessage& told) {
         std::ranges::find(told.owners[*index], group_.rank()) != told.owners[*index].end();
     tensor_.push_back(ours ? *index : kNotOurs);
     if (!ours) continue;
-    const auto cut = cuts.find(offered_[i].name);
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        OwnedTensor own,
-        OwnedTensor::make(*index, offered_[i], boxes_[i],
-                          cut != cuts.end() && takes_blocks ? cut->second : nullptr));
+    const auto cut = cuts.find(*index);
+    DRIFTLESS_ASSIGN_OR_RETURN(OwnedTensor own,
+                               OwnedTensor::make(*index, offered_[i], boxes_[i],
+                                                 cut != cuts.end() ? cut->second : nullptr));
     owned.emplace(*index, std::move(own));
   }
   std::vector<OwnedTensor> sorted;

@@ -41,6 +41,7 @@ struct LeaderMessage {
   Digest digest;                                   // of all ranks' weights
   std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
+  std::vector<BlockCut> cuts;                      // ascending by tensor
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -99,6 +100,9 @@ class PublisherRank final : public Publisher {
   // Reads the snapshot: the digest of each of its tensors.
   [[nodiscard]] Status digest_snapshot();
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
+  // publisher_cuts.cpp: what the options want of these tensors, or why that cannot be.
+  [[nodiscard]] Result<std::vector<BlockCut>> wanted_cuts(
+      std::span<const TensorSpec> tensors, std::span<const std::vector<TensorBox>> boxes) const;
   [[nodiscard]] Status own(const LeaderMessage& told);
   // The snapshot as a target, of which other ranks have the rest.
   [[nodiscard]] Result<std::unique_ptr<MappedTarget>> snapshot_target() const;
@@ -135,6 +139,11 @@ class PublisherRank final : public Publisher {
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
   // In hf_delta the version itself is whole if an anchor is due: others look among versions.
+  // Blocks of tensors go into frames, made on the host.
+  [[nodiscard]] bool takes_blocks() const {
+    return options_.device == nullptr && (options_.layout == DirectoryLayout::kFrames ||
+                                          options_.layout == DirectoryLayout::kHdf5);
+  }
   [[nodiscard]] bool anchors_among_versions() const {
     return options_.layout == DirectoryLayout::kHfDelta;
   }

@@ -171,7 +171,10 @@ Result<Manifest> PublisherRank::manifest_of(const PublicationId& id, std::uint64
     manifest.changed_units += rank.findings.changed_units;
     manifest.payload_bytes += rank.findings.delta_bytes;
     for (const PartReceipt& part : rank.parts) {
-      manifest.files.push_back({part.name, part.size_bytes, part.hash, part.rank, part.locator});
+      ManifestFile& file = manifest.files.emplace_back(
+          ManifestFile{part.name, part.size_bytes, part.hash, part.rank, part.locator});
+      const auto table = rank.findings.tables.find(part.name);
+      if (table != rank.findings.tables.end()) file.table = table->second;
     }
   }
   if (full) manifest.changed_units = manifest.total_units;

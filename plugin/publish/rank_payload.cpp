@@ -82,7 +82,7 @@ class FullFramePayload final : public HostPayload {
     findings_.delta_bytes += std::exchange(pending_bytes_, 0);
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the task owns them
     return writer_.hand_over([this, dtype = dtype_, index = parts_++, ready = std::move(ready)] {
-      return write_full_frame(context_, dtype, ready->runs, index);
+      return write_full_frame(context_, dtype, ready->runs, index, findings_);
     });
   }
 
@@ -165,13 +165,15 @@ Result<std::span<const std::byte>> HostPayload::take_whole(const PairedTensor& o
 }
 
 Status write_full_frame(const PayloadContext& context, DType dtype, std::span<const DenseRun> runs,
-                        std::uint32_t index) {
+                        std::uint32_t index, PayloadFindings& findings) {
   FrameContext frame = context.frame;
   frame.index = index;
   std::vector<std::byte>& encoded = context.buffers->encoded;
   encoded.clear();
   DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context.layout, dtype, runs, encoded));
-  return put_part(*context.road, frame_file_name(frame.rank, index), encoded);
+  const std::string name = frame_file_name(frame.rank, index);
+  findings.tables[name] = frame_table_hash(encoded);
+  return put_part(*context.road, name, encoded);
 }
 
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {

@@ -126,9 +126,10 @@ struct PayloadFindings {
   // By the number in the layout. Of a delta: what it adds to the digest of each tensor that it
   // changes; of a full version: the digest of each.
   std::map<std::uint32_t, Digest> digests;
-  std::vector<ManifestTensor> tensors;  // checksums, where the layout has them; in order of names
-  std::string shard;                    // hf_delta: the file that holds this rank's tensors
-  bool dense = false;                   // stopped: the version is to be sent in full
+  std::vector<ManifestTensor> tensors;    // checksums, where the layout has them; in order of names
+  std::map<std::string, Hash128> tables;  // of frames in host memory: frame_table_hash(), by name
+  std::string shard;                      // hf_delta: the file that holds this rank's tensors
+  bool dense = false;                     // stopped: the version is to be sent in full
 };
 
 struct PairedTensor {
@@ -180,12 +181,14 @@ class HostPayload : public RankPayload {
 [[nodiscard]] std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context);
 [[nodiscard]] std::unique_ptr<RankPayload> make_shard_payload(const PayloadContext& context);
 
-// One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
+// One bucket of a delta as part number `index` of this rank: a frame, or a flush file. The findings
+// note a frame's table.
 [[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
-                                  std::uint32_t index);
+                                  std::uint32_t index, PayloadFindings& findings);
 // Whole stretches of tensors as part number `index` of this rank: a full frame.
 [[nodiscard]] Status write_full_frame(const PayloadContext& context, DType dtype,
-                                      std::span<const DenseRun> runs, std::uint32_t index);
+                                      std::span<const DenseRun> runs, std::uint32_t index,
+                                      PayloadFindings& findings);
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);

@@ -173,12 +173,83 @@ TEST_F(OfferedBlocks, AreNotForLayoutsOfWholeTensors) {
                  "takes whole tensors");
 }
 
+// Ranks that own other tensors hear of it at once, too.
+TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
+  const auto refused = [](std::vector<TensorCut> cuts, StatusCode code, const std::string& words,
+                          DirectoryLayout layout = DirectoryLayout::kFrames) {
+    PublisherOptions options = quick_options();
+    options.layout = layout;
+    if (layout == DirectoryLayout::kHfDelta) options.encoding = Encoding::kXor;
+    options.cuts = std::move(cuts);
+    LoopbackHub hub({}, 2);
+    const auto start = std::chrono::steady_clock::now();
+    for (const Status& status : Trainer(hub, 2, options, random_weights(1)).opened()) {
+      EXPECT_EQ(status.code(), code) << status.to_string();
+      EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 3s) << words;
+  };
+  for (const char* const name : {"model.embed.weight", "model.layers.0.up.weight"}) {
+    refused({{name, 2, 4}}, StatusCode::kInvalidArgument, "cannot be cut along dimension 2");
+    refused({{name, 0, 4}}, StatusCode::kUnsupported, "cuts", DirectoryLayout::kHfDelta);
+    refused({{name, 0, 4}}, StatusCode::kUnsupported, "cuts", DirectoryLayout::kFlush);
+  }
+  refused({{"model.layers.0.up", 0, 4}}, StatusCode::kInvalidArgument, "'model.layers.0.up'");
+  refused({{"model.norm.weight", 0, 2}, {"model.norm.weight", 0, 4}}, StatusCode::kInvalidArgument,
+          "two cuts");
+}
+
+TEST(Cuts, OfMoreBlocksThanAReaderTakesAreRefused) {
+  Weights weights;
+  std::mt19937_64 random(1);
+  weights["long"] = random_tensor(DType::kBF16, {4000}, random);
+  PublisherOptions options = quick_options();
+  for (const auto& [parts, good] : {std::pair{1024U, true}, std::pair{1500U, false}}) {
+    options.cuts = {{"long", 0, parts}};
+    LoopbackHub hub({}, 1);
+    Trainer trainer(hub, 1, options, weights);
+    EXPECT_EQ(trainer.opened()[0].ok(), good) << trainer.opened()[0].to_string();
+    if (!good) continue;
+    Rollout rollout(hub, weights);
+    const Weights next = changed_weights(weights, 3, 0.2);
+    expect_ok(trainer.publish(next));
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(next));
+  }
+}
+
+// A trainer that starts again with other ranks, other blocks and other cuts goes on with the run.
+TEST(Cuts, MayBeOthersAfterARestart) {
+  const Weights base = random_weights(1);
+  Weights weights = base;
+  LoopbackHub hub({}, 4);
+  std::unique_ptr<Rollout> rollout;
+  std::uint64_t seed = 100;
+  for (const unsigned ranks : {3U, 1U, 4U, 2U}) {  // the others have nothing
+    Trainer::offer_as([&](const Weights& all, unsigned rank) {
+      return rank < ranks ? in_blocks(all, rank, ranks) : MemorySource(Weights(), 2);
+    });
+    PublisherOptions options = quick_options();
+    if (ranks != 3) options.cuts = {{"model.embed.weight", ranks % 2, ranks + 1}};
+    Trainer trainer(hub, 4, options, base);
+    expect_ok(trainer.opened());
+    if (rollout == nullptr) rollout = std::make_unique<Rollout>(hub, base);
+    for (int step = 0; step < 2; ++step) {
+      weights = changed_weights(weights, seed++, 0.02, "none");
+      expect_ok(trainer.publish(weights));
+    }
+    EXPECT_EQ(rollout->follow().to_string(), "ok");
+    EXPECT_TRUE(rollout->holds(weights)) << ranks;
+  }
+  Trainer::offer_as({});
+}
+
 TEST(Splitter, BringsEveryChangeIntoItsPart) {
   std::mt19937_64 random(7);
   const auto spec = TensorSpec::make("t", DType::kU16, {6, 5, 8});
   for (const TensorBox& box : {TensorBox{}, TensorBox{{1, 0, 2}, {4, 5, 5}}}) {
     for (std::uint32_t dim = 0; dim < 3; ++dim) {
-      const TensorCut cut{"t", dim, 3};
+      const BlockCut cut{0, dim, {dim == 1 ? 2U : 3U}};
       const auto owned = OwnedTensor::make(0, *spec, box, &cut);
       ASSERT_TRUE(owned.ok()) << owned.status().to_string();
       ASSERT_FALSE(owned->parts().empty());
