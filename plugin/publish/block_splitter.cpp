@@ -24,7 +24,7 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
     DRIFTLESS_ASSIGN_OR_RETURN(TensorBlock block, TensorBlock::make(tensor, spec, box));
     owned.block_ = std::make_shared<const TensorBlock>(std::move(block));
   }
-  if (cut == nullptr || cut->steps.empty() || spec.units() == 0) return owned;
+  if (cut == nullptr || cut->points.empty() || spec.units() == 0) return owned;
   if (cut->dim >= spec.shape.size()) {
     return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' has ", spec.shape.size(),
                  " dimensions, and cannot be cut along dimension ", cut->dim);
@@ -34,8 +34,8 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
                              TensorSpec::make(spec.name, spec.dtype, own.sizes));
   const std::uint64_t begin = own.offsets[cut->dim], end = begin + own.sizes[cut->dim];
   for (std::uint64_t at = begin; at < end;) {
-    std::uint64_t next = end;
-    for (const std::uint64_t step : cut->steps) next = std::min(next, (at / step + 1) * step);
+    const auto point = std::ranges::upper_bound(cut->points, at);
+    const std::uint64_t next = point != cut->points.end() ? std::min(end, *point) : end;
     if (at == begin && next == end) return owned;  // inside one part
     if (owned.parts_.size() == kMaxBlocksOfTensor) {
       return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' would be cut into more ",

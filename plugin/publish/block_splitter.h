@@ -20,11 +20,11 @@ struct TensorCut {
   friend bool operator==(const TensorCut&, const TensorCut&) = default;
 };
 
-// The same of a certain tensor: it is cut at the multiples of each step, none of which is 0.
+// The same of a certain tensor: it is cut at these places, ascending.
 struct BlockCut {
   std::uint32_t tensor = 0;  // index in the layout
   std::uint32_t dim = 0;
-  std::vector<std::uint64_t> steps;
+  std::vector<std::uint64_t> points;
 
   friend bool operator==(const BlockCut&, const BlockCut&) = default;
 };

@@ -40,6 +40,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   group_.next_epoch();
   DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan, make_plan(check_source(weights), deadline));
   PublishReport report;
+  report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
     DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kVersion}, deadline));
@@ -69,7 +70,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     commit(plan.version, mine.tensor_digests, verdict.digest);
     report.version = plan.version;
     report.base_version = plan.base_version;
-    report.encoding = plan.full ? Encoding::kFull : options_.encoding;
+    report.encoding = plan.full ? Encoding::kFull : encoding_;
     report.digest = digest_;
     report.changed_units = verdict.changed_units;
     report.total_units = layout_.total_units();
@@ -177,6 +178,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.version = std::max(id_.version, highest_number_) + 1;
   plan.full = plan.full || (anchors_among_versions() && anchor_due(plan.version));
   plan.digest = digest_;
+  hear_receivers(plan);
   plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
   return plan;
 }
@@ -198,6 +200,7 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
   }
+  DRIFTLESS_RETURN_IF_ERROR(adopt(told));
   return told;
 }
 

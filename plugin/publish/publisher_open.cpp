@@ -17,7 +17,8 @@ PublisherRank::PublisherRank(const PublisherOptions& options, Group& group, Send
       group_(group),
       road_(road),
       history_(history),
-      threads_(options.threads > 0 ? options.threads : default_threads()) {}
+      threads_(options.threads > 0 ? options.threads : default_threads()),
+      encoding_(options.encoding) {}
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
                                                    SendRoad& road, ReceiveRoad* history,
@@ -151,7 +152,7 @@ Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
 }
 
 // Every element of a tensor has one owner: the lowest rank that offers its block.
-LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) const {
+LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) {
   LeaderMessage message;
   std::map<std::string_view, Offers> all;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -163,17 +164,16 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) con
       if (!message.status.ok()) return message;
     }
   }
-  std::vector<std::vector<TensorBox>> boxes;
   for (auto& [name, offers] : all) {
     message.status = check_offers(offers);
     if (!message.status.ok()) return message;
     message.tensors.push_back(*offers.spec);
     message.owners.push_back(std::move(offers.ranks));
-    boxes.push_back(std::move(offers.boxes));
+    all_boxes_.push_back(std::move(offers.boxes));
   }
-  Result<std::vector<BlockCut>> cuts = wanted_cuts(message.tensors, boxes);
+  Result<std::vector<BlockCut>> cuts = wanted_cuts(message.tensors);
   message.status = cuts.status();
-  if (cuts.ok()) message.cuts = std::move(*cuts);
+  if (cuts.ok()) message.cuts = own_cuts_ = cuts_ = std::move(*cuts);
   return message;
 }
 

@@ -3,6 +3,7 @@
 // through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
+#include "formats/receiver_needs.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
 
@@ -41,7 +42,9 @@ struct LeaderMessage {
   Digest digest;                                   // of all ranks' weights
   std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
+  bool recut = false;                              // `cuts` are others than before
   std::vector<BlockCut> cuts;                      // ascending by tensor
+  std::uint8_t encoding = 0;                       // of the version, unless it is full
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -99,10 +102,7 @@ class PublisherRank final : public Publisher {
   // publisher_open.cpp
   // Reads the snapshot: the digest of each of its tensors.
   [[nodiscard]] Status digest_snapshot();
-  [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
-  // publisher_cuts.cpp: what the options want of these tensors, or why that cannot be.
-  [[nodiscard]] Result<std::vector<BlockCut>> wanted_cuts(
-      std::span<const TensorSpec> tensors, std::span<const std::vector<TensorBox>> boxes) const;
+  [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks);
   [[nodiscard]] Status own(const LeaderMessage& told);
   // The snapshot as a target, of which other ranks have the rest.
   [[nodiscard]] Result<std::unique_ptr<MappedTarget>> snapshot_target() const;
@@ -151,6 +151,19 @@ class PublisherRank final : public Publisher {
   void choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
+  // publisher_cuts.cpp: how a version is cut and encoded, so that all receivers can read it.
+  // Leader: what the options want of these tensors, or why that cannot be.
+  [[nodiscard]] Result<std::vector<BlockCut>> wanted_cuts(
+      std::span<const TensorSpec> tensors) const;
+  // Leader: the same, and what the receivers announced.
+  void hear_receivers(LeaderMessage& plan);
+  [[nodiscard]] Encoding encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
+                                      std::vector<std::string>& notes) const;
+  [[nodiscard]] std::vector<BlockCut> cuts_for(
+      const std::map<std::string, ReceiverNeeds>& receivers, std::vector<std::string>& notes) const;
+  // What the leader told of it.
+  [[nodiscard]] Status adopt(const LeaderMessage& plan);
+
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
@@ -192,6 +205,7 @@ class PublisherRank final : public Publisher {
   Snapshot snapshot_;
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
+  Encoding encoding_;                      // of deltas: the options', or what all receivers read
 
   VersionId id_;                        // committed
   Digest digest_;                       // of all ranks' weights at id_
@@ -212,6 +226,10 @@ class PublisherRank final : public Publisher {
   // That may have been visible in this run. Past id_ only after a restart that did not find it.
   std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;
+  std::vector<std::vector<TensorBox>> all_boxes_;  // of each tensor, of all ranks
+  std::vector<BlockCut> own_cuts_, cuts_;          // by the options; as they are now
+  // What each receiver announced: when the version was planned, and if that plan was told.
+  std::map<std::string, std::string> hearing_, heard_;
   std::optional<std::uint64_t> newest_anchor_;
   std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base
   std::vector<std::string> notes_;

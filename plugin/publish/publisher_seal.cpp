@@ -26,7 +26,7 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.frame.id = {id_.run, id.version};
   made.frame.base_version = base_version;
   made.frame.layout = layout_.signature();
-  made.frame.encoding = full ? Encoding::kFull : options_.encoding;
+  made.frame.encoding = full ? Encoding::kFull : encoding_;
   made.frame.rank = group_.rank();
   made.directory_layout = options_.layout;
   made.checksum = options_.checksum;
@@ -55,7 +55,7 @@ Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_vers
   index.ours = true;
   index.version = id.version;
   index.base_version = base_version;
-  if (!full) index.encoding = options_.encoding;
+  if (!full) index.encoding = encoding_;
   index.checksum = options_.checksum;
   for (const RankMessage& rank : ranks) {
     for (const ManifestTensor& tensor : rank.findings.tensors) {
@@ -159,7 +159,7 @@ Result<Manifest> PublisherRank::manifest_of(const PublicationId& id, std::uint64
   manifest.id = {id_.run, id.version};
   manifest.base_version = base_version;
   manifest.directory_layout = layout_of(options_.layout, full);
-  manifest.encoding = full ? Encoding::kFull : options_.encoding;
+  manifest.encoding = full ? Encoding::kFull : encoding_;
   manifest.checksum = options_.checksum;
   manifest.layout = layout_.signature();
   manifest.base_digest = digest_;

@@ -240,6 +240,20 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
   return snapshot;
 }
 
+Status Snapshot::recut(std::span<const BlockCut> cuts) {
+  std::vector<OwnedTensor> owned;
+  for (const OwnedTensor& each : owned_) {
+    const auto cut = std::ranges::find(cuts, each.tensor(), &BlockCut::tensor);
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        owned.emplace_back(),
+        OwnedTensor::make(each.tensor(), (*layout_)[each.tensor()],
+                          each.block() != nullptr ? each.block()->box : TensorBox(),
+                          cut != cuts.end() ? &*cut : nullptr));
+  }
+  owned_ = std::move(owned);
+  return {};
+}
+
 Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
   const std::uint64_t size = size_bytes(tensor);
   if (device_ != nullptr) return device_->copy(data_[tensor], from, size);

@@ -162,9 +162,39 @@ TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
   }
 }
 
+// Nobody has to say how to cut: receivers tell what they hold. Two publisher ranks cut alike.
+TEST_P(FetchByNeed, TensorsAreCutAsReceiversAnnounceTheirSlices) {
+  LoopbackHub hub({}, 2);
+  Trainer trainer(hub, 2, options(false), base_);
+  expect_ok(trainer.opened());
+  std::vector<std::unique_ptr<SlicedRollout>> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<SlicedRollout>(hub, base_, rank));
+  }
+  Weights weights = base_;
+  for (const int step : {1, 2, 3}) {
+    const auto seed = static_cast<std::uint64_t>(step);
+    weights = step == 2 ? quiet(parallel_weights(99)) : changed_weights(weights, seed, 0.1);
+    expect_ok(trainer.publish(weights));
+    for (const auto& rank : ranks) {
+      const UpdateReport report = rank->follow();
+      EXPECT_LE(report.wire_bytes, trainer.report().wire_bytes / 4 * 11 / 10 + (64 << 10)) << step;
+      EXPECT_LE(report.needed_bytes, trainer.report().wire_bytes / 4 * 11 / 10) << step;
+    }
+    expect_adds_up(ranks, weights);
+  }
+  // Who wants whole tensors gets them all the same.
+  Rollout late(hub, std::nullopt);
+  expect_ok(trainer.each([&](unsigned rank) { return trainer.rank(rank).publish_anchor(); }));
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
+}
+
 // What is not cut is fetched whole, and used all the same.
 TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
-  Trainer trainer(hub_, 1, options(false), base_);
+  PublisherOptions whole = options(false);
+  whole.cut_for_receivers = false;
+  Trainer trainer(hub_, 1, whole, base_);
   expect_ok(trainer.opened());
   SlicedRollout rollout(hub_, base_, 1);
   const Weights next = changed_weights(base_, 3, 0.1);

@@ -2,6 +2,7 @@
 // Tensors that several ranks publish in blocks, and blocks that are cut further.
 #include <gtest/gtest.h>
 
+#include "formats/receiver_needs.h"
 #include "plugin/publish/block_splitter.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
@@ -199,6 +200,47 @@ TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
           "two cuts");
 }
 
+// One that reads less makes the publisher turn to what all read; if there is nothing, it says who.
+TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
+  const Weights base = random_weights(1);
+  LoopbackHub hub({}, 2);
+  PublisherOptions options = quick_options();
+  options.encoding = Encoding::kDeltasZstd;
+  Trainer trainer(hub, 2, options, base);
+  expect_ok(trainer.opened());
+  Weights weights = changed_weights(base, 1, 0.02);
+  Rollout rollout(hub, base);
+  expect_ok(trainer.publish(weights));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
+  const auto say = [&](ReceiveRoad& road, std::vector<Encoding> encodings, const std::string& id) {
+    ReceiverNeeds needs;
+    needs.encodings = std::move(encodings);
+    const auto text = needs_to_text(needs, kMaxNeedsBytes);
+    ASSERT_TRUE(text.ok());
+    EXPECT_TRUE(road.report({id, 1, "digest", *text}, Deadline::after(1s)).ok());
+  };
+  const auto old = hub.receiver(), older = hub.receiver();
+  say(*old, {Encoding::kIndices, Encoding::kFull}, "old");
+  for (int step = 2; step < 4; ++step) {
+    weights = changed_weights(weights, static_cast<std::uint64_t>(step), 0.02);
+    expect_ok(trainer.publish(weights));
+    EXPECT_EQ(trainer.report().encoding, Encoding::kIndices);
+    const auto& notes = trainer.report().notes;
+    EXPECT_EQ(!notes.empty() && notes[0].find("'old'") != std::string::npos, step == 2);
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(weights));
+  }
+  say(*older, {Encoding::kFull}, "older");
+  expect_ok(trainer.publish(changed_weights(weights, 9, 0.02)));
+  ASSERT_FALSE(trainer.report().notes.empty());
+  EXPECT_NE(trainer.report().notes[0].find("'older' do not read 'deltas_zstd'"), std::string::npos);
+  EXPECT_NE(trainer.report().notes[0].find("cannot follow"), std::string::npos);
+  ASSERT_TRUE(old->leave(Deadline::after(1s)).ok());
+  ASSERT_TRUE(older->leave(Deadline::after(1s)).ok());
+  expect_ok(trainer.publish(changed_weights(weights, 10, 0.02)));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
+}
+
 TEST(Cuts, OfMoreBlocksThanAReaderTakesAreRefused) {
   Weights weights;
   std::mt19937_64 random(1);
@@ -249,7 +291,7 @@ TEST(Splitter, BringsEveryChangeIntoItsPart) {
   const auto spec = TensorSpec::make("t", DType::kU16, {6, 5, 8});
   for (const TensorBox& box : {TensorBox{}, TensorBox{{1, 0, 2}, {4, 5, 5}}}) {
     for (std::uint32_t dim = 0; dim < 3; ++dim) {
-      const BlockCut cut{0, dim, {dim == 1 ? 2U : 3U}};
+      const BlockCut cut{0, dim, {2, 4}};
       const auto owned = OwnedTensor::make(0, *spec, box, &cut);
       ASSERT_TRUE(owned.ok()) << owned.status().to_string();
       ASSERT_FALSE(owned->parts().empty());
