@@ -125,12 +125,11 @@ Status write_bucket(const PayloadContext& context, const BucketView& bucket, std
   FrameContext frame = context.frame;
   frame.index = index;
   const std::string name = frame_file_name(frame.rank, index);
-  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+  if (frame.encoding == Encoding::kDeltasZstd || context.frames != nullptr) {  // into memory
     std::vector<std::byte>& encoded = context.buffers->encoded;
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
-    findings.tables[name] = frame_table_hash(encoded);
-    return put_part(*context.road, name, encoded);
+    return put_frame(context, name, encoded, findings);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
   std::uint64_t at = 0;

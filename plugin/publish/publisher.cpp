@@ -27,6 +27,7 @@ Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
     // Memory is what throws; the next call finds the snapshot unfit for deltas.
     needs_full_ = true;
     undo_.clear();
+    mirror_undo_.clear();
     if (options_.device != nullptr) options_.device->abort();
     const Status dropped = road_.abort();
     return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
@@ -77,6 +78,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     report.full_bytes = layout_.total_bytes();
     report.delta_bytes = verdict.delta_bytes;
     report.wire_bytes = verdict.wire_bytes;
+    report.mirror_bytes = mirror_bytes_;
     if (verdict.anchor) {
       const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
@@ -242,9 +244,7 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
       context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  return write_payload(made, deadline, [&](RankPayload& payload) {
-    return visit(weights, [&](std::span<const PairedTensor> batch) { return payload.add(batch); });
-  });
+  return write_payload(made, deadline, [&](const AddBatch& add) { return visit(weights, add); });
 }
 
 // Leader: what becomes of the version.
@@ -342,6 +342,7 @@ void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
   }
   digest_ = digest;
   undo_.clear();
+  mirror_undo_.clear();
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
 }
 
@@ -349,6 +350,7 @@ void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
 void PublisherRank::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
+  mirror_undo_.roll_back(host_kernels(), mirror_);
   if (full) needs_full_ = true;
 }
 

@@ -111,7 +111,7 @@ static void from_json(const json& value, Verdict& verdict) {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, locator)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
-                                   tensors, tables)
+                                   tensors, tables, mirror_tensors, mirror_shard)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, version, doubtful,
                                    needs_full, digest, tensor_digests, unchanged, findings, parts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,

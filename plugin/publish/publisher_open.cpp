@@ -207,12 +207,11 @@ Status PublisherRank::own(const LeaderMessage& told) {
   for (const BlockCut& cut : told.cuts) cuts[cut.tensor] = &cut;
   for (const std::vector<std::uint32_t>& ranks : told.owners) owners_.push_back(ranks.size());
   for (std::size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] == 1 || takes_blocks()) continue;
+    if (owners_[i] == 1 || options_.device == nullptr) continue;
     return error(StatusCode::kUnsupported, "tensor '", told.tensors[i].name, "' is offered in ",
-                 owners_[i], " blocks, but ",
-                 options_.device != nullptr ? "a publisher with a GPU"
-                                            : concat("layout ", to_string(options_.layout)),
-                 " takes whole tensors; let one rank offer it, or publish frames from the host");
+                 owners_[i],
+                 " blocks, but a publisher with a GPU takes whole tensors; let one rank ",
+                 "offer it, or publish from the host");
   }
   for (std::size_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout_.find(offered_[i].name);
@@ -232,7 +231,7 @@ Status PublisherRank::own(const LeaderMessage& told) {
   for (auto& [index, each] : owned) sorted.push_back(std::move(each));
   DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
                              Snapshot::create(layout_, std::move(sorted), options_.device.get()));
-  return {};
+  return takes_blocks() ? Status() : open_mirror();
 }
 
 Status PublisherRank::digest_snapshot() {
@@ -406,7 +405,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   if (group_.leads()) message = find_start(deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage start, tell(message, deadline));
   RankMessage mine;
-  mine.status = catch_up(start.version, deadline);
+  mine.status = seed_mirror(catch_up(start.version, deadline), deadline);
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage ready = start;

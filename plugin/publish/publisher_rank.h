@@ -164,11 +164,26 @@ class PublisherRank final : public Publisher {
   // What the leader told of it.
   [[nodiscard]] Status adopt(const LeaderMessage& plan);
 
+  // publisher_mirror.cpp: whole tensors for layouts of others, if ranks offer blocks.
+  [[nodiscard]] Status open_mirror();
+  [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<std::string>> gather_bytes(Status ready, const std::string& mine,
+                                                              const Deadline& deadline);
+  [[nodiscard]] PayloadContext block_context(const PayloadContext& made,
+                                             std::vector<std::vector<std::byte>>& frames);
+  [[nodiscard]] Status write_mirror(const PayloadContext& made,
+                                    const std::vector<std::string>& messages,
+                                    PayloadFindings& findings);
+  void mirror_blocks(const PayloadContext& made, RankPayload& blocks,
+                     const std::vector<std::vector<std::byte>>& frames, const Deadline& deadline,
+                     RankMessage& mine);
+
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
+  using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
   [[nodiscard]] RankMessage write_payload(const PayloadContext& made, const Deadline& deadline,
-                                          const std::function<Status(RankPayload&)>& fill);
+                                          const std::function<Status(const AddBatch&)>& fill);
   void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
@@ -206,6 +221,12 @@ class PublisherRank final : public Publisher {
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
   Encoding encoding_;                      // of deltas: the options', or what all receivers read
+
+  bool mirrored_ = false;           // a layout of whole tensors, some of which come in blocks
+  std::uint64_t mirror_bytes_ = 0;  // of those
+  std::optional<PayloadBuffers> block_buffers_, mirror_buffers_;
+  Snapshot mirror_;  // the leader's, like its undo log
+  UndoLog mirror_undo_;
 
   VersionId id_;                        // committed
   Digest digest_;                       // of all ranks' weights at id_

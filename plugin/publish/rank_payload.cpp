@@ -171,9 +171,17 @@ Status write_full_frame(const PayloadContext& context, DType dtype, std::span<co
   std::vector<std::byte>& encoded = context.buffers->encoded;
   encoded.clear();
   DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context.layout, dtype, runs, encoded));
-  const std::string name = frame_file_name(frame.rank, index);
-  findings.tables[name] = frame_table_hash(encoded);
-  return put_part(*context.road, name, encoded);
+  return put_frame(context, frame_file_name(frame.rank, index), encoded, findings);
+}
+
+Status put_frame(const PayloadContext& context, const std::string& name,
+                 const std::vector<std::byte>& frame, PayloadFindings& findings) {
+  if (context.frames != nullptr) {
+    context.frames->push_back(frame);
+    return {};
+  }
+  findings.tables[name] = frame_table_hash(frame);
+  return put_part(*context.road, name, frame);
 }
 
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {

@@ -108,6 +108,8 @@ struct PayloadBuffers {
 // What a payload is made with. Everything pointed to outlives it.
 struct PayloadContext {
   const WeightLayout* layout = nullptr;
+  // Frames go here and not onto the road, if it is set.
+  std::vector<std::vector<std::byte>>* frames = nullptr;
   Snapshot* snapshot = nullptr;
   UndoLog* undo = nullptr;
   PayloadBuffers* buffers = nullptr;
@@ -131,7 +133,10 @@ struct PayloadFindings {
   std::vector<ManifestTensor> tensors;    // checksums, where the layout has them; in order of names
   std::map<std::string, Hash128> tables;  // of frames in host memory: frame_table_hash(), by name
   std::string shard;                      // hf_delta: the file that holds this rank's tensors
-  bool dense = false;                     // stopped: the version is to be sent in full
+  // Of whole tensors that were put together from blocks: the leader's.
+  std::vector<ManifestTensor> mirror_tensors;
+  std::string mirror_shard;
+  bool dense = false;  // stopped: the version is to be sent in full
 };
 
 struct PairedTensor {
@@ -191,6 +196,9 @@ class HostPayload : public RankPayload {
 [[nodiscard]] Status write_full_frame(const PayloadContext& context, DType dtype,
                                       std::span<const DenseRun> runs, std::uint32_t index,
                                       PayloadFindings& findings);
+// A frame that was encoded: as a part, or where the context says.
+[[nodiscard]] Status put_frame(const PayloadContext& context, const std::string& name,
+                               const std::vector<std::byte>& frame, PayloadFindings& findings);
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);

@@ -166,12 +166,66 @@ TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
   expect_ok(open({{0, 0}, {256, 48}}, {}));  // all of it is the tensor
 }
 
-TEST_F(OfferedBlocks, AreNotForLayoutsOfWholeTensors) {
+struct WholeWay {
+  DirectoryLayout layout;
+  Encoding encoding;
+};
+class MirroredBlocks : public ::testing::TestWithParam<WholeWay> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, MirroredBlocks,
+    ::testing::Values(WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor},
+                      WholeWay{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
+
+// Layouts of whole tensors get them from the leader's mirror, through steps, an aborted one, a
+// dense one, anchors and a restart.
+TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
+  constexpr unsigned kRanks = 3;
+  Trainer::offer_as(
+      [](const Weights& weights, unsigned rank) { return in_blocks(weights, rank, kRanks); });
   PublisherOptions options = quick_options();
-  options.layout = DirectoryLayout::kHfDelta;
-  options.encoding = Encoding::kXor;
-  expect_refused(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 28}}, options), StatusCode::kUnsupported,
-                 "takes whole tensors");
+  options.layout = GetParam().layout;
+  options.encoding = GetParam().encoding;
+  options.anchor_every = 6;
+  LoopbackHub hub({}, kRanks);
+  const Weights base = random_weights(1);
+  auto trainer = std::make_unique<Trainer>(hub, kRanks, options, base);
+  expect_ok(trainer->opened());
+  const std::vector<std::string>& notes = trainer->rank(0).notes();
+  EXPECT_TRUE(std::ranges::any_of(notes, [](const std::string& note) {
+    return note.find("keeps a mirror of the 3") != std::string::npos;
+  }));
+  Rollout rollout(hub, base);
+  Weights weights = base;
+  for (std::uint64_t version = 1; version <= 7; ++version) {
+    Weights next = changed_weights(weights, version, 0.02, "none");
+    if (version == 2) {
+      next = weights;
+      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // one rank's
+    }
+    if (version == 3) {
+      trainer->road(kRanks - 1).arm(RoadFault::kFlush);
+      for (const Status& status : trainer->publish(changed_weights(weights, 44, 0.02, "none"))) {
+        EXPECT_FALSE(status.ok());
+      }
+    }
+    if (version == 5) next = random_weights(9);  // dense
+    if (version == 4 || version == 6) {
+      trainer.reset();
+      trainer = std::make_unique<Trainer>(hub, kRanks, options, base);
+      expect_ok(trainer->opened());
+    }
+    expect_ok(trainer->publish(next));
+    EXPECT_EQ(trainer->report().mirror_bytes, 256U * 48 * 2 + 64 * 96 * 2 + 64 * 31);
+    ASSERT_EQ(rollout.follow().to_string(), "ok") << version;
+    ASSERT_TRUE(rollout.holds(next)) << version;
+    weights = next;
+  }
+  Rollout late(hub, std::nullopt);
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
+  Trainer::offer_as({});
 }
 
 // Ranks that own other tensors hear of it at once, too.
