@@ -55,8 +55,8 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
   }
   std::map<std::uint32_t, BlockCut> cuts;
   for (const TensorCut& wanted : options_.cuts) {
-    const auto found = std::ranges::find(tensors, wanted.tensor, &TensorSpec::name);
-    if (found == tensors.end()) {
+    const auto found = std::ranges::lower_bound(tensors, wanted.tensor, {}, &TensorSpec::name);
+    if (found == tensors.end() || found->name != wanted.tensor) {
       return error(StatusCode::kInvalidArgument, "a cut of tensor '", wanted.tensor,
                    "', which no publisher rank offers");
     }

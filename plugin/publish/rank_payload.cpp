@@ -251,12 +251,13 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
 Status Snapshot::recut(std::span<const BlockCut> cuts) {
   std::vector<OwnedTensor> owned;
   for (const OwnedTensor& each : owned_) {
-    const auto cut = std::ranges::find(cuts, each.tensor(), &BlockCut::tensor);
+    const auto cut = std::ranges::lower_bound(cuts, each.tensor(), {}, &BlockCut::tensor);
+    const bool wanted = cut != cuts.end() && cut->tensor == each.tensor();
     DRIFTLESS_ASSIGN_OR_RETURN(
         owned.emplace_back(),
         OwnedTensor::make(each.tensor(), (*layout_)[each.tensor()],
                           each.block() != nullptr ? each.block()->box : TensorBox(),
-                          cut != cuts.end() ? &*cut : nullptr));
+                          wanted ? &*cut : nullptr));
   }
   owned_ = std::move(owned);
   return {};

@@ -45,7 +45,7 @@ class Snapshot {
   // Where it lies; of pinned memory the host's.
   [[nodiscard]] const std::shared_ptr<WeightMemory>& memory() const { return memory_; }
   [[nodiscard]] MemoryKind memory_kind() const { return memory_->kind(); }
-  // Of these tensors alone is cut what is owned of them.
+  // Of these tensors alone, ascending, is cut what is owned of them.
   [[nodiscard]] Status recut(std::span<const BlockCut> cuts);
   // All that is owned of a tensor; `from` may lie on either side.
   [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
