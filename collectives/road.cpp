@@ -37,6 +37,10 @@ Status check_report(const ReceiverReport& report) {
     return error(StatusCode::kInvalidArgument, "receiver ", report.id, ": a proof of ",
                  report.proof.size(), " bytes, at most ", kMaxProofBytes, " are allowed");
   }
+  if (report.needs.size() > kMaxNeedsBytes) {
+    return error(StatusCode::kInvalidArgument, "receiver ", report.id, ": needs of ",
+                 report.needs.size(), " bytes, at most ", kMaxNeedsBytes, " are allowed");
+  }
   return {};
 }
 

@@ -77,15 +77,17 @@ struct ByteRange {
   friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
 };
 
-// What a receiver says of itself: that it is there, what it holds, and its proof (opaque to the
-// road). Version 0 without a proof: it holds nothing yet, not even the base. Kept by the road until
-// the receiver says something newer or leaves.
+// What a receiver says of itself: that it is there, what it holds, its proof, and what it can read
+// and wants of a version (both opaque to the road). Version 0 without a proof: it holds nothing
+// yet, not even the base. Kept by the road until the receiver says something newer or leaves.
 struct ReceiverReport {
   std::string id;  // a plain file name, unique among the receivers of the road
   std::uint64_t version = 0;
-  std::string proof;  // at most kMaxProofBytes
+  std::string proof;       // at most kMaxProofBytes
+  std::string needs = {};  // at most kMaxNeedsBytes; formats/receiver_needs.h. Empty: not said
 };
 inline constexpr std::size_t kMaxProofBytes = 512;
+inline constexpr std::size_t kMaxNeedsBytes = 1024;
 inline constexpr std::size_t kMaxReceiverIdBytes = 200;
 // kInvalidArgument where the id is not a plain file name, or something is too long.
 [[nodiscard]] Status check_report(const ReceiverReport& report);

@@ -194,6 +194,10 @@ Result<FrameHead> decode_frame_head(std::span<const std::byte> head, const Weigh
   return read_head(info, head.subspan(kFrameHeaderBytes), layout);
 }
 
+Hash128 frame_table_hash(std::span<const std::byte> end) {
+  return FieldReader(end.last(kFrameTrailerBytes).data()).get<Hash128>();
+}
+
 std::vector<std::byte> frame_head_of(const FrameInfo& info, std::span<const std::byte> frame) {
   const auto rest = frame.subspan(frame_places(info).table, info.table_bytes + kFrameTrailerBytes);
   std::vector<std::byte> head(kFrameHeaderBytes + rest.size());
@@ -354,11 +358,12 @@ Status FrameCollector::take(std::size_t range, std::span<const std::byte> bytes)
   }
   Hash128& hash = hashes_[2 * stream.entry + (stream.values ? 1 : 0)];
   const std::span<std::byte> to(frame_.inflated_.data() + stream.at, stream.content_bytes);
+  // Always of a copy: the bytes may be a mapping, into which somebody writes.
   if (stream.zstd) {
-    hash = xxh3_128(bytes);
-    return ZstdUnpacker().read(bytes, to);
+    const std::vector<std::byte> held(bytes.begin(), bytes.end());
+    hash = xxh3_128(held);
+    return ZstdUnpacker().read(held, to);
   }
-  // Of the copy: the bytes may be a mapping, into which somebody writes.
   std::copy(bytes.begin(), bytes.end(), to.begin());
   hash = xxh3_128(to);
   return {};

@@ -58,9 +58,9 @@ struct FrameContext {
                                   std::vector<std::byte>& out);
 
 // The same bytes into `sink`, front to back: nothing is held but the streams of `deltas_zstd`,
-// whose sizes come before them. Ends at the sink's first failure.
-[[nodiscard]] Status write_frame(const FrameContext& context, const BucketView& bucket,
-                                 const ByteSink& sink);
+// whose sizes come before them. Ends at the sink's first failure. Returns frame_table_hash().
+[[nodiscard]] Result<Hash128> write_frame(const FrameContext& context, const BucketView& bucket,
+                                          const ByteSink& sink);
 
 // Consecutive units of a tensor, or of a block of one, verbatim: what a full frame holds.
 struct DenseRun {
@@ -134,6 +134,9 @@ struct FrameHead {
 // Memory follows the size of `head`.
 [[nodiscard]] Result<FrameHead> decode_frame_head(std::span<const std::byte> head,
                                                   const WeightLayout& layout);
+// What the trailer says, which the end of a frame or of a head holds: at least
+// kFrameTrailerBytes.
+[[nodiscard]] Hash128 frame_table_hash(std::span<const std::byte> end);
 // The bytes of a head that a whole frame has.
 [[nodiscard]] std::vector<std::byte> frame_head_of(const FrameInfo& info,
                                                    std::span<const std::byte> frame);

@@ -104,7 +104,7 @@ void note_plain_sizes(FrameParts& parts) {
 }
 
 // A plain frame, front to back.
-Status stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& sink) {
+Result<Hash128> stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& sink) {
   note_plain_sizes(parts);
   const auto sizes = [&](FrameStream FrameBlock::* stream) {
     std::vector<std::uint64_t> all;
@@ -123,7 +123,9 @@ Status stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& s
   for (std::size_t i = 0; i < parts.blocks.size(); ++i) {
     parts.blocks[i].hash = block_hash(positions.hashes()[i], values.hashes()[i]);
   }
-  return sink(end_of_frame(frame, parts));
+  const std::vector<std::byte> end = end_of_frame(frame, parts);
+  DRIFTLESS_RETURN_IF_ERROR(sink(end));
+  return frame_table_hash(end);
 }
 
 // Appends `content` under zstd, or as it is if that is not smaller.
@@ -248,11 +250,13 @@ std::string frame_file_name(std::uint32_t rank, std::uint32_t index) {
   return name.data();
 }
 
-Status write_frame(const FrameContext& context, const BucketView& bucket, const ByteSink& sink) {
+Result<Hash128> write_frame(const FrameContext& context, const BucketView& bucket,
+                            const ByteSink& sink) {
   if (is_compressed(context.encoding)) {
     std::vector<std::byte> frame;
     DRIFTLESS_RETURN_IF_ERROR(encode_frame(context, bucket, frame));
-    return sink(frame);
+    DRIFTLESS_RETURN_IF_ERROR(sink(frame));
+    return frame_table_hash(frame);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_bucket_for(context, bucket));
   const std::span<const std::byte> values[] = {bucket.values};
@@ -275,7 +279,7 @@ Status append_frame(const FrameContext& context, FrameParts parts, std::vector<s
     status = append_compressed(frame, parts, out);
   } else {
     out.reserve(begin + frame.frame_bytes);
-    status = stream_frame(frame, parts, append_to(out));
+    status = stream_frame(frame, parts, append_to(out)).status();
   }
   if (!status.ok()) out.resize(begin);
   return status;

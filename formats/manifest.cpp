@@ -60,6 +60,9 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
                                             concat(what, ": '", file.name, "'")));
     file.rank = static_cast<std::uint32_t>(rank);
     DRIFTLESS_ASSIGN_OR_RETURN(file.locator, optional_u64(item, "locator", 0, kAny, what));
+    if (item.contains("table")) {
+      DRIFTLESS_ASSIGN_OR_RETURN(file.table, json_hash128(item, "table", what));
+    }
     return {};
   };
   return read_sorted(json, "files", what, manifest.files, read);
@@ -195,6 +198,7 @@ std::string manifest_to_json(const Manifest& manifest) {
     item["xxh3_128"] = to_hex(file.hash);
     if (file.rank != 0) item["rank"] = file.rank;
     if (file.locator != 0) item["locator"] = file.locator;
+    if (file.table) item["table"] = to_hex(*file.table);
   }
   json["tensors"] = nlohmann::ordered_json::array();
   for (const ManifestTensor& tensor : manifest.tensors) {

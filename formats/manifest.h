@@ -37,6 +37,9 @@ struct ManifestFile {
   Hash128 hash;               // xxh3-128 of its bytes
   std::uint32_t rank = 0;     // of the publisher that wrote it; below `ranks`
   std::uint64_t locator = 0;  // where it lies: the road's own
+  // Of a frame: what its trailer says, the xxh3-128 of its table. It proves, by the blocks' hashes
+  // in the table, what is fetched of the frame. Without it only the whole frame can be proven.
+  std::optional<Hash128> table = {};
 
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };

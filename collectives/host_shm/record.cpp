@@ -27,6 +27,7 @@ void walk_report(Fields& fields, Value& report) {
   fields.text(report.report.id, kMaxReportBytes);
   fields.number(report.report.version);
   fields.text(report.report.proof, kMaxReportBytes);
+  fields.text(report.report.needs, kMaxReportBytes);
 }
 
 std::string sealed(std::string_view magic, WireWriter& fields) {

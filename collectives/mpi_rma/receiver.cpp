@@ -144,6 +144,9 @@ class RmaReceiver final : public ReceiveRoad {
     slot_.proof_bytes = static_cast<std::uint32_t>(report.proof.size());
     slot_.id = {};
     slot_.proof = {};
+    slot_.needs = {};
+    slot_.needs_bytes = static_cast<std::uint32_t>(report.needs.size());
+    std::copy(report.needs.begin(), report.needs.end(), slot_.needs.begin());
     std::copy(report.id.begin(), report.id.end(), slot_.id.begin());
     std::copy(report.proof.begin(), report.proof.end(), slot_.proof.begin());
     if (report.version + 1 >= slot_.held_mark) slot_.held_mark = 0;

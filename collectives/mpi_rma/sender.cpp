@@ -174,7 +174,8 @@ class Sender final : public SendRoad {
       if (now - peer.seen > medium_.options().patience) continue;
       reports.push_back({.id = {peer.slot.id.data(), peer.slot.id_bytes},
                          .version = peer.slot.version,
-                         .proof = {peer.slot.proof.data(), peer.slot.proof_bytes}});
+                         .proof = {peer.slot.proof.data(), peer.slot.proof_bytes},
+                         .needs = {peer.slot.needs.data(), peer.slot.needs_bytes}});
     }
     return reports;
   }
@@ -286,7 +287,10 @@ class Sender final : public SendRoad {
       Peer& peer = peers_[i];
       // Half of a put, or nothing yet: the last whole one counts.
       if (!is_whole(slot) || slot.heartbeat == peer.slot.heartbeat) continue;
-      if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size()) continue;
+      if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size() ||
+          slot.needs_bytes > slot.needs.size()) {
+        continue;
+      }
       if (slot.hold_heartbeat != peer.slot.hold_heartbeat) peer.held = now;
       peer.slot = slot;
       peer.seen = now;

@@ -53,12 +53,13 @@ struct ReceiverSlot {
   SlotState state = SlotState::kEmpty;
   std::uint32_t id_bytes = 0;
   std::uint32_t proof_bytes = 0;
-  std::uint32_t unused = 0;
+  std::uint32_t needs_bytes = 0;
   std::array<char, kMaxReceiverIdBytes> id{};
   std::array<char, kMaxProofBytes> proof{};
+  std::array<char, kMaxNeedsBytes> needs{};
   Hash128 hash;  // of all before
 };
-static_assert(sizeof(ReceiverSlot) == 776);
+static_assert(sizeof(ReceiverSlot) == 1800);
 
 // Records and slots: those whose last member is the hash of all before it.
 template <typename T>

@@ -124,7 +124,7 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
 
 void LeaderControl::take_report(std::uint64_t peer, const Message& message) {
   Peer& said = peers_[peer];
-  ReceiverReport report{message.name, message.id.version, message.text};
+  ReceiverReport report{message.name, message.id.version, message.text, message.needs};
   const Status good = check_report(report);
   if (good.ok() && said.receives) {
     // A receiver that was started again under its name has taken the place of its forerunner.

@@ -43,6 +43,7 @@ void walk(Fields& fields, Value& message) {
   fields.text(message.text, kMaxMessageBytes);
   fields.list(message.parts, kMaxItems, 36, kWalkPart);
   fields.list(message.ids, kMaxItems, 9, kWalkId);
+  fields.text(message.needs, kMaxNeedsBytes);
 }
 
 }  // namespace

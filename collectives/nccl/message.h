@@ -46,7 +46,7 @@ struct Message {
   std::uint64_t generation = 0;  // of the group
   std::uint64_t wait_ms = 0;     // what is left of the sender's deadline
   PublicationId id = {};
-  std::string name = {}, meeting = {}, text = {};
+  std::string name = {}, meeting = {}, text = {}, needs = {};
   std::vector<PartReceipt> parts = {};
   std::vector<PublicationId> ids = {};
 

@@ -111,7 +111,8 @@ class Receiver final : public ReceiveRoad {
     const std::optional<Status> heard = ask({.kind = MessageKind::kReport,
                                              .id = {.version = report.version},
                                              .name = report.id,
-                                             .text = report.proof},
+                                             .text = report.proof,
+                                             .needs = report.needs},
                                             what, deadline);
     if (!heard) {
       return error(StatusCode::kIo, what, ": the leading trainer has closed its road, so nobody ",

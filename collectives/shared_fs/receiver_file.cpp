@@ -57,6 +57,7 @@ std::string receiver_to_json(const ReceiverReport& report, std::uint64_t heartbe
   const nlohmann::json json{{"id", text_of(report.id)},
                             {"version", report.version},
                             {"proof", text_of(report.proof)},
+                            {"needs", text_of(report.needs)},
                             {"beat", heartbeat}};
   return json.dump() + "\n";
 }
@@ -76,6 +77,10 @@ Result<ReceiverReport> receiver_from_json(std::string_view text, std::string_vie
   ReceiverReport report;
   DRIFTLESS_ASSIGN_OR_RETURN(report.id, bytes_of(id_json->get_ref<const std::string&>()));
   DRIFTLESS_ASSIGN_OR_RETURN(report.proof, bytes_of(proof->get_ref<const std::string&>()));
+  if (const auto needs = json.find("needs"); needs != json.end()) {
+    if (!needs->is_string()) return damaged("needs");
+    DRIFTLESS_ASSIGN_OR_RETURN(report.needs, bytes_of(needs->get_ref<const std::string&>()));
+  }
   report.version = version->get<std::uint64_t>();
   if (report.id != id) return damaged("the id is another's");
   if (report.version > kMaxVersion) return damaged("version");

@@ -55,21 +55,29 @@ std::uint64_t max_flush_bytes(const WeightLayout& layout) {
   return 8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
 }
 
-Result<std::uint64_t> write_plain_frame(const MappedFile& part, const WeightLayout& layout,
-                                        File& out) {
+// What became of a part that was made anew as a frame; else as it was.
+struct PlainPart {
+  std::uint64_t delta_bytes = 0;  // of the positions and values in it
+  std::optional<Hash128> table;
+};
+
+Result<PlainPart> write_plain_frame(const MappedFile& part, const WeightLayout& layout, File& out) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
                              Frame::decode(part.bytes(), layout, max_frame_body_bytes(layout)));
   FrameContext context = frame.info().context;
   context.encoding = Encoding::kDeltas;
   std::uint64_t at = 0;
-  DRIFTLESS_RETURN_IF_ERROR(
+  PlainPart made;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      made.table,
       write_frame(context, frame.bucket(), [&](std::span<const std::byte> bytes) -> Status {
         DRIFTLESS_RETURN_IF_ERROR(out.pwrite(at, bytes));
         at += bytes.size();
         return {};
       }));
   DRIFTLESS_RETURN_IF_ERROR(out.sync());
-  return frame.info().positions_bytes + frame.info().values_bytes;
+  made.delta_bytes = frame.info().positions_bytes + frame.info().values_bytes;
+  return made;
 }
 
 // What a version's parts become. Frames of `deltas_zstd` are frames of `deltas` then, and
@@ -93,12 +101,11 @@ Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile&
   return std::min(reader->content_bytes(), max_flush_bytes(layout));
 }
 
-// Writes the part, whose hash was compared, into a new file and syncs it. Returns the bytes of the
-// positions and values in it if it was made anew as a frame, else nothing.
-Result<std::uint64_t> write_plain_part(const Manifest& manifest, const MappedFile& part,
-                                       const WeightLayout& layout, File& out) {
+// Writes the part, whose hash was compared, into a new file and syncs it.
+Result<PlainPart> write_plain_part(const Manifest& manifest, const MappedFile& part,
+                                   const WeightLayout& layout, File& out) {
   if (frames_are_compressed(manifest)) {
-    Result<std::uint64_t> written = write_plain_frame(part, layout, out);
+    Result<PlainPart> written = write_plain_frame(part, layout, out);
     return written.ok() ? written : written.status().with_context(part.path());
   }
   if (is_compressed_flush(manifest, part)) {
@@ -109,7 +116,7 @@ Result<std::uint64_t> write_plain_part(const Manifest& manifest, const MappedFil
     DRIFTLESS_RETURN_IF_ERROR(out.pwrite(0, part.bytes()));
   }
   DRIFTLESS_RETURN_IF_ERROR(out.sync());
-  return std::uint64_t{0};
+  return PlainPart();
 }
 
 }  // namespace
@@ -238,9 +245,10 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
     report.plain_bytes += receipt.size_bytes;
   }
   std::uint64_t delta_bytes = 0;
-  for (const Carried& part : carried) {
-    delta_bytes += part.delta_bytes;
-    report.update.fetch_ms += part.fetch_ms;
+  for (std::size_t i = 0; i < carried.size(); ++i) {
+    delta_bytes += carried[i].delta_bytes;
+    manifest.files[i].table = carried[i].table;
+    report.update.fetch_ms += carried[i].fetch_ms;
   }
   const Encoding plain = plain_encoding(manifest);
   if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
@@ -276,7 +284,10 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
   const MemoryBudget::Hold also_held(inflated_budget_, inflated);
-  DRIFTLESS_ASSIGN_OR_RETURN(carried.delta_bytes, write_plain_part(manifest, *part, layout_, *out));
+  DRIFTLESS_ASSIGN_OR_RETURN(const PlainPart plain,
+                             write_plain_part(manifest, *part, layout_, *out));
+  carried.delta_bytes = plain.delta_bytes;
+  carried.table = plain.table ? plain.table : file.table;
   return carried;
 }
 

@@ -70,6 +70,7 @@ class Relay {
                              const Deadline& deadline);
   struct Carried {
     std::uint64_t delta_bytes = 0;
+    std::optional<Hash128> table;
     double fetch_ms = 0;
   };
   [[nodiscard]] Result<Carried> carry_part(const PublicationId& id, const Manifest& manifest,

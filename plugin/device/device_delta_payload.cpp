@@ -249,7 +249,7 @@ class DeviceDeltaPayload final : public RankPayload {
     bucket.entries = kept.entries;
     bucket.positions = {fetched_.data(), kept.position_bytes};
     bucket.values = {values, kept.value_bytes};
-    return write_bucket(context_, bucket, parts_++);
+    return write_bucket(context_, bucket, parts_++, findings_);
   }
 
   // All streams at once: their hashes are chains that run beside each other.

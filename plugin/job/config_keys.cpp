@@ -253,6 +253,9 @@ constexpr std::array kKeys = {
         "anchors.by_size", "true, false or auto",
         "Another anchor once the versions since the last outgrow it. auto: true on "
         "shared_fs and object_store, unless keep_versions is 0 or anchors.every is set"),
+    key<Switch, DRIFTLESS_FIELD(publisher.cut_for_receivers)>(
+        "cut_for_receivers",
+        "Cut tensors to the slices that rollouts hold, so that each fetches its own alone"),
     key<Share, DRIFTLESS_FIELD(publisher.full_above_density)>(
         "full_above_density", "A version of which a larger share changed is sent whole"),
     auto_key<Count<>, DRIFTLESS_FIELD(keep_auto), DRIFTLESS_FIELD(publisher.keep_versions)>(

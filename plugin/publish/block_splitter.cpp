@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "formats/bucket.h"
+
 namespace driftless {
 namespace {
 
@@ -13,7 +15,7 @@ TensorBox whole_box(const TensorSpec& spec) {
 }  // namespace
 
 Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& spec,
-                                      const TensorBox& box, const TensorCut* cut) {
+                                      const TensorBox& box, const BlockCut* cut) {
   OwnedTensor owned;
   owned.tensor_ = tensor;
   DRIFTLESS_ASSIGN_OR_RETURN(owned.place_, place_of(spec, box));
@@ -22,7 +24,7 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
     DRIFTLESS_ASSIGN_OR_RETURN(TensorBlock block, TensorBlock::make(tensor, spec, box));
     owned.block_ = std::make_shared<const TensorBlock>(std::move(block));
   }
-  if (cut == nullptr || cut->parts < 2 || spec.units() == 0) return owned;
+  if (cut == nullptr || cut->points.empty() || spec.units() == 0) return owned;
   if (cut->dim >= spec.shape.size()) {
     return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' has ", spec.shape.size(),
                  " dimensions, and cannot be cut along dimension ", cut->dim);
@@ -30,11 +32,15 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
   const TensorBox own = all ? whole_box(spec) : box;
   DRIFTLESS_ASSIGN_OR_RETURN(const TensorSpec inside,
                              TensorSpec::make(spec.name, spec.dtype, own.sizes));
-  const std::uint64_t step = (spec.shape[cut->dim] + cut->parts - 1) / cut->parts;
   const std::uint64_t begin = own.offsets[cut->dim], end = begin + own.sizes[cut->dim];
   for (std::uint64_t at = begin; at < end;) {
-    const std::uint64_t next = std::min(end, (at / step + 1) * step);
+    const auto point = std::ranges::upper_bound(cut->points, at);
+    const std::uint64_t next = point != cut->points.end() ? std::min(end, *point) : end;
     if (at == begin && next == end) return owned;  // inside one part
+    if (owned.parts_.size() == kMaxBlocksOfTensor) {
+      return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' would be cut into more ",
+                   "than ", kMaxBlocksOfTensor, " blocks along dimension ", cut->dim);
+    }
     TensorBox part = own;
     part.offsets[cut->dim] = at;
     part.sizes[cut->dim] = next - at;

@@ -20,12 +20,22 @@ struct TensorCut {
   friend bool operator==(const TensorCut&, const TensorCut&) = default;
 };
 
+// The same of a certain tensor: it is cut at these places, ascending.
+struct BlockCut {
+  std::uint32_t tensor = 0;  // index in the layout
+  std::uint32_t dim = 0;
+  std::vector<std::uint64_t> points;
+
+  friend bool operator==(const BlockCut&, const BlockCut&) = default;
+};
+
 // A tensor, or the block of it that this rank owns, and how it is cut further.
 class OwnedTensor {
  public:
-  // `cut` may be null. kInvalidArgument, naming the tensor, if it cannot be cut so.
+  // `cut` may be null. kInvalidArgument, naming the tensor, if it cannot be cut so, or into more
+  // than kMaxBlocksOfTensor parts.
   [[nodiscard]] static Result<OwnedTensor> make(std::uint32_t tensor, const TensorSpec& spec,
-                                                const TensorBox& box, const TensorCut* cut);
+                                                const TensorBox& box, const BlockCut* cut);
 
   [[nodiscard]] std::uint32_t tensor() const { return tensor_; }
   // In the tensor. Null: all of it.

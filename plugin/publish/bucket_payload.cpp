@@ -106,7 +106,7 @@ class BucketPayload final : public HostPayload {
   // On the writer's thread.
   Status write(const BucketView& bucket) {
     findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
-    return write_bucket(context_, bucket, parts_++);
+    return write_bucket(context_, bucket, parts_++, findings_);
   }
 
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
@@ -117,25 +117,27 @@ class BucketPayload final : public HostPayload {
 
 }  // namespace
 
-Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+Status write_bucket(const PayloadContext& context, const BucketView& bucket, std::uint32_t index,
+                    PayloadFindings& findings) {
   if (context.directory_layout == DirectoryLayout::kFlush) {
     return write_flush(context, bucket, index);
   }
   FrameContext frame = context.frame;
   frame.index = index;
   const std::string name = frame_file_name(frame.rank, index);
-  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory that is kept
+  if (frame.encoding == Encoding::kDeltasZstd || context.frames != nullptr) {  // into memory
     std::vector<std::byte>& encoded = context.buffers->encoded;
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
-    return put_part(*context.road, name, encoded);
+    return put_frame(context, name, encoded, findings);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
   std::uint64_t at = 0;
-  DRIFTLESS_RETURN_IF_ERROR(write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
-    const std::uint64_t offset = std::exchange(at, at + bytes.size());
-    return part->pwrite(offset, bytes);
-  }));
+  DRIFTLESS_ASSIGN_OR_RETURN(findings.tables[name],
+                             write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+                               const std::uint64_t offset = std::exchange(at, at + bytes.size());
+                               return part->pwrite(offset, bytes);
+                             }));
   return part->sync();
 }
 

@@ -27,6 +27,7 @@ Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
     // Memory is what throws; the next call finds the snapshot unfit for deltas.
     needs_full_ = true;
     undo_.clear();
+    mirror_undo_.clear();
     if (options_.device != nullptr) options_.device->abort();
     const Status dropped = road_.abort();
     return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
@@ -40,6 +41,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   group_.next_epoch();
   DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan, make_plan(check_source(weights), deadline));
   PublishReport report;
+  report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
   for (;;) {
     DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kVersion}, deadline));
@@ -69,13 +71,14 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     commit(plan.version, mine.tensor_digests, verdict.digest);
     report.version = plan.version;
     report.base_version = plan.base_version;
-    report.encoding = plan.full ? Encoding::kFull : options_.encoding;
+    report.encoding = plan.full ? Encoding::kFull : encoding_;
     report.digest = digest_;
     report.changed_units = verdict.changed_units;
     report.total_units = layout_.total_units();
     report.full_bytes = layout_.total_bytes();
     report.delta_bytes = verdict.delta_bytes;
     report.wire_bytes = verdict.wire_bytes;
+    report.mirror_bytes = mirror_bytes_;
     if (verdict.anchor) {
       const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
@@ -177,6 +180,7 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
   plan.version = std::max(id_.version, highest_number_) + 1;
   plan.full = plan.full || (anchors_among_versions() && anchor_due(plan.version));
   plan.digest = digest_;
+  hear_receivers(plan);
   plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
   return plan;
 }
@@ -198,6 +202,7 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
   }
+  DRIFTLESS_RETURN_IF_ERROR(adopt(told));
   return told;
 }
 
@@ -239,9 +244,7 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
       context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  return write_payload(made, deadline, [&](RankPayload& payload) {
-    return visit(weights, [&](std::span<const PairedTensor> batch) { return payload.add(batch); });
-  });
+  return write_payload(made, deadline, [&](const AddBatch& add) { return visit(weights, add); });
 }
 
 // Leader: what becomes of the version.
@@ -339,6 +342,7 @@ void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
   }
   digest_ = digest;
   undo_.clear();
+  mirror_undo_.clear();
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
 }
 
@@ -346,6 +350,7 @@ void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
 void PublisherRank::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
+  mirror_undo_.roll_back(host_kernels(), mirror_);
   if (full) needs_full_ = true;
 }
 

@@ -46,6 +46,8 @@ struct PublisherOptions {
   ResumeMode resume = ResumeMode::kAuto;
   // Frames are cut so; one for a tensor. A receiver that needs a slice fetches its blocks alone.
   std::vector<TensorCut> cuts = {};
+  // Cut further as receivers announce that they hold slices. Frames from the host only.
+  bool cut_for_receivers = true;
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
   std::shared_ptr<PublisherDevice> device = nullptr;
@@ -65,6 +67,8 @@ struct PublishReport {
   Digest digest;
   std::uint64_t changed_units = 0, total_units = 0;  // of all ranks, like the following
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  // Of whole tensors that the leader keeps, since the layout has them and ranks offer blocks.
+  std::uint64_t mirror_bytes = 0;
   bool anchor = false;             // an anchor of it was published, too
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   double process_ms = 0;           // diff, encoding, writing; of this rank

@@ -97,6 +97,12 @@ static void from_json(const json& value, TensorBox& box) {
   value.at(0).get_to(box.offsets);
   value.at(1).get_to(box.sizes);
 }
+static void to_json(json& value, const BlockCut& cut) { value = {cut.tensor, cut.dim, cut.points}; }
+static void from_json(const json& value, BlockCut& cut) {
+  value.at(0).get_to(cut.tensor);
+  value.at(1).get_to(cut.dim);
+  value.at(2).get_to(cut.points);
+}
 static void from_json(const json& value, Verdict& verdict) {
   const auto number = value.get<unsigned>();
   if (number > static_cast<unsigned>(Verdict::kDoubt)) throw std::invalid_argument("verdict");
@@ -105,12 +111,12 @@ static void from_json(const json& value, Verdict& verdict) {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, locator)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
-                                   tensors)
+                                   tensors, tables, mirror_tensors, mirror_shard)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, version, doubtful,
                                    needs_full, digest, tensor_digests, unchanged, findings, parts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
-                                   anchor, resume, digest, tensors, owners, notes, changed_units,
-                                   delta_bytes, wire_bytes)
+                                   anchor, resume, digest, tensors, owners, recut, cuts, encoding,
+                                   notes, changed_units, delta_bytes, wire_bytes)
 
 std::string to_message(const RankMessage& message) { return dump(message); }
 

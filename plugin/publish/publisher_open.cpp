@@ -17,7 +17,8 @@ PublisherRank::PublisherRank(const PublisherOptions& options, Group& group, Send
       group_(group),
       road_(road),
       history_(history),
-      threads_(options.threads > 0 ? options.threads : default_threads()) {}
+      threads_(options.threads > 0 ? options.threads : default_threads()),
+      encoding_(options.encoding) {}
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
                                                    SendRoad& road, ReceiveRoad* history,
@@ -138,7 +139,11 @@ Status check_offers(const Offers& offers) {
 Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
   const std::span<const TensorSpec> tensors = weights.tensors();
   std::vector<TensorBox> boxes(weights.boxes().begin(), weights.boxes().end());
-  boxes.resize(tensors.size());
+  if (boxes.empty()) boxes.resize(tensors.size());
+  if (boxes.size() != tensors.size()) {
+    return error(StatusCode::kInvalidArgument, "the source offers ", tensors.size(),
+                 " tensors, and boxes of ", boxes.size());
+  }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(tensors[i], boxes[i]));
     if (place.units == tensors[i].units()) boxes[i] = {};
@@ -147,7 +152,7 @@ Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
 }
 
 // Every element of a tensor has one owner: the lowest rank that offers its block.
-LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) const {
+LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) {
   LeaderMessage message;
   std::map<std::string_view, Offers> all;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
@@ -164,7 +169,11 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) con
     if (!message.status.ok()) return message;
     message.tensors.push_back(*offers.spec);
     message.owners.push_back(std::move(offers.ranks));
+    all_boxes_.push_back(std::move(offers.boxes));
   }
+  Result<std::vector<BlockCut>> cuts = wanted_cuts(message.tensors);
+  message.status = cuts.status();
+  if (cuts.ok()) message.cuts = own_cuts_ = cuts_ = std::move(*cuts);
   return message;
 }
 
@@ -194,18 +203,15 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
 // What of this rank's offers is its own, and how it is cut. All ranks find the same faults.
 Status PublisherRank::own(const LeaderMessage& told) {
   std::map<std::uint32_t, OwnedTensor> owned;
-  std::map<std::string_view, const TensorCut*> cuts;
-  for (const TensorCut& cut : options_.cuts) cuts[cut.tensor] = &cut;
+  std::map<std::uint32_t, const BlockCut*> cuts;
+  for (const BlockCut& cut : told.cuts) cuts[cut.tensor] = &cut;
   for (const std::vector<std::uint32_t>& ranks : told.owners) owners_.push_back(ranks.size());
-  const bool frames =
-      options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
-  const bool takes_blocks = frames && options_.device == nullptr;
   for (std::size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] == 1 || takes_blocks) continue;
+    if (owners_[i] == 1 || options_.device == nullptr) continue;
     return error(StatusCode::kUnsupported, "tensor '", told.tensors[i].name, "' is offered in ",
-                 owners_[i], " blocks, but ",
-                 frames ? "a publisher with a GPU" : concat("layout ", to_string(options_.layout)),
-                 " takes whole tensors; let one rank offer it, or publish frames from the host");
+                 owners_[i],
+                 " blocks, but a publisher with a GPU takes whole tensors; let one rank ",
+                 "offer it, or publish from the host");
   }
   for (std::size_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout_.find(offered_[i].name);
@@ -215,18 +221,17 @@ Status PublisherRank::own(const LeaderMessage& told) {
         std::ranges::find(told.owners[*index], group_.rank()) != told.owners[*index].end();
     tensor_.push_back(ours ? *index : kNotOurs);
     if (!ours) continue;
-    const auto cut = cuts.find(offered_[i].name);
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        OwnedTensor own,
-        OwnedTensor::make(*index, offered_[i], boxes_[i],
-                          cut != cuts.end() && takes_blocks ? cut->second : nullptr));
+    const auto cut = cuts.find(*index);
+    DRIFTLESS_ASSIGN_OR_RETURN(OwnedTensor own,
+                               OwnedTensor::make(*index, offered_[i], boxes_[i],
+                                                 cut != cuts.end() ? cut->second : nullptr));
     owned.emplace(*index, std::move(own));
   }
   std::vector<OwnedTensor> sorted;
   for (auto& [index, each] : owned) sorted.push_back(std::move(each));
   DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
                              Snapshot::create(layout_, std::move(sorted), options_.device.get()));
-  return {};
+  return takes_blocks() ? Status() : open_mirror();
 }
 
 Status PublisherRank::digest_snapshot() {
@@ -400,7 +405,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   if (group_.leads()) message = find_start(deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage start, tell(message, deadline));
   RankMessage mine;
-  mine.status = catch_up(start.version, deadline);
+  mine.status = seed_mirror(catch_up(start.version, deadline), deadline);
   mine.digest = part_digest_;
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage ready = start;

@@ -3,6 +3,7 @@
 // through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
+#include "formats/receiver_needs.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
 
@@ -41,6 +42,9 @@ struct LeaderMessage {
   Digest digest;                                   // of all ranks' weights
   std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
+  bool recut = false;                              // `cuts` are others than before
+  std::vector<BlockCut> cuts;                      // ascending by tensor
+  std::uint8_t encoding = 0;                       // of the version, unless it is full
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -98,7 +102,7 @@ class PublisherRank final : public Publisher {
   // publisher_open.cpp
   // Reads the snapshot: the digest of each of its tensors.
   [[nodiscard]] Status digest_snapshot();
-  [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks) const;
+  [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks);
   [[nodiscard]] Status own(const LeaderMessage& told);
   // The snapshot as a target, of which other ranks have the rest.
   [[nodiscard]] Result<std::unique_ptr<MappedTarget>> snapshot_target() const;
@@ -135,6 +139,11 @@ class PublisherRank final : public Publisher {
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
   // In hf_delta the version itself is whole if an anchor is due: others look among versions.
+  // Blocks of tensors go into frames, made on the host.
+  [[nodiscard]] bool takes_blocks() const {
+    return options_.device == nullptr && (options_.layout == DirectoryLayout::kFrames ||
+                                          options_.layout == DirectoryLayout::kHdf5);
+  }
   [[nodiscard]] bool anchors_among_versions() const {
     return options_.layout == DirectoryLayout::kHfDelta;
   }
@@ -142,11 +151,39 @@ class PublisherRank final : public Publisher {
   void choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
 
+  // publisher_cuts.cpp: how a version is cut and encoded, so that all receivers can read it.
+  // Leader: what the options want of these tensors, or why that cannot be.
+  [[nodiscard]] Result<std::vector<BlockCut>> wanted_cuts(
+      std::span<const TensorSpec> tensors) const;
+  // Leader: the same, and what the receivers announced.
+  void hear_receivers(LeaderMessage& plan);
+  [[nodiscard]] Encoding encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
+                                      std::vector<std::string>& notes) const;
+  [[nodiscard]] std::vector<BlockCut> cuts_for(
+      const std::map<std::string, ReceiverNeeds>& receivers, std::vector<std::string>& notes) const;
+  // What the leader told of it.
+  [[nodiscard]] Status adopt(const LeaderMessage& plan);
+
+  // publisher_mirror.cpp: whole tensors for layouts of others, if ranks offer blocks.
+  [[nodiscard]] Status open_mirror();
+  [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<std::string>> gather_bytes(Status ready, const std::string& mine,
+                                                              const Deadline& deadline);
+  [[nodiscard]] PayloadContext block_context(const PayloadContext& made,
+                                             std::vector<std::vector<std::byte>>& frames);
+  [[nodiscard]] Status write_mirror(const PayloadContext& made,
+                                    const std::vector<std::string>& messages,
+                                    PayloadFindings& findings);
+  void mirror_blocks(const PayloadContext& made, RankPayload& blocks,
+                     const std::vector<std::vector<std::byte>>& frames, const Deadline& deadline,
+                     RankMessage& mine);
+
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
+  using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
   [[nodiscard]] RankMessage write_payload(const PayloadContext& made, const Deadline& deadline,
-                                          const std::function<Status(RankPayload&)>& fill);
+                                          const std::function<Status(const AddBatch&)>& fill);
   void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
@@ -183,6 +220,13 @@ class PublisherRank final : public Publisher {
   Snapshot snapshot_;
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
+  Encoding encoding_;                      // of deltas: the options', or what all receivers read
+
+  bool mirrored_ = false;           // a layout of whole tensors, some of which come in blocks
+  std::uint64_t mirror_bytes_ = 0;  // of those
+  std::optional<PayloadBuffers> block_buffers_, mirror_buffers_;
+  Snapshot mirror_;  // the leader's, like its undo log
+  UndoLog mirror_undo_;
 
   VersionId id_;                        // committed
   Digest digest_;                       // of all ranks' weights at id_
@@ -203,6 +247,10 @@ class PublisherRank final : public Publisher {
   // That may have been visible in this run. Past id_ only after a restart that did not find it.
   std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;
+  std::vector<std::vector<TensorBox>> all_boxes_;  // of each tensor, of all ranks
+  std::vector<BlockCut> own_cuts_, cuts_;          // by the options; as they are now
+  // What each receiver announced: when the version was planned, and if that plan was told.
+  std::map<std::string, std::string> hearing_, heard_;
   std::optional<std::uint64_t> newest_anchor_;
   std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base
   std::vector<std::string> notes_;

@@ -26,12 +26,12 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.frame.id = {id_.run, id.version};
   made.frame.base_version = base_version;
   made.frame.layout = layout_.signature();
-  made.frame.encoding = full ? Encoding::kFull : options_.encoding;
+  made.frame.encoding = full ? Encoding::kFull : encoding_;
   made.frame.rank = group_.rank();
   made.directory_layout = options_.layout;
   made.checksum = options_.checksum;
   made.buffer_bytes = options_.buffer_bytes;
-  made.ranks = group_.size();
+  made.ranks = group_.size() + (mirrored_ ? 1 : 0);  // that write: the mirror is one more
   made.threads = threads_;
   made.background = options_.background;
   return made;
@@ -55,11 +55,14 @@ Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_vers
   index.ours = true;
   index.version = id.version;
   index.base_version = base_version;
-  if (!full) index.encoding = options_.encoding;
+  if (!full) index.encoding = encoding_;
   index.checksum = options_.checksum;
   for (const RankMessage& rank : ranks) {
     for (const ManifestTensor& tensor : rank.findings.tensors) {
       index.weight_map[tensor.name] = rank.findings.shard;
+    }
+    for (const ManifestTensor& tensor : rank.findings.mirror_tensors) {
+      index.weight_map[tensor.name] = rank.findings.mirror_shard;
     }
   }
   const std::string text = index_to_json(index);
@@ -113,7 +116,7 @@ Status PublisherRank::list_tensors(const std::vector<RankMessage>& ranks,
   std::vector<std::size_t> told(layout_.size());  // owners that spoke
   std::vector<bool> changed(layout_.size());
   std::vector<Digest> sums(layout_.size());
-  std::map<std::uint32_t, std::string> checksum;
+  std::map<std::uint32_t, std::string> checksum, whole;
   const auto hear_of = [&](const TensorDigest& each) -> Status {
     if (each.tensor >= told.size() || told[each.tensor] == owners_[each.tensor]) {
       return error(StatusCode::kInternal, "tensor number ", each.tensor, " of ", told.size(),
@@ -124,6 +127,10 @@ Status PublisherRank::list_tensors(const std::vector<RankMessage>& ranks,
     return {};
   };
   for (const RankMessage& rank : ranks) {
+    for (const ManifestTensor& tensor : rank.findings.mirror_tensors) {
+      const auto index = layout_.find(tensor.name);
+      if (checksums && index) whole[*index] = tensor.checksum;
+    }
     std::map<std::string_view, std::string_view> known;
     for (const ManifestTensor& tensor : rank.findings.tensors) {
       if (checksums) known[tensor.name] = tensor.checksum;
@@ -135,6 +142,7 @@ Status PublisherRank::list_tensors(const std::vector<RankMessage>& ranks,
     }
     for (const TensorDigest& each : rank.unchanged) DRIFTLESS_RETURN_IF_ERROR(hear_of(each));
   }
+  for (const auto& [tensor, text] : whole) checksum[tensor] = text;
   for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
     if (!changed[tensor]) continue;
     if (told[tensor] != owners_[tensor]) {
@@ -159,7 +167,7 @@ Result<Manifest> PublisherRank::manifest_of(const PublicationId& id, std::uint64
   manifest.id = {id_.run, id.version};
   manifest.base_version = base_version;
   manifest.directory_layout = layout_of(options_.layout, full);
-  manifest.encoding = full ? Encoding::kFull : options_.encoding;
+  manifest.encoding = full ? Encoding::kFull : encoding_;
   manifest.checksum = options_.checksum;
   manifest.layout = layout_.signature();
   manifest.base_digest = digest_;
@@ -171,7 +179,10 @@ Result<Manifest> PublisherRank::manifest_of(const PublicationId& id, std::uint64
     manifest.changed_units += rank.findings.changed_units;
     manifest.payload_bytes += rank.findings.delta_bytes;
     for (const PartReceipt& part : rank.parts) {
-      manifest.files.push_back({part.name, part.size_bytes, part.hash, part.rank, part.locator});
+      ManifestFile& file = manifest.files.emplace_back(
+          ManifestFile{part.name, part.size_bytes, part.hash, part.rank, part.locator});
+      const auto table = rank.findings.tables.find(part.name);
+      if (table != rank.findings.tables.end()) file.table = table->second;
     }
   }
   if (full) manifest.changed_units = manifest.total_units;
@@ -230,16 +241,32 @@ void PublisherRank::flush_parts(RankMessage& mine, bool full, const Deadline& de
 }
 
 RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadline& deadline,
-                                         const std::function<Status(RankPayload&)>& fill) {
+                                         const std::function<Status(const AddBatch&)>& fill) {
   RankMessage mine;
+  std::vector<std::vector<std::byte>> frames;  // of blocks, for the mirror
+  const std::unique_ptr<RankPayload> blocks =
+      mirrored_ ? make_rank_payload(block_context(made, frames)) : nullptr;
+  const auto add = [&](RankPayload& payload, std::span<const PairedTensor> batch) -> Status {
+    if (!mirrored_) return payload.add(batch);
+    std::vector<PairedTensor> whole, cut;
+    for (const PairedTensor& each : batch) {
+      (owners_[each.tensor] == 1 ? whole : cut).push_back(each);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(payload.add(whole));
+    return blocks->add(cut);
+  };
   Result<std::unique_ptr<RankPayload>> payload =
       options_.device != nullptr ? options_.device->make_payload(made) : make_rank_payload(made);
-  mine.status = payload.ok() ? fill(**payload) : payload.status();
+  mine.status =
+      payload.ok()
+          ? fill([&](std::span<const PairedTensor> batch) { return add(**payload, batch); })
+          : payload.status();
   if (mine.status.ok()) mine.status = (*payload)->finish();
   // After a failure a thread of the payload may still be writing parts and findings: it ends before
   // the road drops the parts, and nobody reads what it found.
   if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
+  if (mirrored_) mirror_blocks(made, *blocks, frames, deadline, mine);
   const bool full = made.frame.encoding == Encoding::kFull;
   mine.tensor_digests = digests_after(mine.findings, full);
   for (const std::uint32_t tensor : snapshot_.tensors()) {
@@ -253,12 +280,12 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
 }
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
-  return write_payload(context(id, id.version, true), deadline, [&](RankPayload& payload) {
+  return write_payload(context(id, id.version, true), deadline, [&](const AddBatch& add) {
     std::vector<PairedTensor> batch;
     for (const std::uint32_t tensor : snapshot_.tensors()) {
       batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
     }
-    return payload.add(batch);
+    return add(batch);
   });
 }
 

@@ -82,7 +82,7 @@ class FullFramePayload final : public HostPayload {
     findings_.delta_bytes += std::exchange(pending_bytes_, 0);
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the task owns them
     return writer_.hand_over([this, dtype = dtype_, index = parts_++, ready = std::move(ready)] {
-      return write_full_frame(context_, dtype, ready->runs, index);
+      return write_full_frame(context_, dtype, ready->runs, index, findings_);
     });
   }
 
@@ -165,13 +165,23 @@ Result<std::span<const std::byte>> HostPayload::take_whole(const PairedTensor& o
 }
 
 Status write_full_frame(const PayloadContext& context, DType dtype, std::span<const DenseRun> runs,
-                        std::uint32_t index) {
+                        std::uint32_t index, PayloadFindings& findings) {
   FrameContext frame = context.frame;
   frame.index = index;
   std::vector<std::byte>& encoded = context.buffers->encoded;
   encoded.clear();
   DRIFTLESS_RETURN_IF_ERROR(encode_full_frame(frame, *context.layout, dtype, runs, encoded));
-  return put_part(*context.road, frame_file_name(frame.rank, index), encoded);
+  return put_frame(context, frame_file_name(frame.rank, index), encoded, findings);
+}
+
+Status put_frame(const PayloadContext& context, const std::string& name,
+                 const std::vector<std::byte>& frame, PayloadFindings& findings) {
+  if (context.frames != nullptr) {
+    context.frames->push_back(frame);
+    return {};
+  }
+  findings.tables[name] = frame_table_hash(frame);
+  return put_part(*context.road, name, frame);
 }
 
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {
@@ -236,6 +246,21 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
     at += aligned(snapshot.size_bytes(tensor));
   }
   return snapshot;
+}
+
+Status Snapshot::recut(std::span<const BlockCut> cuts) {
+  std::vector<OwnedTensor> owned;
+  for (const OwnedTensor& each : owned_) {
+    const auto cut = std::ranges::lower_bound(cuts, each.tensor(), {}, &BlockCut::tensor);
+    const bool wanted = cut != cuts.end() && cut->tensor == each.tensor();
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        owned.emplace_back(),
+        OwnedTensor::make(each.tensor(), (*layout_)[each.tensor()],
+                          each.block() != nullptr ? each.block()->box : TensorBox(),
+                          wanted ? &*cut : nullptr));
+  }
+  owned_ = std::move(owned);
+  return {};
 }
 
 Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {

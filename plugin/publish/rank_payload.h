@@ -45,6 +45,8 @@ class Snapshot {
   // Where it lies; of pinned memory the host's.
   [[nodiscard]] const std::shared_ptr<WeightMemory>& memory() const { return memory_; }
   [[nodiscard]] MemoryKind memory_kind() const { return memory_->kind(); }
+  // Of these tensors alone, ascending, is cut what is owned of them.
+  [[nodiscard]] Status recut(std::span<const BlockCut> cuts);
   // All that is owned of a tensor; `from` may lie on either side.
   [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
   // Of each of tensors(): what its units add to the tensor's digest.
@@ -106,6 +108,8 @@ struct PayloadBuffers {
 // What a payload is made with. Everything pointed to outlives it.
 struct PayloadContext {
   const WeightLayout* layout = nullptr;
+  // Frames go here and not onto the road, if it is set.
+  std::vector<std::vector<std::byte>>* frames = nullptr;
   Snapshot* snapshot = nullptr;
   UndoLog* undo = nullptr;
   PayloadBuffers* buffers = nullptr;
@@ -126,9 +130,13 @@ struct PayloadFindings {
   // By the number in the layout. Of a delta: what it adds to the digest of each tensor that it
   // changes; of a full version: the digest of each.
   std::map<std::uint32_t, Digest> digests;
-  std::vector<ManifestTensor> tensors;  // checksums, where the layout has them; in order of names
-  std::string shard;                    // hf_delta: the file that holds this rank's tensors
-  bool dense = false;                   // stopped: the version is to be sent in full
+  std::vector<ManifestTensor> tensors;    // checksums, where the layout has them; in order of names
+  std::map<std::string, Hash128> tables;  // of frames in host memory: frame_table_hash(), by name
+  std::string shard;                      // hf_delta: the file that holds this rank's tensors
+  // Of whole tensors that were put together from blocks: the leader's.
+  std::vector<ManifestTensor> mirror_tensors;
+  std::string mirror_shard;
+  bool dense = false;  // stopped: the version is to be sent in full
 };
 
 struct PairedTensor {
@@ -180,12 +188,17 @@ class HostPayload : public RankPayload {
 [[nodiscard]] std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context);
 [[nodiscard]] std::unique_ptr<RankPayload> make_shard_payload(const PayloadContext& context);
 
-// One bucket of a delta as part number `index` of this rank: a frame, or a flush file.
+// One bucket of a delta as part number `index` of this rank: a frame, or a flush file. The findings
+// note a frame's table.
 [[nodiscard]] Status write_bucket(const PayloadContext& context, const BucketView& bucket,
-                                  std::uint32_t index);
+                                  std::uint32_t index, PayloadFindings& findings);
 // Whole stretches of tensors as part number `index` of this rank: a full frame.
 [[nodiscard]] Status write_full_frame(const PayloadContext& context, DType dtype,
-                                      std::span<const DenseRun> runs, std::uint32_t index);
+                                      std::span<const DenseRun> runs, std::uint32_t index,
+                                      PayloadFindings& findings);
+// A frame that was encoded: as a part, or where the context says.
+[[nodiscard]] Status put_frame(const PayloadContext& context, const std::string& name,
+                               const std::vector<std::byte>& frame, PayloadFindings& findings);
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/run_info.h"
+#include "plugin/receive/announced_needs.h"
 #include "plugin/receive/run_digests.h"
 #include "plugin/receive/version_fetcher.h"
 
@@ -76,6 +77,21 @@ class FollowingReceiver final : public Receiver {
         fetcher_(road, run.run, options),
         base_tensor_digests_(run.tensor_digests),
         digests_(run.layout) {}
+
+  // Once: where an engine's weights lie may change, which part of them it holds does not.
+  Status announce_needs() {
+    ReceiverNeeds needs;
+    needs.encodings = options_.encodings;
+    if (needs.encodings.empty()) {
+      for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
+    }
+    needs.old_values = true;
+    needs.ranges = true;
+    needs.layout = digests_.layout().signature();
+    needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
+    DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
+    return report();
+  }
 
   // A target of some tensors must be the version that it says, as far as the run tells.
   Status check_held() {
@@ -201,6 +217,7 @@ class FollowingReceiver final : public Receiver {
       report.proof = to_hex(state.digest);
     }
     if (stranded_) report.proof = kAnchorWanted;
+    report.needs = needs_;
     return road_->report(report, Deadline::after(options_.report_deadline));
   }
 
@@ -280,6 +297,7 @@ class FollowingReceiver final : public Receiver {
   RunDigests digests_;
   std::vector<Digest> unknown_;     // stays empty
   std::vector<MappedPart> mapped_;  // of what is staged
+  std::string needs_;               // as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
   bool stranded_ = false;  // neither the next step nor an anchor is there
@@ -302,7 +320,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   if (own.threads == 0) own.threads = default_threads();
   auto receiver = std::make_unique<FollowingReceiver>(own, road, target, run);
   DRIFTLESS_RETURN_IF_ERROR(receiver->check_held());
-  DRIFTLESS_RETURN_IF_ERROR(receiver->report());
+  DRIFTLESS_RETURN_IF_ERROR(receiver->announce_needs());
   return std::unique_ptr<Receiver>(std::move(receiver));
 }
 

@@ -26,6 +26,8 @@ struct ReceiverOptions {
   std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
   unsigned threads = 0;                               // for hashing; 0: default_threads()
   ProofRule proof;                                    // for the target
+  // What this receiver reads, as it announces it; empty: all that this build knows.
+  std::vector<Encoding> encodings = {};
   // Called before a version is read, also before it is tried again; a failure is stage()'s. For
   // file systems that have to be told to look. May be empty.
   std::function<Status(std::uint64_t version)> before_read;

@@ -413,8 +413,14 @@ Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& ver
       manifest.layout != needs.layout->signature()) {
     return {};
   }
+  // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
   std::vector<PartReceipt> parts;
-  for (const ManifestFile& file : manifest.files) parts.push_back(receipt_of(file));
+  std::vector<std::size_t> file_of;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    if (!manifest.files[i].table) continue;
+    parts.push_back(receipt_of(manifest.files[i]));
+    file_of.push_back(i);
+  }
   RangeFetchOptions options;
   options.workers = std::max(1U, options_.read_workers);
   HeadFetcher heads(*road_, id, options, deadline);
@@ -424,6 +430,12 @@ Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& ver
   std::vector<std::size_t> whose;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (read[i].empty()) continue;
+    if (const Hash128 found = frame_table_hash(read[i]);
+        found != manifest.files[file_of[i]].table) {
+      return error(StatusCode::kCorrupt, version.source, ": part ", parts[i].name,
+                   ": its table has xxh3-128 ", to_hex(found), ", the manifest says ",
+                   to_hex(*manifest.files[file_of[i]].table), ": it is another publication's");
+    }
     Result<FrameCollector> collector = FrameCollector::open(
         read[i], *needs.layout, max_frame_body_bytes(*needs.layout),
         [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); });
@@ -455,7 +467,7 @@ Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& ver
     if (!frame.ok()) {
       return frame.status().with_context(concat(version.source, ": part ", parts[i].name));
     }
-    version.frames[i] = std::make_shared<Frame>(std::move(*frame));
+    version.frames[file_of[i]] = std::make_shared<Frame>(std::move(*frame));
     return {};
   });
 }

@@ -2,6 +2,9 @@
 // Receivers that hold slices, or some of the tensors, fetch what they need of a version.
 #include <gtest/gtest.h>
 
+#include "collectives/forwarding_receive_road.h"
+#include "collectives/part_ranges.h"
+#include "support/frame_reseal.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
 #include "support/sharded_weights.h"
@@ -25,11 +28,36 @@ Weights parallel_weights(std::uint64_t seed) {
 }
 std::size_t cut_dim(const std::string& name) { return name.ends_with("up") ? 0 : 1; }
 
+// Serves frames that are good by themselves, and are not those that the manifest is of: of a
+// publication of the same number that was aborted, say.
+class StaleRoad final : public ForwardingReceiveRoad {
+ public:
+  explicit StaleRoad(std::unique_ptr<ReceiveRoad> road) : ForwardingReceiveRoad(std::move(road)) {}
+
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile good, road_->fetch_part(id, part, deadline));
+    auto stale = std::make_shared<std::vector<std::byte>>(good.bytes().begin(), good.bytes().end());
+    const auto values = 128 + (get<std::uint64_t>(*stale, 32) + 7) / 8 * 8;
+    (*stale)[values] ^= std::byte{1};
+    reseal(*stale);
+    return MappedFile(part.name, stale, *stale);
+  }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile stale, fetch_part(id, part, deadline));
+    return slices(stale, ranges);
+  }
+};
+
 // Rank `rank` of 4, with its slices as they are in an engine.
 class SlicedRollout {
  public:
   SlicedRollout(LoopbackHub& hub, const Weights& base, std::uint32_t rank)
-      : road_(hub.receiver()), held_(layout_of(base), rank) {
+      : SlicedRollout(hub.receiver(), base, rank) {}
+  SlicedRollout(std::unique_ptr<ReceiveRoad> road, const Weights& base, std::uint32_t rank)
+      : road_(std::move(road)), held_(layout_of(base), rank) {
     std::mt19937_64 random(rank);
     const WeightLayout layout = layout_of(base);
     for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
@@ -45,10 +73,14 @@ class SlicedRollout {
     options.initial_digest = digest_of(base);
     held_.load(base);
     held_.open(options);
-    auto opened = Receiver::open({}, *road_, held_.target(), Deadline::after(1s));
+    ReceiverOptions receiver;
+    receiver.id = concat("rank", rank);
+    receiver.fetch_deadline = 2s;
+    auto opened = Receiver::open(receiver, *road_, held_.target(), Deadline::after(1s));
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     if (opened.ok()) receiver_ = std::move(*opened);
   }
+  Receiver& receiver() { return *receiver_; }
   UpdateReport follow() {
     const auto staged = receiver_->stage(Deadline::after(1s));
     EXPECT_TRUE(staged.ok() && *staged) << staged.status().to_string();
@@ -130,9 +162,39 @@ TEST_P(FetchByNeed, ARankOfFourFetchesAQuarterOfWhatIsCutToItsSlices) {
   }
 }
 
+// Nobody has to say how to cut: receivers tell what they hold. Two publisher ranks cut alike.
+TEST_P(FetchByNeed, TensorsAreCutAsReceiversAnnounceTheirSlices) {
+  LoopbackHub hub({}, 2);
+  Trainer trainer(hub, 2, options(false), base_);
+  expect_ok(trainer.opened());
+  std::vector<std::unique_ptr<SlicedRollout>> ranks;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<SlicedRollout>(hub, base_, rank));
+  }
+  Weights weights = base_;
+  for (const int step : {1, 2, 3}) {
+    const auto seed = static_cast<std::uint64_t>(step);
+    weights = step == 2 ? quiet(parallel_weights(99)) : changed_weights(weights, seed, 0.1);
+    expect_ok(trainer.publish(weights));
+    for (const auto& rank : ranks) {
+      const UpdateReport report = rank->follow();
+      EXPECT_LE(report.wire_bytes, trainer.report().wire_bytes / 4 * 11 / 10 + (64 << 10)) << step;
+      EXPECT_LE(report.needed_bytes, trainer.report().wire_bytes / 4 * 11 / 10) << step;
+    }
+    expect_adds_up(ranks, weights);
+  }
+  // Who wants whole tensors gets them all the same.
+  Rollout late(hub, std::nullopt);
+  expect_ok(trainer.each([&](unsigned rank) { return trainer.rank(rank).publish_anchor(); }));
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
+}
+
 // What is not cut is fetched whole, and used all the same.
 TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
-  Trainer trainer(hub_, 1, options(false), base_);
+  PublisherOptions whole = options(false);
+  whole.cut_for_receivers = false;
+  Trainer trainer(hub_, 1, whole, base_);
   expect_ok(trainer.opened());
   SlicedRollout rollout(hub_, base_, 1);
   const Weights next = changed_weights(base_, 3, 0.1);
@@ -140,6 +202,20 @@ TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
   const UpdateReport report = rollout.follow();
   EXPECT_GE(report.wire_bytes, trainer.report().wire_bytes);
   EXPECT_TRUE(rollout.target().sweep().ok());
+}
+
+// The manifest binds every byte that is used, also of a frame that is fetched in ranges.
+TEST_P(FetchByNeed, FramesOfAnotherPublicationAreRefused) {
+  if (GetParam() == Encoding::kDeltasZstd) GTEST_SKIP() << "a flipped byte is no zstd frame";
+  Trainer trainer(hub_, 1, options(true), base_);
+  expect_ok(trainer.opened());
+  SlicedRollout rollout(std::make_unique<StaleRoad>(hub_.receiver()), base_, 0);
+  expect_ok(trainer.publish(changed_weights(base_, 3, 0.1)));
+  const auto staged = rollout.receiver().stage(Deadline::after(1s));
+  ASSERT_FALSE(staged.ok());
+  EXPECT_EQ(staged.status().code(), StatusCode::kCorrupt) << staged.status().to_string();
+  EXPECT_NE(staged.status().message().find("the manifest says"), std::string::npos)
+      << staged.status().to_string();
 }
 
 // A rank that holds some tensors fetches these.

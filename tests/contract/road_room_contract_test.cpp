@@ -57,7 +57,8 @@ TEST_P(RoadContractTest, ReceiversAreKnownUntilTheyLeave) {
   const std::string proof("digest \0\xff\x80 of it", 16);
   ASSERT_OK(first->report({"first", 3, proof}, soon()));
   ASSERT_OK(second->report({"second", 0, ""}, soon()));
-  ASSERT_OK(first->report({"first", 4, proof}, soon()));
+  const std::string needs("\x28\xb5\x2f\xfd\0 slices", 12);
+  ASSERT_OK(first->report({"first", 4, proof, needs}, soon()));
   auto all = world.sender(0).receivers();
   ASSERT_OK(all);
   std::ranges::sort(*all, {}, &ReceiverReport::id);
@@ -65,6 +66,8 @@ TEST_P(RoadContractTest, ReceiversAreKnownUntilTheyLeave) {
   EXPECT_EQ((*all)[0].id, "first");
   EXPECT_EQ((*all)[0].version, 4U);
   EXPECT_EQ((*all)[0].proof, proof);
+  EXPECT_EQ((*all)[0].needs, needs);
+  EXPECT_EQ((*all)[1].needs, "");
   EXPECT_EQ((*all)[1].id, "second");
   EXPECT_EQ((*all)[1].version, 0U);
   ASSERT_OK(first->leave(soon()));
@@ -81,7 +84,9 @@ TEST_P(RoadContractTest, ABadReportIsRefused) {
   EXPECT_FALSE(receiver->report({"a/b", 1, ""}, soon()).ok());
   EXPECT_FALSE(receiver->report({"", 1, ""}, soon()).ok());
   EXPECT_FALSE(receiver->report({"id", 1, std::string(kMaxProofBytes + 1, 'x')}, soon()).ok());
-  ASSERT_OK(receiver->report({"id", 1, std::string(kMaxProofBytes, 'x')}, soon()));
+  EXPECT_FALSE(receiver->report({"id", 1, "", std::string(kMaxNeedsBytes + 1, 'x')}, soon()).ok());
+  ASSERT_OK(receiver->report(
+      {"id", 1, std::string(kMaxProofBytes, 'x'), std::string(kMaxNeedsBytes, '\xff')}, soon()));
 }
 
 TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {

@@ -119,6 +119,7 @@ class RemoteSender final : public SendRoad {
       report.id = in.text();
       report.version = in.number();
       report.proof = in.text();
+      report.needs = in.text();
     }
     return all;
   }
@@ -214,7 +215,8 @@ class RemoteReceiver final : public ReceiveRoad {
   }
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     Packer out = packed(Call::kReport);
-    out.text(report.id).number(report.version).text(report.proof).number(ms(deadline));
+    out.text(report.id).number(report.version).text(report.proof).text(report.needs);
+    out.number(ms(deadline));
     return call(out).status();
   }
   Status leave(const Deadline& deadline) override {

@@ -110,7 +110,9 @@ class Server {
         out.status(all.status());
         if (!all.ok()) break;
         out.number(all->size());
-        for (const ReceiverReport& r : *all) out.text(r.id).number(r.version).text(r.proof);
+        for (const ReceiverReport& r : *all) {
+          out.text(r.id).number(r.version).text(r.proof).text(r.needs);
+        }
         break;
       }
       case Call::kPrune: {
@@ -232,6 +234,7 @@ class Server {
         report.id = in.text();
         report.version = in.number();
         report.proof = in.text();
+        report.needs = in.text();
         out.status(receiver_->report(report, deadline(in)));
         break;
       }

@@ -100,6 +100,7 @@ void JobProgress::print_line(const Version& version) {
     json["ratio"] = ratio(report.full_bytes, report.wire_bytes);
     if (version.staged) json["stage_ms"] = version.stage_ms;
     if (version.staged) json["commit_ms"] = version.commit_ms;
+    if (report.mirror_bytes > 0) json["mirror_bytes"] = report.mirror_bytes;
     json["notes"] = report.notes;
     return print_json(json);
   }

@@ -115,7 +115,7 @@ TEST_P(FrameTest, EndsAtTheSinksFirstFailure) {
     ++calls;
     return error(StatusCode::kNoSpace, "full");
   };
-  EXPECT_EQ(write_frame(context_, builder.view(), refuse).code(), StatusCode::kNoSpace);
+  EXPECT_EQ(write_frame(context_, builder.view(), refuse).status().code(), StatusCode::kNoSpace);
   EXPECT_EQ(calls, 1);
 }
 

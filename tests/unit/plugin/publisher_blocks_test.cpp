@@ -2,6 +2,7 @@
 // Tensors that several ranks publish in blocks, and blocks that are cut further.
 #include <gtest/gtest.h>
 
+#include "formats/receiver_needs.h"
 #include "plugin/publish/block_splitter.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
@@ -165,12 +166,178 @@ TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
   expect_ok(open({{0, 0}, {256, 48}}, {}));  // all of it is the tensor
 }
 
-TEST_F(OfferedBlocks, AreNotForLayoutsOfWholeTensors) {
+struct WholeWay {
+  DirectoryLayout layout;
+  Encoding encoding;
+};
+class MirroredBlocks : public ::testing::TestWithParam<WholeWay> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, MirroredBlocks,
+    ::testing::Values(WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor},
+                      WholeWay{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
+
+// Layouts of whole tensors get them from the leader's mirror, through steps, an aborted one, a
+// dense one, anchors and a restart.
+TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
+  constexpr unsigned kRanks = 3;
+  Trainer::offer_as(
+      [](const Weights& weights, unsigned rank) { return in_blocks(weights, rank, kRanks); });
   PublisherOptions options = quick_options();
-  options.layout = DirectoryLayout::kHfDelta;
-  options.encoding = Encoding::kXor;
-  expect_refused(open({{0, 0}, {256, 20}}, {{0, 20}, {256, 28}}, options), StatusCode::kUnsupported,
-                 "takes whole tensors");
+  options.layout = GetParam().layout;
+  options.encoding = GetParam().encoding;
+  options.anchor_every = 6;
+  LoopbackHub hub({}, kRanks);
+  const Weights base = random_weights(1);
+  auto trainer = std::make_unique<Trainer>(hub, kRanks, options, base);
+  expect_ok(trainer->opened());
+  const std::vector<std::string>& notes = trainer->rank(0).notes();
+  EXPECT_TRUE(std::ranges::any_of(notes, [](const std::string& note) {
+    return note.find("keeps a mirror of the 3") != std::string::npos;
+  }));
+  Rollout rollout(hub, base);
+  Weights weights = base;
+  for (std::uint64_t version = 1; version <= 7; ++version) {
+    Weights next = changed_weights(weights, version, 0.02, "none");
+    if (version == 2) {
+      next = weights;
+      next.at("model.embed.weight").bytes[10'000] ^= std::byte{1};  // one rank's
+    }
+    if (version == 3) {
+      trainer->road(kRanks - 1).arm(RoadFault::kFlush);
+      for (const Status& status : trainer->publish(changed_weights(weights, 44, 0.02, "none"))) {
+        EXPECT_FALSE(status.ok());
+      }
+    }
+    if (version == 5) next = random_weights(9);  // dense
+    if (version == 4 || version == 6) {
+      trainer.reset();
+      trainer = std::make_unique<Trainer>(hub, kRanks, options, base);
+      expect_ok(trainer->opened());
+    }
+    expect_ok(trainer->publish(next));
+    EXPECT_EQ(trainer->report().mirror_bytes, 256U * 48 * 2 + 64 * 96 * 2 + 64 * 31);
+    ASSERT_EQ(rollout.follow().to_string(), "ok") << version;
+    ASSERT_TRUE(rollout.holds(next)) << version;
+    weights = next;
+  }
+  Rollout late(hub, std::nullopt);
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
+  Trainer::offer_as({});
+}
+
+// Ranks that own other tensors hear of it at once, too.
+TEST(Cuts, ThatCannotBeAreRefusedByAllRanksByName) {
+  const auto refused = [](std::vector<TensorCut> cuts, StatusCode code, const std::string& words,
+                          DirectoryLayout layout = DirectoryLayout::kFrames) {
+    PublisherOptions options = quick_options();
+    options.layout = layout;
+    if (layout == DirectoryLayout::kHfDelta) options.encoding = Encoding::kXor;
+    options.cuts = std::move(cuts);
+    LoopbackHub hub({}, 2);
+    const auto start = std::chrono::steady_clock::now();
+    for (const Status& status : Trainer(hub, 2, options, random_weights(1)).opened()) {
+      EXPECT_EQ(status.code(), code) << status.to_string();
+      EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 3s) << words;
+  };
+  for (const char* const name : {"model.embed.weight", "model.layers.0.up.weight"}) {
+    refused({{name, 2, 4}}, StatusCode::kInvalidArgument, "cannot be cut along dimension 2");
+    refused({{name, 0, 4}}, StatusCode::kUnsupported, "cuts", DirectoryLayout::kHfDelta);
+    refused({{name, 0, 4}}, StatusCode::kUnsupported, "cuts", DirectoryLayout::kFlush);
+  }
+  refused({{"model.layers.0.up", 0, 4}}, StatusCode::kInvalidArgument, "'model.layers.0.up'");
+  refused({{"model.norm.weight", 0, 2}, {"model.norm.weight", 0, 4}}, StatusCode::kInvalidArgument,
+          "two cuts");
+}
+
+// One that reads less makes the publisher turn to what all read; if there is nothing, it says who.
+TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
+  const Weights base = random_weights(1);
+  LoopbackHub hub({}, 2);
+  PublisherOptions options = quick_options();
+  options.encoding = Encoding::kDeltasZstd;
+  Trainer trainer(hub, 2, options, base);
+  expect_ok(trainer.opened());
+  Weights weights = changed_weights(base, 1, 0.02);
+  Rollout rollout(hub, base);
+  expect_ok(trainer.publish(weights));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
+  const auto say = [&](ReceiveRoad& road, std::vector<Encoding> encodings, const std::string& id) {
+    ReceiverNeeds needs;
+    needs.encodings = std::move(encodings);
+    const auto text = needs_to_text(needs, kMaxNeedsBytes);
+    ASSERT_TRUE(text.ok());
+    EXPECT_TRUE(road.report({id, 1, "digest", *text}, Deadline::after(1s)).ok());
+  };
+  const auto old = hub.receiver(), older = hub.receiver();
+  say(*old, {Encoding::kIndices, Encoding::kFull}, "old");
+  for (int step = 2; step < 4; ++step) {
+    weights = changed_weights(weights, static_cast<std::uint64_t>(step), 0.02);
+    expect_ok(trainer.publish(weights));
+    EXPECT_EQ(trainer.report().encoding, Encoding::kIndices);
+    const auto& notes = trainer.report().notes;
+    EXPECT_EQ(!notes.empty() && notes[0].find("'old'") != std::string::npos, step == 2);
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(weights));
+  }
+  say(*older, {Encoding::kFull}, "older");
+  expect_ok(trainer.publish(changed_weights(weights, 9, 0.02)));
+  ASSERT_FALSE(trainer.report().notes.empty());
+  EXPECT_NE(trainer.report().notes[0].find("'older' do not read 'deltas_zstd'"), std::string::npos);
+  EXPECT_NE(trainer.report().notes[0].find("cannot follow"), std::string::npos);
+  ASSERT_TRUE(old->leave(Deadline::after(1s)).ok());
+  ASSERT_TRUE(older->leave(Deadline::after(1s)).ok());
+  expect_ok(trainer.publish(changed_weights(weights, 10, 0.02)));
+  EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
+}
+
+TEST(Cuts, OfMoreBlocksThanAReaderTakesAreRefused) {
+  Weights weights;
+  std::mt19937_64 random(1);
+  weights["long"] = random_tensor(DType::kBF16, {4000}, random);
+  PublisherOptions options = quick_options();
+  for (const auto& [parts, good] : {std::pair{1024U, true}, std::pair{1500U, false}}) {
+    options.cuts = {{"long", 0, parts}};
+    LoopbackHub hub({}, 1);
+    Trainer trainer(hub, 1, options, weights);
+    EXPECT_EQ(trainer.opened()[0].ok(), good) << trainer.opened()[0].to_string();
+    if (!good) continue;
+    Rollout rollout(hub, weights);
+    const Weights next = changed_weights(weights, 3, 0.2);
+    expect_ok(trainer.publish(next));
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(next));
+  }
+}
+
+// A trainer that starts again with other ranks, other blocks and other cuts goes on with the run.
+TEST(Cuts, MayBeOthersAfterARestart) {
+  const Weights base = random_weights(1);
+  Weights weights = base;
+  LoopbackHub hub({}, 4);
+  std::unique_ptr<Rollout> rollout;
+  std::uint64_t seed = 100;
+  for (const unsigned ranks : {3U, 1U, 4U, 2U}) {  // the others have nothing
+    Trainer::offer_as([&](const Weights& all, unsigned rank) {
+      return rank < ranks ? in_blocks(all, rank, ranks) : MemorySource(Weights(), 2);
+    });
+    PublisherOptions options = quick_options();
+    if (ranks != 3) options.cuts = {{"model.embed.weight", ranks % 2, ranks + 1}};
+    Trainer trainer(hub, 4, options, base);
+    expect_ok(trainer.opened());
+    if (rollout == nullptr) rollout = std::make_unique<Rollout>(hub, base);
+    for (int step = 0; step < 2; ++step) {
+      weights = changed_weights(weights, seed++, 0.02, "none");
+      expect_ok(trainer.publish(weights));
+    }
+    EXPECT_EQ(rollout->follow().to_string(), "ok");
+    EXPECT_TRUE(rollout->holds(weights)) << ranks;
+  }
+  Trainer::offer_as({});
 }
 
 TEST(Splitter, BringsEveryChangeIntoItsPart) {
@@ -178,7 +345,7 @@ TEST(Splitter, BringsEveryChangeIntoItsPart) {
   const auto spec = TensorSpec::make("t", DType::kU16, {6, 5, 8});
   for (const TensorBox& box : {TensorBox{}, TensorBox{{1, 0, 2}, {4, 5, 5}}}) {
     for (std::uint32_t dim = 0; dim < 3; ++dim) {
-      const TensorCut cut{"t", dim, 3};
+      const BlockCut cut{0, dim, {2, 4}};
       const auto owned = OwnedTensor::make(0, *spec, box, &cut);
       ASSERT_TRUE(owned.ok()) << owned.status().to_string();
       ASSERT_FALSE(owned->parts().empty());

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a receiver can read, and what it wants of a version: told to the publisher with its reports
+// (collectives/road.h carries the text unread). docs/formats/needs.md gives the text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/hash128.h"
+#include "core/status.h"
+#include "formats/encoding.h"
+
+namespace driftless {
+
+// What is wanted of a tensor: nothing, all, or [begin, begin + size) of one of its dimensions.
+struct TensorNeed {
+  enum class Kind : std::uint8_t { kNothing = 0, kAll = 1, kSlice = 2 };
+  Kind kind = Kind::kAll;
+  std::uint32_t dim = 0;
+  std::uint64_t begin = 0, size = 0;
+
+  friend auto operator<=>(const TensorNeed&, const TensorNeed&) = default;
+};
+
+struct ReceiverNeeds {
+  std::vector<Encoding> encodings;  // that it reads
+  bool old_values = false;          // it holds the weights before, which an encoding may need
+  bool ranges = false;              // it fetches the blocks that it needs, and no others
+  Hash128 layout;                   // whose tensors these are
+  std::vector<TensorNeed> tensors;  // as the layout; empty: all of everything
+
+  friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
+};
+
+// Compressed. If it would have more than `most_bytes`, without the tensors: it wants everything
+// then, as far as anybody knows.
+[[nodiscard]] Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_bytes);
+// Passes over encodings and keys that it does not know. `what` names the receiver in errors.
+[[nodiscard]] Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what);
+
+}  // namespace driftless

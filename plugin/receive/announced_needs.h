@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a receiver announces of its target: what the publisher may send it, and how tensors are best
+// cut for it.
+#pragma once
+
+#include "formats/receiver_needs.h"
+#include "plugin/targets/weight_target.h"
+
+namespace driftless {
+
+// `needs`: of the target; null: everything. Of a tensor that is needed in part the slice, along the
+// dimension that makes it smallest. O(tensors * log of their dimensions).
+[[nodiscard]] std::vector<TensorNeed> tensor_needs(const WeightLayout& layout,
+                                                   const TargetNeeds* needs);
+
+}  // namespace driftless
