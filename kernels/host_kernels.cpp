@@ -18,7 +18,9 @@ constexpr HostKernels kReference{"reference",
                                  reference::scatter_digested,
                                  reference::gather_strided,
                                  reference::scatter_strided,
-                                 reference::digest_strided};
+                                 reference::digest_strided,
+                                 reference::compact_encode,
+                                 reference::compact_decode};
 
 template <cpu::DigestSums kSums>
 Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
@@ -41,11 +43,27 @@ StridedSum cpu_digest_strided(const StridedMap& map, const void* target, unsigne
   return cpu::digest_strided(kSums, map, target, unit_bytes, cast, tensor, begin, end);
 }
 
-#define DRIFTLESS_CPU_KERNELS(target)                                                            \
-  HostKernels {                                                                                  \
-    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite, \
-        cpu_digest<cpu::target::digest_sums>, cpu_scatter_digested<cpu::target::digest_steps>,   \
-        cpu::gather_strided, cpu::scatter_strided, cpu_digest_strided<cpu::target::digest_sums>  \
+template <cpu::HazardSums kSums>
+std::uint32_t cpu_compact_encode(const CompactTable& table, const void* old_units,
+                                 std::uint32_t units, const std::uint32_t* offsets,
+                                 std::uint32_t count, const void* values, std::byte* stream) {
+  return cpu::compact_encode(kSums, table, old_units, units, offsets, count, values, stream);
+}
+
+template <cpu::HazardSums kSums>
+bool cpu_compact_decode(const CompactTable& table, const void* old_units, std::uint32_t units,
+                        std::span<const std::byte> stream, std::uint32_t count,
+                        std::uint32_t* offsets, void* values, void* old_values) {
+  return cpu::compact_decode(kSums, table, old_units, units, stream, count, offsets, values,
+                             old_values);
+}
+
+#define DRIFTLESS_CPU_KERNELS(target)                                                              \
+  HostKernels {                                                                                    \
+    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite,   \
+        cpu_digest<cpu::target::digest_sums>, cpu_scatter_digested<cpu::target::digest_steps>,     \
+        cpu::gather_strided, cpu::scatter_strided, cpu_digest_strided<cpu::target::digest_sums>,   \
+        cpu_compact_encode<cpu::target::hazard_sums>, cpu_compact_decode<cpu::target::hazard_sums> \
   }
 
 std::vector<HostKernels> make_list() {

@@ -12,6 +12,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/compact.h"
 #include "core/digest.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
@@ -100,7 +101,29 @@ struct HostKernels {
                                    ValueCast cast, const DigestTensorKey& tensor,
                                    std::uint64_t begin, std::uint64_t end);
   DigestStrided* digest_strided;
+  // Codes the changes of a tile of `compact` (docs/formats/compact.md): of the `units` <=
+  // kCompactTileUnits old ones, those at `offsets` (ascending) become `values`, each another one.
+  // Returns the stream's bytes, at most max_compact_bytes(count), in `stream`; 0 if nothing
+  // changes, kCompactNotInTable if the table has not the class or the step of a change.
+  using CompactEncode = std::uint32_t(const CompactTable& table, const void* old_units,
+                                      std::uint32_t units, const std::uint32_t* offsets,
+                                      std::uint32_t count, const void* values, std::byte* stream);
+  CompactEncode* compact_encode;
+  // The way back, from any bytes: false, with outputs of no meaning, unless they are what
+  // compact_encode() makes of `count` changes of these units. `count` <= units. Writes the old
+  // values, too, unless `old_values` is null.
+  using CompactDecode = bool(const CompactTable& table, const void* old_units, std::uint32_t units,
+                             std::span<const std::byte> stream, std::uint32_t count,
+                             std::uint32_t* offsets, void* values, void* old_values);
+  CompactDecode* compact_decode;
 };
+
+inline constexpr std::uint32_t kCompactNotInTable = ~std::uint32_t{0};
+// A gap takes 20 bits, a step 8 and up to 31 more, and so do the turns of the axis together: one of
+// 6 bits for each unit at most.
+[[nodiscard]] constexpr std::uint32_t max_compact_bytes(std::uint32_t count) {
+  return 8 * count + kCompactTileUnits + 64;
+}
 
 // All that this processor can run: reference first, the fastest last.
 [[nodiscard]] std::span<const HostKernels> all_host_kernels();

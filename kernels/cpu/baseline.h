@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What processors do in code for the baseline: moving units, and the digest around a SIMD target's
-// digest_sums() and digest_steps(). Contracts: host_kernels.h.
+// digest_sums() and digest_steps(),
+// and `compact` around its hazard_sums(). Contracts: host_kernels.h.
 #pragma once
 
 #include "kernels/cpu/operations.h"
@@ -15,6 +16,7 @@ HostKernels::ScatterStrided scatter_strided;
 
 using DigestSums = decltype(&portable::digest_sums);
 using DigestSteps = decltype(&portable::digest_steps);
+using HazardSums = decltype(&portable::hazard_sums);
 
 Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
               std::span<const std::byte> bytes);
@@ -25,5 +27,13 @@ Digest scatter_digested(DigestSteps digest_steps, const DigestTensorKey& tensor,
 StridedSum digest_strided(DigestSums digest_sums, const StridedMap& map, const void* target,
                           unsigned unit_bytes, ValueCast cast, const DigestTensorKey& tensor,
                           std::uint64_t begin, std::uint64_t end);
+
+std::uint32_t compact_encode(HazardSums hazard_sums, const CompactTable& table,
+                             const void* old_units, std::uint32_t units,
+                             const std::uint32_t* offsets, std::uint32_t count, const void* values,
+                             std::byte* stream);
+bool compact_decode(HazardSums hazard_sums, const CompactTable& table, const void* old_units,
+                    std::uint32_t units, std::span<const std::byte> stream, std::uint32_t count,
+                    std::uint32_t* offsets, void* values, void* old_values);
 
 }  // namespace driftless::cpu

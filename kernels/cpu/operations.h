@@ -45,6 +45,14 @@ struct BlockSteps {
   std::int64_t sums[4];  // as the limbs
 };
 
+// Hazards (core/compact.h) are summed up by groups of so many units.
+inline constexpr std::uint32_t kHazardGroup = 16;
+struct HazardTable {
+  const std::uint16_t* hazards;      // by class
+  unsigned unit_bytes, shift, mask;  // class = (unit >> shift) & mask
+  unsigned first, end;               // classes that have one
+};
+
 #define DRIFTLESS_DECLARE_SIMD_TARGET(target)                                                      \
   namespace target {                                                                               \
   std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,            \
@@ -60,6 +68,11 @@ struct BlockSteps {
   /* those of all kDigestBlockHalves. */                                                           \
   unsigned digest_steps(UnitChanges& changes, const HalfKeys* keys, BlockSteps* blocks,            \
                         unsigned max_blocks);                                                      \
+  /* sums[g] = the hazards of all units before group g, of `groups` whole ones; sums[groups]: of   \
+   */                                                                                              \
+  /* all. Below 2^32. */                                                                           \
+  void hazard_sums(const HazardTable& table, const void* units, std::uint32_t groups,              \
+                   std::uint32_t* sums);                                                           \
   }
 
 DRIFTLESS_DECLARE_SIMD_TARGET(portable)

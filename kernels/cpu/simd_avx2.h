@@ -92,5 +92,10 @@ inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   }
 }
 
+inline bool sum_by_shuffles(const std::uint16_t*, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            const unsigned char*, std::uint32_t, std::uint32_t*) {
+  return false;
+}
+
 }  // namespace
 }  // namespace driftless::cpu::avx2

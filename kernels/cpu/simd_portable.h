@@ -89,5 +89,11 @@ inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   for (std::uint32_t i = 0; i < 64; ++i) at[i] = first + i;
 }
 
+// hazard_sums() by SIMD; false if this target, or the table, has no such way.
+inline bool sum_by_shuffles(const std::uint16_t*, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            const unsigned char*, std::uint32_t, std::uint32_t*) {
+  return false;
+}
+
 }  // namespace
 }  // namespace driftless::cpu::portable

@@ -15,5 +15,7 @@ HostKernels::ScatterDigested scatter_digested;
 HostKernels::GatherStrided gather_strided;
 HostKernels::ScatterStrided scatter_strided;
 HostKernels::DigestStrided digest_strided;
+HostKernels::CompactEncode compact_encode;
+HostKernels::CompactDecode compact_decode;
 
 }  // namespace driftless::reference

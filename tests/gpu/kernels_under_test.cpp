@@ -274,9 +274,9 @@ StridedSum digest_strided(const StridedMap& map, const void* target, unsigned un
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
-  HostKernels kernels{"cuda",           diff,          gather,           scatter,
-                      masked_overwrite, digest,        scatter_digested, gather_strided,
-                      scatter_strided,  digest_strided};
+  HostKernels kernels{"cuda",           diff,           gather,           scatter,
+                      masked_overwrite, digest,         scatter_digested, gather_strided,
+                      scatter_strided,  digest_strided, nullptr,          nullptr};
   return {kernels};
 }
 

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model behind the encoding `compact` (docs/formats/compact.md): what formats stores and
+// kernels codes with. A change is coded given the class of its unit's old value, which both sides
+// hold: sign apart, the exponent.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace driftless {
+
+inline constexpr std::uint32_t kCompactTileUnits = 16384;  // that are coded by themselves
+inline constexpr std::size_t kCompactClasses = 256;        // at most, by the bits of an exponent
+inline constexpr std::uint32_t kMaxCompactHazard = 65535;
+// How far a value went: symbols 0 to 60 are distances of magnitudes, the last one another sign.
+inline constexpr std::size_t kCompactStepSymbols = 62;
+inline constexpr unsigned kCompactSignFlip = kCompactStepSymbols - 1;
+inline constexpr unsigned kCompactStepScale = 256;  // what the weights of a class sum up to
+
+// Where a float's bits lie: sign, exponent, mantissa from the top.
+struct CompactFields {
+  unsigned unit_bytes = 2;
+  unsigned mantissa_bits = 7;
+
+  [[nodiscard]] constexpr unsigned magnitude_bits() const { return 8 * unit_bytes - 1; }
+  [[nodiscard]] constexpr std::uint32_t magnitude_mask() const {
+    return ~std::uint32_t{0} >> (32 - magnitude_bits());
+  }
+  [[nodiscard]] constexpr unsigned class_of(std::uint32_t unit) const {
+    return (unit & magnitude_mask()) >> mantissa_bits;
+  }
+  [[nodiscard]] constexpr unsigned classes() const {
+    return 1U << (magnitude_bits() - mantissa_bits);
+  }
+  friend bool operator==(const CompactFields&, const CompactFields&) = default;
+};
+// Of the floats of 8, 16 and 32 bits with a sign; nothing for other types.
+[[nodiscard]] std::optional<CompactFields> compact_fields(DType dtype);
+
+// The steps of the changes of a class: weights of the symbols, as sums.
+struct CompactSteps {
+  std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // of symbol s: starts[s + 1] - [s]
+  std::array<std::uint8_t, kCompactStepScale> symbols{};        // by place below the scale
+
+  [[nodiscard]] unsigned weight(unsigned symbol) const {
+    return starts[symbol + 1] - starts[symbol];
+  }
+};
+[[nodiscard]] CompactSteps compact_steps(
+    const std::array<std::uint16_t, kCompactStepSymbols>& weights);
+
+struct CompactTable {
+  CompactFields fields;
+  // -log2(1 - p) of a change, in units of 6 / 65536; 0: no unit of the class changes.
+  std::array<std::uint16_t, kCompactClasses> hazards{};
+  std::array<std::uint16_t, kCompactClasses> step_rows{};  // 0: always 1; r: steps[r - 1]
+  std::vector<CompactSteps> steps;
+
+  // The classes that have a hazard lie in [first, end).
+  [[nodiscard]] unsigned first_class() const;
+  [[nodiscard]] unsigned end_class() const;
+};
+
+// One tile of a coded block.
+struct CompactTile {
+  std::uint32_t changes = 0;  // at most its units
+  std::uint32_t bytes = 0;    // of its stream; 0 exactly if nothing changes
+
+  friend bool operator==(const CompactTile&, const CompactTile&) = default;
+};
+
+// What a table is made from. Sums over any number of tensors.
+struct CompactCounts {
+  std::array<std::uint64_t, kCompactClasses> units{};  // all of them, changed or not
+  std::array<std::uint64_t, kCompactClasses> changes{};
+  std::array<std::array<std::uint64_t, kCompactStepSymbols>, kCompactClasses> steps{};
+
+  void add(const CompactCounts& other);
+};
+// Codes every change that was counted.
+[[nodiscard]] CompactTable make_compact_table(const CompactFields& fields,
+                                              const CompactCounts& counts);
+
+}  // namespace driftless

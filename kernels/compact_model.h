@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of `compact` (docs/formats/compact.md), for the files that code tiles; others
+// include host_kernels.h. Nothing here reads units: how the sums of hazards are found is up to the
+// implementation.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/compact.h"
+
+namespace driftless::compact {
+
+// --- rANS, bytes and a state of 32 bits.
+inline constexpr unsigned kScaleBits = 20;  // of gaps
+inline constexpr std::uint32_t kLowState = std::uint32_t{1} << 24;
+inline constexpr unsigned kMaxRawBits = 16;  // of one push
+
+class Encoder {
+ public:
+  // Writes backwards from `end`.
+  explicit Encoder(std::byte* end) : at_(end) {}
+
+  void put(std::uint32_t start, std::uint32_t weight, unsigned scale_bits) {
+    const std::uint64_t limit = std::uint64_t{weight} << (32 - scale_bits);
+    while (state_ >= limit) shift_out();
+    state_ = ((state_ / weight) << scale_bits) + state_ % weight + start;
+  }
+  void put_bits(std::uint32_t bits, unsigned count) {
+    while (count > kMaxRawBits) {  // the decoder meets the low ones last
+      put_some(bits & 0xffffU, kMaxRawBits);
+      bits >>= kMaxRawBits;
+      count -= kMaxRawBits;
+    }
+    put_some(bits, count);
+  }
+  // The stream, moved to `begin`; returns its bytes. `end` is where it was begun.
+  [[nodiscard]] std::uint32_t finish_at(std::byte* begin, const std::byte* end) {
+    for (unsigned i = 0; i < 4; ++i) shift_out();
+    const auto size = static_cast<std::uint32_t>(end - at_);
+    std::memmove(begin, at_, size);
+    return size;
+  }
+
+ private:
+  void put_some(std::uint32_t bits, unsigned count) {
+    while (std::uint64_t{state_} >= std::uint64_t{1} << (32 - count)) shift_out();
+    state_ = (state_ << count) | bits;
+  }
+  void shift_out() {
+    *--at_ = static_cast<std::byte>(state_);
+    state_ >>= 8;
+  }
+  std::byte* at_;
+  std::uint32_t state_ = kLowState;
+};
+
+class Decoder {
+ public:
+  Decoder(const std::byte* begin, const std::byte* end) : at_(begin), end_(end) {
+    for (unsigned i = 0; i < 4 && at_ != end_; ++i) state_ = (state_ << 8) | take();
+    good_ = state_ >= kLowState;
+  }
+
+  // The place that the next symbol has below the scale.
+  [[nodiscard]] std::uint32_t peek(unsigned scale_bits) const {
+    return state_ & ((std::uint32_t{1} << scale_bits) - 1);
+  }
+  // `place` is what peek() said, and in [start, start + weight).
+  void skip(std::uint32_t place, std::uint32_t start, std::uint32_t weight, unsigned scale_bits) {
+    state_ = weight * (state_ >> scale_bits) + place - start;
+    refill();
+  }
+  [[nodiscard]] std::uint32_t bits(unsigned count) {
+    std::uint32_t bits = 0;
+    for (; count != 0;) {
+      const unsigned some = count % kMaxRawBits != 0 ? count % kMaxRawBits : kMaxRawBits;
+      bits = (bits << some) | peek(some);
+      state_ >>= some;
+      refill();
+      count -= some;
+    }
+    return bits;
+  }
+  // False once more was read than there is.
+  [[nodiscard]] bool good() const { return good_; }
+  // Whether all was read, and nothing else.
+  [[nodiscard]] bool finished() const { return good_ && at_ == end_ && state_ == kLowState; }
+
+ private:
+  std::uint32_t take() { return std::to_integer<std::uint32_t>(*at_++); }
+  void refill() {
+    const auto missing =
+        static_cast<unsigned>(std::countl_zero(state_ | 1)) / 8;  // bytes, 3 at most
+    if (end_ - at_ >= 4) [[likely]] {
+      std::uint32_t next;
+      std::memcpy(&next, at_, sizeof(next));
+      const std::uint64_t both = (std::uint64_t{state_} << 32) | __builtin_bswap32(next);
+      state_ = static_cast<std::uint32_t>((both << (8 * missing)) >> 32);
+      at_ += missing;
+      return;
+    }
+    for (unsigned i = 0; i < missing; ++i) {
+      good_ = good_ && at_ != end_;
+      state_ = (state_ << 8) | (at_ != end_ ? take() : 0);
+    }
+  }
+  const std::byte* at_;
+  const std::byte* end_;
+  std::uint32_t state_ = 0;
+  bool good_ = false;
+};
+
+// --- Gaps. Hazards of the units are laid end to end on an axis; from the end of one change's to
+// the beginning of the next one's is a gap, exponentially distributed whatever the units are. A
+// turn of the axis, 6 half-lives, has 32 segments of even slope; a gap of more turns says so by
+// escapes of 1/64 each.
+inline constexpr std::uint32_t kTurn = 65536;
+inline constexpr unsigned kSegmentBits = 11;
+inline constexpr std::size_t kSegments = kTurn >> kSegmentBits;
+inline constexpr std::uint8_t kSlopes[kSegments] = {62, 55, 48, 42, 37, 33, 29, 25, 22, 19, 17,
+                                                    15, 13, 12, 10, 9,  8,  7,  6,  5,  5,  4,
+                                                    4,  3,  3,  2,  2,  2,  2,  1,  1,  1};
+inline constexpr std::uint32_t kEscapeStart = std::uint32_t{504} << kSegmentBits;
+inline constexpr std::uint32_t kEscapeWeight = (std::uint32_t{1} << kScaleBits) - kEscapeStart;
+
+struct Axis {
+  struct Segment {
+    std::uint32_t start, slope;
+    std::uint64_t inverse;  // floor(x / slope) = (x * inverse) >> 32 for x below 2^17
+  };
+  Segment segments[kSegments + 1];
+  std::uint8_t by_place[(1U << kScaleBits) >> kSegmentBits];  // kSegments: an escape
+};
+constexpr Axis make_axis() {
+  Axis axis{};
+  std::uint32_t sum = 0;
+  for (std::size_t s = 0; s < kSegments; ++s) {
+    const std::uint32_t slope = kSlopes[s];
+    axis.segments[s] = {sum << kSegmentBits, slope, (std::uint64_t{1} << 32) / slope + 1};
+    for (std::uint32_t i = 0; i < slope; ++i) axis.by_place[sum++] = static_cast<std::uint8_t>(s);
+  }
+  axis.segments[kSegments] = {sum << kSegmentBits, 0, 0};
+  for (; sum < sizeof(axis.by_place); ++sum) axis.by_place[sum] = kSegments;
+  return axis;
+}
+inline constexpr Axis kAxis = make_axis();
+static_assert(kAxis.segments[kSegments].start == kEscapeStart);
+
+// The share of the scale that lies before `at`, which is at most a turn.
+[[nodiscard]] inline std::uint32_t share_before(std::uint32_t at) {
+  const Axis::Segment& segment = kAxis.segments[at >> kSegmentBits];
+  return segment.start + segment.slope * (at & ((1U << kSegmentBits) - 1));
+}
+// The point that a place below the scale belongs to: share_before(point) <= place <
+// share_before(point + 1). A turn: an escape.
+[[nodiscard]] inline std::uint32_t point_at(std::uint32_t place) {
+  const std::uint32_t s = kAxis.by_place[place >> kSegmentBits];
+  const Axis::Segment& segment = kAxis.segments[s];
+  const auto inside = static_cast<std::uint32_t>(((place - segment.start) * segment.inverse) >> 32);
+  return (s << kSegmentBits) + inside;
+}
+
+// `gap` is what lies between the changes, `hazard` that of the change; not 0.
+inline void put_gap(Encoder& encoder, std::uint32_t gap, std::uint32_t hazard) {
+  const std::uint32_t begin = gap % kTurn;
+  const std::uint32_t end = begin + hazard < kTurn ? begin + hazard : kTurn;
+  const std::uint32_t start = share_before(begin);
+  encoder.put(start, share_before(end) - start, kScaleBits);
+  for (std::uint32_t turn = gap / kTurn; turn != 0; --turn) {
+    encoder.put(kEscapeStart, kEscapeWeight, kScaleBits);
+  }
+}
+
+// The decoder of a gap asks which unit has a point of the axis, then says what it was.
+struct GapPoint {
+  std::uint32_t place;  // as peeked
+  std::uint32_t turns;  // skipped, in units of the axis
+  std::uint32_t point;  // from the end of the change before, turns included
+};
+// False if no unit can be that far: `rest` is what the axis has left.
+[[nodiscard]] inline bool peek_gap(Decoder& decoder, std::uint32_t rest, GapPoint& gap) {
+  gap.turns = 0;
+  for (;;) {
+    gap.place = decoder.peek(kScaleBits);
+    const std::uint32_t point = point_at(gap.place);
+    gap.point = gap.turns + point;
+    if (gap.point >= rest) return false;
+    if (point < kTurn) [[likely]]
+      return true;
+    gap.turns += kTurn;
+    decoder.skip(gap.place, kEscapeStart, kEscapeWeight, kScaleBits);
+  }
+}
+// `begin` is where the unit's hazard begins, from the end of the change before. False if an encoder
+// would not have skipped as many turns.
+[[nodiscard]] inline bool skip_gap(Decoder& decoder, const GapPoint& gap, std::uint32_t begin,
+                                   std::uint32_t hazard) {
+  if (begin < gap.turns) return false;
+  begin -= gap.turns;
+  const std::uint32_t end = begin + hazard < kTurn ? begin + hazard : kTurn;
+  const std::uint32_t start = share_before(begin);
+  decoder.skip(gap.place, start, share_before(end) - start, kScaleBits);
+  return true;
+}
+
+// --- Steps: from the old value to the new one, which differs.
+struct Step {
+  unsigned symbol;    // its weight is in the table
+  unsigned raw_bits;  // that follow it
+  std::uint32_t raw;
+};
+[[nodiscard]] inline Step step_between(const CompactFields& fields, std::uint32_t from,
+                                       std::uint32_t to) {
+  const std::uint32_t mask = fields.magnitude_mask();
+  if (((from ^ to) & (mask + 1)) != 0)
+    return {kCompactSignFlip, fields.magnitude_bits(), to & mask};
+  const bool down = to < from;
+  const std::uint32_t distance = down ? from - to : to - from;
+  if (distance == 1) return {0, 1, down ? 1U : 0U};
+  const auto log = static_cast<unsigned>(31 - std::countl_zero(distance));
+  const unsigned half = (distance >> (log - 1)) & 1;
+  const std::uint32_t rest = distance & ((std::uint32_t{1} << (log - 1)) - 1);
+  return {2 * log - 1 + half, log, (rest << 1) | (down ? 1U : 0U)};
+}
+[[nodiscard]] inline bool has_step(const CompactTable& table, unsigned row, const Step& step) {
+  return row == 0 ? step.symbol == 0 : table.steps[row - 1].weight(step.symbol) != 0;
+}
+inline void put_step(Encoder& encoder, const CompactTable& table, unsigned row, const Step& step) {
+  encoder.put_bits(step.raw, step.raw_bits);
+  if (row == 0) return;
+  const CompactSteps& steps = table.steps[row - 1];
+  encoder.put(steps.starts[step.symbol], steps.weight(step.symbol), 8);
+}
+// False if the result is no value of the type.
+[[nodiscard]] inline bool take_step(Decoder& decoder, const CompactTable& table, unsigned row,
+                                    std::uint32_t from, std::uint32_t& to) {
+  const std::uint32_t mask = table.fields.magnitude_mask();
+  std::uint32_t distance = 1;
+  unsigned log = 0;
+  if (row != 0) {
+    const CompactSteps& steps = table.steps[row - 1];
+    const std::uint32_t place = decoder.peek(8);
+    const unsigned symbol = steps.symbols[place];
+    decoder.skip(place, steps.starts[symbol], steps.weight(symbol), 8);
+    if (symbol == kCompactSignFlip) {
+      to = ((from ^ (mask + 1)) & (mask + 1)) | decoder.bits(table.fields.magnitude_bits());
+      return true;
+    }
+    log = (symbol + 1) / 2;
+    distance = log == 0 ? 1 : (2U | ((symbol + 1) & 1)) << (log - 1);
+  }
+  const std::uint32_t raw = decoder.bits(log == 0 ? 1 : log);
+  distance |= raw >> 1;
+  const std::uint32_t magnitude = from & mask;
+  const bool down = (raw & 1) != 0;
+  if (distance > (down ? magnitude : mask - magnitude)) return false;
+  to = down ? from - distance : from + distance;
+  return true;
+}
+
+// --- Units, at any address.
+template <typename Unit>
+[[nodiscard]] inline std::uint32_t load(const void* units, std::uint64_t at) {
+  Unit unit;
+  std::memcpy(&unit, static_cast<const std::byte*>(units) + at * sizeof(Unit), sizeof(Unit));
+  return unit;
+}
+template <typename Unit>
+inline void store(void* units, std::uint64_t at, std::uint32_t value) {
+  const auto unit = static_cast<Unit>(value);
+  std::memcpy(static_cast<std::byte*>(units) + at * sizeof(Unit), &unit, sizeof(Unit));
+}
+
+// Calls code(Unit{}) with the unsigned integer of the fields' width.
+template <typename Code>
+auto with_unit(const CompactFields& fields, const Code& code) {
+  switch (fields.unit_bytes) {
+    case 1: return code(std::uint8_t{});
+    case 2: return code(std::uint16_t{});
+    default: return code(std::uint32_t{});
+  }
+}
+
+}  // namespace driftless::compact
