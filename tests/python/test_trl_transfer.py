@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""driftless.trl.WeightTransfer, called in the order in which TRL's asynchronous trainers call it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import binding
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
+import megatron_jobs  # noqa: E402
+
+binding.driftless()  # or a skip
+
+TRAINER = """
+import sys, threading
+import torch
+from safetensors.torch import save_file
+import driftless, driftless.trl
+from driftless.errors import DeadlineExceededError, WrongLayoutError
+
+work = sys.argv[1]
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.Linear(16, 24), torch.nn.Linear(24, 40, bias=False))
+model[1].bias.requires_grad_(False)                         # frozen: never sent
+state = {n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}
+for n, p in model.named_parameters(): p.data = state[n].float()
+save_file({**state, "lm_head.copy": state["0.weight"].clone()}, work + "/model.safetensors")
+config = driftless.Config.parse("road: { kind: shared_fs, dir: %s/road }" % work, [])
+sent = lambda: ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+
+transfer = driftless.trl.WeightTransfer(config, work, timeout_s=60)
+transfer.init_weight_transfer()
+
+held = {n: state[n].clone() for n, p in model.named_parameters() if p.requires_grad}
+failed = []
+def rollout():
+    try:
+        job = driftless.Job(config, "rollout", launched=False)
+        receiver = driftless.Receiver(job, driftless.MemoryTarget(held, version=0), id="one")
+        while receiver.end() is None:
+            if receiver.stage(timeout_s=0.2): receiver.commit()
+        job.close()
+    except BaseException as error:
+        failed.append(error)
+thread = threading.Thread(target=rollout)
+thread.start()
+
+def sync():
+    transfer.pause(); transfer.send_weights(sent()); transfer.resume()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert torch.equal(held[name], parameter.detach().to(torch.bfloat16)), name
+
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+sync()
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.randint(40, (9,))).square().mean().backward()
+    optimizer.step()
+    sync()
+assert transfer.last.version == 6, transfer.last
+
+taken = []
+def strange():
+    for name, parameter in [("nobody.weight", model[1].weight), *sent()]:
+        taken.append(name)
+        yield name, parameter
+try:
+    transfer.send_weights(strange())
+    raise SystemExit("a stranger's tensor was taken")
+except WrongLayoutError as error:
+    assert "nobody.weight" in str(error) and len(taken) == 4, (error, taken)
+transfer._wait_for, transfer._timeout_s = 2, 0.3
+try:
+    transfer.send_weights(sent())
+    raise SystemExit("nobody was waited for")
+except DeadlineExceededError as error:
+    assert "one: version" in str(error), error
+transfer.destroy()
+thread.join(60)
+assert not failed and not thread.is_alive(), failed
+print("all versions held")
+"""
+
+
+def test_every_sync_is_what_the_engine_holds(work):
+    env = megatron_jobs.environment()
+    line = [megatron_jobs.venv_python(), "-c", TRAINER, str(work)]
+    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.strip().endswith("all versions held")
