@@ -118,7 +118,8 @@ class SglangTransport final : public EngineTransport {
         return held;
       }
     }
-    Status sent = within_session(command, "");
+    const bool reads = call.op == EngineOp::kShares || call.op == EngineOp::kRead;
+    Status sent = within_session(command, "", reads);
     if (hold && call.pause == PauseState::kRunning) paused = !go_on();
     return sent;
   }
@@ -133,9 +134,10 @@ class SglangTransport final : public EngineTransport {
     return false;
   }
 
-  [[nodiscard]] Status within_session(const Json& command, const std::string& label) {
+  // `reads`: whoever only asks does not end an update of others that is going on.
+  [[nodiscard]] Status within_session(const Json& command, const std::string& label, bool reads) {
     const bool own = !session_;
-    if (own) DRIFTLESS_RETURN_IF_ERROR(begin());
+    if (own) DRIFTLESS_RETURN_IF_ERROR(reads ? begin_if_none() : begin());
     Json body = {
         {"load_format", loader_},
         {"flush_cache", false},
@@ -149,6 +151,13 @@ class SglangTransport final : public EngineTransport {
     return sent.ok() ? ended : sent;
   }
 
+  [[nodiscard]] Status begin_if_none() {
+    const Status begun = post("/begin_weight_update", Json::object(), true);
+    session_ = begun.ok();
+    if (begun.ok()) return begun;
+    return error(StatusCode::kBusy, "an update is going on, or was never ended: ask again (",
+                 begun.message(), ")");
+  }
   // A session that nobody ended is ended first.
   [[nodiscard]] Status begin() {
     if (!post("/begin_weight_update", Json::object(), true).ok()) {
@@ -166,7 +175,7 @@ class SglangTransport final : public EngineTransport {
     Status labelled;
     if (!call.label.empty() && session_) {
       const Json look = {{"phase", "status"}, {"nonce", new_nonce()}, {"answers", token_}};
-      labelled = within_session(look, call.label);
+      labelled = within_session(look, call.label, false);
     } else if (!call.label.empty()) {
       labelled = error(StatusCode::kIncomplete, "its session has ended without the label");
     }

@@ -26,7 +26,7 @@ class Llm:
 
     def collective_rpc(self, method, kwargs):
         calls = [getattr(rank, method.removeprefix("driftless_")) for rank in self.ranks]
-        return [call(**kwargs) for call in calls]
+        return [{**call(**kwargs), "session": False} for call in calls]
 
     def reset_prefix_cache(self):
         pass
@@ -38,6 +38,7 @@ class Following:
     def __init__(self):
         self.generator = torch.Generator().manual_seed(61)
         self.weights = toy_run.make_weights(self.generator, ())
+        self.weights.pop("unused.weight")  # no rank would hold it
         self.run = toy_run.Run(self.weights, "anchors.every=1")
         self.engines = [fresh(self.weights, rank, TP, ()) for rank in range(TP)]
         self.ranks = [

@@ -346,6 +346,27 @@ TEST_F(AgentSglangTest, SglangsWorkersAnswerByFiles) {
   EXPECT_FALSE(std::filesystem::exists(engine.answers)) << "nothing is left behind";
 }
 
+// driftless verify --engine while an agent commits.
+TEST_F(AgentSglangTest, WhoeverOnlyAsksDoesNotEndAnUpdateOfOthers) {
+  const TempDir shm(TempDir::Where::kMemory);
+  SglangStandIn engine(shm.path(), 2, 1);
+  auto transport = make_sglang_transport(link(engine.url()), "loader", 5s, shm.path());
+  ASSERT_TRUE(transport.ok());
+  for (const EngineOp op : {EngineOp::kShares, EngineOp::kRead}) {
+    EngineCall ask{.op = op};
+    ask.pause = PauseState::kPaused;
+    engine.session = true;
+    EXPECT_EQ((*transport)->carry(ask).status.code(), StatusCode::kBusy);
+    EXPECT_TRUE(engine.session);
+    EXPECT_TRUE(engine.phases.empty());
+    engine.session = false;
+    const EngineAnswer answer = (*transport)->carry(ask);
+    EXPECT_TRUE(answer.status.ok()) << answer.status.to_string();
+    EXPECT_FALSE(engine.session);
+    engine.phases.clear();
+  }
+}
+
 // The label goes out before the session's end: that it is right does not show that the update
 // ended.
 TEST_F(AgentSglangTest, AnUpdateWhoseEndFailsIsNoSuccess) {
