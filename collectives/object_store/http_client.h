@@ -43,7 +43,8 @@ struct HttpReply {
 
 class HttpClient {
  public:
-  HttpClient();
+  // `ca_file`: certificates of those that https is believed; empty: the system's.
+  explicit HttpClient(std::string ca_file = {});
   ~HttpClient();
   // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded. Messages name the method
   // and the URL without its query, which may hold a signature.
@@ -54,6 +55,7 @@ class HttpClient {
   [[nodiscard]] std::unique_ptr<Handle> take();
   void give_back(std::unique_ptr<Handle> handle);
 
+  const std::string ca_file_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Handle>> idle_;
 };
