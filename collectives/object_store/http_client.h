@@ -46,7 +46,8 @@ class HttpClient {
   // `ca_file`: certificates of those that https is believed; empty: the system's.
   explicit HttpClient(std::string ca_file = {});
   ~HttpClient();
-  // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded. Messages name the method
+  // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded; kInvalidArgument: the
+  // server's certificate is not believed. Messages name the method
   // and the URL without its query, which may hold a signature.
   [[nodiscard]] Result<HttpReply> call(const HttpRequest& request, const Deadline& deadline);
 

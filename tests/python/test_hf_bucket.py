@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jobs
-from support import REPOSITORY
+from support import REPOSITORY, assert_refusal, run
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import hub_stand_in  # noqa: E402
@@ -98,7 +98,5 @@ def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
 
 
 def test_the_command_says_where_buckets_are_read(work):
-    from support import assert_refusal, run
-
-    line = ["rollout", "--set", "road.kind=object_store", "--set", f"road.url={URL}"]
+    line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.url={URL}"]
     assert_refusal(run(*line, "--timeout", "1s"), 8, "driftless.Job")

@@ -114,7 +114,7 @@ def test_a_token_in_the_url_opens_every_object(published):
     job, work = published, published.work
     with web_server(job.endpoint.directory, handler=TokenHandler) as web:
         place = f"{web}/{servers.BUCKET}/{work.name}"
-        for query, good in (("?token=s3cr3t", True), ("?token=expired", False)):
+        for query, good in (("?token=s3cr3t", True), ("?token=0ldT0ken", False)):
             line = ["rollout", "--save", work / "a", "--timeout", "60s"]
             result = run(
                 *job.line(*line, **{"road.url": place + query, "deadlines.connect": "3s"}),
