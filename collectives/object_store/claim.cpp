@@ -6,6 +6,30 @@
 #include <nlohmann/json.hpp>
 
 namespace driftless::object_store {
+namespace {
+
+struct Publisher {
+  std::string session, process;
+};
+
+Result<Publisher> read_publisher(ObjectStore& store, const Deadline& deadline) {
+  const auto text = store.get_text(std::string(kPublisherKey), kMaxSmallBytes, deadline);
+  if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
+  const auto json = nlohmann::json::parse(text.ok() ? *text : "", nullptr, false);
+  const auto field = [&](const char* name) {
+    return json.is_object() && json.contains(name) && json[name].is_string()
+               ? json[name].get<std::string>()
+               : std::string("nobody");
+  };
+  return Publisher{field("session"), field("process")};
+}
+
+}  // namespace
+
+Result<std::string> read_session(ObjectStore& store, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Publisher now, read_publisher(store, deadline));
+  return std::move(now.session);
+}
 
 Claim::Claim(std::shared_ptr<ObjectStore> store, bool single_writer)
     : store_(std::move(store)), single_writer_(single_writer), session_(to_hex(random_hash128())) {}
@@ -19,9 +43,10 @@ Status Claim::fence(std::string_view why) {
 
 Status Claim::probe(const Deadline& deadline) {
   const std::string key = concat(kAttemptsPrefix, "probe-", session_);
+  // Nobody else has this name: if it is taken, the answer to the first request was lost.
   const Status first = store_->put(key, bytes_of("1"), true, deadline);
   const Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
-  conditional_ = first.ok() && second.code() == StatusCode::kAlreadyExists;
+  conditional_ = second.code() == StatusCode::kAlreadyExists;
   if (conditional_) {
     const Status third = store_->replace(key, bytes_of("3"), "\"not its tag\"", deadline);
     replaces_ = third.code() == StatusCode::kAlreadyExists;
@@ -53,16 +78,9 @@ Status Claim::take(const Deadline& deadline) {
 
 Status Claim::check(const Deadline& deadline) {
   if (!taken_ || !fenced_.ok()) return fenced_;
-  const auto text = store_->get_text(std::string(kPublisherKey), kMaxSmallBytes, deadline);
-  if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
-  const auto json = nlohmann::json::parse(text.ok() ? *text : "", nullptr, false);
-  const auto field = [&](const char* name) {
-    return json.is_object() && json.contains(name) && json[name].is_string()
-               ? json[name].get<std::string>()
-               : std::string("nobody");
-  };
-  if (field("session") == session_) return {};
-  return fence(concat(kPublisherKey, " names ", field("process"), ", session ", field("session")));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Publisher now, read_publisher(*store_, deadline));
+  if (now.session == session_) return {};
+  return fence(concat(kPublisherKey, " names ", now.process, ", session ", now.session));
 }
 
 Result<bool> Claim::reserve(const PublicationId& id, const Deadline& deadline) {

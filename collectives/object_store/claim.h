@@ -49,4 +49,7 @@ class Claim {
   std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations
 };
 
+// The session that publisher.json names; "nobody" if there is none.
+[[nodiscard]] Result<std::string> read_session(ObjectStore& store, const Deadline& deadline);
+
 }  // namespace driftless::object_store

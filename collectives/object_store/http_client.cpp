@@ -123,7 +123,8 @@ void set(CURL* easy, bool& ok, CURLoption option, T value) {
   ok = ok && curl_easy_setopt(easy, option, value) == CURLE_OK;
 }
 
-bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const Deadline& deadline) {
+bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::string& ca_file,
+             const Deadline& deadline) {
   const HttpRequest& request = transfer.request;
   bool ok = true;
   set(easy, ok, CURLOPT_URL, request.url.c_str());
@@ -140,6 +141,7 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const Deadline
   set(easy, ok, CURLOPT_HEADERDATA, &transfer);
   set(easy, ok, CURLOPT_WRITEFUNCTION, take_body);
   set(easy, ok, CURLOPT_WRITEDATA, &transfer);
+  if (!ca_file.empty()) set(easy, ok, CURLOPT_CAINFO, ca_file.c_str());
   if (request.direct) set(easy, ok, CURLOPT_PROXY, "");
   if (request.method == "HEAD") {
     set(easy, ok, CURLOPT_NOBODY, 1L);
@@ -174,7 +176,7 @@ struct HttpClient::Handle {
   }
 };
 
-HttpClient::HttpClient() = default;
+HttpClient::HttpClient(std::string ca_file) : ca_file_(std::move(ca_file)) {}
 HttpClient::~HttpClient() = default;
 
 std::string_view without_query(std::string_view url) { return url.substr(0, url.find('?')); }
@@ -234,7 +236,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   for (const auto& [name, value] : request.headers) {
     ok = ok && append(headers, concat(name, ": ", value));
   }
-  if (!ok || !prepare(handle->easy, transfer, headers.get(), deadline)) {
+  if (!ok || !prepare(handle->easy, transfer, headers.get(), ca_file_, deadline)) {
     return error(StatusCode::kInternal, what, ": libcurl refuses an option");
   }
   const CURLcode code = curl_easy_perform(handle->easy);
@@ -246,6 +248,11 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   }
   if (code == CURLE_OPERATION_TIMEDOUT && deadline.expired()) {
     return deadline.check(what).with_context("no whole answer");
+  }
+  // That does not pass.
+  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+    return error(StatusCode::kInvalidArgument, what, ": ", curl_easy_strerror(code),
+                 "; road.ca_file names the certificates that are believed");
   }
   return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code));
 }

@@ -43,9 +43,11 @@ struct HttpReply {
 
 class HttpClient {
  public:
-  HttpClient();
+  // `ca_file`: certificates of those that https is believed; empty: the system's.
+  explicit HttpClient(std::string ca_file = {});
   ~HttpClient();
-  // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded. Messages name the method
+  // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded; kInvalidArgument: the
+  // server's certificate is not believed. Messages name the method
   // and the URL without its query, which may hold a signature.
   [[nodiscard]] Result<HttpReply> call(const HttpRequest& request, const Deadline& deadline);
 
@@ -54,6 +56,7 @@ class HttpClient {
   [[nodiscard]] std::unique_ptr<Handle> take();
   void give_back(std::unique_ptr<Handle> handle);
 
+  const std::string ca_file_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Handle>> idle_;
 };

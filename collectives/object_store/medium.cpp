@@ -69,6 +69,10 @@ std::string parts_prefix(const Attempt& attempt) {
   return concat(kPartsPrefix, publication_name(attempt.id), ".", hex16(attempt.number), "/");
 }
 
+std::string attempt_key(const PublicationId& id, std::string_view session) {
+  return concat(kAttemptsPrefix, publication_name(id), ".", session, kJsonSuffix);
+}
+
 std::optional<Attempt> parse_part_key(std::string_view key) {
   if (!key.starts_with(kPartsPrefix)) return std::nullopt;
   key.remove_prefix(kPartsPrefix.size());

@@ -35,6 +35,8 @@ struct Attempt {
 };
 // "parts/0000000000000000007.version.0123456789abcdef/", and back, from a key below it.
 [[nodiscard]] std::string parts_prefix(const Attempt& attempt);
+// Where the leader of a session tells the other ranks the number of an attempt.
+[[nodiscard]] std::string attempt_key(const PublicationId& id, std::string_view session);
 [[nodiscard]] std::optional<Attempt> parse_part_key(std::string_view key);
 
 // A version's object: the manifest, a line break, and a line with its hash and the number of the

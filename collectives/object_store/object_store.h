@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ObjectStore: what the road needs of a store of named, immutable objects. S3-compatible stores and
-// web servers are in this folder; others (a Hugging Face bucket) implement it elsewhere.
+// web servers are in this folder; others (a Hugging Face bucket) are implemented in Python.
 //
 // Keys are relative to the road's prefix, plain text, parts joined by '/'. An object appears whole
 // or not at all. Every call ends with its deadline; calls that failed in a way that may pass are
@@ -110,6 +110,7 @@ struct S3Options {
   std::string endpoint;  // "http(s)://host[:port]"; empty: AWS's, of the region
   std::string region = "us-east-1";
   std::string profile;  // of the shared credentials file; empty: AWS_PROFILE, or "default"
+  std::string ca_file;  // certificates of those that https is believed; empty: the system's
 };
 // kInvalidArgument if the names cannot be right. Credentials are looked for with the first call.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options);
@@ -117,6 +118,7 @@ struct S3Options {
 // Reads objects at url/key, without credentials: a public bucket, a web server, a signed URL whose
 // query is sent with every request. list() reads the object "index.json" that a publisher keeps;
 // everything that writes is kUnsupported.
-[[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url);
+[[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
+                                                                  const std::string& ca_file);
 
 }  // namespace driftless

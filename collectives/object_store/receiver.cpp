@@ -274,7 +274,14 @@ Result<std::unique_ptr<ReceiveRoad>> make_object_store_receiver(std::shared_ptr<
 Result<std::shared_ptr<ObjectStore>> open_object_store(const ObjectStoreOptions& options) {
   constexpr std::string_view kScheme = "s3://";
   const std::string_view url = options.url;
-  if (url.starts_with("http://") || url.starts_with("https://")) return make_web_store(options.url);
+  if (options.store != nullptr) return options.store;
+  if (url.starts_with("http://") || url.starts_with("https://")) {
+    return make_web_store(options.url, options.ca_file);
+  }
+  if (url.starts_with("hf://")) {
+    return error(StatusCode::kUnsupported, "road.url: '", url,
+                 "' is a Hugging Face bucket, which is reached through Python: use driftless.Job");
+  }
   if (!url.starts_with(kScheme)) {
     return error(StatusCode::kInvalidArgument, "road.url: '", object_store::without_query(url),
                  "' is neither s3://bucket/prefix nor http(s)://host/path");
@@ -288,6 +295,7 @@ Result<std::shared_ptr<ObjectStore>> open_object_store(const ObjectStoreOptions&
   s3.endpoint = options.endpoint;
   s3.region = options.region;
   s3.profile = options.profile;
+  s3.ca_file = options.ca_file;
   return make_s3_store(s3);
 }
 

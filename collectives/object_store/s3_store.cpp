@@ -57,7 +57,8 @@ class S3Store final : public ObjectStore {
   explicit S3Store(const S3Options& options)
       : options_(options),
         name_(concat("s3://", options.bucket, options.prefix.empty() ? "" : "/", options.prefix)),
-        credentials_(options.profile) {
+        credentials_(options.profile),
+        http_(options.ca_file) {
     endpoint_ = options.endpoint.empty() ? concat("https://s3.", options.region, ".amazonaws.com")
                                          : options.endpoint;
     while (endpoint_.ends_with('/')) endpoint_.pop_back();

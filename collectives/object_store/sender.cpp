@@ -76,6 +76,7 @@ class Sender final : public SendRoad {
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
   std::optional<std::uint64_t> told_highest_;
+  std::string leader_;  // [others] its session, as of the first begin()
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<PartUpload>> parts_;
   Senders senders_;  // last: ends before what its tasks use
@@ -117,6 +118,8 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
+  // Without conditions another publisher may have announced its run at the same time.
+  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
@@ -188,18 +191,22 @@ Status Sender::check_number(const PublicationId& id) const {
                to_string(PublicationId{*newest, id.kind}), ": versions ascend");
 }
 
-// The number under which this attempt's parts lie, which the other ranks read.
+// The number under which this attempt's parts lie, which the other ranks read. By session: a leader
+// that was overtaken and wakes up late must not send the ranks of another to parts that it removes.
 Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadline& deadline) {
   const std::uint64_t number = random_hash128().low;
   if (ranks_ == 1) return number;
-  const nlohmann::json json{{"attempt", number}, {"session", claim_.session()}};
-  DRIFTLESS_RETURN_IF_ERROR(store_->put(concat(kAttemptsPrefix, publication_name(id), ".json"),
+  const nlohmann::json json{{"attempt", number}};
+  DRIFTLESS_RETURN_IF_ERROR(store_->put(attempt_key(id, claim_.session()),
                                         bytes_of(json.dump() + "\n"), false, deadline));
   return number;
 }
 
 Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadline& deadline) {
-  const std::string key = concat(kAttemptsPrefix, publication_name(id), ".json");
+  if (leader_.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(leader_, read_session(*store_, deadline));
+  }
+  const std::string key = attempt_key(id, leader_);
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
     const auto text = store_->get_text(key, kMaxSmallBytes, deadline);

@@ -13,7 +13,7 @@ namespace {
 using namespace object_store;
 class WebStore final : public ObjectStore {
  public:
-  explicit WebStore(std::string_view url) {
+  WebStore(std::string_view url, const std::string& ca_file) : http_(ca_file) {
     const auto question = url.find('?');
     if (question != std::string_view::npos) query_ = url.substr(question);
     name_ = without_query(url);
@@ -121,11 +121,12 @@ class WebStore final : public ObjectStore {
 
 }  // namespace
 
-Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url) {
+Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
+                                                    const std::string& ca_file) {
   if (without_query(url).find('@') != std::string_view::npos) {
     return error(StatusCode::kInvalidArgument, "road.url: http(s)://host/path without a user");
   }
-  return std::shared_ptr<ObjectStore>(std::make_shared<WebStore>(url));
+  return std::shared_ptr<ObjectStore>(std::make_shared<WebStore>(url, ca_file));
 }
 
 }  // namespace driftless

@@ -238,12 +238,7 @@ class Sender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_new(hidden, final_path)));
     pending_.reset();
     DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
-    const VisibilityHook hook{
-        "after_publish",
-        options_.after_publish,
-        {{"DRIFTLESS_DIR", options_.dir}, {"DRIFTLESS_VERSION_DIR", final_path}}};
-    return run_hook(hook, options_.hook_timeout, deadline)
-        .with_context(concat(final_path, " is published, but"));
+    return run_after_publish(options_, final_path, deadline);
   }
 
   Status abort() override {

@@ -221,6 +221,16 @@ Status RepeatedHook::run() {
   return {};
 }
 
+Status run_after_publish(const SharedFsOptions& options, const std::string& version_dir,
+                         const Deadline& deadline) {
+  const VisibilityHook hook{
+      "after_publish",
+      options.after_publish,
+      {{"DRIFTLESS_DIR", options.dir}, {"DRIFTLESS_VERSION_DIR", version_dir}}};
+  return run_hook(hook, options.hook_timeout, deadline)
+      .with_context(concat(version_dir, " is published, but"));
+}
+
 RepeatedHook before_read_hook(const SharedFsOptions& options) {
   return {{"before_read", options.before_read, {{"DRIFTLESS_DIR", options.dir}}},
           options.hook_timeout,

@@ -19,6 +19,10 @@ struct VisibilityHook {
 [[nodiscard]] Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
                               const Deadline& deadline);
 
+// A leader's, once `version_dir` has appeared.
+[[nodiscard]] Status run_after_publish(const SharedFsOptions& options,
+                                       const std::string& version_dir, const Deadline& deadline);
+
 // One that is run again and again, before every look, but not if it has just been run. It has
 // `timeout` for itself: a wait that is shorter than the hook would never see anything. One that
 // stalls is kIo, since a deadline that passed means that nothing new is there. One thread.

@@ -7,6 +7,7 @@
 
 #include "core/file_system.h"
 #include "module/bindings.h"
+#include "module/python_store.h"
 #include "plugin/job/config_values.h"
 #include "plugin/job/job_process.h"
 
@@ -127,6 +128,14 @@ void bind_config(py::module_& module) {
   module.def("backends", [] { return backends(); });
 }
 
+// hf://...: a store of Python's.
+void open_python_store(Config& config) {
+  ObjectStoreOptions& options = config.object_store;
+  if (config.road != kObjectStore || !options.url.starts_with("hf://")) return;
+  const py::object open = py::module_::import("driftless.object_stores").attr("open_store");
+  options.store = make_python_store(open(options.url), options.spool_dir);
+}
+
 }  // namespace
 
 void bind_job(py::module_& module) {
@@ -137,8 +146,9 @@ void bind_job(py::module_& module) {
       module, "Job",
       "This process among the others of a job. Used by the thread that made it. `role`: trainer, "
       "rollout or bystander.");
-  job.def(py::init([](const Config& config, const std::string& role, std::optional<bool> launched) {
-            return std::make_shared<Job>(config, parse_role(role),
+  job.def(py::init([](Config config, const std::string& role, std::optional<bool> launched) {
+            open_python_store(config);
+            return std::make_shared<Job>(std::move(config), parse_role(role),
                                          launched.value_or(launched_by_mpi()));
           }),
           py::arg("config"), py::arg("role"), py::arg("launched") = py::none());

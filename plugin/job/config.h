@@ -72,6 +72,7 @@ struct Config {
   NcclOptions nccl;              // without its hash
   RendezvousOptions rendezvous;  // of nccl
   bool layout_auto = true;
+  bool trl = false;  // road.layout: trl: publisher.layout is flush, and TRL's files lie beside it
   bool encoding_auto = true;
   bool keep_auto = true;            // publisher.keep_versions
   bool anchor_by_size_auto = true;  // publisher.anchor_by_size

@@ -20,7 +20,9 @@ void complete_layout(Config& config) {
   if (!config.encoding_auto) return;
   switch (config.publisher.layout) {
     case DirectoryLayout::kHfDelta: config.publisher.encoding = Encoding::kXor; return;
-    case DirectoryLayout::kFlush: config.publisher.encoding = Encoding::kDeltasZstd; return;
+    case DirectoryLayout::kFlush:
+      config.publisher.encoding = config.trl ? Encoding::kDeltas : Encoding::kDeltasZstd;
+      return;
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5: config.publisher.encoding = Encoding::kDeltas; return;
   }
@@ -77,7 +79,7 @@ Status check_polls(const Config& config) {
 }
 
 Status check_road(const Config& config) {
-  const std::string_view layout = to_string(config.publisher.layout);
+  const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
   if (config.road != kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
     return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
@@ -89,6 +91,10 @@ Status check_road(const Config& config) {
     return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
                   "; that takes ",
                   interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
+  }
+  if (config.trl && config.publisher.encoding == Encoding::kDeltasZstd) {
+    return refuse(
+        "encoding: deltas_zstd cannot be in road.layout: trl; that takes indices or deltas");
   }
   if (!config.publisher.assets_dir.empty() && !interchange &&
       config.publisher.layout != DirectoryLayout::kFlush) {

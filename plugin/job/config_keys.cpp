@@ -30,7 +30,7 @@ constexpr Choice<EngineAction> kActions[] = {
     {"update_weights_from_disk", EngineAction::kUpdateFromDisk},
     {"flush", EngineAction::kUpdateFlush}};
 
-constexpr std::string_view kLayouts = "auto, flush, hf_delta, hdf5 or frames";
+constexpr std::string_view kLayouts = "auto, flush, hf_delta, hdf5, frames or trl";
 constexpr std::string_view kChecksums = "xxh3-128, blake3 or adler32";
 constexpr std::string_view kSnapshots = "host, pinned or device";
 
@@ -71,6 +71,19 @@ struct HostShmName : Text {
 };
 
 struct StoreUrl : Text {
+  // What was refused is not shown: it may be a secret.
+  static Result<std::string> parse(std::string_view value) {
+    const auto scheme = value.find("://");
+    const std::string_view rest =
+        scheme == std::string_view::npos ? value : value.substr(scheme + 3);
+    const bool query = value.starts_with("s3://") && rest.find('?') != std::string_view::npos;
+    if (!query && rest.substr(0, rest.find_first_of("/?")).find('@') == std::string_view::npos) {
+      return Text::parse(value);
+    }
+    return error(StatusCode::kInvalidArgument,
+                 "expected s3://bucket/prefix or http(s)://host/path, without a user or a key: "
+                 "credentials come from the environment, the shared file or the instance's role");
+  }
   // A signed URL's query is a secret.
   static std::string text(const std::string& value) {
     const auto question = value.find('?');
@@ -102,7 +115,24 @@ struct ReceiverId {
   }
 };
 
+constexpr std::string_view kTrl = "trl";
 constexpr std::array<std::string_view, 2> kLists = {"engines", "agent.engines"};
+
+Status set_layout(Config& config, std::size_t, std::string_view value) {
+  config.layout_auto = value == kAuto;
+  config.trl = value == kTrl;
+  if (config.layout_auto) return {};
+  if (config.trl) {
+    config.publisher.layout = DirectoryLayout::kFlush;
+    return {};
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.layout,
+                             (Named<parse_directory_layout, kLayouts>::parse(value)));
+  return {};
+}
+std::string layout_text(const Config& config, std::size_t) {
+  return std::string(config.trl ? kTrl : to_string(config.publisher.layout));
+}
 
 #define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
 #define DRIFTLESS_ENGINE(field) \
@@ -139,7 +169,8 @@ constexpr std::array kKeys = {
         "shared_fs, of rollouts and agents: slime or miles writes road.dir, and started from this "
         "checkpoint"),
     key<StoreUrl, DRIFTLESS_FIELD(object_store.url)>(
-        "road.url", "s3://bucket/prefix, or for rollouts http(s)://host/path",
+        "road.url",
+        "s3://bucket/prefix, hf://user/bucket/prefix, or for rollouts http(s)://host/path",
         "object_store: where versions are. What follows a '?' is sent with every request, and not "
         "shown"),
     key<StoreEndpoint, DRIFTLESS_FIELD(object_store.endpoint)>(
@@ -147,6 +178,9 @@ constexpr std::array kKeys = {
         "object_store: the server of an S3 store that is not AWS's; empty: AWS's of the region"),
     key<Text, DRIFTLESS_FIELD(object_store.region)>("road.region", "a name",
                                                     "object_store: the region to sign for"),
+    key<Text, DRIFTLESS_FIELD(object_store.ca_file)>(
+        "road.ca_file", kPath,
+        "object_store: certificates of those that https is believed; empty: the system's"),
     key<Switch, DRIFTLESS_FIELD(object_store.single_writer)>(
         "road.single_writer",
         "object_store: take a store that ignores If-None-Match. One publisher at a time is then "
@@ -156,10 +190,10 @@ constexpr std::array kKeys = {
     key<Text, DRIFTLESS_FIELD(object_store.spool_dir)>(
         "road.spool_dir", kPath,
         "object_store: where parts of more than 8 MiB lie meanwhile; empty: TMPDIR, or /tmp"),
-    auto_key<Named<parse_directory_layout, kLayouts>, DRIFTLESS_FIELD(layout_auto),
-             DRIFTLESS_FIELD(publisher.layout)>(
-        "road.layout", kLayouts,
-        "Files of a version on shared_fs. auto: flush there, frames on other roads"),
+    ConfigKey{"road.layout", kLayouts, kAuto,
+              "Files of a version on shared_fs. auto: flush there, frames on other roads; trl: "
+              "flush, and TRL's anchors and deltas beside it",
+              set_layout, layout_text},
     key<Size<64 * kKiB, 16 * kTiB>, DRIFTLESS_FIELD(mpi_rma.ring_bytes),
         DRIFTLESS_FIELD(nccl.ring_bytes)>(
         "road.ring_size",

@@ -2,6 +2,7 @@
 // The roads that need no further library, for a process of a job.
 #include "plugin/job/foreign_directory.h"
 #include "plugin/job/road_openers.h"
+#include "plugin/job/trl_writer.h"
 
 namespace driftless {
 namespace {
@@ -40,12 +41,25 @@ Result<OpenRoad> open_shared_fs_road(const Config& config, const RoadPlace& plac
   }
   // In other layouts the files' names and number are for the readers of others.
   const bool frames = config.publisher.layout == DirectoryLayout::kFrames;
-  road.sender = [options = config.shared_fs, place, frames] {
-    FileSystem& fs = posix_file_system();
-    const auto pack = frames ? pack_of(options, place.rank, place.trainers) : std::nullopt;
-    return make_shared_fs_sender(fs, options, place.rank, place.trainers,
-                                 pack ? make_part_packs_sink(fs, *pack) : nullptr);
-  };
+  if (config.trl && place.rank == 0) {
+    road.sender = [options = config.shared_fs, encoding = config.publisher.encoding,
+                   place]() -> Result<std::unique_ptr<SendRoad>> {
+      FileSystem& fs = posix_file_system();
+      SharedFsOptions inner = options;
+      inner.after_publish.clear();
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          std::unique_ptr<SendRoad> files,
+          make_shared_fs_sender(fs, inner, place.rank, place.trainers, nullptr));
+      return make_trl_sender(fs, options, encoding, std::move(files));
+    };
+  } else {
+    road.sender = [options = config.shared_fs, place, frames] {
+      FileSystem& fs = posix_file_system();
+      const auto pack = frames ? pack_of(options, place.rank, place.trainers) : std::nullopt;
+      return make_shared_fs_sender(fs, options, place.rank, place.trainers,
+                                   pack ? make_part_packs_sink(fs, *pack) : nullptr);
+    };
+  }
   road.receiver = [options = config.shared_fs] {
     return make_shared_fs_receiver(posix_file_system(), options);
   };

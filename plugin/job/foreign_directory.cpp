@@ -27,15 +27,17 @@ struct HeldVersion {
   std::vector<MappedFile> parts;  // path(): the name
 };
 
-// By what one file of a version was like it is told from another of the same number.
-struct Taken {
-  std::string file;
+// What a file was like: while it stays so it is the same one, whoever links to it.
+struct FileState {
+  std::string path;
   FileInfo info = {};
 
-  [[nodiscard]] bool same(const FileInfo& now) const {  // whoever links to it
-    return now.identity == info.identity && now.size_bytes == info.size_bytes &&
-           now.modified_ns == info.modified_ns;
+  [[nodiscard]] static Result<FileState> of(FileSystem& fs, std::string path) {
+    DRIFTLESS_ASSIGN_OR_RETURN(FileInfo info, fs.info(path));
+    info.hard_links = 0;
+    return FileState{std::move(path), info};
   }
+  friend bool operator==(const FileState&, const FileState&) = default;
 };
 
 class ForeignDirectory final : public ReceiveRoad {
@@ -83,8 +85,14 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Result<bool> take_next();
   [[nodiscard]] Result<std::vector<std::uint64_t>> look();
   [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
+  [[nodiscard]] Result<VersionDirectory> open_number(std::uint64_t version);
   [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
       const std::vector<std::uint64_t>& there);
+  // The files that are read of it, the one that names it first.
+  [[nodiscard]] Result<std::vector<FileState>> states_of(const VersionDirectory& version);
+  // Of all files that the next version may be made of: they change while it is written.
+  [[nodiscard]] std::vector<FileState> pending_states();
+  [[nodiscard]] bool is_settled(const Status& failed);
   [[nodiscard]] Result<MappedFile> read_file(const VersionDirectory& version,
                                              const std::string& name);
   // `version` then names them.
@@ -109,10 +117,12 @@ class ForeignDirectory final : public ReceiveRoad {
   std::uint64_t newest_ = 0;
   std::deque<HeldVersion> held_;
   bool trl_ = false;              // of TRL's layout
+  TrlStep step_;                  // of it, as read last
   bool looked_ = false;           // once
   std::set<std::uint64_t> seen_;  // at the last look
-  std::map<std::uint64_t, Taken> taken_;
-  std::optional<Deadline> settled_;  // from the first failure of a version on
+  std::map<std::uint64_t, FileState> taken_;
+  std::optional<Deadline> settled_;   // from the first failure of a version on
+  std::vector<FileState> unsettled_;  // what there was then
   Status fenced_;
 };
 
@@ -162,11 +172,8 @@ Status ForeignDirectory::wait_beyond(std::uint64_t version, const Deadline& dead
     if (taken.ok()) {
       settled_.reset();
       if (*taken) continue;
-    } else if (taken.status().code() != StatusCode::kIncomplete) {
-      if (!settled_) settled_ = Deadline::after(kSettleWait);
-      if (settled_->expired() || taken.status().code() == StatusCode::kMismatch) {
-        return taken.status();
-      }
+    } else if (is_settled(taken.status())) {
+      return taken.status();
     }
     if (!backoff.sleep(deadline)) {
       return deadline.check(concat(options_.dir, ": waiting for a version past ", version,
@@ -174,6 +181,42 @@ Status ForeignDirectory::wait_beyond(std::uint64_t version, const Deadline& dead
     }
   }
   return fenced_;
+}
+
+std::vector<FileState> ForeignDirectory::pending_states() {
+  std::vector<std::string> directories = trl_directories(options_.dir);
+  if (!trl_) {
+    const auto there = list_versions(*fs_, options_.dir);
+    directories.clear();
+    if (there.ok()) {
+      const auto next = std::ranges::upper_bound(*there, newest_);
+      if (next != there->end()) {
+        directories.push_back(join_path(options_.dir, version_directory_name(*next)));
+      }
+    }
+  }
+  std::vector<FileState> states;
+  for (const std::string& directory : directories) {
+    const auto names = fs_->list(directory);
+    if (!names.ok()) continue;
+    for (const std::string& name : *names) {
+      Result<FileState> state = FileState::of(*fs_, join_path(directory, name));
+      if (state.ok()) states.push_back(std::move(*state));
+    }
+  }
+  return states;
+}
+
+// Whether a failure stays: nothing of the version has changed for a while.
+bool ForeignDirectory::is_settled(const Status& failed) {
+  if (failed.code() == StatusCode::kIncomplete) return false;
+  if (failed.code() == StatusCode::kMismatch) return true;
+  std::vector<FileState> states = pending_states();
+  if (!settled_ || states != unsettled_) {
+    settled_ = Deadline::after(kSettleWait);
+    unsettled_ = std::move(states);
+  }
+  return settled_->expired();
 }
 
 Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
@@ -196,9 +239,9 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
     const auto taken = taken_.find(version);
     bool same = seen_.contains(version);
     if (taken != taken_.end()) {
-      const Result<FileInfo> info = fs_->info(taken->second.file);
-      if (!info.ok()) continue;  // it is being written, or removed
-      same = taken->second.same(*info);
+      const Result<FileState> now = FileState::of(*fs_, taken->second.path);
+      if (!now.ok()) continue;  // it is being written, or removed
+      same = taken->second == *now;
     }
     if (same) continue;
     fenced_ = error(StatusCode::kWrongRun, join_path(options_.dir, version_directory_name(version)),
@@ -211,13 +254,30 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
   return {};
 }
 
+Result<VersionDirectory> ForeignDirectory::open_number(std::uint64_t version) {
+  return trl_ ? open_trl_step(*fs_, options_.dir, version, newest_)
+              : open_version(*fs_, options_.dir, version);
+}
+
+Result<std::vector<FileState>> ForeignDirectory::states_of(const VersionDirectory& version) {
+  std::vector<std::string> names = version.payload_files;
+  if (exists(*fs_, join_path(version.path, kIndexName))) {
+    names.emplace(names.begin(), kIndexName);
+  }
+  std::vector<FileState> states;
+  for (const std::string& name : names) {
+    DRIFTLESS_ASSIGN_OR_RETURN(FileState state, FileState::of(*fs_, join_path(version.path, name)));
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
 // The next number; or, if that is gone or never was, the first full version behind it.
 Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     const std::vector<std::uint64_t>& there) {
   for (const std::uint64_t version : there) {
     if (version <= newest_) continue;
-    Result<VersionDirectory> opened = trl_ ? open_trl_step(*fs_, options_.dir, version, newest_)
-                                           : open_version(*fs_, options_.dir, version);
+    Result<VersionDirectory> opened = open_number(version);
     if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
     // Flush files have no end: that they are all there is told by what comes after them.
@@ -267,7 +327,8 @@ Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& v
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file,
                                read_file(version, version.payload_files.front()));
     const auto current = [this](std::size_t tensor) { return weights_->tensor(tensor); };
-    DRIFTLESS_ASSIGN_OR_RETURN(parts, read_trl_step(file, layout(), current, version));
+    DRIFTLESS_ASSIGN_OR_RETURN(step_, read_trl_step(file, layout(), current, version));
+    parts = step_.parts;
   } else {
     for (const std::string& name : version.payload_files) {
       DRIFTLESS_ASSIGN_OR_RETURN(MappedFile file, read_file(version, name));
@@ -313,6 +374,17 @@ Status ForeignDirectory::prove(const VersionDirectory& version,
                              stage_version(view, chain, options, [](auto) { return Status(); }));
   manifest.base_digest = weights_->state().digest;
   manifest.digest = manifest.base_digest + staged.digest_change;
+  if (trl_ && step_.base_digest && *step_.base_digest != manifest.base_digest) {
+    return error(StatusCode::kMismatch, version.path, ": step ", version.version,
+                 " was made for weights of digest ", to_hex(*step_.base_digest),
+                 ", and these have ", to_hex(manifest.base_digest),
+                 "; start from the checkpoint of its run");
+  }
+  if (trl_ && step_.digest && *step_.digest != manifest.digest) {
+    return error(StatusCode::kMismatch, version.path, ": step ", version.version,
+                 " makes weights of digest ", to_hex(manifest.digest), ", and says ",
+                 to_hex(*step_.digest), ": it is damaged");
+  }
   manifest.changed_tensors = chain.front().changes().size();
   manifest.changed_units = staged.changed_units;
   for (const TensorChange& change : chain.front().changes()) {
@@ -338,11 +410,11 @@ Status ForeignDirectory::take(VersionDirectory version) {
     return error(StatusCode::kInvalidArgument, version.path,
                  ": was written by Driftless; follow it without road.foreign_base");
   }
-  Taken taken{.file = join_path(version.path, kIndexName)};
-  if (!exists(*fs_, taken.file)) {
-    taken.file = join_path(version.path, version.payload_files.front());
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(taken.info, fs_->info(taken.file));
+  // Opened again between two looks at its files: what is read is of one version, although others
+  // may replace it at any time.
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FileState> before, states_of(version));
+  const std::vector<std::string> names = version.payload_files;
+  DRIFTLESS_ASSIGN_OR_RETURN(version, open_number(version.version));
   Manifest manifest;
   manifest.id = {run_, version.version};
   manifest.base_version = newest_;
@@ -352,7 +424,13 @@ Status ForeignDirectory::take(VersionDirectory version) {
   manifest.layout = layout().signature();
   manifest.total_units = layout().total_units();
   manifest.full_bytes = layout().total_bytes();
+  const bool same_names = version.payload_files == names;
+  const VersionDirectory opened = version;
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> parts, read_parts(version, manifest));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FileState> after, states_of(opened));
+  if (!same_names || after != before) {
+    return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");
+  }
   DRIFTLESS_RETURN_IF_ERROR(prove(version, parts, manifest));
   const std::vector<ManifestTensor> tensors = std::exchange(manifest.tensors, {});
   DRIFTLESS_RETURN_IF_ERROR(follow(manifest, parts));
@@ -362,7 +440,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
     manifest.tensors.push_back(std::move(tensor));
   }
   newest_ = version.version;
-  taken_[newest_] = std::move(taken);
+  taken_[newest_] = before.front();
   held_.push_back({{newest_, PublicationKind::kVersion}, manifest_to_json(manifest), parts});
   drop_old();
   return {};

@@ -7,6 +7,7 @@
 
 #include "formats/flush_file.h"
 #include "formats/strict_json.h"
+#include "plugin/job/trl_writer.h"
 
 namespace driftless {
 namespace {
@@ -52,6 +53,31 @@ class HeldFile final : public File {
   const std::shared_ptr<std::vector<std::byte>> bytes_;
 };
 
+// What the metadata says of the file, if it does.
+Status check_counts(const SafetensorsFile& file, std::uint64_t tensors, std::uint64_t elements,
+                    std::uint64_t step) {
+  const std::pair<const char*, std::uint64_t> counts[] = {{"model_version", step},
+                                                          {"num_changed_params", tensors},
+                                                          {"total_changed_elements", elements}};
+  const auto& metadata = file.header().metadata;
+  for (const auto& [key, found] : counts) {
+    const auto said = metadata.find(key);
+    if (said == metadata.end() || said->second == std::to_string(found)) continue;
+    return error(StatusCode::kCorrupt, file.file().path(), ": ", key, " is ", shown(said->second),
+                 ", and it is ", found);
+  }
+  return {};
+}
+
+// A digest of ours.
+Result<std::optional<Digest>> digest_in(const SafetensorsFile& file, std::string_view key) {
+  const auto& metadata = file.header().metadata;
+  const auto said = metadata.find(std::string(key));
+  if (said == metadata.end()) return std::optional<Digest>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, digest_from_hex(said->second));
+  return std::optional(digest);
+}
+
 // One changed tensor: its two entries in the file, or without positions all of its values.
 struct Patch {
   std::uint32_t tensor = 0;
@@ -87,7 +113,7 @@ class DeltaReader {
       DRIFTLESS_RETURN_IF_ERROR(add(patch, builder).with_context(name_of(patch)));
     }
     DRIFTLESS_RETURN_IF_ERROR(flush());
-    DRIFTLESS_RETURN_IF_ERROR(check_count("total_changed_elements", changed_));
+    DRIFTLESS_RETURN_IF_ERROR(check_counts(file_, patches.size(), changed_, version));
     return parts;
   }
 
@@ -109,14 +135,6 @@ class DeltaReader {
     if (gaps_) return {};
     return error(StatusCode::kUnsupported, what_, ": encoding ", shown(encoding->second),
                  ", expected raw or gap_delta");
-  }
-
-  // What the metadata says of itself, if it does.
-  [[nodiscard]] Status check_count(const std::string& key, std::uint64_t found) const {
-    const auto said = file_.header().metadata.find(key);
-    if (said == file_.header().metadata.end() || said->second == std::to_string(found)) return {};
-    return error(StatusCode::kCorrupt, what_, ": ", key, " is ", shown(said->second), ", and ",
-                 found, " are there");
   }
 
   // Both spellings; each tensor once, with both halves, in the order of the layout.
@@ -237,6 +255,14 @@ class DeltaReader {
 
 }  // namespace
 
+std::vector<std::string> trl_directories(const std::string& directory) {
+  return {join_path(directory, kAnchors), join_path(directory, kDeltas)};
+}
+
+TrlPlace trl_place(const std::string& directory, std::uint64_t step, bool anchor) {
+  return {join_path(directory, anchor ? kAnchors : kDeltas), step_name(step)};
+}
+
 Result<std::vector<std::uint64_t>> list_trl_steps(FileSystem& fs, const std::string& directory) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::set<std::uint64_t> steps,
                              steps_in(fs, join_path(directory, kAnchors)));
@@ -297,30 +323,35 @@ static Result<MappedFile> unchanged_part(const WeightLayout& layout, const Curre
   return MappedFile(name, bytes, std::span<const std::byte>(*bytes));
 }
 
-Result<std::vector<MappedFile>> read_trl_step(const MappedFile& file, const WeightLayout& layout,
-                                              const CurrentBytes& current,
-                                              VersionDirectory& version) {
+Result<TrlStep> read_trl_step(const MappedFile& file, const WeightLayout& layout,
+                              const CurrentBytes& current, VersionDirectory& version) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile opened, SafetensorsFile::open(file));
+  TrlStep step;
+  DRIFTLESS_ASSIGN_OR_RETURN(step.base_digest, digest_in(opened, kTrlBaseDigestKey));
+  DRIFTLESS_ASSIGN_OR_RETURN(step.digest, digest_in(opened, kTrlDigestKey));
   if (version.full()) {
+    std::uint64_t units = 0;
+    for (const SafetensorsEntry& entry : opened.header().tensors) units += entry.spec.units();
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_counts(opened, opened.header().tensors.size(), units, version.version));
     const std::string name = "model.safetensors";
     version.payload_files = {name};
     for (const SafetensorsEntry& entry : opened.header().tensors) {
       version.weight_map[entry.spec.name] = name;
     }
-    std::vector<MappedFile> parts;
+    std::vector<MappedFile>& parts = step.parts;
     DRIFTLESS_ASSIGN_OR_RETURN(MappedFile rest, unchanged_part(layout, current, version));
     if (!rest.path().empty()) {
       version.payload_files.insert(version.payload_files.begin(), rest.path());
       parts.push_back(std::move(rest));
     }
     parts.emplace_back(name, std::make_shared<MappedFile>(file), file.bytes());
-    return parts;
+    return step;
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> parts,
-                             DeltaReader(opened, layout).read(version.version));
+  DRIFTLESS_ASSIGN_OR_RETURN(step.parts, DeltaReader(opened, layout).read(version.version));
   version.payload_files.clear();
-  for (const MappedFile& part : parts) version.payload_files.push_back(part.path());
-  return parts;
+  for (const MappedFile& part : step.parts) version.payload_files.push_back(part.path());
+  return step;
 }
 
 }  // namespace driftless

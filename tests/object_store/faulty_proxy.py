@@ -5,7 +5,7 @@
         proxy.fault = lambda request: "500" if request.method == "PUT" else None
 
 `fault` is asked for every request, with its number, method, path and query, and returns the name of a
-fault or None. All requests are noted, with their faults, in `log`. Signatures hold: the Host header that
+fault or None. `dropped` are headers that are not passed on. All requests are noted, with their faults, in `log`. Signatures hold: the Host header that
 the client signed is passed on."""
 
 import http.client
@@ -48,6 +48,7 @@ class FaultyProxy:
     def __init__(self, endpoint):
         self.target = urlsplit(endpoint).netloc
         self.fault = lambda request: None
+        self.dropped = ()  # headers that the store never sees
         self.log = []
         self._stale = {}  # the first list of each prefix
         self._lock = threading.Lock()
@@ -99,7 +100,7 @@ class FaultyProxy:
         connection = http.client.HTTPConnection(self.target, timeout=60)
         connection.putrequest(handler.command, handler.path, skip_host=True, skip_accept_encoding=True)
         for name, value in handler.headers.items():
-            if name.lower() != "connection":
+            if name.lower() not in ("connection", *self.dropped):
                 connection.putheader(name, value)
         connection.endheaders(body or None)
         answer = connection.getresponse()

@@ -2,6 +2,7 @@
 // Publishers that take a prefix over from each other, and lists of more than one page. Over the
 // server of DRIFTLESS_TEST_S3, as the contract.
 #include <cstdlib>
+#include <functional>
 
 #include "collectives/object_store/claim.h"
 #include "core/parallel.h"
@@ -9,6 +10,57 @@
 
 namespace driftless::testing {
 namespace {
+
+// Passes everything on, and lets a test do something just before a put().
+class HookedStore final : public ObjectStore {
+ public:
+  explicit HookedStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
+  std::function<void(const std::string& key)> before_put;
+  std::string lost;  // in a key: the answer to the first such put() is lost, and it is sent again
+
+  [[nodiscard]] const std::string& name() const override { return store_->name(); }
+  Status put(const std::string& key, std::span<const std::byte> bytes, bool only_new,
+             const Deadline& deadline) override {
+    if (before_put) before_put(key);
+    if (!lost.empty() && key.find(lost) != std::string::npos) {
+      lost.clear();
+      const Status unheard = store_->put(key, bytes, only_new, deadline);
+    }
+    return store_->put(key, bytes, only_new, deadline);
+  }
+  Status replace(const std::string& key, std::span<const std::byte> bytes, const std::string& tag,
+                 const Deadline& deadline) override {
+    return store_->replace(key, bytes, tag, deadline);
+  }
+  Result<std::unique_ptr<Upload>> upload(const std::string& key,
+                                         const Deadline& deadline) override {
+    return store_->upload(key, deadline);
+  }
+  Status drop_uploads(const std::string& prefix, const Deadline& deadline) override {
+    return store_->drop_uploads(prefix, deadline);
+  }
+  Result<std::uint64_t> size(const std::string& key, const Deadline& deadline) override {
+    return store_->size(key, deadline);
+  }
+  Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
+                            std::span<std::byte> bytes, const Deadline& deadline) override {
+    return store_->get(key, offset, bytes, deadline);
+  }
+  Result<TaggedText> get_tagged(const std::string& key, std::size_t max_bytes,
+                                const Deadline& deadline) override {
+    return store_->get_tagged(key, max_bytes, deadline);
+  }
+  Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
+                                       const Deadline& deadline) override {
+    return store_->list(prefix, after, deadline);
+  }
+  Status remove(const std::string& key, const Deadline& deadline) override {
+    return store_->remove(key, deadline);
+  }
+
+ private:
+  const std::shared_ptr<ObjectStore> store_;
+};
 
 class TakeoverTest : public ::testing::Test {
  protected:
@@ -141,6 +193,59 @@ TEST_F(TakeoverTest, ReservedNamesOfTheDeadDoNotStopPruning) {
   EXPECT_EQ(parts(), 0U);
   publish(*last, step(4));
   EXPECT_EQ(listed().size(), 1U);
+}
+
+TEST_F(TakeoverTest, AProbeWhoseAnswerWasLostIsNoRefusal) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  hooked->lost = "probe-";
+  const auto road = make_object_store_sender(hooked, options_, 0, 1);
+  ASSERT_OK((*road)->announce("run", soon()));
+  EXPECT_TRUE(hooked->lost.empty());
+  publish(**road, step(1));
+}
+
+TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
+  if (!options_.single_writer) GTEST_SKIP() << "the store has conditions: the second PUT fails";
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  hooked->before_put = [&](const std::string& key) {
+    // The other one found no run.json either, and comes to write it only now.
+    if (key == "publisher.json")
+      ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
+  };
+  const auto road = make_object_store_sender(hooked, options_, 0, 1);
+  EXPECT_EQ((*road)->announce("run", soon()).code(), StatusCode::kAlreadyExists);
+}
+
+TEST_F(TakeoverTest, AnOvertakenLeaderDoesNotMisleadTheRanksOfAnother) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  const auto old = std::move(*make_object_store_sender(hooked, options_, 0, 2));
+  ASSERT_OK(old->announce("run", soon()));
+  const auto leader = std::move(*make_object_store_sender(store_, options_, 0, 2));
+  const auto other = std::move(*make_object_store_sender(store_, options_, 1, 2));
+  // Its last look is behind it, and what it writes comes late.
+  hooked->before_put = [&](const std::string& key) {
+    if (!key.starts_with("attempts/")) return;
+    ASSERT_OK(leader->announce("run", soon()));
+    ASSERT_OK(leader->begin(step(1), soon()));
+  };
+  ASSERT_OK(old->begin(step(1), soon()));
+  ASSERT_OK(other->begin(step(1), soon()));
+  std::vector<std::uint64_t> locators;
+  for (SendRoad* const road : {leader.get(), other.get()}) {
+    auto part = road->create_part(road == leader.get() ? "rank0" : "rank1");
+    ASSERT_OK(part);
+    ASSERT_OK((*part)->pwrite(0, bytes_of("part")));
+    ASSERT_OK((*part)->sync());
+    part->reset();
+    const auto receipts = road->flush(soon());
+    ASSERT_OK(receipts);
+    locators.push_back(receipts->front().locator);
+  }
+  EXPECT_EQ(locators[0], locators[1]);
+  ASSERT_OK(leader->seal("manifest", soon()));
+  EXPECT_NE(old->seal("old", soon()).code(), StatusCode::kOk);
+  ASSERT_OK(old->abort());
+  EXPECT_EQ(parts(), 2U);
 }
 
 TEST_F(TakeoverTest, ListsOfMoreThanAPageAreWhole) {

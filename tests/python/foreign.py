@@ -246,6 +246,53 @@ def write_trl_delta(directory, step, old, new, spelling=("indices", "values"), e
     return path
 
 
+def apply_trl(path, tensors):
+    """The tensors after this step, as TRL's worker makes them of those before it."""
+    entries, metadata = read_safetensors(path)
+    assert (metadata["format"], metadata["version"]) == ("sparse_weight_patch", "1")
+    assert int(metadata["model_version"]) == int(path.stem.removeprefix("step_"))
+    sparse = {"True": True, "False": False}[metadata["sparse"]]
+    assert sparse == (path.parent.name == "deltas")
+    if not sparse:
+        assert int(metadata["num_changed_params"]) == len(entries)
+        return dict(entries)
+    gaps = metadata.get("encoding") == "gap_delta"
+    suffixes = (".idx", ".val") if gaps else (".indices", ".values")
+    names = [key.removesuffix(suffixes[1]) for key in entries if key.endswith(suffixes[1])]
+    if not gaps:
+        assert sorted(json.loads(metadata["changed_params"])) == sorted(names)
+    result, changed, total = dict(tensors), 0, 0
+    for name in names:
+        stored, values = entries[name + suffixes[0]], entries[name + suffixes[1]]
+        kinds = {"I32": "<i4", "U16": "<u2", "U32": "<u4"}
+        at = np.frombuffer(stored.data, kinds[stored.dtype]).astype(np.int64)
+        assert stored.dtype != "I32" if gaps else stored.dtype == "I32"
+        at = np.cumsum(at + 1) - 1 if gaps else at
+        old = result[name]
+        assert values.dtype == old.dtype and np.all(np.diff(at) > 0)
+        words = old.words().copy()
+        words[at] = values.words()
+        result[name] = Tensor(old.dtype, old.shape, words.tobytes())
+        changed, total = changed + len(at), total + len(words)
+    assert len(entries) == 2 * len(names) == 2 * int(metadata["num_changed_params"])
+    assert (int(metadata["total_changed_elements"]), int(metadata["total_elements"])) == (changed, total)
+    assert abs(float(metadata["sparsity"]) - (1 - changed / max(total, 1))) < 1e-9
+    return result
+
+
+def follow_trl(directory, step, held=None):
+    """The tensors of a step: from those `held` of the step before it, or the newest anchor."""
+    directory = Path(directory)
+    if held is not None:
+        return apply_trl(directory / f"deltas/step_{step:06d}.safetensors", held)
+    anchors = [int(p.stem.removeprefix("step_")) for p in directory.glob("anchors/step_*.safetensors")]
+    begin = max(anchor for anchor in anchors if anchor <= step)
+    held = apply_trl(directory / f"anchors/step_{begin:06d}.safetensors", None)
+    for number in range(begin + 1, step + 1):
+        held = follow_trl(directory, number, held)
+    return held
+
+
 # --- flush files ---------------------------------------------------------------------------------
 
 TORCH = {

@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import signal
+import time
 import uuid
 
-import numpy as np
 import pytest
 
 import foreign
 import jobs
+from foreign_jobs import STEPS, Trainer, follow, following, patching
 from jobs import Files, ended, finish, make_run, wait_for
 from support import (
     INDEX,
@@ -21,55 +22,17 @@ from support import (
     changed,
     copy_checkpoint,
     parse_safetensors,
-    random_tensor,
     read_checkpoint,
     run,
     safetensors_bytes,
     write_checkpoint,
 )
 
-STEPS = 10
-
 
 @pytest.fixture(autouse=True)
 def no_processes_left():
     yield
     jobs.stop_started()
-
-
-class Trainer:
-    """Another's: a model of BF16 and F32, trained step by step."""
-
-    def __init__(self, work, rng):
-        self.rng, self.dir, self.base = rng, work / "road", work / "base"
-        self.history = [
-            {
-                "embed.weight": random_tensor(rng, "BF16", (96, 32)),
-                "norm.weight": random_tensor(rng, "F32", (33,)),
-                "layers.q.weight": random_tensor(rng, "BF16", (32, 48)),
-                "layers.frozen.weight": random_tensor(rng, "BF16", (16, 16)),
-            }
-        ]
-        write_checkpoint(self.base, self.history[0], 2)
-
-    def step(self, same=False):
-        """(version, weights before, weights after)."""
-        old = self.history[-1]
-        new = {n: t if same or "frozen" in n else changed(self.rng, t) for n, t in old.items()}
-        self.history.append(new)
-        return len(self.history) - 1, old, new
-
-
-def following(work, trainer, **settings):
-    return Files(
-        work, "hf_delta", **{"road.foreign_base": trainer.base, "deadlines.fetch": "3s"} | settings
-    )
-
-
-def follow(job, trainer, version, save, *arguments):
-    """A rollout from the base to a version."""
-    line = ["--target-version", version, "--timeout", "60s", "--save", save, *arguments]
-    return job.start_rollout("--base", trainer.base, *line)
 
 
 WRITERS = {
@@ -136,9 +99,7 @@ def test_versions_that_appear_file_by_file_are_waited_for(work, rng):
 
 def test_a_checkpoint_is_patched_and_taken_up_again(work, rng):
     trainer = Trainer(work, rng)
-    local = copy_checkpoint(trainer.base, work / "local")
-    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
-    job = following(work, trainer, **target)
+    job, local = patching(work, trainer)
     for until in (3, 7, STEPS):
         while len(trainer.history) <= until:
             version, old, new = trainer.step()
@@ -192,9 +153,7 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
 
 def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
     trainer = Trainer(work, rng)
-    local = copy_checkpoint(trainer.base, work / "local")
-    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
-    job = following(work, trainer, **target)
+    job, local = patching(work, trainer)
     version, old, new = trainer.step()
     foreign.write_hf_delta(trainer.dir, version, old, new)
     line = ["--target-version", 1, "--timeout", "60s"]
@@ -261,9 +220,7 @@ HOSTILE = [truncate, unknown_tensor, outside, another_number, twice, nonsense]
 @pytest.mark.parametrize("damage", HOSTILE, ids=lambda damage: damage.__name__)
 def test_damaged_and_hostile_versions_change_nothing(work, rng, damage):
     trainer = Trainer(work, rng)
-    local = copy_checkpoint(trainer.base, work / "local")
-    target = {"receiver.target": "checkpoint", "receiver.checkpoint_dir": local}
-    job = following(work, trainer, **target)
+    job, local = patching(work, trainer)
     version, old, new = trainer.step()
     damage(foreign.write_hf_delta(trainer.dir, version, old, new, shards=2))
     result = finish(job.start_rollout("--target-version", 1, "--timeout", "14s"), 60)
@@ -354,95 +311,6 @@ def test_a_value_that_never_was_bf16_is_refused(work, rng):
     assert read_checkpoint(local) == old
 
 
-TRL = {
-    "indices": (("indices", "values"), None),
-    "raw": (("idx", "val"), "raw"),
-    "gaps": (("idx", "val"), "gap_delta"),
-}
-
-
-@pytest.mark.parametrize("spelling", TRL)
-def test_trl_is_followed_by_deltas_and_anchors(work, rng, spelling):
-    """An anchor with every fourth step; a late rollout without the first deltas starts from one."""
-    trainer = Trainer(work, rng)
-    # Two changes further apart than 16 bits can say.
-    trainer.history[0]["layers.wide.weight"] = random_tensor(rng, "BF16", (70_001,))
-    shutil.rmtree(trainer.base)
-    write_checkpoint(trainer.base, trainer.history[0], 2)
-    job = following(work, trainer)
-    foreign.write_trl_anchor(trainer.dir, 0, trainer.history[0])
-    rollout = follow(job, trainer, STEPS, work / "a")
-    for number in range(STEPS):
-        version, old, new = trainer.step(same=number == 4)
-        new["layers.wide.weight"] = changed(rng, old["layers.wide.weight"], positions=[2, 70_000])
-        foreign.write_trl_delta(trainer.dir, version, old, new, *TRL[spelling])
-        if version % 4 == 0:  # frozen tensors are not sent
-            anchor = {n: t for n, t in new.items() if "frozen" not in n}
-            foreign.write_trl_anchor(trainer.dir, version, anchor)
-    assert ended(rollout)["version"] == STEPS
-    assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
-    for gone in range(1, 7):
-        (trainer.dir / f"deltas/step_{gone:06d}.safetensors").unlink()
-    assert ended(follow(job, trainer, STEPS, work / "b"))["version"] == STEPS
-    assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
-
-
-def replaced(path, change):
-    tensors, metadata = parse_safetensors(path.read_bytes())
-    change(tensors, metadata)
-    path.write_bytes(safetensors_bytes(tensors, metadata))
-
-
-def backwards(tensors, metadata):
-    entry = tensors["embed.weight.indices"]
-    data = np.frombuffer(entry.data, "<i4")[::-1].tobytes()
-    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data)
-
-
-def beyond(tensors, metadata):
-    entry = tensors["embed.weight.indices"]
-    data = np.frombuffer(entry.data, "<i4").copy()
-    data[-1] = 1 << 30
-    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
-
-
-def negative(tensors, metadata):
-    entry = tensors["embed.weight.indices"]
-    data = np.frombuffer(entry.data, "<i4").copy()
-    data[0] = -1
-    tensors["embed.weight.indices"] = Tensor("I32", entry.shape, data.tobytes())
-
-
-def half(tensors, metadata):
-    del tensors["embed.weight.values"]
-
-
-def miscounted(tensors, metadata):
-    metadata["total_changed_elements"] = "1"
-
-
-def stranger(tensors, metadata):
-    tensors["no.such.indices"] = tensors["embed.weight.indices"]
-
-
-def other_coding(tensors, metadata):
-    metadata["encoding"] = "morse"
-
-
-TRL_DAMAGE = [backwards, beyond, negative, half, miscounted, stranger, other_coding]
-
-
-@pytest.mark.parametrize("damage", TRL_DAMAGE, ids=lambda damage: damage.__name__)
-def test_damaged_deltas_of_trl_are_refused(work, rng, damage):
-    trainer = Trainer(work, rng)
-    job = following(work, trainer)
-    version, old, new = trainer.step()
-    replaced(foreign.write_trl_delta(trainer.dir, version, old, new), damage)
-    result = finish(follow(job, trainer, 1, work / "a"), 60)
-    assert result.returncode in (4, 8) and "step_000001.safetensors" in result.stderr, result.stderr
-    assert not (work / "a").exists()
-
-
 # --- ours, pulled by theirs ----------------------------------------------------------------------
 
 ASSETS = {"config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b\n"}
@@ -503,3 +371,20 @@ def test_a_command_that_fails_keeps_the_version_from_everybody(work, rng):
     result = finish(job.start_trainer("--replay", work / "run"), 60)
     assert result.returncode != 0 and "not today" in result.stderr, result.stderr
     assert not job.version_dir(1).exists()
+
+
+def test_a_command_that_hangs_on_one_rank_keeps_the_version_from_everybody(work, rng):
+    jobs.need_mpirun()
+    history = make_run(work / "run", rng, 2)
+    hang = f'[ "$OMPI_COMM_WORLD_RANK" != 1 ] || [ -e {work}/once ] || {{ touch {work}/once; sleep 600; }}'
+    job = Files(work, "hf_delta", **{"road.before_visible": hang, "road.hook_timeout": "2s"})
+    line = {"trainer": ["--replay", work / "run"], "rollout": ["--base", work / "run/step_000000"]}
+    began = time.monotonic()
+    result = job.run(**line)
+    assert result.returncode != 0 and "before_visible" in result.stderr, result.stderr
+    assert time.monotonic() - began < 60
+    assert not job.version_dir(1).exists()
+    assert not list(job.dir.glob(".weight_v*")), "nothing of it stays"
+    result = job.run(**line)
+    assert result.returncode == 0, result.stderr
+    assert read_checkpoint(job.save / "rollout_00") == history[2]

@@ -2,12 +2,9 @@
 """The main job with real processes: whatever the road, every rollout ends with the trainer's bits."""
 
 import json
-import shutil
 import signal
 import subprocess
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,6 @@ from jobs import (
     finish,
     make_run,
     mpirun_line,
-    need,
     need_mpirun,
     start,
 )
@@ -343,160 +339,3 @@ def test_nothing_is_left_behind_when_a_job_is_killed(work):
     process.send_signal(signal.SIGINT)
     assert process.wait(30) != 0
     assert not list((work / "tmp").glob("driftless-*"))
-
-
-# --- engines -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def engine():
-    """An engine that writes down what it is asked to do; `refuse` makes it say no."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not body:  # a pause, or its end
-                self.answer({})
-                return
-            self.server.calls.append((self.path, body, self.headers.get("Authorization")))
-            self.server.on_call()
-            refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls
-            if not refuse and "weight_version" in body:
-                self.server.weight_version = body["weight_version"]
-            self.answer({"success": not refuse, "message": "as told"})
-
-        def do_GET(self):
-            """What the engine says it serves."""
-            self.answer({"weight_version": self.server.weight_version})
-
-        def answer(self, said):
-            answer = json.dumps(said).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.calls, server.refuse, server.refuse_calls = [], False, ()
-    server.weight_version, server.on_call = "default", lambda: None
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def with_engine(job, engine, work, action="pull_weights"):
-    (work / "token").write_text("secret\n")
-    (work / "token").chmod(0o600)
-    settings = {
-        "engines[0].url": f"http://127.0.0.1:{engine.server_port}",
-        "engines[0].action": action,
-        "engines[0].token_file": work / "token",
-    }
-    if action != "flush":
-        settings["engines[0].local_checkpoint_dir"] = "/local/model"
-    for key, value in settings.items():
-        job.settings += ["--set", f"{key}={value}"]
-    return job
-
-
-def test_engines_are_told_of_every_version(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 2)
-    job = with_engine(Job(work, "hf_delta"), engine, work)
-    result = run(*job.trainer("--replay", work / "run", "--json"))
-    assert result.returncode == 0, result.stderr
-    pulls = [body for path, body, _ in engine.calls if path == "/pull_weights"]
-    assert [body["target_version"] for body in pulls] == [1, 2]
-    assert all(body["source_dir"] == str(job.dir) for body in pulls)
-    assert all(token == "Bearer secret" for _, _, token in engine.calls)
-    summary = json.loads(result.stdout.splitlines()[-1])
-    assert summary["engines"][0]["calls"] == 2 and summary["engines"][0]["failures"] == 0
-
-
-def test_flush_files_are_named_to_the_engine(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 1)
-    job = with_engine(Job(work, "flush"), engine, work, action="flush")
-    assert run(*job.trainer("--replay", work / "run")).returncode == 0
-    ((path, body, _),) = engine.calls
-    assert path == "/update_weights_from_disk" and body["load_format"] == "delta"
-    assert body["files"] and all((job.dir / "weight_v000001" / f).exists() for f in body["files"])
-
-
-def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 3)
-    engine.refuse = True
-    job = with_engine(Job(work, "hf_delta"), engine, work)
-    result = run(*job.trainer("--replay", work / "run", "--json"))
-    assert result.returncode == 1
-    assert result.stderr.count("driftless: io: version ") == 3 and "as told" in result.stderr
-    closing = result.stderr.splitlines()[-1]
-    url = f"http://127.0.0.1:{engine.server_port}"
-    assert f"not every engine took every version: {url} failed to take 3 of 3 versions" in closing
-    summary = json.loads(result.stdout.splitlines()[-1])
-    assert summary["version"] == 3 and not summary["ok"]
-    assert summary["engines"] == [{"url": url, "calls": 3, "failures": 3}]
-
-
-def test_one_version_that_an_engine_missed_is_in_the_closing_line_and_the_exit_code(
-    work, rng, engine
-):
-    """However well the last ones went: what it did not take, nobody has proven that it holds."""
-    need("engines")
-    make_run(work / "run", rng, 3)
-    job = with_engine(Job(work, "hf_delta"), engine, work)
-    job.settings += ["--set", "notify.retries=0"]
-    engine.refuse_calls = {1}
-    result = run(*job.trainer("--replay", work / "run"))
-    assert result.returncode == 1
-    assert "NOT all engines took every version" in result.stdout.splitlines()[-1]
-    assert "failed to take 1 of 3 versions" in result.stderr.splitlines()[-1]
-
-
-def test_engines_without_a_checkpoint_directory_take_the_rollouts(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 1)
-    job = with_engine(Job(work, "hf_delta"), engine, work, action="update_weights_from_disk")
-    at = job.settings.index("engines[0].local_checkpoint_dir=/local/model")
-    job.settings[at - 1 : at + 1] = [
-        "--set", "receiver.target=checkpoint", "--set", "receiver.checkpoint_dir=/host/model",
-    ]  # fmt: skip
-    job.settings += ["--set", "notify.timeout=1s"]
-    alone = run(*job.trainer("--replay", work / "run"))
-    assert alone.returncode == 1 and engine.calls == []
-    assert "not told to load its checkpoint" in alone.stderr
-
-
-def test_an_engine_loads_its_checkpoint_once_the_rollout_has_patched_it(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 3)
-    shutil.copytree(work / "run/step_000000", work / "host")
-    held = []
-    engine.on_call = lambda: held.append(read_checkpoint(work / "host"))
-    job = with_engine(Job(work, "hf_delta"), engine, work, action="update_weights_from_disk")
-    at = job.settings.index("engines[0].local_checkpoint_dir=/local/model")
-    job.settings[at - 1 : at + 1] = [
-        "--set", "receiver.target=checkpoint", "--set", f"receiver.checkpoint_dir={work / 'host'}",
-    ]  # fmt: skip
-    rollout = start([COMMAND, *map(str, job.rollout())])
-    trained = run(*job.trainer("--replay", work / "run"))
-    assert trained.returncode == 0 and finish(rollout).returncode == 0, trained.stderr
-    assert [body["weight_version"] for _, body, _ in engine.calls] == ["1", "2", "3"]
-    for version, found in enumerate(held, 1):
-        assert found == read_checkpoint(work / f"run/step_{version:06d}"), version
-
-
-def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):
-    need("engines")
-    make_run(work / "run", rng, 2)
-    job = with_engine(Job(work, "hf_delta"), engine, work)
-    job.settings += ["--set", "notify.cleanup=true"]
-    assert run(*job.trainer("--replay", work / "run")).returncode == 0
-    assert not list(job.dir.glob("weight_v*"))

@@ -3,7 +3,6 @@
 those of tests/object_store/servers.py, each a process."""
 
 import contextlib
-import functools
 import http.server
 import json
 import shutil
@@ -142,43 +141,6 @@ Job(Config.parse(text), "rollout", launched=False).close()
     assert result.returncode == 0 and result.stdout == "True\n", result.stderr + result.stdout
 
 
-@contextlib.contextmanager
-def web_server(directory):
-    """Files over HTTP, for anybody. It answers a range with all of the file."""
-    handler = functools.partial(QuietHandler, directory=directory)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *ignored):
-        pass
-
-
-def test_readers_without_credentials_follow_over_http(job, rng):
-    if job.name != "rclone":
-        pytest.skip(f"{job.name} keeps no files that a web server could offer")
-    work = job.work
-    history = make_run(work / "run", rng, 3)
-    job.ok(*job.line("trainer", "--replay", work / "run", "--json"))
-    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    environment = servers.client_environment(**nothing)
-    with web_server(job.endpoint.directory) as web:
-        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
-        line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
-        result = run(*line, env=environment)
-        assert result.returncode == 0, result.stderr
-        assert "s3cr3t" not in result.stdout + result.stderr
-        refused = run(*job.line("trainer", "--replay", work / "run", **url), env=environment)
-    assert read_checkpoint(work / "a/rollout_00") == history[3]
-    assert_refusal(refused, 8, "can only be read")
-
-
 def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
     work = job.work
     history = make_run(work / "run", rng, 8)
@@ -291,3 +253,8 @@ def test_the_configuration_shows_no_signature(work):
     refused = run("config", "check", path)
     assert_refusal(refused, 2, "road.endpoint")
     assert "pw" not in refused.stderr
+    for url in ("s3://AKIAKEY:pw@bucket/prefix", "https://me:pw@host/p", "s3://b/p?X-Amz-Signature=pw"):
+        path.write_text(f"road: {{ kind: object_store, url: '{url}' }}\n")
+        refused = run("config", "check", path)
+        assert_refusal(refused, 2, "road.url", "credentials come from")
+        assert "pw" not in refused.stderr and "AKIAKEY" not in refused.stderr

@@ -149,6 +149,26 @@ def test_a_publisher_that_is_taken_over_is_fenced(job, rng):
     assert held(job, job.work / "a") == (4, history[4])
 
 
+def test_a_store_that_ignores_if_match_alone(job, rng):
+    """It reserves nothing; publishers are fenced by the versions' names all the same."""
+    if servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has no conditions at all")
+    job.proxy.dropped = ("if-match",)
+    history = make_run(job.work / "run", rng, 6)
+    line = job.line("trainer", "--replay", job.work / "run", "--json")
+    assert versions_of(job.ok(*line, "--steps", "2")) == [1, 2]
+    first = job.start(*line, "--interval-ms", "1500")
+    jobs.wait_for(lambda: any(r.seals and "3.version" in r.path for r in job.proxy.log), "a version")
+    taken = jobs.finish(job.start(*line))
+    ended = jobs.finish(first)
+    job.said += [taken.stdout, taken.stderr, ended.stdout, ended.stderr]
+    assert ended.returncode == 4 and "Another publisher has taken over" in ended.stderr
+    if taken.returncode != 0:  # the old one won the version that it was about to seal
+        job.ok(*line)
+    assert not any("reserved" in r.path for r in job.proxy.log)
+    assert held(job, job.work / "a") == (6, history[6])
+
+
 def killed_at(job, fault, line, armed):
     """Runs a trainer that is killed when a request that is `armed` arrives; whether it was."""
     process = None

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face buckets: the road object_store through huggingface_hub itself, against a stand-in of
+the Hub (tests/object_store/hub_stand_in.py)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import jobs
+from support import REPOSITORY, assert_refusal, run
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import hub_stand_in  # noqa: E402
+
+URL = "hf://team/weights/run-1"
+
+
+@pytest.fixture(scope="module")
+def packages():
+    jobs.need("object_store")
+    made = subprocess.run(
+        [REPOSITORY / "scripts/python_env.sh", "hub"], capture_output=True, text=True
+    )
+    if made.returncode != 0:
+        pytest.skip(made.stderr.strip().splitlines()[-1])
+    (found,) = (REPOSITORY / made.stdout.strip()).glob("lib/python3*/site-packages")
+    return found
+
+
+@pytest.fixture
+def hub():
+    with hub_stand_in.Hub() as made:
+        yield made
+    jobs.stop_started()
+
+
+def start(hub, packages, role, steps, *settings, token=hub_stand_in.TOKEN, url=URL):
+    line = [sys.executable, REPOSITORY / "tests/python/hub_job.py", role, hub.endpoint, url, steps]
+    paths = [REPOSITORY / "build/python", REPOSITORY / "tests/python", packages]
+    more = {
+        "PYTHONPATH": ":".join(map(str, paths)),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_TOKEN": token,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    single = () if "none" in settings else ("road.single_writer=true",)
+    settings = [s for s in settings if s != "none"]
+    return jobs.start([*map(str, line), *single, *settings], env=os.environ | more)
+
+
+def finish(process):
+    result = jobs.finish(process, 100)
+    if "No module named 'driftless" in result.stderr:
+        pytest.skip("the module is not built")
+    assert hub_stand_in.TOKEN not in result.stderr + result.stdout
+    return result
+
+
+def ok(process):
+    result = finish(process)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout.splitlines()[-1])
+
+
+def test_rollouts_follow_a_trainer_that_is_started_again(hub, packages):
+    early = start(hub, packages, "rollout", 5)
+    assert ok(start(hub, packages, "trainer", 3)) == 3
+    assert ok(start(hub, packages, "trainer", 5)) == 5
+    assert ok(early) == 5
+    assert ok(start(hub, packages, "rollout", 5)) == 5, "a late one"
+    assert any(path.startswith("run-1/versions/") for path in hub.files)
+
+
+def test_faults_of_the_hub_pass(hub, packages):
+    """500s, and batches that fail in part although the status is 200."""
+    counts = {"all": 0}
+
+    def fault(method, path):
+        counts["all"] += 1
+        if path.endswith("/batch"):
+            return "partial" if counts["all"] % 3 == 0 else None
+        return 500 if counts["all"] % 7 == 0 and not path.startswith("/xet") else None
+
+    hub.fault = fault
+    rollout = start(hub, packages, "rollout", 3)
+    assert ok(start(hub, packages, "trainer", 3)) == 3
+    assert ok(rollout) == 3
+
+
+def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
+    refused = finish(start(hub, packages, "trainer", 1, "none"))
+    assert refused.returncode != 0 and "road.single_writer" in refused.stderr
+    refused = finish(start(hub, packages, "trainer", 1, token="hf_wrong"))
+    assert refused.returncode != 0 and "PermissionError" in refused.stderr, refused.stderr
+    assert "hf_wrong" not in refused.stderr
+
+
+def test_the_command_says_where_buckets_are_read(work):
+    line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.url={URL}"]
+    assert_refusal(run(*line, "--timeout", "1s"), 8, "driftless.Job")

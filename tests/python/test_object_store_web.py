@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts that read a prefix over HTTP and HTTPS, without credentials."""
+
+import contextlib
+import functools
+import http.server
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jobs import make_run
+from support import REPOSITORY, assert_refusal, read_checkpoint, run
+from test_object_store import job, server  # noqa: F401
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
+
+# ruff: noqa: F811
+
+
+@contextlib.contextmanager
+def web_server(directory, certificate=None, handler=None):
+    """Files over HTTP, for anybody. It answers a range with all of the file."""
+    handler = functools.partial(handler or QuietHandler, directory=directory)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        scheme = "https" if certificate else "http"
+        yield f"{scheme}://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *ignored):
+        pass
+
+
+@pytest.fixture
+def published(job, rng):
+    """A job with three versions in a store whose files a web server can offer."""
+    if job.name != "rclone":
+        pytest.skip(f"{job.name} keeps no files that a web server could offer")
+    job.history = make_run(job.work / "run", rng, 3)
+    job.ok(*job.line("trainer", "--replay", job.work / "run", "--json"))
+    return job
+
+
+def reader_environment():
+    return servers.client_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+
+
+def test_readers_without_credentials_follow_over_http(published):
+    job, work, environment = published, published.work, reader_environment()
+    with web_server(job.endpoint.directory) as web:
+        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
+        line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
+        result = run(*line, env=environment)
+        assert result.returncode == 0, result.stderr
+        assert "s3cr3t" not in result.stdout + result.stderr
+        refused = run(*job.line("trainer", "--replay", work / "run", **url), env=environment)
+    assert read_checkpoint(work / "a/rollout_00") == job.history[3]
+    assert_refusal(refused, 8, "can only be read")
+
+
+@pytest.fixture
+def certificate(work):
+    """Of 127.0.0.1, signed by itself: (certificate, key)."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    line += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    made = (work / "cert.pem", work / "key.pem")
+    line += ["-out", made[0], "-keyout", made[1]]
+    subprocess.run([*map(str, line)], check=True, capture_output=True)
+    return made
+
+
+def test_https_believes_the_certificates_of_ca_file_alone(published, certificate):
+    job, work = published, published.work
+    with web_server(job.endpoint.directory, certificate) as web:
+        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "3s"}
+        line = ["rollout", "--save", work / "a", "--timeout", "60s"]
+        refused = run(*job.line(*line, **url), env=reader_environment())
+        assert refused.returncode != 0 and "certificate" in refused.stderr.lower(), refused.stderr
+        believed = url | {"road.ca_file": certificate[0]}
+        result = run(*job.line(*line, **believed), env=reader_environment())
+        assert result.returncode == 0, result.stderr
+    assert read_checkpoint(work / "a/rollout_00") == job.history[3]
+
+
+class TokenHandler(QuietHandler):
+    """Offers files to those who bring the token, for as long as it holds."""
+
+    def send_head(self):
+        path, _, query = self.path.partition("?")
+        if query != "token=s3cr3t":
+            self.send_error(403)
+            return None
+        self.path = path
+        return super().send_head()
+
+
+def test_a_token_in_the_url_opens_every_object(published):
+    job, work = published, published.work
+    with web_server(job.endpoint.directory, handler=TokenHandler) as web:
+        place = f"{web}/{servers.BUCKET}/{work.name}"
+        for query, good in (("?token=s3cr3t", True), ("?token=0ldT0ken", False)):
+            line = ["rollout", "--save", work / "a", "--timeout", "60s"]
+            result = run(
+                *job.line(*line, **{"road.url": place + query, "deadlines.connect": "3s"}),
+                env=reader_environment(),
+            )
+            assert (result.returncode == 0) == good, result.stderr
+            assert query[7:] not in result.stdout + result.stderr
+    assert "has the signature in road.url expired?" in result.stderr
+    assert read_checkpoint(work / "a/rollout_00") == job.history[3]
