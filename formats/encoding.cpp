@@ -7,12 +7,13 @@
 namespace driftless {
 namespace {
 
-constexpr std::array<EncodingInfo, 6> kEncodings{{
+constexpr std::array<EncodingInfo, 7> kEncodings{{
     {Encoding::kIndices, "indices", true, false},
     {Encoding::kDeltas, "deltas", true, false},
     {Encoding::kDeltasZstd, "deltas_zstd", true, false},
     {Encoding::kXor, "xor", false, true},
     {Encoding::kOverwrite, "overwrite", false, true},
+    {Encoding::kCompact, "compact", false, false},
     {Encoding::kFull, "full", false, false},
 }};
 
@@ -30,6 +31,7 @@ const EncodingInfo& info(Encoding encoding) {
 Result<Encoding> parse_encoding(std::string_view name) {
   std::string known;
   for (const EncodingInfo& candidate : kEncodings) {
+    if (candidate.encoding == Encoding::kCompact) continue;  // no version is made in it yet
     if (candidate.name == name) return candidate.encoding;
     if (!known.empty()) known += ", ";
     known += candidate.name;

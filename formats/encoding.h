@@ -17,8 +17,8 @@ enum class Encoding : std::uint8_t {
   kDeltasZstd = 2,  // the same under zstd: slow shared file systems
   kXor = 3,         // new ^ old of whole tensors under zstd: smallest, applied exactly once
   kOverwrite = 4,   // byte positions and values under zstd: may be applied again; up to 4 GiB
-  // 5 is kept for `compact`.
-  kFull = 6,  // whole tensors
+  kCompact = 5,     // coded given the old values, in tiles: slow roads (docs/formats/compact.md)
+  kFull = 6,        // whole tensors
 };
 
 struct EncodingInfo {

@@ -20,7 +20,7 @@ Status check_sizes(const FrameInfo& info) {
   if (largest > kMaxStreamBytes) {
     return error(StatusCode::kCorrupt, "frame header: a stream is larger than 2^60 bytes");
   }
-  if (info.values_bytes % unit_bytes(info.dtype) != 0) {
+  if (info.values_bytes % value_unit(info) != 0) {
     return error(StatusCode::kCorrupt, "frame header: ", info.values_bytes,
                  " bytes of values are not whole ", driftless::info(info.dtype).name);
   }
@@ -128,6 +128,9 @@ Result<FrameHead> read_head(const FrameInfo& info, std::span<const std::byte> re
   if (is_full(info.context.encoding)) {
     DRIFTLESS_RETURN_IF_ERROR(
         check_runs(layout, info.dtype, head.entries, head.blocks, StatusCode::kCorrupt));
+  } else if (is_compact(info.context.encoding)) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_compact_entries(layout, info.dtype, head.entries, head.blocks, StatusCode::kCorrupt));
   } else {
     const BucketShape bucket{coding_of(info.context.encoding), info.dtype, head.entries,
                              info.positions_bytes, info.values_bytes};
@@ -175,7 +178,8 @@ Result<FrameInfo> read_frame_header(std::span<const std::byte> frame) {
   FrameInfo result;
   FrameContext& context = result.context;
   DRIFTLESS_ASSIGN_OR_RETURN(context.encoding, encoding_from_wire(fields.get<std::uint8_t>()));
-  if (!info(context.encoding).positional && !is_full(context.encoding)) {
+  if (!info(context.encoding).positional && !is_full(context.encoding) &&
+      !is_compact(context.encoding)) {
     return error(StatusCode::kCorrupt, "frame header: encoding ", info(context.encoding).name,
                  " does not travel in frames");
   }
@@ -281,7 +285,7 @@ Result<Frame> Frame::decode_head(std::span<const std::byte> head, std::span<cons
   Frame result;
   DRIFTLESS_ASSIGN_OR_RETURN(result.head_, decode_frame_head(head, layout));
   const FrameInfo& info = result.head_.info;
-  if (is_compressed(info.context.encoding)) {
+  if (is_compressed(info.context.encoding) || is_compact(info.context.encoding)) {
     return error(StatusCode::kUnsupported, "a frame of ",
                  driftless::info(info.context.encoding).name,
                  " is not used where it lies: its streams are compressed; use indices or deltas");
@@ -297,7 +301,7 @@ Result<Frame> Frame::decode_head(std::span<const std::byte> head, std::span<cons
 }
 
 BucketView Frame::bucket() const {
-  if (dense()) return {Encoding::kIndices, info().dtype, {}, {}, {}};
+  if (dense() || compact()) return {Encoding::kIndices, info().dtype, {}, {}, {}};
   return {coding_of(info().context.encoding), info().dtype, head_.entries, positions_, values_};
 }
 
@@ -308,7 +312,7 @@ Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
   DRIFTLESS_RETURN_IF_ERROR(check_body(read.info, max_body_bytes));
   FrameCollector collector;
   Frame& frame = collector.frame_;
-  const unsigned unit = unit_bytes(read.info.dtype);
+  const unsigned unit = value_unit(read.info);
   std::uint64_t positions = 0, units = 0;
   for (std::size_t i = 0; i < read.entries.size(); ++i) {
     BucketEntry entry = read.entries[i];
@@ -346,6 +350,7 @@ Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
   frame.head_.info = read.info;
   frame.head_.places = read.places;
   frame.head_.cut = std::move(read.cut);
+  frame.head_.tables = std::move(read.tables);
   collector.hashes_.assign(2 * frame.head_.entries.size(), xxh3_128(std::string_view()));
   return collector;
 }

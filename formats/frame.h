@@ -27,6 +27,7 @@
 #include "core/version.h"
 #include "formats/bucket.h"
 #include "formats/byte_buffer.h"
+#include "formats/compact_table.h"
 #include "formats/encoding.h"
 #include "formats/zstd_stream.h"
 
@@ -78,6 +79,27 @@ struct DenseRun {
                                        DType dtype, std::span<const DenseRun> runs,
                                        std::vector<std::byte>& out);
 
+// A block whose changes are coded in tiles (compact.md).
+struct CompactBlock {
+  std::uint32_t tensor = 0;
+  const TensorBlock* block = nullptr;  // null: all of the tensor
+  std::uint32_t table = 0;             // its number among the frame's
+  std::uint64_t changes = 0;           // at least 1
+  std::span<const std::byte> index;    // append_compact_index()
+  std::span<const std::byte> tiles;    // one after the other
+
+  [[nodiscard]] std::uint64_t units(const WeightLayout& layout) const {
+    return block != nullptr ? block->place.units : layout[tensor].units();
+  }
+};
+// Appends a frame of `compact` to `out`: of blocks that have this dtype, each with one of `tables`,
+// which are in the order of their first use. The blocks of a tensor do not meet. kInvalidArgument
+// otherwise; `out` is then as it was.
+[[nodiscard]] Status encode_compact_frame(const FrameContext& context, const WeightLayout& layout,
+                                          DType dtype, std::span<const CompactTable> tables,
+                                          std::span<const CompactBlock> blocks,
+                                          std::vector<std::byte>& out);
+
 // What the first kFrameHeaderBytes say; kCorrupt where they are damaged (the header has a hash of
 // its own), kUnsupported for another version of the format.
 struct FrameInfo {
@@ -115,7 +137,8 @@ struct FrameStream {
 struct FrameBlock {
   std::uint64_t first_unit = 0;  // of a full frame's run: in the block
   FrameStream positions, values;
-  Hash128 hash;  // block_hash() of the stored streams
+  Hash128 hash;               // block_hash() of the stored streams
+  std::uint64_t changes = 0;  // of `compact`, whose entry has bytes for values
 };
 // Of the xxh3-128 of a block's stored positions and of its stored values.
 [[nodiscard]] Hash128 block_hash(const Hash128& positions, const Hash128& values);
@@ -127,6 +150,8 @@ struct FrameHead {
   std::vector<BucketEntry> entries;
   std::vector<FrameBlock> blocks;                       // one for each entry
   std::vector<std::unique_ptr<const TensorBlock>> cut;  // that entries point to
+  // Of `compact`: entries name theirs in position_bytes.
+  std::shared_ptr<const std::vector<CompactTable>> tables;
 };
 
 // The head of a frame as bytes: its header, its table and its trailer, which lie at both ends of
@@ -161,10 +186,17 @@ class Frame {
                                                  std::uint64_t max_body_bytes);
 
   [[nodiscard]] const FrameInfo& info() const { return head_.info; }
-  // A full frame has runs(), any other a bucket(); what it has not is empty.
+  // A full frame has runs(), one of `compact` has compact_blocks(), any other a bucket(); what it
+  // has not is empty.
   [[nodiscard]] bool dense() const { return info().context.encoding == Encoding::kFull; }
   [[nodiscard]] BucketView bucket() const;
   [[nodiscard]] std::vector<DenseRun> runs() const;
+  [[nodiscard]] bool compact() const { return info().context.encoding == Encoding::kCompact; }
+  // The blocks that are held, and the index of one of them, read. The layout is the frame's.
+  [[nodiscard]] std::vector<CompactBlock> compact_blocks() const;
+  [[nodiscard]] std::span<const CompactTable> compact_tables() const;
+  [[nodiscard]] static Result<CompactIndex> read_index(const WeightLayout& layout,
+                                                       const CompactBlock& block);
   // Entries of the table that are not held here (FrameCollector). Their ranges mean nothing.
   [[nodiscard]] std::span<const BucketEntry> others() const { return others_; }
   [[nodiscard]] std::span<const std::uint64_t> other_first_units() const {

@@ -31,13 +31,14 @@ constexpr std::uint64_t frame_aligned(std::uint64_t bytes) {
   return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
 }
 constexpr bool is_full(Encoding encoding) { return encoding == Encoding::kFull; }
+constexpr bool is_compact(Encoding encoding) { return encoding == Encoding::kCompact; }
 constexpr bool is_compressed(Encoding encoding) { return encoding == Encoding::kDeltasZstd; }
 constexpr Encoding coding_of(Encoding encoding) {
   return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
 }
 // How a row names what its streams are.
 constexpr Encoding row_encoding(Encoding encoding) {
-  return is_full(encoding) ? Encoding::kFull : coding_of(encoding);
+  return is_full(encoding) || is_compact(encoding) ? encoding : coding_of(encoding);
 }
 
 // Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
@@ -97,6 +98,11 @@ void each_header_field(Info& info, const Field& field) {
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 [[nodiscard]] FrameHeaderBytes make_frame_header(const FrameInfo& info);
 
+// What a BucketEntry's values count in: units, or the bytes of coded tiles.
+[[nodiscard]] inline unsigned value_unit(const FrameInfo& info) {
+  return is_compact(info.context.encoding) ? 1 : unit_bytes(info.dtype);
+}
+
 // The rows of a table. Of the entries only tensor, position_bytes, block and count() are written.
 [[nodiscard]] std::vector<std::byte> make_frame_table(const FrameInfo& info,
                                                       std::span<const BucketEntry> entries,
@@ -112,6 +118,11 @@ using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
                                 std::span<const BucketEntry> runs,
                                 std::span<const FrameBlock> blocks, StatusCode code);
 
+// Blocks of `compact` that fit their tensors and do not meet.
+[[nodiscard]] Status check_compact_entries(const WeightLayout& layout, DType dtype,
+                                           std::span<const BucketEntry> entries,
+                                           std::span<const FrameBlock> blocks, StatusCode code);
+
 // Whether the bucket may go into a frame of this encoding, and its entries tile its streams.
 [[nodiscard]] Status check_bucket_for(const FrameContext& context, const BucketShape& bucket);
 // The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.
@@ -126,6 +137,7 @@ struct FrameParts {
   std::vector<FrameBlock> blocks;                      // first_unit of each is given
   std::span<const std::byte> positions;                // of all entries
   std::span<const std::span<const std::byte>> values;  // one after the other
+  std::span<const std::byte> tables;                   // of `compact`, behind the rows
 };
 
 // Appends a frame of parts that were found good. After a failure `out` is as it was.

@@ -2,6 +2,7 @@
 // The table of a frame: a row for each block.
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "formats/frame_parts.h"
 
@@ -49,8 +50,9 @@ Row row_of(const FrameInfo& info, const BucketEntry& entry, const FrameBlock& bl
   row.position_bytes = static_cast<std::uint8_t>(entry.position_bytes);
   row.positions_stored = block.positions.zstd ? kZstd : kPlain;
   row.values_stored = block.values.zstd ? kZstd : kPlain;
+  row.flags = is_compact(info.context.encoding) ? kNeedsOldValues : 0;
   row.first_unit = block.first_unit;
-  row.count = entry.count();
+  row.count = is_compact(info.context.encoding) ? block.changes : entry.count();
   row.stored_positions = block.positions.size_bytes;
   row.stored_values = block.values.size_bytes;
   row.hash = block.hash;
@@ -77,8 +79,9 @@ class TableReader {
     for (std::uint32_t i = 0; i < info_.entries; ++i) {
       DRIFTLESS_RETURN_IF_ERROR(read_row().with_context(concat("frame: row ", i)));
     }
+    if (compact_) DRIFTLESS_RETURN_IF_ERROR(read_tables());
     if (!rest_.empty() || positions_end_ != info_.positions_bytes ||
-        value_end_ * unit_bytes(info_.dtype) != info_.values_bytes ||
+        value_end_ * value_unit(info_) != info_.values_bytes ||
         positions_at_ != head_.places.positions + info_.stored_positions_bytes ||
         values_at_ != head_.places.values + info_.stored_values_bytes) {
       return error(StatusCode::kCorrupt, "frame: its rows have ", positions_end_,
@@ -98,19 +101,21 @@ class TableReader {
     DRIFTLESS_RETURN_IF_ERROR(check(row));
     DRIFTLESS_ASSIGN_OR_RETURN(const TensorBlock* const block, read_box(row));
     BucketEntry entry{row.tensor, row.position_bytes, positions_end_, 0, value_end_, 0, block};
-    const unsigned unit = unit_bytes(info_.dtype);
-    const std::uint64_t position_bytes = row.count * row.position_bytes;
+    const std::uint64_t position_bytes =
+        compact_ ? row.stored_positions : row.count * row.position_bytes;
+    const std::uint64_t values = compact_ ? row.stored_values : row.count;
     entry.position_end = positions_end_ += position_bytes;
-    entry.value_end = value_end_ += row.count;
+    entry.value_end = value_end_ += values;
     FrameBlock stored;
     stored.first_unit = row.first_unit;
     stored.hash = row.hash;
+    stored.changes = compact_ ? row.count : 0;
     DRIFTLESS_ASSIGN_OR_RETURN(
         stored.positions,
         read_stream(row.positions_stored, row.stored_positions, position_bytes, positions_at_,
                     head_.places.positions + info_.stored_positions_bytes));
     DRIFTLESS_ASSIGN_OR_RETURN(
-        stored.values, read_stream(row.values_stored, row.stored_values, row.count * unit,
+        stored.values, read_stream(row.values_stored, row.stored_values, values * value_unit(info_),
                                    values_at_, head_.places.values + info_.stored_values_bytes));
     head_.entries.push_back(entry);
     head_.blocks.push_back(stored);
@@ -118,7 +123,8 @@ class TableReader {
   }
 
   [[nodiscard]] Status check(const Row& row) const {
-    if (row.flags == kNeedsOldValues || row.more_streams != 0 || row.scale != kNoScale) {
+    if ((row.flags == kNeedsOldValues && !compact_) || row.more_streams != 0 ||
+        row.scale != kNoScale) {
       return error(StatusCode::kUnsupported, "tensor ", row.tensor,
                    ": needs old values, further streams or a scale, which this build does not "
                    "read; use the same release on both sides");
@@ -126,7 +132,8 @@ class TableReader {
     const bool full = is_full(info_.context.encoding);
     const auto encoding = static_cast<std::uint8_t>(row_encoding(info_.context.encoding));
     if (row.encoding != encoding || row.dtype != static_cast<std::uint8_t>(info_.dtype) ||
-        row.flags != 0 || (full ? row.position_bytes != 0 : row.first_unit != 0)) {
+        row.flags != (compact_ ? kNeedsOldValues : 0) ||
+        (full ? row.position_bytes != 0 : row.first_unit != 0)) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, ": encoding ", +row.encoding,
                    ", dtype ", +row.dtype, ", flags ", +row.flags, ", width ", +row.position_bytes,
                    ", first unit ", row.first_unit, ", which is not as the header says");
@@ -134,6 +141,7 @@ class TableReader {
     if (row.tensor >= layout_.size()) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, " of a layout of ", layout_.size());
     }
+    if (compact_) return check_compact(row);
     // Keeps all sums within the streams' sizes, so that they cannot overflow.
     const std::uint64_t units = info_.values_bytes / unit_bytes(info_.dtype) - value_end_;
     if (row.count > units || row.position_bytes > 8) {
@@ -141,6 +149,41 @@ class TableReader {
                    " units with positions of ", +row.position_bytes, " bytes, but only ", units,
                    " values are left");
     }
+    return {};
+  }
+
+  // The streams of `compact` have the sizes that are stored.
+  [[nodiscard]] Status check_compact(const Row& row) const {
+    if (row.stored_positions <= info_.positions_bytes - positions_end_ &&
+        row.stored_values <= info_.values_bytes - value_end_) {
+      return {};
+    }
+    return error(StatusCode::kCorrupt, "tensor '", layout_[row.tensor].name,
+                 "': ", row.stored_positions, " and ", row.stored_values,
+                 " bytes, more than the streams have left");
+  }
+
+  // Behind the rows: as many as they name, in the order of their first use.
+  Status read_tables() {
+    const std::optional<CompactFields> fields = compact_fields(info_.dtype);
+    if (!fields) {
+      return error(StatusCode::kCorrupt, "frame: ", driftless::info(info_.dtype).name,
+                   " is not coded by 'compact'");
+    }
+    unsigned count = 0;
+    for (const BucketEntry& entry : head_.entries) {
+      if (entry.position_bytes > count) {
+        return error(StatusCode::kCorrupt, "frame: tensor ", entry.tensor, " has table ",
+                     entry.position_bytes, " before there is table ", count);
+      }
+      count = std::max(count, entry.position_bytes + 1);
+    }
+    auto tables = std::make_shared<std::vector<CompactTable>>();
+    for (unsigned i = 0; i < count; ++i) {
+      DRIFTLESS_ASSIGN_OR_RETURN(CompactTable table, read_compact_table(*fields, rest_));
+      tables->push_back(std::move(table));
+    }
+    head_.tables = std::move(tables);
     return {};
   }
 
@@ -185,6 +228,7 @@ class TableReader {
   const WeightLayout& layout_;
   FrameHead& head_;
   const FrameInfo& info_;
+  const bool compact_ = is_compact(info_.context.encoding);
   std::uint64_t positions_end_ = 0, value_end_ = 0;  // before compression
   std::uint64_t positions_at_ = 0, values_at_ = 0;   // in the frame
 };

@@ -82,20 +82,24 @@ class HashingSink {
 FrameInfo info_of(const FrameContext& context, const FrameParts& parts) {
   std::uint64_t values_bytes = 0;
   for (const auto& piece : parts.values) values_bytes += piece.size();
-  return plain_frame(context, parts.dtype, parts.entries, parts.positions.size(), values_bytes);
+  FrameInfo frame =
+      plain_frame(context, parts.dtype, parts.entries, parts.positions.size(), values_bytes);
+  frame.table_bytes += parts.tables.size();
+  frame.frame_bytes += parts.tables.size();
+  return frame;
 }
 
 // Table and trailer.
 std::vector<std::byte> end_of_frame(const FrameInfo& frame, const FrameParts& parts) {
   std::vector<std::byte> table = make_frame_table(frame, parts.entries, parts.blocks);
+  table.insert(table.end(), parts.tables.begin(), parts.tables.end());
   const Hash128 hash = xxh3_128(table);
   table.resize(table.size() + kFrameTrailerBytes);
   FieldWriter(table.data() + table.size() - kFrameTrailerBytes).put(hash);
   return table;
 }
 
-void note_plain_sizes(FrameParts& parts) {
-  const unsigned unit = unit_bytes(parts.dtype);
+void note_plain_sizes(FrameParts& parts, unsigned unit) {
   for (std::size_t i = 0; i < parts.entries.size(); ++i) {
     const BucketEntry& entry = parts.entries[i];
     parts.blocks[i].positions.size_bytes = entry.position_end - entry.position_begin;
@@ -105,7 +109,7 @@ void note_plain_sizes(FrameParts& parts) {
 
 // A plain frame, front to back.
 Result<Hash128> stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& sink) {
-  note_plain_sizes(parts);
+  note_plain_sizes(parts, value_unit(frame));
   const auto sizes = [&](FrameStream FrameBlock::* stream) {
     std::vector<std::uint64_t> all;
     for (const FrameBlock& block : parts.blocks) all.push_back((block.*stream).size_bytes);
@@ -199,8 +203,8 @@ Status check_tiles(const BucketShape& bucket) {
 }
 
 FrameParts parts_of(const BucketView& bucket, std::span<const std::span<const std::byte>> values) {
-  return {bucket.dtype, bucket.entries, std::vector<FrameBlock>(bucket.entries.size()),
-          bucket.positions, values};
+  return {bucket.dtype,     bucket.entries, std::vector<FrameBlock>(bucket.entries.size()),
+          bucket.positions, values,         {}};
 }
 
 }  // namespace
@@ -306,8 +310,9 @@ Result<std::vector<std::byte>> encode_frame_table(const FrameContext& context,
     return error(StatusCode::kInvalidArgument, hashes.size(), " hashes for ", bucket.entries.size(),
                  " entries");
   }
-  FrameParts parts{bucket.dtype, bucket.entries, std::vector<FrameBlock>(hashes.size()), {}, {}};
-  note_plain_sizes(parts);
+  FrameParts parts{
+      bucket.dtype, bucket.entries, std::vector<FrameBlock>(hashes.size()), {}, {}, {}};
+  note_plain_sizes(parts, unit_bytes(parts.dtype));
   for (std::size_t i = 0; i < hashes.size(); ++i) parts.blocks[i].hash = hashes[i];
   return end_of_frame(plain_frame(context, bucket.dtype, bucket.entries, bucket.positions_bytes,
                                   bucket.values_bytes),

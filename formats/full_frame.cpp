@@ -74,12 +74,12 @@ Status encode_full_frame(const FrameContext& context, const WeightLayout& layout
     const std::uint64_t begin = units;
     units += run.bytes.size() / unit;
     entries.push_back({run.tensor, 0, 0, 0, begin, units, run.block});
-    blocks.push_back({run.first_unit, {}, {}, {}});
+    blocks.push_back({run.first_unit, {}, {}, {}, 0});
     values.push_back(run.bytes);
   }
   DRIFTLESS_RETURN_IF_ERROR(
       check_runs(layout, dtype, entries, blocks, StatusCode::kInvalidArgument));
-  return append_frame(context, {dtype, entries, std::move(blocks), {}, values}, out);
+  return append_frame(context, {dtype, entries, std::move(blocks), {}, values, {}}, out);
 }
 
 std::vector<DenseRun> Frame::runs() const {

@@ -24,6 +24,14 @@ void decode(const testing::Bytes& bytes, const WeightLayout& layout) {
     if (again != bytes || !frame->bucket().entries.empty()) std::abort();
     return;
   }
+  if (frame->compact()) {
+    const auto& [context, dtype] = std::pair(frame->info().context, frame->info().dtype);
+    const std::vector<CompactBlock> blocks = frame->compact_blocks();
+    const auto tables = frame->compact_tables();
+    if (!encode_compact_frame(context, layout, dtype, tables, blocks, again).ok()) std::abort();
+    if (again != bytes || !frame->bucket().entries.empty()) std::abort();
+    return;
+  }
   if (!testing::decode_all(layout, frame->bucket()).ok()) return;
   if (!encode_frame(frame->info().context, frame->bucket(), again).ok()) std::abort();
   if (frame->info().context.encoding != Encoding::kDeltasZstd && again != bytes) std::abort();

@@ -88,7 +88,8 @@ def inflate(stored_as: int, stored: bytes, size: int) -> bytes:
     return content
 
 
-def read_table(table: bytes, rows: int) -> list[tuple[tuple[Any, ...], list[tuple[int, int]]]]:
+def read_table(table: bytes, rows: int) -> tuple[list[tuple[tuple[Any, ...], list[tuple[int, int]]]], bytes]:
+    """The rows, and what lies behind them."""
     found, at = [], 0
     for _ in range(rows):
         require(len(table) - at >= ROW.size, "the table is cut short")
@@ -98,8 +99,7 @@ def read_table(table: bytes, rows: int) -> list[tuple[tuple[Any, ...], list[tupl
         box = [struct.unpack_from("<QQ", table, at + 16 * d) for d in range(row[3])]
         at += 16 * row[3]
         found.append((row, box))
-    require(at == len(table), "the table has more than its rows")
-    return found
+    return found, table[at:]
 
 
 def read_frame(data: bytes) -> Frame:
@@ -118,7 +118,9 @@ def read_frame(data: bytes) -> Frame:
     frame = Frame(encoding, dtype, run.hex(), version, base, layout.hex(), rank, index, [])
     at, unit = [HEADER.size, values_at], UNIT_BYTES[dtype]
     counted = [0, 0]
-    for row, box in read_table(table, rows):
+    found, rest = read_table(table, rows)
+    require(rest == b"", "the table has more than its rows")
+    for row, box in found:
         tensor, row_encoding, row_dtype, _, width, positions_as, values_as, flags, further, scale = row[:10]
         first, count, position_size, value_size, row_hash = row[10:]
         require(flags == 0 and further == 0 and scale == NO_SCALE, "what this reader does not know")
