@@ -83,7 +83,9 @@ class FollowingReceiver final : public Receiver {
     ReceiverNeeds needs;
     needs.encodings = options_.encodings;
     if (needs.encodings.empty()) {
-      for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
+      for (const EncodingInfo& each : all_encodings()) {
+        if (parse_encoding(each.name).ok()) needs.encodings.push_back(each.encoding);
+      }
     }
     needs.old_values = true;
     needs.ranges = true;
