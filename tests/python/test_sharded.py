@@ -84,14 +84,14 @@ def follow(config, base):
                 yield report.version, held
 
 
-LONG = [pytest.param(layout, marks=pytest.mark.long) for layout in ("hsdp", "ep")]
+LONG = [pytest.param(layout, "frames", marks=pytest.mark.long) for layout in ("hsdp", "ep")]
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "fsdp_tp", *LONG])
-def test_every_version_is_the_full_tensors(layout, work):
+@pytest.mark.parametrize("layout, files", [("fsdp", "flush"), ("fsdp_tp", "frames"), *LONG])
+def test_every_version_is_the_full_tensors(layout, files, work):
     road = work / "road"
     path = work / "driftless.yaml"
-    path.write_text(f"road: {{ kind: shared_fs, dir: {road}, layout: frames }}\n")
+    path.write_text(f"road: {{ kind: shared_fs, dir: {road}, layout: {files} }}\n")
     started = trainers(layout, path, work)
     try:
         ended = [process.wait(240) for process in started]
