@@ -209,8 +209,8 @@ TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
   const auto hooked = std::make_shared<HookedStore>(store_);
   hooked->before_put = [&](const std::string& key) {
     // The other one found no run.json either, and comes to write it only now.
-    if (key == "publisher.json")
-      ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
+    if (key != "publisher.json") return;
+    ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
   };
   const auto road = make_object_store_sender(hooked, options_, 0, 1);
   EXPECT_EQ((*road)->announce("run", soon()).code(), StatusCode::kAlreadyExists);

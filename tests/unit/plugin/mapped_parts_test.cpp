@@ -77,7 +77,7 @@ struct MappedCase {
   bool copied;  // as far as fold_bytes goes
 };
 
-class MappedParts : public ::testing::TestWithParam<MappedCase> {
+class MappedPartsTest : public ::testing::TestWithParam<MappedCase> {
  protected:
   // The weights of a rollout that holds all tensors but one, so that no digest proves them, after
   // the next version, with the parts damaged before they are decoded or before they are committed.
@@ -120,7 +120,7 @@ class MappedParts : public ::testing::TestWithParam<MappedCase> {
   PublishedRun run_ = PublishedRun(random_weights(1));
 };
 
-TEST_P(MappedParts, DamagedAfterTheirHashWasComparedNeverReachTheWeights) {
+TEST_P(MappedPartsTest, DamagedAfterTheirHashWasComparedNeverReachTheWeights) {
   for (const bool before_stage : {true, false}) {
     Weights held = run_.weights[0];
     const Status done = follow(before_stage, held);
@@ -134,7 +134,7 @@ TEST_P(MappedParts, DamagedAfterTheirHashWasComparedNeverReachTheWeights) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Layouts, MappedParts,
+    Layouts, MappedPartsTest,
     ::testing::Values(MappedCase{DirectoryLayout::kFlush, Encoding::kDeltas, true},
                       MappedCase{DirectoryLayout::kFlush, Encoding::kDeltas, false},
                       MappedCase{DirectoryLayout::kFrames, Encoding::kDeltas, true},
