@@ -63,6 +63,13 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
     if (item.contains("table")) {
       DRIFTLESS_ASSIGN_OR_RETURN(file.table, json_hash128(item, "table", what));
     }
+    if (const auto partial = item.find("partial"); partial != item.end()) {
+      if (!partial->is_boolean()) {
+        return error(StatusCode::kCorrupt, what, ": 'partial' of '", file.name,
+                     "' is neither true nor false");
+      }
+      file.partial = partial->get<bool>();
+    }
     return {};
   };
   return read_sorted(json, "files", what, manifest.files, read);
@@ -199,6 +206,7 @@ std::string manifest_to_json(const Manifest& manifest) {
     if (file.rank != 0) item["rank"] = file.rank;
     if (file.locator != 0) item["locator"] = file.locator;
     if (file.table) item["table"] = to_hex(*file.table);
+    if (file.partial) item["partial"] = true;
   }
   json["tensors"] = nlohmann::ordered_json::array();
   for (const ManifestTensor& tensor : manifest.tensors) {

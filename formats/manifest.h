@@ -40,6 +40,8 @@ struct ManifestFile {
   // Of a frame: what its trailer says, the xxh3-128 of its table. It proves, by the blocks' hashes
   // in the table, what is fetched of the frame. Without it only the whole frame can be proven.
   std::optional<Hash128> table = {};
+  // Of a frame on an agent's road: blocks that no worker needed were not fetched, and are zeros.
+  bool partial = false;
 
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };

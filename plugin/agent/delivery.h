@@ -36,6 +36,8 @@ class Delivery {
   [[nodiscard]] virtual std::optional<Digest> digest(std::uint64_t version) const = 0;
   // The publisher must be asked for an anchor.
   [[nodiscard]] virtual bool wants_anchor() const = 0;
+  // What the workers need of a version, to be announced (formats/receiver_needs.h). Empty: all.
+  [[nodiscard]] virtual std::string needs() const { return {}; }
   // Those that are there, as of the last step().
   [[nodiscard]] virtual std::vector<Worker> workers() const = 0;
   // The run's last word, for the workers.

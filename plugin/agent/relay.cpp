@@ -7,6 +7,7 @@
 #include "formats/run_info.h"
 #include "formats/safetensors.h"
 #include "formats/zstd_stream.h"
+#include "plugin/receive/block_fetcher.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -217,8 +218,6 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;
   update.wire_bytes = text.size();
-  for (const ManifestFile& file : manifest.files) update.needed_bytes += file.size_bytes;
-  update.wire_bytes += update.needed_bytes;
   DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
@@ -229,11 +228,24 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
 // All parts; the manifest says then where they are on `down`.
 Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
                     const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> said, down_->receivers());
+  listen(said);
+  DRIFTLESS_RETURN_IF_ERROR(carry_blocks(id, manifest, report.update, deadline));
+  const bool by_need =
+      std::ranges::any_of(manifest.files, [](const ManifestFile& file) { return file.partial; });
+  const Encoding plain = by_need ? manifest.encoding : plain_encoding(manifest);
   std::vector<Carried> carried(manifest.files.size());
+  for (const ManifestFile& file : manifest.files) {
+    if (file.partial) continue;
+    report.update.needed_bytes += file.size_bytes;
+    report.update.wire_bytes += file.size_bytes;
+  }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(
       manifest.files.size(), options_.read_workers, [&](std::size_t i, unsigned) -> Status {
+        carried[i].table = manifest.files[i].table;
+        if (manifest.files[i].partial) return {};
         DRIFTLESS_ASSIGN_OR_RETURN(carried[i],
-                                   carry_part(id, manifest, manifest.files[i], deadline));
+                                   carry_part(id, manifest, plain, manifest.files[i], deadline));
         return {};
       }));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> receipts, down_->flush(deadline));
@@ -250,14 +262,65 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
     manifest.files[i].table = carried[i].table;
     report.update.fetch_ms += carried[i].fetch_ms;
   }
-  const Encoding plain = plain_encoding(manifest);
   if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
   manifest.encoding = plain;
   return {};
 }
 
+void Relay::listen(std::span<const ReceiverReport> receivers) {
+  for (const ReceiverReport& receiver : receivers) needs_.add(layout_, receiver);
+}
+
+std::string Relay::needs() const {
+  const bool known = options_.workers > 0 && needs_.workers() >= options_.workers;
+  return known ? needs_.text(layout_) : std::string();
+}
+
+// Blocks that nobody needs stay holes: the table, and with it the hashes of all others, are as they
+// were, and a worker fetches its own by need.
+Status Relay::carry_blocks(const PublicationId& id, Manifest& manifest, UpdateReport& update,
+                           const Deadline& deadline) {
+  const bool known = options_.workers > 0 && needs_.workers() >= options_.workers;
+  std::uint64_t bytes = 0;
+  for (const ManifestFile& file : manifest.files) bytes += file.size_bytes;
+  // All of it is held at once.
+  const bool fits = bytes <= options_.read_bytes;
+  if (!known || !fits || needs_.everything() || !may_fetch_blocks(manifest)) return {};
+  RangeFetchOptions options;
+  options.workers = std::max(1U, options_.read_workers);
+  options.memory_bytes = options_.read_bytes;
+  Stopwatch watch;
+  const auto needed = [&](const BucketEntry& entry) {
+    return needs_.has(entry.tensor, entry.block);
+  };
+  DRIFTLESS_ASSIGN_OR_RETURN(FetchedBlocks blocks, fetch_blocks(*up_, id, manifest, layout_, needed,
+                                                                true, options, deadline));
+  update.fetch_ms += watch.lap_ms();
+  update.needed_bytes += blocks.needed_bytes;
+  update.wire_bytes += blocks.fetched_bytes;
+  for (FetchedFrame& frame : blocks.frames) {
+    ManifestFile& file = manifest.files[frame.file];
+    const Status proven = frame.collector.finish(layout_).status();
+    if (!proven.ok()) return proven.with_context(concat("part ", file.name));
+    DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame.head));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> out, down_->create_part(file.name));
+    const std::span<const std::byte> head(frame.head);
+    DRIFTLESS_RETURN_IF_ERROR(out->pwrite(0, head.first(kFrameHeaderBytes)));
+    for (std::size_t k = 0; k < frame.ranges.size(); ++k) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          out->pwrite(frame.collector.ranges()[k].offset, frame.ranges[k].bytes()));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        out->pwrite(frame_places(info).table, head.subspan(kFrameHeaderBytes)));
+    DRIFTLESS_RETURN_IF_ERROR(out->sync());
+    file.partial = true;
+  }
+  return {};
+}
+
 Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest& manifest,
-                                         const ManifestFile& file, const Deadline& deadline) {
+                                         Encoding plain_as, const ManifestFile& file,
+                                         const Deadline& deadline) {
   const std::string what = concat("part ", file.name);
   const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
   const MemoryBudget::Hold held(fetched_budget_, file.size_bytes);
@@ -284,6 +347,12 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
   const MemoryBudget::Hold also_held(inflated_budget_, inflated);
+  if (plain_as == manifest.encoding && has_frames(manifest)) {  // as it is
+    DRIFTLESS_RETURN_IF_ERROR(out->pwrite(0, part->bytes()));
+    DRIFTLESS_RETURN_IF_ERROR(out->sync());
+    carried.table = file.table;
+    return carried;
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const PlainPart plain,
                              write_plain_part(manifest, *part, layout_, *out));
   carried.delta_bytes = plain.delta_bytes;
@@ -302,6 +371,7 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
 
 Result<std::optional<DeliveryReport>> Relay::help() {
   DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
+  listen(receivers_);
   // The anchor must be at least this one for whoever needs one.
   std::optional<std::uint64_t> least;
   for (const ReceiverReport& receiver : receivers_) {

@@ -16,10 +16,14 @@
 #include "core/memory_budget.h"
 #include "formats/manifest.h"
 #include "plugin/agent/delivery.h"
+#include "plugin/agent/union_needs.h"
 
 namespace driftless {
 
 struct RelayOptions {
+  // Once so many workers have said what they need, only that is fetched, of all that ever did.
+  // 0: everything is.
+  std::uint64_t workers = 0;
   unsigned read_workers = 4;                          // parts fetched and inflated at a time
   std::uint64_t read_bytes = std::uint64_t{1} << 30;  // held by them, at most; one part always goes
   unsigned versions = 32;                             // steps of before that a start brings along
@@ -48,6 +52,8 @@ class Relay {
   [[nodiscard]] Result<bool> behind();
   // Of what was relayed, and of the base.
   [[nodiscard]] const std::shared_ptr<VersionDigests>& digests() const { return digests_; }
+  // What this agent announces: the needs of its workers, together. Empty: everything.
+  [[nodiscard]] std::string needs() const;
   // What the receivers last said to help().
   [[nodiscard]] const std::vector<ReceiverReport>& receivers() const { return receivers_; }
   // A receiver needs an anchor that is not there.
@@ -74,7 +80,12 @@ class Relay {
     double fetch_ms = 0;
   };
   [[nodiscard]] Result<Carried> carry_part(const PublicationId& id, const Manifest& manifest,
-                                           const ManifestFile& file, const Deadline& deadline);
+                                           Encoding plain_as, const ManifestFile& file,
+                                           const Deadline& deadline);
+  // Of the frames of which not everything is needed, what is. Marks them in the manifest.
+  [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
+                                    UpdateReport& update, const Deadline& deadline);
+  void listen(std::span<const ReceiverReport> receivers);
   [[nodiscard]] Result<bool> leads_on(std::uint64_t anchor);
 
   const RelayOptions options_;
@@ -87,6 +98,7 @@ class Relay {
   std::optional<std::uint64_t> anchor_;  // relayed last
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
+  UnionNeeds needs_;
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time
   // Two, since a part is inflated while it is held: whoever holds of the second waits for nobody.

@@ -21,6 +21,7 @@ class ShmDelivery final : public Delivery {
     RelayOptions options;
     options.read_workers = threads ? config_.agent.read_workers : 1;
     options.read_bytes = config_.agent.read_bytes;
+    options.workers = config_.agent.workers;
     options.versions = config_.host_shm.versions;
     options.fetch_deadline = config_.receiver.fetch_deadline;
     options.report_deadline = config_.receiver.report_deadline;
@@ -40,6 +41,7 @@ class ShmDelivery final : public Delivery {
     return relay_->digests()->find(version);
   }
   [[nodiscard]] bool wants_anchor() const override { return relay_->wants_anchor(); }
+  [[nodiscard]] std::string needs() const override { return relay_->needs(); }
 
   // One whose weights are not those of the version that it names holds nothing; nor does one whose
   // version this agent cannot compare.

@@ -364,7 +364,9 @@ constexpr std::array kKeys = {
     key<Text, DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
                                                   "File with its bearer token"),
     key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
-        "agent.workers", "Workers on host_shm that must have the last version at the end"),
+        "agent.workers",
+        "Workers on host_shm that must have the last version at the end. Once so many have "
+        "said what they hold, only that is fetched; 0: everything is"),
     key<Count<1, 256>, DRIFTLESS_FIELD(agent.read_workers)>(
         "agent.read_workers", "Parts that are fetched and decoded at a time"),
     key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(agent.read_bytes)>("agent.read_memory",

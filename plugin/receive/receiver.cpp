@@ -124,8 +124,12 @@ class FollowingReceiver final : public Receiver {
         state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny,
         {&digests_.layout(), target_->needs()});
     // Said at once, and again by every report() until something helped.
-    stranded_ = fetched.status().code() == StatusCode::kWrongBase;
+    const bool not_there =
+        fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
+    stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
+                (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
+    if (not_there) note_misfit(fetched.status());
     if (!fetched.ok()) return fetched.status();
     std::optional<FetchedChain> chain = std::move(*fetched);
     if (!chain) return false;

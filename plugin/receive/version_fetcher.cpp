@@ -2,12 +2,11 @@
 #include "plugin/receive/version_fetcher.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <new>
 
-#include "collectives/range_fetcher.h"
 #include "core/parallel.h"
+#include "plugin/receive/block_fetcher.h"
 #include "plugin/receive/run_digests.h"
 #include "plugin/targets/version_source.h"
 
@@ -43,6 +42,23 @@ Result<MappedFile> copy_of(const MappedFile& part) {
 
 PartReceipt receipt_of(const ManifestFile& file) {
   return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
+}
+
+// Of a part that an agent fetched in part.
+Status not_brought(const std::string& source, const ManifestFile& file) {
+  return error(StatusCode::kMismatch, source, ": part ", file.name, ": the agent of this host did ",
+               "not fetch what this worker needs of it, since no worker had asked for it then; a ",
+               "full version is taken, or asked for");
+}
+// What is needed whole is there whole.
+Status check_brought(const FetchedVersion& version) {
+  const std::vector<ManifestFile>& files = version.manifest.files;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i].partial && version.frames[i] == nullptr) {
+      return not_brought(version.source, files[i]);
+    }
+  }
+  return {};
 }
 
 Status nothing_full(const TargetState& state, FetchMode mode,
@@ -307,169 +323,36 @@ Status VersionFetcher::take_parts(FetchedVersion& version) const {
   });
 }
 
-namespace {
-
-// The head of each frame, by part: its two ends, and once its header says how long its table is,
-// what is missing of that. Empty if the road has the part in device memory.
-class HeadFetcher {
- public:
-  HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
-              const Deadline& deadline)
-      : road_(road), id_(id), options_(options), deadline_(deadline) {}
-
-  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> fetch(
-      std::span<const PartReceipt> parts) {
-    std::vector<WantedPart> wanted;
-    for (const PartReceipt& part : parts) {
-      const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);
-      const std::uint64_t tail =
-          std::min(part.size_bytes - header,
-                   std::clamp(part.size_bytes / kTailShare, kLeastTailBytes, kMostTailBytes));
-      wanted.push_back({part, {{0, header}, {part.size_bytes - tail, tail}}});
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(const Ends ends, take(wanted));
-    std::vector<WantedPart> more;
-    std::vector<std::size_t> whose;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (ends[i].device) continue;
-      const Result<FrameInfo> info = read_frame_header(ends[i].bytes[0]);
-      if (!info.ok()) return info.status().with_context(concat("part ", parts[i].name));
-      if (info->frame_bytes != parts[i].size_bytes) {
-        return error(StatusCode::kCorrupt, "part ", parts[i].name, ": a frame of ",
-                     info->frame_bytes, " bytes, the manifest says ", parts[i].size_bytes);
-      }
-      const std::uint64_t table = frame_places(*info).table;
-      const std::uint64_t there = parts[i].size_bytes - ends[i].bytes[1].size();
-      whose.push_back(i);
-      more.push_back({parts[i], {{table, there > table ? there - table : 0}}});
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(const Ends rest, take(more));
-    std::vector<std::vector<std::byte>> heads(parts.size());
-    for (std::size_t k = 0; k < whose.size(); ++k) {
-      const std::size_t i = whose[k];
-      const std::uint64_t table_and_trailer = parts[i].size_bytes - more[k].ranges[0].offset;
-      heads[i] = ends[i].bytes[0];
-      append(heads[i], rest[k].bytes[0]);
-      const std::vector<std::byte>& tail = ends[i].bytes[1];
-      append(heads[i],
-             std::span(tail).last(std::min<std::uint64_t>(tail.size(), table_and_trailer)));
-    }
-    return heads;
-  }
-  [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
-
- private:
-  // What is fetched of a part's end before its table's size is known: 60 to 500 rows.
-  static constexpr std::uint64_t kTailShare = 64;
-  static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
-  static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
-  struct End {
-    std::array<std::vector<std::byte>, 2> bytes;
-    bool device = false;
-  };
-  using Ends = std::vector<End>;
-
-  static void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
-    to.insert(to.end(), bytes.begin(), bytes.end());
-  }
-
-  [[nodiscard]] Result<Ends> take(std::span<const WantedPart> wanted) {
-    Ends ends(wanted.size());
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const RangeFetchReport report,
-        fetch_wanted(
-            road_, id_, wanted, options_,
-            [&](std::size_t part, std::size_t range, const MappedFile& bytes) -> Status {
-              if (bytes.memory_kind() != MemoryKind::kHost) {
-                ends[part].device = true;
-              } else {
-                append(ends[part].bytes[range], bytes.bytes());
-              }
-              return {};
-            },
-            deadline_));
-    fetched_bytes_ += report.fetched_bytes;
-    return ends;
-  }
-
-  ReceiveRoad& road_;
-  const PublicationId id_;
-  const RangeFetchOptions& options_;
-  const Deadline& deadline_;
-  std::uint64_t fetched_bytes_ = 0;
-};
-
-}  // namespace
-
 Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline) {
   const Manifest& manifest = version.manifest;
-  const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
-                      manifest.directory_layout == DirectoryLayout::kHdf5;
-  // Some tensors of a full version are proven by their own digests.
-  const bool provable = manifest.encoding != Encoding::kFull || manifest.has_tensor_digests();
-  if (!frames || !provable || needs.of_target == nullptr ||
+  if (needs.of_target == nullptr || !may_fetch_blocks(manifest) ||
       manifest.layout != needs.layout->signature()) {
-    return {};
-  }
-  // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
-  std::vector<PartReceipt> parts;
-  std::vector<std::size_t> file_of;
-  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
-    if (!manifest.files[i].table) continue;
-    parts.push_back(receipt_of(manifest.files[i]));
-    file_of.push_back(i);
+    return check_brought(version);
   }
   RangeFetchOptions options;
   options.workers = std::max(1U, options_.read_workers);
-  HeadFetcher heads(*road_, id, options, deadline);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::vector<std::byte>> read, heads.fetch(parts));
-  std::vector<std::optional<FrameCollector>> collectors(parts.size());
-  std::vector<WantedPart> wanted;
-  std::vector<std::size_t> whose;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (read[i].empty()) continue;
-    if (const Hash128 found = frame_table_hash(read[i]);
-        found != manifest.files[file_of[i]].table) {
-      return error(StatusCode::kCorrupt, version.source, ": part ", parts[i].name,
-                   ": its table has xxh3-128 ", to_hex(found), ", the manifest says ",
-                   to_hex(*manifest.files[file_of[i]].table), ": it is another publication's");
-    }
-    Result<FrameCollector> collector = FrameCollector::open(
-        read[i], *needs.layout, max_frame_body_bytes(*needs.layout),
-        [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); });
-    if (!collector.ok()) {
-      return collector.status().with_context(concat(version.source, ": part ", parts[i].name));
-    }
-    if (collector->all()) continue;
-    chain.needed_bytes += read[i].size();
-    collectors[i] = std::move(*collector);
-    whose.push_back(i);
-    WantedPart& part = wanted.emplace_back();
-    part.part = parts[i];
-    for (const FrameRange& range : collectors[i]->ranges()) {
-      part.ranges.push_back({range.offset, range.size_bytes});
-    }
-  }
-  const Result<RangeFetchReport> report = fetch_wanted(
-      *road_, id, wanted, options,
-      [&](std::size_t part, std::size_t range, const MappedFile& bytes) {
-        return collectors[whose[part]]->take(range, bytes.bytes());
-      },
-      deadline);
-  if (!report.ok()) return report.status().with_context(version.source);
-  chain.fetched_bytes += heads.fetched_bytes() + report->fetched_bytes;
-  chain.needed_bytes += report->needed_bytes;
-  return parallel_for(whose.size(), options_.threads, [&](std::size_t k, unsigned) -> Status {
-    const std::size_t i = whose[k];
-    Result<Frame> frame = collectors[i]->finish(*needs.layout);
-    if (!frame.ok()) {
-      return frame.status().with_context(concat(version.source, ": part ", parts[i].name));
-    }
-    version.frames[file_of[i]] = std::make_shared<Frame>(std::move(*frame));
-    return {};
-  });
+  Result<FetchedBlocks> blocks = driftless::fetch_blocks(
+      *road_, id, manifest, *needs.layout,
+      [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); },
+      false, options, deadline);
+  if (!blocks.ok()) return blocks.status().with_context(version.source);
+  chain.fetched_bytes += blocks->fetched_bytes;
+  chain.needed_bytes += blocks->needed_bytes;
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(blocks->frames.size(), options_.threads, [&](std::size_t k, unsigned) -> Status {
+        FetchedFrame& fetched = blocks->frames[k];
+        const ManifestFile& file = manifest.files[fetched.file];
+        Result<Frame> frame = fetched.collector.finish(*needs.layout);
+        if (!frame.ok() && file.partial) return not_brought(version.source, file);
+        if (!frame.ok()) {
+          return frame.status().with_context(concat(version.source, ": part ", file.name));
+        }
+        version.frames[fetched.file] = std::make_shared<Frame>(std::move(*frame));
+        return {};
+      }));
+  return check_brought(version);
 }
 
 Status check_unchanged(std::span<const MappedPart> parts, unsigned threads) {

@@ -277,6 +277,7 @@ class Agent {
       report.version = delivery_->version();
       report.proof = kAnchorWanted;
     }
+    report.needs = delivery_->needs();
     const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
     if (told.code() != StatusCode::kDeadlineExceeded) {
       unheard_.reset();

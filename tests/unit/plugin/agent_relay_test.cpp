@@ -12,6 +12,7 @@
 #include "formats/zstd_stream.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/receive/receiver.h"
+#include "support/loopback_job.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {
@@ -285,6 +286,101 @@ TEST(ChangedTensors, AreWrittenWholeAndOnlyThey) {
   EXPECT_TRUE(check_same_shapes(posix_file_system(), dir.file("model"), run.layout).ok());
   EXPECT_EQ(check_same_shapes(posix_file_system(), dir.file("changed"), run.layout).code(),
             StatusCode::kWrongLayout);
+}
+
+// Workers that hold some of the tensors: the agent fetches what they need together. One that comes
+// later and needs more asks for an anchor, and gets on.
+TEST(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
+  const Weights base = random_weights(1, 512);
+  LoopbackHub hub({}, 1);
+  PublisherOptions options = quick_options();
+  options.buffer_bytes = 1 << 20;
+  options.encoding = Encoding::kDeltasZstd;
+  Trainer trainer(hub, 1, options, base);
+  expect_ok(trainer.opened());
+  const TempDir dir(TempDir::Where::kMemory);
+  HostShmOptions shm;
+  shm.dir = dir.path();
+  const auto up = hub.receiver();
+  const auto down = make_host_shm_sender(shm);
+  ASSERT_TRUE(down.ok());
+  RelayOptions relaying;
+  relaying.workers = 2;
+  const auto relay = Relay::open(relaying, *up, **down, soon());
+  ASSERT_TRUE(relay.ok()) << relay.status().to_string();
+
+  // Holds tensors first, first + step, ...
+  struct Part {
+    Part(const HostShmOptions& shm, const std::string& id, const Weights& start, std::size_t first,
+         std::size_t step)
+        : weights(start), layout(layout_of(start)), road(std::move(*make_host_shm_receiver(shm))) {
+      data = pointers(weights);
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        if (i % step != first) data[i] = nullptr;
+      }
+      target = std::move(*make_memory_target(layout, data, VersionId{}, 1));
+      ReceiverOptions options;
+      options.id = id;
+      options.fetch_deadline = 300ms;
+      auto opened = Receiver::open(options, *road, *target, soon());
+      EXPECT_TRUE(opened.ok()) << opened.status().to_string();
+      receiver = std::move(*opened);
+    }
+    Status follow() const {
+      for (;;) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver->stage(now()));
+        if (!news) return {};
+        DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
+      }
+    }
+    [[nodiscard]] bool holds(const Weights& expected) const {
+      std::size_t i = 0;
+      for (const auto& [name, tensor] : weights) {
+        if (data[i++] != nullptr && tensor.bytes != expected.at(name).bytes) return false;
+      }
+      return true;
+    }
+    Weights weights;
+    WeightLayout layout;
+    std::vector<std::byte*> data;
+    std::unique_ptr<ReceiveRoad> road;
+    std::unique_ptr<WeightTarget> target;
+    std::unique_ptr<Receiver> receiver;
+  };
+  const Part first(shm, "first", base, 1, 7), second(shm, "second", base, 2, 7);
+  EXPECT_EQ((*relay)->needs(), "");
+  Weights weights = base;
+  for (std::uint64_t version = 1; version <= 3; ++version) {
+    weights = version == 2 ? random_weights(9, 512) : changed_weights(weights, version, 0.05);
+    expect_ok(trainer.publish(weights));
+    const auto report = (*relay)->follow(soon());
+    ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
+    // The version is small: what lies between two needed ranges is fetched, too.
+    EXPECT_LT((*report)->update.needed_bytes, trainer.report().wire_bytes / 10);
+    EXPECT_LT((*report)->update.wire_bytes, trainer.report().wire_bytes * 3 / 5);
+    EXPECT_LE((*report)->update.needed_bytes, (*report)->update.wire_bytes);
+    for (const Part* const worker : {&first, &second}) {
+      ASSERT_EQ(worker->follow().to_string(), "ok");
+      EXPECT_TRUE(worker->holds(weights));
+    }
+  }
+  const auto said = parse_needs((*relay)->needs(), "the agent");
+  ASSERT_TRUE(said.ok()) << said.status().to_string();
+  EXPECT_EQ(said->tensors[0].kind, TensorNeed::Kind::kNothing);
+  EXPECT_EQ(said->tensors[1].kind, TensorNeed::Kind::kAll);
+
+  const Part late(shm, "late", base, 0, 1);
+  EXPECT_EQ(late.follow().code(), StatusCode::kMismatch);
+  EXPECT_EQ(late.follow().code(), StatusCode::kMismatch);
+  EXPECT_EQ(late.follow().code(), StatusCode::kMismatch);
+  const auto nothing = (*relay)->help();
+  ASSERT_TRUE(nothing.ok()) << nothing.status().to_string();
+  EXPECT_TRUE((*relay)->wants_anchor());
+  expect_ok(trainer.each([&](unsigned rank) { return trainer.rank(rank).publish_anchor(); }));
+  const auto anchor = (*relay)->help();
+  ASSERT_TRUE(anchor.ok() && *anchor) << anchor.status().to_string();
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(weights));
 }
 
 }  // namespace

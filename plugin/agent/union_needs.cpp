@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/agent/union_needs.h"
+
+#include <algorithm>
+
+namespace driftless {
+namespace {
+
+TensorNeed least_around(const std::set<TensorNeed>& needs) {
+  if (needs.empty()) return {TensorNeed::Kind::kNothing};
+  TensorNeed all = *needs.begin();
+  std::uint64_t end = all.begin + all.size;
+  for (const TensorNeed& need : needs) {
+    if (need.kind != TensorNeed::Kind::kSlice || need.dim != all.dim) return {};
+    all.begin = std::min(all.begin, need.begin);
+    end = std::max(end, need.begin + need.size);
+  }
+  all.size = end - all.begin;
+  return all;
+}
+
+}  // namespace
+
+void UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
+  std::string& heard = heard_[report.id];
+  if (everything_ || (!heard.empty() && heard == report.needs)) return;
+  heard = report.needs;
+  const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+  if (!needs.ok() || !needs->ranges || needs->layout != layout.signature() ||
+      needs->tensors.size() != layout.size()) {
+    everything_ = true;
+    return;
+  }
+  of_tensor_.resize(layout.size());
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    const TensorNeed& need = needs->tensors[i];
+    if (need.kind != TensorNeed::Kind::kNothing) of_tensor_[i].insert(need);
+  }
+}
+
+bool UnionNeeds::has(std::uint32_t tensor, const TensorBlock* block) const {
+  if (everything_ || tensor >= of_tensor_.size()) return true;
+  return std::ranges::any_of(of_tensor_[tensor], [&](const TensorNeed& need) {
+    if (need.kind == TensorNeed::Kind::kAll || block == nullptr) return true;
+    if (need.dim >= block->box.sizes.size()) return true;
+    const std::uint64_t begin = block->box.offsets[need.dim];
+    return need.begin < begin + block->box.sizes[need.dim] &&
+           (begin <= need.begin || begin - need.begin < need.size);
+  });
+}
+
+std::string UnionNeeds::text(const WeightLayout& layout) const {
+  ReceiverNeeds needs;
+  for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
+  needs.old_values = true;
+  needs.ranges = true;
+  needs.layout = layout.signature();
+  if (!everything_) {
+    for (const std::set<TensorNeed>& each : of_tensor_) needs.tensors.push_back(least_around(each));
+  }
+  const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
+  return text.ok() ? *text : std::string();
+}
+
+}  // namespace driftless

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/receive/block_fetcher.h"
+
+#include <algorithm>
+#include <array>
+
+#include "plugin/targets/version_source.h"
+
+namespace driftless {
+namespace {
+
+// The head of each frame, by part: its two ends, and once its header says how long its table is,
+// what is missing of that. Empty if the road has the part in device memory.
+class HeadFetcher {
+ public:
+  HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
+              const Deadline& deadline)
+      : road_(road), id_(id), options_(options), deadline_(deadline) {}
+
+  [[nodiscard]] Result<std::vector<std::vector<std::byte>>> fetch(
+      std::span<const PartReceipt> parts);
+  [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
+
+ private:
+  // What is fetched of a part's end before its table's size is known: 60 to 500 rows.
+  static constexpr std::uint64_t kTailShare = 64;
+  static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
+  static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
+  struct End {
+    std::array<std::vector<std::byte>, 2> bytes;
+    bool device = false;
+  };
+  using Ends = std::vector<End>;
+
+  [[nodiscard]] Result<Ends> take(std::span<const WantedPart> wanted);
+
+  ReceiveRoad& road_;
+  const PublicationId id_;
+  const RangeFetchOptions& options_;
+  const Deadline& deadline_;
+  std::uint64_t fetched_bytes_ = 0;
+};
+
+void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+
+Result<std::vector<std::vector<std::byte>>> HeadFetcher::fetch(std::span<const PartReceipt> parts) {
+  std::vector<WantedPart> wanted;
+  for (const PartReceipt& part : parts) {
+    const std::uint64_t header = std::min<std::uint64_t>(part.size_bytes, kFrameHeaderBytes);
+    const std::uint64_t tail =
+        std::min(part.size_bytes - header,
+                 std::clamp(part.size_bytes / kTailShare, kLeastTailBytes, kMostTailBytes));
+    wanted.push_back({part, {{0, header}, {part.size_bytes - tail, tail}}});
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Ends ends, take(wanted));
+  std::vector<WantedPart> more;
+  std::vector<std::size_t> whose;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (ends[i].device) continue;
+    const Result<FrameInfo> info = read_frame_header(ends[i].bytes[0]);
+    if (!info.ok()) return info.status().with_context(concat("part ", parts[i].name));
+    if (info->frame_bytes != parts[i].size_bytes) {
+      return error(StatusCode::kCorrupt, "part ", parts[i].name, ": a frame of ", info->frame_bytes,
+                   " bytes, the manifest says ", parts[i].size_bytes);
+    }
+    const std::uint64_t table = frame_places(*info).table;
+    const std::uint64_t there = parts[i].size_bytes - ends[i].bytes[1].size();
+    whose.push_back(i);
+    more.push_back({parts[i], {{table, there > table ? there - table : 0}}});
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Ends rest, take(more));
+  std::vector<std::vector<std::byte>> heads(parts.size());
+  for (std::size_t k = 0; k < whose.size(); ++k) {
+    const std::size_t i = whose[k];
+    const std::uint64_t table_and_trailer = parts[i].size_bytes - more[k].ranges[0].offset;
+    heads[i] = ends[i].bytes[0];
+    append(heads[i], rest[k].bytes[0]);
+    const std::vector<std::byte>& tail = ends[i].bytes[1];
+    append(heads[i], std::span(tail).last(std::min<std::uint64_t>(tail.size(), table_and_trailer)));
+  }
+  return heads;
+}
+
+Result<HeadFetcher::Ends> HeadFetcher::take(std::span<const WantedPart> wanted) {
+  Ends ends(wanted.size());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const RangeFetchReport report,
+      fetch_wanted(
+          road_, id_, wanted, options_,
+          [&](std::size_t part, std::size_t range, const MappedFile& bytes) -> Status {
+            if (bytes.memory_kind() != MemoryKind::kHost) {
+              ends[part].device = true;
+            } else {
+              append(ends[part].bytes[range], bytes.bytes());
+            }
+            return {};
+          },
+          deadline_));
+  fetched_bytes_ += report.fetched_bytes;
+  return ends;
+}
+
+// What the head says is bound to the manifest, and of that all it holds.
+Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
+  const Hash128 found = frame_table_hash(head);
+  if (found == file.table) return {};
+  return error(StatusCode::kCorrupt, "part ", file.name, ": its table has xxh3-128 ", to_hex(found),
+               ", the manifest says ", to_hex(*file.table), ": it is another publication's");
+}
+
+}  // namespace
+
+bool may_fetch_blocks(const Manifest& manifest) {
+  const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
+                      manifest.directory_layout == DirectoryLayout::kHdf5;
+  // Some tensors of a full version are proven by their own digests.
+  return frames && (manifest.encoding != Encoding::kFull || manifest.has_tensor_digests());
+}
+
+Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
+                                   const Manifest& manifest, const WeightLayout& layout,
+                                   const FrameCollector::Needed& needed, bool keep,
+                                   const RangeFetchOptions& options, const Deadline& deadline) {
+  // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
+  std::vector<PartReceipt> parts;
+  std::vector<std::size_t> file_of;
+  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
+    const ManifestFile& file = manifest.files[i];
+    if (!file.table) continue;
+    parts.push_back({file.name, file.rank, file.size_bytes, file.hash, file.locator});
+    file_of.push_back(i);
+  }
+  FetchedBlocks blocks;
+  HeadFetcher heads(road, id, options, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::vector<std::byte>> read, heads.fetch(parts));
+  std::vector<WantedPart> wanted;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (read[i].empty()) continue;
+    const ManifestFile& file = manifest.files[file_of[i]];
+    DRIFTLESS_RETURN_IF_ERROR(check_table(file, read[i]));
+    Result<FrameCollector> collector =
+        FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed);
+    if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
+    if (collector->all() && !file.partial) continue;
+    blocks.needed_bytes += read[i].size();
+    WantedPart& part = wanted.emplace_back();
+    part.part = parts[i];
+    for (const FrameRange& range : collector->ranges()) {
+      part.ranges.push_back({range.offset, range.size_bytes});
+    }
+    blocks.frames.push_back({file_of[i], std::move(read[i]), std::move(*collector)});
+    if (keep) blocks.frames.back().ranges.resize(part.ranges.size());
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const RangeFetchReport report,
+                             fetch_wanted(
+                                 road, id, wanted, options,
+                                 [&](std::size_t part, std::size_t range, const MappedFile& bytes) {
+                                   FetchedFrame& frame = blocks.frames[part];
+                                   if (keep) frame.ranges[range] = bytes;
+                                   const Status taken = frame.collector.take(range, bytes.bytes());
+                                   // Holes do not inflate; finish() says which block it is.
+                                   return manifest.files[frame.file].partial ? Status() : taken;
+                                 },
+                                 deadline));
+  blocks.fetched_bytes = heads.fetched_bytes() + report.fetched_bytes;
+  blocks.needed_bytes += report.needed_bytes;
+  return blocks;
+}
+
+}  // namespace driftless
