@@ -10,4 +10,7 @@ namespace driftless {
 // publisher makes one with its next version.
 inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 
+// Behind the digest, if there are tensors that the receiver cannot read back: their number.
+inline constexpr std::string_view kUnproven = " unproven=";
+
 }  // namespace driftless

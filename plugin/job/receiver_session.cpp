@@ -20,16 +20,20 @@ class ReceiverSession::TimedRoad final : public ForwardingReceiveRoad {
   using ForwardingReceiveRoad::ForwardingReceiveRoad;
   void set_times(const Digest& digest, double stage_ms, double commit_ms) {
     digest_ = to_hex(digest);
-    proof_ = proof_with_times(digest_, stage_ms, commit_ms);
+    stage_ms_ = stage_ms;
+    commit_ms_ = commit_ms;
   }
   [[nodiscard]] Status report(const ReceiverReport& report, const Deadline& deadline) override {
     ReceiverReport timed = report;
-    if (!digest_.empty() && report.proof == digest_) timed.proof = proof_;
+    if (!digest_.empty() && report.proof.starts_with(digest_)) {
+      timed.proof = proof_with_times(report.proof, stage_ms_, commit_ms_);
+    }
     return road_->report(timed, deadline);
   }
 
  private:
-  std::string digest_, proof_;
+  std::string digest_;
+  double stage_ms_ = 0, commit_ms_ = 0;
 };
 
 ReceiverSession::ReceiverSession(Config config, std::shared_ptr<JobProcess> process,

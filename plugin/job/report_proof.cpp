@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/report_proof.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
+
+#include "formats/receiver_proof.h"
 
 namespace driftless {
 namespace {
@@ -20,15 +23,18 @@ double number_after(std::string_view text, std::string_view key) {
 
 }  // namespace
 
-std::string proof_with_times(std::string_view digest, double stage_ms, double commit_ms) {
+std::string proof_with_times(std::string_view proof, double stage_ms, double commit_ms) {
   std::array<char, 96> times{};
   std::snprintf(times.data(), times.size(), " stage_ms=%.3f commit_ms=%.3f", stage_ms, commit_ms);
-  return std::string(digest) + times.data();
+  return std::string(proof) + times.data();
 }
 
 ReportProof parse_proof(std::string_view proof) {
-  return {std::string(proof.substr(0, kDigestDigits)), proof.size() > kDigestDigits,
-          number_after(proof, " stage_ms="), number_after(proof, " commit_ms=")};
+  constexpr std::string_view kStageMs = " stage_ms=";
+  return {std::string(proof.substr(0, kDigestDigits)),
+          static_cast<std::uint64_t>(std::clamp(number_after(proof, kUnproven), 0.0, 1e9)),
+          proof.find(kStageMs) != std::string_view::npos, number_after(proof, kStageMs),
+          number_after(proof, " commit_ms=")};
 }
 
 }  // namespace driftless

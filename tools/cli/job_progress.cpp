@@ -192,9 +192,11 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
   json["commit_ms"] = totals.commit_ms;
   json["rollouts"] = nlohmann::ordered_json::array();
   for (const auto& [id, rollout] : rollouts_) {
+    const ReportProof proof = parse_proof(rollout.last_proof);
     json["rollouts"].push_back({{"id", id},
                                 {"version", rollout.version},
-                                {"digest", parse_proof(rollout.last_proof).digest},
+                                {"digest", proof.digest},
+                                {"unproven", proof.unproven},
                                 {"same", rollout.there && !rollout.wrong}});
   }
   json["engines"] = nlohmann::ordered_json::array();

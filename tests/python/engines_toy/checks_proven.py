@@ -227,5 +227,16 @@ def what_an_engine_reloads_from_is_not_the_engine():
         assert ["norm.weight", "packed"] in said["unproven"]
 
 
+def what_cannot_be_read_back_is_counted_in_the_receivers_report():
+    for odd in ((), ("quantized",)):
+        with FollowedEngine(ToyEngine, odd=odd) as it:
+            it.publish()
+            it.take()
+            (report,) = it.run.publisher.receivers()
+            unproven = len(it.target.tracked()[1])
+            assert (unproven > 0) == bool(odd)
+            assert (f" unproven={unproven} " in report.proof) == bool(odd), report.proof
+
+
 if __name__ == "__main__":
     run_checks(globals())

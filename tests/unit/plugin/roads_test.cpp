@@ -10,6 +10,7 @@
 #include "collectives/loopback/loopback_road.h"
 #include "plugin/job/publisher_session.h"
 #include "plugin/job/receiver_session.h"
+#include "plugin/job/report_proof.h"
 #include "support/toy_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
@@ -143,6 +144,19 @@ TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
   EXPECT_EQ((*end)->digest, session_->state().digest);
   EXPECT_TRUE(session_->leave().ok());
   EXPECT_TRUE(session_->close(Deadline::after(1s)).ok());
+}
+
+TEST(ReportProof, IsReadAsItWasWritten) {
+  const std::string digest(32, 'a');
+  const ReportProof all = parse_proof(proof_with_times(digest + " unproven=3", 1.5, 0.25));
+  EXPECT_EQ(all.digest, digest);
+  EXPECT_EQ(all.unproven, 3U);
+  EXPECT_TRUE(all.timed);
+  EXPECT_EQ(all.stage_ms, 1.5);
+  EXPECT_EQ(all.commit_ms, 0.25);
+  EXPECT_FALSE(parse_proof(digest + " unproven=3").timed);
+  EXPECT_EQ(parse_proof(digest).unproven, 0U);
+  EXPECT_EQ(parse_proof(digest + " unproven=-7").unproven, 0U);
 }
 
 // Between two versions the trainer hears of its rollout, though its caller only waits.
