@@ -221,7 +221,7 @@ class FollowingReceiver final : public Receiver {
     if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
       report.version = state.id.version;
       report.proof = to_hex(state.digest);
-      const std::size_t unproven = target_->tracked().unproven.size();
+      const std::size_t unproven = target_->unproven_tensors();
       if (unproven > 0) report.proof += concat(kUnproven, unproven);
     }
     if (stranded_) report.proof = kAnchorWanted;

@@ -134,6 +134,8 @@ class WeightTarget {
   [[nodiscard]] virtual TargetState state() const = 0;
   // Tensors that lie where the weights do and that the run does not publish: never written.
   [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }
+  // Tensors that it holds and cannot read back, so that the state's digest is not proven of them.
+  [[nodiscard]] virtual std::size_t unproven_tensors() const { return 0; }
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
   // valid again. Ok if there is nothing to do.
   [[nodiscard]] virtual Status recover() = 0;
@@ -172,6 +174,7 @@ class MappedTarget : public WeightTarget {
   // What the weights add up to, without reading them: kept up to date by commits and undos. Valid
   // until the next one. Digests are zero while no version is held.
   [[nodiscard]] virtual const Shares& tracked() const = 0;
+  [[nodiscard]] std::size_t unproven_tensors() const override { return tracked().unproven.size(); }
   // What lies there now, whatever the state is: to find out where weights are not what they should
   // be. Reads the weights; blocks() the tensor, copies() some of it (held_copies.h).
   [[nodiscard]] virtual Result<LookedShares> look() const = 0;
