@@ -77,8 +77,8 @@ TEST(CompactFrame, SomeBlocksAreFetchedAlone) {
   expect_decodes_to(last, *frame);
 }
 
-Digest digest_of(const CompactCase& input, const CompactCase::Block& block,
-                 const CompactChanges& changes) {
+Digest change_digest_of(const CompactCase& input, const CompactCase::Block& block,
+                        const CompactChanges& changes) {
   const BlockPlace place = block.cut != nullptr ? block.cut->place : BlockPlace::all(block.units());
   std::vector<std::uint32_t> offsets;
   for (const std::uint32_t offset : changes.offsets) {
@@ -111,7 +111,7 @@ TEST(CompactFrame, DamageIsFound) {
       const Status decoded = decode_compact(
           host_kernels(), frame->compact_tables()[blocks[i].table], block.before.data(),
           block.units(), index->tiles, blocks[i].tiles, changes);
-      if (!decoded.ok() || digest_of(input, block, changes) != index->change) continue;
+      if (!decoded.ok() || change_digest_of(input, block, changes) != index->change) continue;
       EXPECT_EQ(changes.offsets, block.positions) << at;
       EXPECT_EQ(changes.values, block.values) << at;
     }
