@@ -19,7 +19,7 @@ Result<Publisher> read_publisher(ObjectStore& store, const Deadline& deadline) {
   const auto field = [&](const char* name) {
     return json.is_object() && json.contains(name) && json[name].is_string()
                ? json[name].get<std::string>()
-               : std::string("nobody");
+               : std::string(kNobody);
   };
   return Publisher{field("session"), field("process")};
 }

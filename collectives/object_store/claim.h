@@ -10,6 +10,8 @@
 
 namespace driftless::object_store {
 
+inline constexpr std::string_view kNobody = "nobody";  // no session
+
 class Claim {
  public:
   Claim(std::shared_ptr<ObjectStore> store, bool single_writer);
@@ -37,6 +39,8 @@ class Claim {
   [[nodiscard]] Status fence(std::string_view why);
   [[nodiscard]] const Status& fenced() const { return fenced_; }
   [[nodiscard]] const std::string& session() const { return session_; }
+  // As publisher.json has it: kNobody before take().
+  [[nodiscard]] std::string_view named_session() const { return taken_ ? session_ : kNobody; }
 
  private:
   const std::shared_ptr<ObjectStore> store_;
@@ -49,7 +53,7 @@ class Claim {
   std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations
 };
 
-// The session that publisher.json names; "nobody" if there is none.
+// The session that publisher.json names; kNobody if there is none.
 [[nodiscard]] Result<std::string> read_session(ObjectStore& store, const Deadline& deadline);
 
 }  // namespace driftless::object_store

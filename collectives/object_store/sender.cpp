@@ -76,7 +76,7 @@ class Sender final : public SendRoad {
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
   std::optional<std::uint64_t> told_highest_;
-  std::string leader_;  // [others] its session, as of the first begin()
+  std::string leader_;  // [others] its session, as of the first attempt that was found
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<PartUpload>> parts_;
   Senders senders_;  // last: ends before what its tasks use
@@ -197,22 +197,23 @@ Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadl
   const std::uint64_t number = random_hash128().low;
   if (ranks_ == 1) return number;
   const nlohmann::json json{{"attempt", number}};
-  DRIFTLESS_RETURN_IF_ERROR(store_->put(attempt_key(id, claim_.session()),
+  DRIFTLESS_RETURN_IF_ERROR(store_->put(attempt_key(id, claim_.named_session()),
                                         bytes_of(json.dump() + "\n"), false, deadline));
   return number;
 }
 
 Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadline& deadline) {
-  if (leader_.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(leader_, read_session(*store_, deadline));
-  }
-  const std::string key = attempt_key(id, leader_);
   Backoff backoff(options_.poll_first, options_.poll_longest);
   do {
-    const auto text = store_->get_text(key, kMaxSmallBytes, deadline);
+    std::string leader = leader_;
+    if (leader.empty()) {  // it may not have announced itself yet
+      DRIFTLESS_ASSIGN_OR_RETURN(leader, read_session(*store_, deadline));
+    }
+    const auto text = store_->get_text(attempt_key(id, leader), kMaxSmallBytes, deadline);
     if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
     const auto json = nlohmann::json::parse(text.ok() ? *text : "", nullptr, false);
     if (json.is_object() && json.contains("attempt") && json["attempt"].is_number_unsigned()) {
+      leader_ = std::move(leader);
       return json["attempt"].get<std::uint64_t>();
     }
   } while (backoff.sleep(deadline));
