@@ -2,7 +2,6 @@
 """Sharded trainers: every rank publishes what it holds (driftless.ShardedSource, driftless.torch)."""
 
 import json
-import pickle
 import socket
 import subprocess
 import sys
@@ -111,15 +110,21 @@ def test_every_version_is_the_full_tensors(layout, files, work):
 
 
 def bits_of(path):
-    """torch's tensors as unsigned bits."""
+    """torch's tensors as unsigned bits, by way of a file: numpy may be another one there."""
     line = (
-        "import sys, pickle, torch;"
+        "import sys, numpy, torch;"
         "bits = lambda t: t.view(torch.uint16).numpy() if t.is_floating_point() else t.numpy();"
-        "found = [{n: bits(t.contiguous()) for n, t in v.items()} for v in torch.load(sys.argv[1])];"
-        "sys.stdout.buffer.write(pickle.dumps(found))"
+        "versions = enumerate(torch.load(sys.argv[1]));"
+        "found = {f'{v} {n}': bits(t.contiguous()) for v, held in versions for n, t in held.items()};"
+        "numpy.savez(sys.argv[2], **found)"
     )
-    python = megatron_jobs.venv_python()
-    return pickle.loads(subprocess.run([python, "-c", line, path], stdout=-1, check=True).stdout)
+    into = path.with_suffix(".npz")
+    subprocess.run([megatron_jobs.venv_python(), "-c", line, path, into], check=True)
+    versions = {}
+    for key, tensor in np.load(into).items():
+        number, name = key.split(" ")
+        versions.setdefault(int(number), {})[name] = tensor
+    return [versions[number] for number in sorted(versions)]
 
 
 def check_shares(work, base):
