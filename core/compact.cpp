@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace driftless {
 namespace {
@@ -19,8 +20,8 @@ std::uint16_t hazard_of(std::uint64_t changes, std::uint64_t units) {
 // Shares of the scale, at least 1 for what was counted.
 std::array<std::uint16_t, kCompactStepSymbols> weights_of(
     const std::array<std::uint64_t, kCompactStepSymbols>& counts) {
-  std::uint64_t all = 0;
-  for (const std::uint64_t count : counts) all += count;
+  const std::uint64_t all =
+      std::max<std::uint64_t>(1, std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
   std::array<std::uint16_t, kCompactStepSymbols> weights{};
   unsigned sum = 0;
   for (std::size_t s = 0; s < counts.size(); ++s) {

@@ -47,7 +47,7 @@ struct CompactSteps {
   std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // of symbol s: starts[s + 1] - [s]
   std::array<std::uint8_t, kCompactStepScale> symbols{};        // by place below the scale
 
-  [[nodiscard]] unsigned weight(unsigned symbol) const {
+  [[nodiscard]] constexpr unsigned weight(unsigned symbol) const {
     return starts[symbol + 1] - starts[symbol];
   }
 };

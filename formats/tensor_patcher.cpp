@@ -96,7 +96,8 @@ class BlockPatcher {
 // Blocks of a tensor lie between each other: each goes through the chunks by itself.
 class BucketPatcher final : public TensorPatcher {
  public:
-  BucketPatcher(const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces)
+  BucketPatcher(const WeightLayout& layout, std::uint32_t tensor,
+                const std::vector<BucketPiece>& pieces)
       : TensorPatcher(layout[tensor]) {
     for (const BucketPiece& piece : pieces) {
       auto block = std::find_if(blocks_.begin(), blocks_.end(),
@@ -151,7 +152,7 @@ Status TensorPatcher::finish() {
 
 Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(const WeightLayout& layout,
                                                            std::uint32_t tensor,
-                                                           std::vector<BucketPiece> pieces) {
+                                                           const std::vector<BucketPiece>& pieces) {
   if (tensor >= layout.size()) {
     return error(StatusCode::kInvalidArgument, "tensor ", tensor, " of a layout of ",
                  layout.size());
@@ -163,8 +164,7 @@ Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(const WeightLayout& l
                    layout[piece.entry.tensor].name, "' for tensor '", layout[tensor].name, "'");
     }
   }
-  return std::unique_ptr<TensorPatcher>(
-      std::make_unique<BucketPatcher>(layout, tensor, std::move(pieces)));
+  return std::unique_ptr<TensorPatcher>(std::make_unique<BucketPatcher>(layout, tensor, pieces));
 }
 
 }  // namespace driftless

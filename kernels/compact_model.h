@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of `compact` (docs/formats/compact.md), for the files that code tiles; others
 // include host_kernels.h. Nothing here reads units: how the sums of hazards are found is up to the
-// implementation.
+// implementation. Functions are constexpr so that kernels on a GPU can call them.
 #pragma once
 
 #include <bit>
@@ -18,17 +18,18 @@ inline constexpr unsigned kScaleBits = 20;  // of gaps
 inline constexpr std::uint32_t kLowState = std::uint32_t{1} << 24;
 inline constexpr unsigned kMaxRawBits = 16;  // of one push
 
-class Encoder {
+// Sink: put(byte) takes the bytes of the stream, the last one first.
+template <typename Sink>
+class BasicEncoder {
  public:
-  // Writes backwards from `end`.
-  explicit Encoder(std::byte* end) : at_(end) {}
+  constexpr explicit BasicEncoder(const Sink& sink) : sink_(sink) {}
 
-  void put(std::uint32_t start, std::uint32_t weight, unsigned scale_bits) {
+  constexpr void put(std::uint32_t start, std::uint32_t weight, unsigned scale_bits) {
     const std::uint64_t limit = std::uint64_t{weight} << (32 - scale_bits);
     while (state_ >= limit) shift_out();
     state_ = ((state_ / weight) << scale_bits) + state_ % weight + start;
   }
-  void put_bits(std::uint32_t bits, unsigned count) {
+  constexpr void put_bits(std::uint32_t bits, unsigned count) {
     while (count > kMaxRawBits) {  // the decoder meets the low ones last
       put_some(bits & 0xffffU, kMaxRawBits);
       bits >>= kMaxRawBits;
@@ -36,44 +37,65 @@ class Encoder {
     }
     put_some(bits, count);
   }
-  // The stream, moved to `begin`; returns its bytes. `end` is where it was begun.
-  [[nodiscard]] std::uint32_t finish_at(std::byte* begin, const std::byte* end) {
+  [[nodiscard]] constexpr const Sink& finish() {
     for (unsigned i = 0; i < 4; ++i) shift_out();
-    const auto size = static_cast<std::uint32_t>(end - at_);
-    std::memmove(begin, at_, size);
+    return sink_;
+  }
+
+ private:
+  constexpr void put_some(std::uint32_t bits, unsigned count) {
+    while (std::uint64_t{state_} >= std::uint64_t{1} << (32 - count)) shift_out();
+    state_ = (state_ << count) | bits;
+  }
+  constexpr void shift_out() {
+    sink_.put(static_cast<std::byte>(state_));
+    state_ >>= 8;
+  }
+  Sink sink_;
+  std::uint32_t state_ = kLowState;
+};
+
+// Writes backwards from an end.
+struct BackwardBytes {
+  std::byte* at;
+  constexpr void put(std::byte byte) { *--at = byte; }
+};
+class Encoder : public BasicEncoder<BackwardBytes> {
+ public:
+  explicit Encoder(std::byte* end) : BasicEncoder(BackwardBytes{end}), end_(end) {}
+  // The stream, moved to `begin`; returns its bytes.
+  [[nodiscard]] std::uint32_t finish_at(std::byte* begin) {
+    const std::byte* const first = finish().at;
+    const auto size = static_cast<std::uint32_t>(end_ - first);
+    std::memmove(begin, first, size);
     return size;
   }
 
  private:
-  void put_some(std::uint32_t bits, unsigned count) {
-    while (std::uint64_t{state_} >= std::uint64_t{1} << (32 - count)) shift_out();
-    state_ = (state_ << count) | bits;
-  }
-  void shift_out() {
-    *--at_ = static_cast<std::byte>(state_);
-    state_ >>= 8;
-  }
-  std::byte* at_;
-  std::uint32_t state_ = kLowState;
+  const std::byte* end_;
 };
 
-class Decoder {
+// Bytes: shift_in(state, count) moves the next `count` <= 3 bytes into a state of 32 bits, zeros
+// once there are none; good(): it had all of them; empty(): none is left.
+template <typename Bytes>
+class BasicDecoder {
  public:
-  Decoder(const std::byte* begin, const std::byte* end) : at_(begin), end_(end) {
-    for (unsigned i = 0; i < 4 && at_ != end_; ++i) state_ = (state_ << 8) | take();
-    good_ = state_ >= kLowState;
+  constexpr explicit BasicDecoder(const Bytes& bytes) : bytes_(bytes) {
+    for (unsigned i = 0; i < 4; ++i) state_ = bytes_.shift_in(state_, 1);
+    begun_ = state_ >= kLowState;
   }
 
   // The place that the next symbol has below the scale.
-  [[nodiscard]] std::uint32_t peek(unsigned scale_bits) const {
+  [[nodiscard]] constexpr std::uint32_t peek(unsigned scale_bits) const {
     return state_ & ((std::uint32_t{1} << scale_bits) - 1);
   }
   // `place` is what peek() said, and in [start, start + weight).
-  void skip(std::uint32_t place, std::uint32_t start, std::uint32_t weight, unsigned scale_bits) {
+  constexpr void skip(std::uint32_t place, std::uint32_t start, std::uint32_t weight,
+                      unsigned scale_bits) {
     state_ = weight * (state_ >> scale_bits) + place - start;
     refill();
   }
-  [[nodiscard]] std::uint32_t bits(unsigned count) {
+  [[nodiscard]] constexpr std::uint32_t bits(unsigned count) {
     std::uint32_t bits = 0;
     for (; count != 0;) {
       const unsigned some = count % kMaxRawBits != 0 ? count % kMaxRawBits : kMaxRawBits;
@@ -85,32 +107,51 @@ class Decoder {
     return bits;
   }
   // False once more was read than there is.
-  [[nodiscard]] bool good() const { return good_; }
+  [[nodiscard]] constexpr bool good() const { return begun_ && bytes_.good(); }
   // Whether all was read, and nothing else.
-  [[nodiscard]] bool finished() const { return good_ && at_ == end_ && state_ == kLowState; }
+  [[nodiscard]] constexpr bool finished() const {
+    return good() && bytes_.empty() && state_ == kLowState;
+  }
 
  private:
-  std::uint32_t take() { return std::to_integer<std::uint32_t>(*at_++); }
-  void refill() {
-    const auto missing =
-        static_cast<unsigned>(std::countl_zero(state_ | 1)) / 8;  // bytes, 3 at most
+  constexpr void refill() {
+    state_ = bytes_.shift_in(state_, static_cast<unsigned>(std::countl_zero(state_ | 1)) / 8);
+  }
+  Bytes bytes_;
+  std::uint32_t state_ = 0;
+  bool begun_ = false;
+};
+
+class HostBytes {
+ public:
+  HostBytes(const std::byte* begin, const std::byte* end) : at_(begin), end_(end) {}
+
+  [[nodiscard]] std::uint32_t shift_in(std::uint32_t state, unsigned count) {
     if (end_ - at_ >= 4) [[likely]] {
       std::uint32_t next;
       std::memcpy(&next, at_, sizeof(next));
-      const std::uint64_t both = (std::uint64_t{state_} << 32) | __builtin_bswap32(next);
-      state_ = static_cast<std::uint32_t>((both << (8 * missing)) >> 32);
-      at_ += missing;
-      return;
+      const std::uint64_t both = (std::uint64_t{state} << 32) | __builtin_bswap32(next);
+      at_ += count;
+      return static_cast<std::uint32_t>((both << (8 * count)) >> 32);
     }
-    for (unsigned i = 0; i < missing; ++i) {
+    for (unsigned i = 0; i < count; ++i) {
       good_ = good_ && at_ != end_;
-      state_ = (state_ << 8) | (at_ != end_ ? take() : 0);
+      state = (state << 8) | (at_ != end_ ? std::to_integer<std::uint32_t>(*at_++) : 0);
     }
+    return state;
   }
+  [[nodiscard]] bool good() const { return good_; }
+  [[nodiscard]] bool empty() const { return at_ == end_; }
+
+ private:
   const std::byte* at_;
   const std::byte* end_;
-  std::uint32_t state_ = 0;
-  bool good_ = false;
+  bool good_ = true;
+};
+
+class Decoder : public BasicDecoder<HostBytes> {
+ public:
+  Decoder(const std::byte* begin, const std::byte* end) : BasicDecoder(HostBytes(begin, end)) {}
 };
 
 // --- Gaps. Hazards of the units are laid end to end on an axis; from the end of one change's to
@@ -133,6 +174,21 @@ struct Axis {
   };
   Segment segments[kSegments + 1];
   std::uint8_t by_place[(1U << kScaleBits) >> kSegmentBits];  // kSegments: an escape
+
+  // The share of the scale that lies before `at`, which is at most a turn.
+  [[nodiscard]] constexpr std::uint32_t share_before(std::uint32_t at) const {
+    const Segment& segment = segments[at >> kSegmentBits];
+    return segment.start + segment.slope * (at & ((1U << kSegmentBits) - 1));
+  }
+  // The point that a place below the scale belongs to: share_before(point) <= place <
+  // share_before(point + 1). A turn: an escape.
+  [[nodiscard]] constexpr std::uint32_t point_at(std::uint32_t place) const {
+    const std::uint32_t s = by_place[place >> kSegmentBits];
+    const Segment& segment = segments[s];
+    const auto inside =
+        static_cast<std::uint32_t>(((place - segment.start) * segment.inverse) >> 32);
+    return (s << kSegmentBits) + inside;
+  }
 };
 constexpr Axis make_axis() {
   Axis axis{};
@@ -149,26 +205,13 @@ constexpr Axis make_axis() {
 inline constexpr Axis kAxis = make_axis();
 static_assert(kAxis.segments[kSegments].start == kEscapeStart);
 
-// The share of the scale that lies before `at`, which is at most a turn.
-[[nodiscard]] inline std::uint32_t share_before(std::uint32_t at) {
-  const Axis::Segment& segment = kAxis.segments[at >> kSegmentBits];
-  return segment.start + segment.slope * (at & ((1U << kSegmentBits) - 1));
-}
-// The point that a place below the scale belongs to: share_before(point) <= place <
-// share_before(point + 1). A turn: an escape.
-[[nodiscard]] inline std::uint32_t point_at(std::uint32_t place) {
-  const std::uint32_t s = kAxis.by_place[place >> kSegmentBits];
-  const Axis::Segment& segment = kAxis.segments[s];
-  const auto inside = static_cast<std::uint32_t>(((place - segment.start) * segment.inverse) >> 32);
-  return (s << kSegmentBits) + inside;
-}
-
 // `gap` is what lies between the changes, `hazard` that of the change; not 0.
-inline void put_gap(Encoder& encoder, std::uint32_t gap, std::uint32_t hazard) {
+template <typename Coder>
+constexpr void put_gap(Coder& encoder, const Axis& axis, std::uint32_t gap, std::uint32_t hazard) {
   const std::uint32_t begin = gap % kTurn;
   const std::uint32_t end = begin + hazard < kTurn ? begin + hazard : kTurn;
-  const std::uint32_t start = share_before(begin);
-  encoder.put(start, share_before(end) - start, kScaleBits);
+  const std::uint32_t start = axis.share_before(begin);
+  encoder.put(start, axis.share_before(end) - start, kScaleBits);
   for (std::uint32_t turn = gap / kTurn; turn != 0; --turn) {
     encoder.put(kEscapeStart, kEscapeWeight, kScaleBits);
   }
@@ -181,11 +224,13 @@ struct GapPoint {
   std::uint32_t point;  // from the end of the change before, turns included
 };
 // False if no unit can be that far: `rest` is what the axis has left.
-[[nodiscard]] inline bool peek_gap(Decoder& decoder, std::uint32_t rest, GapPoint& gap) {
+template <typename Coder>
+[[nodiscard]] constexpr bool peek_gap(Coder& decoder, const Axis& axis, std::uint32_t rest,
+                                      GapPoint& gap) {
   gap.turns = 0;
   for (;;) {
     gap.place = decoder.peek(kScaleBits);
-    const std::uint32_t point = point_at(gap.place);
+    const std::uint32_t point = axis.point_at(gap.place);
     gap.point = gap.turns + point;
     if (gap.point >= rest) return false;
     if (point < kTurn) [[likely]]
@@ -196,13 +241,14 @@ struct GapPoint {
 }
 // `begin` is where the unit's hazard begins, from the end of the change before. False if an encoder
 // would not have skipped as many turns.
-[[nodiscard]] inline bool skip_gap(Decoder& decoder, const GapPoint& gap, std::uint32_t begin,
-                                   std::uint32_t hazard) {
+template <typename Coder>
+[[nodiscard]] constexpr bool skip_gap(Coder& decoder, const Axis& axis, const GapPoint& gap,
+                                      std::uint32_t begin, std::uint32_t hazard) {
   if (begin < gap.turns) return false;
   begin -= gap.turns;
   const std::uint32_t end = begin + hazard < kTurn ? begin + hazard : kTurn;
-  const std::uint32_t start = share_before(begin);
-  decoder.skip(gap.place, start, share_before(end) - start, kScaleBits);
+  const std::uint32_t start = axis.share_before(begin);
+  decoder.skip(gap.place, start, axis.share_before(end) - start, kScaleBits);
   return true;
 }
 
@@ -212,8 +258,8 @@ struct Step {
   unsigned raw_bits;  // that follow it
   std::uint32_t raw;
 };
-[[nodiscard]] inline Step step_between(const CompactFields& fields, std::uint32_t from,
-                                       std::uint32_t to) {
+[[nodiscard]] constexpr Step step_between(const CompactFields& fields, std::uint32_t from,
+                                          std::uint32_t to) {
   const std::uint32_t mask = fields.magnitude_mask();
   if (((from ^ to) & (mask + 1)) != 0)
     return {kCompactSignFlip, fields.magnitude_bits(), to & mask};
@@ -225,28 +271,33 @@ struct Step {
   const std::uint32_t rest = distance & ((std::uint32_t{1} << (log - 1)) - 1);
   return {2 * log - 1 + half, log, (rest << 1) | (down ? 1U : 0U)};
 }
-[[nodiscard]] inline bool has_step(const CompactTable& table, unsigned row, const Step& step) {
-  return row == 0 ? step.symbol == 0 : table.steps[row - 1].weight(step.symbol) != 0;
+// The steps of a row of a table; null: always symbol 0.
+[[nodiscard]] inline const CompactSteps* steps_of(const CompactTable& table, unsigned row) {
+  return row == 0 ? nullptr : &table.steps[row - 1];
 }
-inline void put_step(Encoder& encoder, const CompactTable& table, unsigned row, const Step& step) {
+[[nodiscard]] constexpr bool has_step(const CompactSteps* steps, const Step& step) {
+  return steps == nullptr ? step.symbol == 0 : steps->weight(step.symbol) != 0;
+}
+template <typename Coder>
+constexpr void put_step(Coder& encoder, const CompactSteps* steps, const Step& step) {
   encoder.put_bits(step.raw, step.raw_bits);
-  if (row == 0) return;
-  const CompactSteps& steps = table.steps[row - 1];
-  encoder.put(steps.starts[step.symbol], steps.weight(step.symbol), 8);
+  if (steps == nullptr) return;
+  encoder.put(steps->starts[step.symbol], steps->weight(step.symbol), 8);
 }
 // False if the result is no value of the type.
-[[nodiscard]] inline bool take_step(Decoder& decoder, const CompactTable& table, unsigned row,
-                                    std::uint32_t from, std::uint32_t& to) {
-  const std::uint32_t mask = table.fields.magnitude_mask();
+template <typename Coder>
+[[nodiscard]] constexpr bool take_step(Coder& decoder, const CompactFields& fields,
+                                       const CompactSteps* steps, std::uint32_t from,
+                                       std::uint32_t& to) {
+  const std::uint32_t mask = fields.magnitude_mask();
   std::uint32_t distance = 1;
   unsigned log = 0;
-  if (row != 0) {
-    const CompactSteps& steps = table.steps[row - 1];
+  if (steps != nullptr) {
     const std::uint32_t place = decoder.peek(8);
-    const unsigned symbol = steps.symbols[place];
-    decoder.skip(place, steps.starts[symbol], steps.weight(symbol), 8);
+    const unsigned symbol = steps->symbols[place];
+    decoder.skip(place, steps->starts[symbol], steps->weight(symbol), 8);
     if (symbol == kCompactSignFlip) {
-      to = ((from ^ (mask + 1)) & (mask + 1)) | decoder.bits(table.fields.magnitude_bits());
+      to = ((from ^ (mask + 1)) & (mask + 1)) | decoder.bits(fields.magnitude_bits());
       return true;
     }
     log = (symbol + 1) / 2;

@@ -76,18 +76,17 @@ std::uint32_t encode(HazardSums hazard_sums, const CompactTable& table, const vo
     gaps[k] = begin - end;
     end = begin + axis.hazard(load<Unit>(old_units, offsets[k]));
   }
-  std::byte* const room = stream + max_compact_bytes(count);
-  Encoder encoder(room);
+  Encoder encoder(stream + max_compact_bytes(count));
   for (std::uint32_t k = count; k-- > 0;) {
     const std::uint32_t from = load<Unit>(old_units, offsets[k]);
-    const unsigned row = table.step_rows[table.fields.class_of(from)];
+    const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);
     const std::uint32_t hazard = axis.hazard(from);
     const Step step = step_between(table.fields, from, load<Unit>(values, k));
-    if (hazard == 0 || !has_step(table, row, step)) return kCompactNotInTable;
-    put_step(encoder, table, row, step);
-    put_gap(encoder, gaps[k], hazard);
+    if (hazard == 0 || !has_step(steps, step)) return kCompactNotInTable;
+    put_step(encoder, steps, step);
+    put_gap(encoder, kAxis, gaps[k], hazard);
   }
-  return encoder.finish_at(stream, room);
+  return encoder.finish_at(stream);
 }
 
 template <typename Unit>
@@ -99,14 +98,14 @@ bool decode(HazardSums hazard_sums, const CompactTable& table, const void* old_u
   std::uint32_t end = 0, group = 0;
   for (std::uint32_t k = 0; k < count; ++k) {
     GapPoint gap;
-    if (!peek_gap(decoder, axis.length() - end, gap)) return false;
+    if (!peek_gap(decoder, kAxis, axis.length() - end, gap)) return false;
     const auto place = axis.find(end + gap.point, group);
     const std::uint32_t from = load<Unit>(old_units, place.at);
     const std::uint32_t hazard = axis.hazard(from);
-    if (!skip_gap(decoder, gap, place.begin - end, hazard)) return false;
+    if (!skip_gap(decoder, kAxis, gap, place.begin - end, hazard)) return false;
     std::uint32_t to;
-    const unsigned row = table.step_rows[table.fields.class_of(from)];
-    if (!take_step(decoder, table, row, from, to) || !decoder.good()) return false;
+    const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);
+    if (!take_step(decoder, table.fields, steps, from, to) || !decoder.good()) return false;
     offsets[k] = place.at;
     store<Unit>(values, k, to);
     if (old_values != nullptr) store<Unit>(old_values, k, from);

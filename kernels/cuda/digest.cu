@@ -126,7 +126,8 @@ __device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64
   }
 }
 
-template <unsigned W, bool Gaps>
+// Cut: positions of blocks that are cut by columns are divided, which costs registers.
+template <unsigned W, bool Gaps, bool Cut>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,
                 const std::byte* old_dev, const std::byte* new_dev, std::uint64_t* out) {
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   const auto* const before = reinterpret_cast<const Unit<W>*>(old_dev);
   const auto* const after = reinterpret_cast<const Unit<W>*>(new_dev);
   std::uint64_t sums[kDigestLanes] = {};
-  each_change<Gaps>(chunk, lane, [&](const Changes& changes) {
+  each_change<Gaps, Cut>(chunk, lane, [&](const Changes& changes) {
     std::uint64_t a[kTogether], b[kTogether];
 #pragma unroll
     for (unsigned j = 0; j < kTogether; ++j) {
@@ -155,10 +156,14 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   add_sums(sums, out + std::uint64_t{kDigestSums} * parts.chunk_tensor[number]);
 }
 
-template <bool Gaps>
+template <bool Gaps, bool Cut>
 auto changes_kernel(unsigned unit_bytes) {
-  return by_width(unit_bytes, sum_changes<1, Gaps>, sum_changes<2, Gaps>, sum_changes<4, Gaps>,
-                  sum_changes<8, Gaps>);
+  return by_width(unit_bytes, sum_changes<1, Gaps, Cut>, sum_changes<2, Gaps, Cut>,
+                  sum_changes<4, Gaps, Cut>, sum_changes<8, Gaps, Cut>);
+}
+template <bool Gaps>
+auto changes_kernel(unsigned unit_bytes, bool cut) {
+  return cut ? changes_kernel<Gaps, true>(unit_bytes) : changes_kernel<Gaps, false>(unit_bytes);
 }
 
 std::uint64_t spans_of(const DigestPiece& piece) {
@@ -212,8 +217,8 @@ Status Patch::digest_changes(const std::byte* old_values_dev, const std::byte* n
                              std::uint64_t* sums_dev, Stream stream) const {
   DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream), tensors_));
   if (chunks_ == 0) return {};
-  const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_)
-                                                       : changes_kernel<false>(unit_bytes_);
+  const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_, cut_)
+                                                       : changes_kernel<false>(unit_bytes_, cut_);
   kernel<<<patch_blocks(chunks_), kPatchWarps * 32, 0, native(stream)>>>(
       carve_patch(dev_, tensors_, chunks_), positions_dev_, chunks_, old_values_dev, new_values_dev,
       sums_dev);

@@ -149,6 +149,7 @@ class Patch {
   Patch() = default;
 
   unsigned unit_bytes_ = 1;
+  bool cut_ = false;  // a block is cut by columns
   PositionCoding coding_ = PositionCoding::kIndices;
   std::uint32_t tensors_ = 0;
   std::uint32_t chunks_ = 0;

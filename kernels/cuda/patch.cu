@@ -140,6 +140,7 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
   for (std::uint32_t i = 0; i < patch.tensors_; ++i) {
     DRIFTLESS_RETURN_IF_ERROR(check_tensor(tensors[i], i));
     host.tensors[i] = {tensors[i], chunk};
+    patch.cut_ = patch.cut_ || !tensors[i].place.contiguous();
     const auto own = static_cast<std::uint32_t>((tensors[i].entry.count + kChunk - 1) / kChunk);
     std::fill_n(host.chunk_tensor + chunk, own, i);
     chunk += own;

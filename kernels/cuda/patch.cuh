@@ -85,13 +85,13 @@ struct Changes {
 
 // Calls body(changes) until every change of the chunk was among them. All lanes of the warp take
 // part.
-template <bool Gaps, typename Body>
+template <bool Gaps, bool Cut = true, typename Body>
 __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, const Body& body) {
   const unsigned bytes = chunk.tensor->entry.position_bytes;
   const std::uint64_t units = chunk.tensor->units;
   const BlockPlace& place = chunk.tensor->place;
   const std::uint64_t shift = place.first;
-  const bool cut = place.dims != 0;
+  const bool cut = Cut && place.dims != 0;
   const bool words = bytes == 4 && reinterpret_cast<std::uintptr_t>(chunk.positions) % 4 == 0;
   std::uint64_t start = chunk.start;
   for (std::uint32_t first = 0; first < chunk.count; first += 32 * kTogether) {

@@ -16,22 +16,21 @@ std::uint32_t hazard_at(const CompactTable& table, const void* units, std::uint3
 template <typename Unit>
 std::uint32_t encode(const CompactTable& table, const void* old_units, const std::uint32_t* offsets,
                      std::uint32_t count, const void* values, std::byte* stream) {
-  std::byte* const end = stream + max_compact_bytes(count);
-  Encoder encoder(end);
+  Encoder encoder(stream + max_compact_bytes(count));
   for (std::uint32_t k = count; k-- > 0;) {
     const std::uint32_t from = load<Unit>(old_units, offsets[k]);
-    const unsigned row = table.step_rows[table.fields.class_of(from)];
+    const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);
     const std::uint32_t hazard = hazard_at<Unit>(table, old_units, offsets[k]);
     const Step step = step_between(table.fields, from, load<Unit>(values, k));
-    if (hazard == 0 || !has_step(table, row, step)) return kCompactNotInTable;
-    put_step(encoder, table, row, step);
+    if (hazard == 0 || !has_step(steps, step)) return kCompactNotInTable;
+    put_step(encoder, steps, step);
     std::uint32_t gap = 0;
     for (std::uint32_t i = k == 0 ? 0 : offsets[k - 1] + 1; i < offsets[k]; ++i) {
       gap += hazard_at<Unit>(table, old_units, i);
     }
-    put_gap(encoder, gap, hazard);
+    put_gap(encoder, kAxis, gap, hazard);
   }
-  return encoder.finish_at(stream, end);
+  return encoder.finish_at(stream);
 }
 
 template <typename Unit>
@@ -44,18 +43,18 @@ bool decode(const CompactTable& table, const void* old_units, std::uint32_t unit
   for (std::uint32_t i = 0; i < units; ++i) rest += hazard_at<Unit>(table, old_units, i);
   for (std::uint32_t k = 0; k < count; ++k) {
     GapPoint gap;
-    if (!peek_gap(decoder, rest, gap)) return false;
+    if (!peek_gap(decoder, kAxis, rest, gap)) return false;
     std::uint32_t begin = 0;
     while (begin + hazard_at<Unit>(table, old_units, next) <= gap.point) {
       begin += hazard_at<Unit>(table, old_units, next++);
     }
     const std::uint32_t hazard = hazard_at<Unit>(table, old_units, next);
-    if (!skip_gap(decoder, gap, begin, hazard)) return false;
+    if (!skip_gap(decoder, kAxis, gap, begin, hazard)) return false;
     rest -= begin + hazard;
     const std::uint32_t from = load<Unit>(old_units, next);
     std::uint32_t to;
-    const unsigned row = table.step_rows[table.fields.class_of(from)];
-    if (!take_step(decoder, table, row, from, to) || !decoder.good()) return false;
+    const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);
+    if (!take_step(decoder, table.fields, steps, from, to) || !decoder.good()) return false;
     offsets[k] = next++;
     store<Unit>(values, k, to);
     if (old_values != nullptr) store<Unit>(old_values, k, from);

@@ -47,8 +47,12 @@ class PythonStore final : public ObjectStore {
       (void)store_.release();
       return;
     }
-    const py::gil_scoped_acquire acquired;
-    store_ = py::object();
+    try {
+      const py::gil_scoped_acquire acquired;
+      store_ = py::object();
+    } catch (...) {  // an interpreter that ends meanwhile
+      (void)store_.release();
+    }
   }
 
   [[nodiscard]] const std::string& name() const override { return name_; }

@@ -47,9 +47,9 @@ class QuietRoad final : public ForwardingReceiveRoad {
 
 class CheckpointDelivery final : public Delivery {
  public:
-  CheckpointDelivery(const Config& config, const std::string& checkpoint, WeightTarget& target,
+  CheckpointDelivery(Config config, const std::string& checkpoint, WeightTarget& target,
                      ReceiveRoad& road)
-      : config_(config),
+      : config_(std::move(config)),
         road_(road),
         target_(target),
         changed_root_(concat(checkpoint, kChangedSuffix)) {

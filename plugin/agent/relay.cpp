@@ -106,7 +106,7 @@ Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile&
 Result<PlainPart> write_plain_part(const Manifest& manifest, const MappedFile& part,
                                    const WeightLayout& layout, File& out) {
   if (frames_are_compressed(manifest)) {
-    Result<PlainPart> written = write_plain_frame(part, layout, out);
+    const Result<PlainPart> written = write_plain_frame(part, layout, out);
     return written.ok() ? written : written.status().with_context(part.path());
   }
   if (is_compressed_flush(manifest, part)) {

@@ -2,7 +2,10 @@
 // UnionNeeds: what the workers of a host need of a version, together.
 #pragma once
 
+#include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "collectives/road.h"
 #include "core/block.h"

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "formats/manifest.h"
 #include "formats/tensor_patcher.h"
+#include "formats/version_dir.h"
 #include "kernels/host_kernels.h"
 
 namespace driftless {

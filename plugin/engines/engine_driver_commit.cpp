@@ -232,7 +232,8 @@ std::string EngineDriver::wanted_label() const {
 // A late finish of a driver before this one may have named a base after a version.
 bool EngineDriver::label_fits(const std::string& label) const {
   if (!result_.identity.run.empty()) return label == wanted_label();
-  return label.empty() || label == "0" || label.find_first_not_of("0123456789") != label.npos;
+  return label.empty() || label == "0" ||
+         label.find_first_not_of("0123456789") != std::string::npos;
 }
 
 EngineCall EngineDriver::on_label(const EngineAnswer& answer) {

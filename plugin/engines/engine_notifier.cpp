@@ -313,7 +313,7 @@ bool is_version_name(std::string_view name) {
 }  // namespace
 
 Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options,
-                                                               HttpFunction http) {
+                                                               const HttpFunction& http) {
   for (const EngineEndpoint& engine : options.engines) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine_url(engine.url, engine.token));
     if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty())
@@ -328,8 +328,7 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
   if (!http) {
     DRIFTLESS_RETURN_IF_ERROR(check_http());
   }
-  return std::unique_ptr<EngineNotifier>(
-      std::make_unique<HttpNotifier>(std::move(options), std::move(http)));
+  return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options), http));
 }
 
 Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,

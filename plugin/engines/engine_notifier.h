@@ -78,8 +78,8 @@ class EngineNotifier {
  public:
   // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl. `http`:
   // how calls are made; empty: with libcurl.
-  [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(NotifyOptions options,
-                                                                      HttpFunction http = {});
+  [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(
+      NotifyOptions options, const HttpFunction& http = {});
   virtual ~EngineNotifier() = default;
   // Calls all engines at once, a thread each; they end before it returns. One result per engine, in
   // their order. One thread at a time.

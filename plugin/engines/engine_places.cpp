@@ -71,8 +71,9 @@ class Search {
       const auto region = regions.find(reply.rank);
       if (region == regions.end()) continue;
       DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(reply.text, transport_.name()));
-      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> blocks, blocks_of(json, reply, suspects));
-      const auto [known, fresh] = digests.try_emplace(region->second, std::move(blocks));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> blocks,
+                                 blocks_of(json, reply, suspects));
+      const auto [known, fresh] = digests.try_emplace(region->second, blocks);
       if (!fresh) note_different(known->second, blocks, suspects);
       block_units = std::max<std::uint64_t>(1, number(json["block_units"]).value_or(0));
     }

@@ -152,7 +152,7 @@ class SglangTransport final : public EngineTransport {
   }
 
   [[nodiscard]] Status begin_if_none() {
-    const Status begun = post("/begin_weight_update", Json::object(), true);
+    Status begun = post("/begin_weight_update", Json::object(), true);
     session_ = begun.ok();
     if (begun.ok()) return begun;
     return error(StatusCode::kBusy, "an update is going on, or was never ended: ask again (",

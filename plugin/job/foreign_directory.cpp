@@ -426,7 +426,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
   manifest.full_bytes = layout().total_bytes();
   const bool same_names = version.payload_files == names;
   const VersionDirectory opened = version;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> parts, read_parts(version, manifest));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<MappedFile> parts, read_parts(version, manifest));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FileState> after, states_of(opened));
   if (!same_names || after != before) {
     return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");

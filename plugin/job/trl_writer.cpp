@@ -219,9 +219,9 @@ class StepWriter {
 
 class TrlSender final : public SendRoad {
  public:
-  TrlSender(FileSystem& fs, const SharedFsOptions& options, Encoding encoding,
+  TrlSender(FileSystem& fs, SharedFsOptions options, Encoding encoding,
             std::unique_ptr<SendRoad> road)
-      : fs_(fs), options_(options), encoding_(encoding), road_(std::move(road)) {}
+      : fs_(fs), options_(std::move(options)), encoding_(encoding), road_(std::move(road)) {}
 
   Status announce(std::string_view run_info, const Deadline& deadline) override;
   Status begin(const PublicationId& id, const Deadline& deadline) override {
@@ -326,7 +326,7 @@ Status TrlSender::write(const std::string& directory, std::string_view manifest,
   DRIFTLESS_ASSIGN_OR_RETURN(const Manifest parsed, parse_manifest(manifest, directory));
   const Places places = this->places(id.version, parsed.encoding == Encoding::kFull);
   if (exists(fs_, places.shown)) return check_same(places.shown, parsed);
-  const Status removed = fs_.remove_file(places.hidden);
+  Status removed = fs_.remove_file(places.hidden);
   if (!removed.ok() && removed.code() != StatusCode::kNotFound) return removed;
   DRIFTLESS_RETURN_IF_ERROR(
       StepWriter(fs_, layout_, encoding_, directory, parsed).write(places.hidden));

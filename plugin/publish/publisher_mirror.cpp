@@ -180,7 +180,7 @@ Status PublisherRank::write_mirror(const PayloadContext& made,
 Status PublisherRank::seed_mirror(Status ready, const Deadline& deadline) {
   if (!mirrored_) return ready;
   std::vector<std::vector<std::byte>> frames;
-  PayloadContext made = context({id_.version, PublicationKind::kVersion}, 0, true);
+  const PayloadContext made = context({id_.version, PublicationKind::kVersion}, 0, true);
   const std::unique_ptr<RankPayload> payload = make_rank_payload(block_context(made, frames));
   std::vector<PairedTensor> batch;
   for (const std::uint32_t tensor : snapshot_.tensors()) {

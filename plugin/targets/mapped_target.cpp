@@ -400,7 +400,7 @@ class MemoryTarget final : public MappedTarget {
   [[nodiscard]] Status sweep_unmoved(MappedWeights& weights) {
     Status swept = sweep(&weights).status();
     if (swept.code() != StatusCode::kMismatch || !weights.writer) return swept;
-    const Status moved = weights.writer->check(false);
+    Status moved = weights.writer->check(false);
     if (moved.ok()) return swept;
     weights.state.valid = true;
     return moved;

@@ -305,7 +305,7 @@ std::uint64_t VersionSource::payload_bytes() const {
 
 std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
   const std::uint64_t rows = std::min(layout.total_units(), layout.size() * kMaxBlocksOfTensor);
-  constexpr std::uint64_t kMostRowBytes = kFrameRowBytes + 16 * 255;
+  constexpr std::uint64_t kMostRowBytes = kFrameRowBytes + std::uint64_t{16} * 255;
   return layout.total_bytes() + 8 * layout.total_units() + kMostRowBytes * (rows + layout.size());
 }
 

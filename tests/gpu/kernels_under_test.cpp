@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gpu/device.h"
+#include "kernels/cuda/compact.h"
 
 namespace driftless::testing {
 namespace {
@@ -271,12 +272,86 @@ StridedSum digest_strided(const StridedMap& map, const void* target, unsigned un
   return {cuda::digest_from_sums(slot.first<cuda::kDigestSums>()), slot[cuda::kDigestSums]};
 }
 
+// A tile as a block of its own, behind another one, so that nothing begins at 0.
+struct OneTile {
+  OneTile(const CompactTable& table, const void* old_units, std::uint32_t units,
+          std::uint32_t count)
+      : before(place(old_units, std::uint64_t{units} * table.fields.unit_bytes,
+                     table.fields.unit_bytes)) {
+    block.old_dev = before.data();
+    block.place = BlockPlace::all(units);
+    block.entry = {count, 3, 8, 4, 0};
+  }
+  DeviceBytes before;
+  cuda::CompactBlock block;
+};
+
+std::uint32_t compact_encode(const CompactTable& table, const void* old_units, std::uint32_t units,
+                             const std::uint32_t* offsets, std::uint32_t count, const void* values,
+                             std::byte* stream) {
+  const unsigned width = table.fields.unit_bytes;
+  const OneTile one(table, old_units, units, count);
+  const DeviceBytes positions(8 + std::uint64_t{count} * 4);
+  const DeviceBytes given((3 + std::uint64_t{count}) * width);
+  must(cudaMemcpy(positions.data() + 8, offsets, std::uint64_t{count} * 4, cudaMemcpyHostToDevice));
+  must(cudaMemcpy(given.data() + 3 * width, values, std::uint64_t{count} * width,
+                  cudaMemcpyHostToDevice));
+  const std::span blocks(&one.block, 1);
+  const WorkMemory work(cuda::CompactEncode::workspace_size(blocks, table.fields, 1));
+  auto encode = cuda::CompactEncode::make(blocks, table.fields, 1, positions.data(), given.data(),
+                                          work.get(), nullptr);
+  must(encode.status());
+  must(encode->size(std::span(&table, 1), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(work.intact());
+  const auto tiles = encode->tiles();
+  if (!tiles.ok()) return kCompactNotInTable;
+  EXPECT_EQ(tiles->size(), 1U);
+  EXPECT_EQ(tiles->front().changes, count);
+  const std::uint32_t bytes = tiles->front().bytes;
+  const DeviceBytes out(bytes);
+  must(encode->run(out.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(out.intact() && work.intact());
+  must(cudaMemcpy(stream, out.data(), bytes, cudaMemcpyDeviceToHost));
+  return bytes;
+}
+
+bool compact_decode(const CompactTable& table, const void* old_units, std::uint32_t units,
+                    std::span<const std::byte> stream, std::uint32_t count, std::uint32_t* offsets,
+                    void* values, void* old_values) {
+  const unsigned width = table.fields.unit_bytes;
+  OneTile one(table, old_units, units, count);
+  one.block.stream_begin = 1 + count % 4;
+  DeviceBytes bytes((one.block.stream_begin + stream.size() + 3) / 4 * 4);
+  must(cudaMemcpy(bytes.data() + one.block.stream_begin, stream.data(), stream.size(),
+                  cudaMemcpyHostToDevice));
+  const std::span blocks(&one.block, 1);
+  const CompactTile tile{count, static_cast<std::uint32_t>(stream.size())};
+  const WorkMemory work(cuda::CompactDecode::workspace_size(blocks, std::span(&table, 1)));
+  auto decode = cuda::CompactDecode::make(blocks, std::span(&table, 1), std::span(&tile, 1),
+                                          work.get(), nullptr);
+  if (!decode.ok()) return false;
+  const DeviceBytes positions(8 + std::uint64_t{count} * 4);
+  const DeviceBytes found((3 + std::uint64_t{count}) * width);
+  const DeviceBytes old((3 + std::uint64_t{count}) * width);
+  must(decode->run(bytes.data(), positions.data(), found.data(), old.data(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(positions.intact() && found.intact() && old.intact() && work.intact());
+  must(cudaMemcpy(offsets, positions.data() + 8, std::uint64_t{count} * 4, cudaMemcpyDeviceToHost));
+  must(cudaMemcpy(values, found.data() + 3 * width, std::uint64_t{count} * width,
+                  cudaMemcpyDeviceToHost));
+  must(cudaMemcpy(old_values, old.data() + 3 * width, std::uint64_t{count} * width,
+                  cudaMemcpyDeviceToHost));
+  return decode->check().ok();
+}
+
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
   HostKernels kernels{"cuda",           diff,           gather,           scatter,
                       masked_overwrite, digest,         scatter_digested, gather_strided,
-                      scatter_strided,  digest_strided, nullptr,          nullptr};
+                      scatter_strided,  digest_strided, compact_encode,   compact_decode};
   return {kernels};
 }
 

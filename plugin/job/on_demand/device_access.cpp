@@ -6,7 +6,8 @@
 namespace driftless {
 
 Result<const DeviceTable*> device_table() {
-  constexpr std::string_view kWhyNot{DRIFTLESS_WHY_NOT_CUDA};  // empty: it is
+  // Empty: it is. NOLINTNEXTLINE(readability-redundant-string-init)
+  constexpr std::string_view kWhyNot{DRIFTLESS_WHY_NOT_CUDA};
   if (!kWhyNot.empty()) {
     return error(StatusCode::kUnsupported, "CUDA is not in this build: ", kWhyNot);
   }

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device's view of blocks of `compact`. A warp sums the hazards of a tile, by groups of units;
+// a thread codes it.
+#pragma once
+
+#include "core/memory_kind.h"
+#include "kernels/compact_model.h"
+#include "kernels/cuda/compact.h"
+#include "kernels/cuda/launch.cuh"
+
+namespace driftless::cuda {
+
+inline constexpr std::uint32_t kHazardGroup = 32;  // units
+inline constexpr std::uint32_t kTileSums = kCompactTileUnits / kHazardGroup + 1;
+inline constexpr unsigned kHazardWarps = 8, kTileThreads = 64;  // per block
+inline constexpr std::uint32_t kNoTile = ~std::uint32_t{0};
+
+struct TileWork {
+  std::uint64_t first;         // unit of the block
+  std::uint64_t change_begin;  // of the block's changes
+  std::uint64_t stream_begin;
+  std::uint32_t block, units, changes, stream_bytes;
+};
+struct DeviceTable {
+  std::uint16_t hazards[kCompactClasses];
+  std::uint16_t step_rows[kCompactClasses];
+  std::uint32_t first_steps;
+};
+struct CompactParts {
+  CompactBlock* blocks = nullptr;
+  TileWork* tiles = nullptr;
+  DeviceTable* tables = nullptr;
+  CompactSteps* steps = nullptr;
+  std::uint32_t* bad = nullptr;   // the first tile that cannot be coded
+  std::uint32_t* sums = nullptr;  // kTileSums per tile, of the device
+};
+
+CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind kind);
+// Into the host's parts.
+[[nodiscard]] Status fill_blocks(std::span<const CompactBlock> blocks, const CompactParts& host);
+[[nodiscard]] Status fill_tables(const CompactFields& fields, std::span<const CompactTable> tables,
+                                 const CompactShape& shape, const CompactParts& host);
+[[nodiscard]] std::uint64_t tiles_of(std::span<const CompactBlock> blocks);
+[[nodiscard]] bool any_cut(std::span<const CompactBlock> blocks);
+// Queues the sums of hazards of all tiles.
+[[nodiscard]] Status sum_hazards(const CompactParts& dev, const CompactShape& shape, bool cut,
+                                 cudaStream_t stream);
+[[nodiscard]] inline Status upload(void* to, const void* from, std::uint64_t bytes,
+                                   cudaStream_t stream) {
+  if (bytes == 0) return {};
+  return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "compact: upload");
+}
+
+// The units of a block from one of them on.
+template <typename Unit, bool Cut>
+struct TileUnits {
+  const Unit* data;
+  const BlockPlace* place;
+  std::uint64_t first;
+
+  __device__ TileUnits(const CompactBlock& block, std::uint64_t from)
+      : data(reinterpret_cast<const Unit*>(block.old_dev)), place(&block.place), first(from) {
+    if (!Cut || place->dims == 0) data += place->first + from;
+  }
+  __device__ __forceinline__ std::uint32_t operator[](std::uint32_t at) const {
+    if (Cut && place->dims != 0) return data[place->at(first + at)];
+    return data[at];
+  }
+  static constexpr std::uint32_t kPack = 16 / sizeof(Unit);
+  struct Pack {
+    std::uint32_t unit[kPack];
+  };
+  // kPack units; of those from `end` on any.
+  __device__ __forceinline__ Pack pack(std::uint32_t at, std::uint32_t end) const {
+    Pack pack;
+    const bool plain = !Cut || place->dims == 0;
+    if (plain && at + kPack <= end && reinterpret_cast<std::uintptr_t>(data + at) % 16 == 0) {
+      const uint4 words = *reinterpret_cast<const uint4*>(data + at);
+      const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (unsigned i = 0; i < kPack; ++i) {
+        pack.unit[i] =
+            static_cast<Unit>(word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4)));
+      }
+      return pack;
+    }
+#pragma unroll
+    for (unsigned i = 0; i < kPack; ++i) pack.unit[i] = at + i < end ? (*this)[at + i] : 0;
+    return pack;
+  }
+};
+
+static __constant__ compact::Axis kConstantAxis = compact::make_axis();
+// For all threads of the block. Lanes ask for different places, which constant memory answers one
+// by one.
+__device__ __forceinline__ void share_axis(compact::Axis& axis) {
+  static_assert(sizeof(compact::Axis) % 4 == 0);
+  const auto* const from = reinterpret_cast<const std::uint32_t*>(&kConstantAxis);
+  auto* const to = reinterpret_cast<std::uint32_t*>(&axis);
+  for (unsigned i = threadIdx.x; i < sizeof(compact::Axis) / 4; i += blockDim.x) to[i] = from[i];
+  __syncthreads();
+}
+
+// Calls code(Unit{}, Cut) for the width of the fields.
+template <typename Code>
+auto with_tiles(const CompactFields& fields, bool cut, const Code& code) {
+  return compact::with_unit(fields, [&]<typename Unit>(Unit unit) {
+    return cut ? code(unit, std::true_type{}) : code(unit, std::false_type{});
+  });
+}
+
+}  // namespace driftless::cuda
