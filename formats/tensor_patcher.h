@@ -64,7 +64,7 @@ struct BucketPiece {
   BucketEntry entry;
 };
 [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> make_bucket_patcher(
-    const WeightLayout& layout, std::uint32_t tensor, std::vector<BucketPiece> pieces);
+    const WeightLayout& layout, std::uint32_t tensor, const std::vector<BucketPiece>& pieces);
 
 // Writes the `xor` payload of a tensor: XOR of both sides, in chunks, through one zstd frame.
 // Without workers a sparse XOR takes a quarter less room and half the time

@@ -34,15 +34,20 @@ __global__ void __launch_bounds__(kHazardWarps * 32)
       const auto pack = units.pack(at, tile.units);
 #pragma unroll
       for (unsigned i = 0; i < Units::kPack; ++i) {
-        const std::uint32_t hazard = hazards[(pack.unit[i] >> fields.mantissa_bits) & mask];
-        own += at + i < tile.units ? hazard : 0;
+        own += hazards[pack.bits(i, fields.mantissa_bits, mask)];
       }
+      // Zeros that are no units.
+      if (at + Units::kPack > tile.units) own -= (at + Units::kPack - tile.units) * hazards[0];
     }
     const std::uint32_t sum = running_sum(own, lane);
     if (lane % kLanes == 0 && at < tile.units) sums[at / kHazardGroup] = before + sum - own;
     before += __shfl_sync(~0U, sum, 31);
   }
-  if (lane == 0) sums[(tile.units + kHazardGroup - 1) / kHazardGroup] = before;
+  // Behind the last group its end, and more of it, for who reads four at a time.
+  if (lane < 4) {
+    const std::uint32_t end = (tile.units + kHazardGroup - 1) / kHazardGroup + lane;
+    if (end < kTileSums) sums[end] = before;
+  }
 }
 
 }  // namespace

@@ -11,7 +11,8 @@
 namespace driftless::cuda {
 
 inline constexpr std::uint32_t kHazardGroup = 32;  // units
-inline constexpr std::uint32_t kTileSums = kCompactTileUnits / kHazardGroup + 1;
+// Of a tile: for each group, and its end; a multiple of 4.
+inline constexpr std::uint32_t kTileSums = kCompactTileUnits / kHazardGroup + 4;
 inline constexpr unsigned kHazardWarps = 8, kTileThreads = 64;  // per block
 inline constexpr std::uint32_t kNoTile = ~std::uint32_t{0};
 
@@ -66,26 +67,33 @@ struct TileUnits {
     if (Cut && place->dims != 0) return data[place->at(first + at)];
     return data[at];
   }
+  // 16 bytes of them.
   static constexpr std::uint32_t kPack = 16 / sizeof(Unit);
   struct Pack {
-    std::uint32_t unit[kPack];
+    std::uint32_t word[4];
+
+    [[nodiscard]] __device__ __forceinline__ std::uint32_t unit(unsigned i) const {
+      return static_cast<Unit>(word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4)));
+    }
+    // (unit >> shift) & mask, of which no bit lies past the unit.
+    [[nodiscard]] __device__ __forceinline__ std::uint32_t bits(unsigned i, unsigned shift,
+                                                                unsigned mask) const {
+      return (word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4) + shift)) & mask;
+    }
   };
-  // kPack units; of those from `end` on any.
+  // kPack units; zeros from `end` on.
   __device__ __forceinline__ Pack pack(std::uint32_t at, std::uint32_t end) const {
-    Pack pack;
     const bool plain = !Cut || place->dims == 0;
     if (plain && at + kPack <= end && reinterpret_cast<std::uintptr_t>(data + at) % 16 == 0) {
       const uint4 words = *reinterpret_cast<const uint4*>(data + at);
-      const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-      for (unsigned i = 0; i < kPack; ++i) {
-        pack.unit[i] =
-            static_cast<Unit>(word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4)));
-      }
-      return pack;
+      return {{words.x, words.y, words.z, words.w}};
     }
+    Pack pack{};
 #pragma unroll
-    for (unsigned i = 0; i < kPack; ++i) pack.unit[i] = at + i < end ? (*this)[at + i] : 0;
+    for (unsigned i = 0; i < kPack; ++i) {
+      const std::uint32_t unit = at + i < end ? (*this)[at + i] : 0;
+      pack.word[i * sizeof(Unit) / 4] |= unit << (8 * (i * sizeof(Unit) % 4));
+    }
     return pack;
   }
 };

@@ -51,10 +51,12 @@ class StreamBytes {
 template <typename Unit, bool Cut>
 class TileAxis {
  public:
+  // `hazards`: of the block's table.
   __device__ TileAxis(const CompactParts& parts, const CompactFields& fields,
-                      const CompactBlock& block, const TileWork& tile, std::uint32_t number)
+                      const CompactBlock& block, const TileWork& tile, std::uint32_t number,
+                      const std::uint16_t* hazards)
       : units_(block, tile.first),
-        hazards_(parts.tables[block.table].hazards),
+        hazards_(hazards),
         sums_(parts.sums + std::uint64_t{number} * kTileSums),
         shift_(fields.mantissa_bits),
         mask_(fields.classes() - 1),
@@ -64,33 +66,53 @@ class TileAxis {
     return sums_[(count_ + kHazardGroup - 1) / kHazardGroup];
   }
   __device__ __forceinline__ std::uint32_t hazard(std::uint32_t unit) const {
-    return __ldg(hazards_ + ((unit >> shift_) & mask_));
+    return hazards_[(unit >> shift_) & mask_];
   }
   struct Place {
     std::uint32_t at, begin, unit;
   };
-  // The unit that has `point`, which is on the axis and not before `group`.
+  // The unit that has `point`, which is on the axis and not before `group`. Lanes go through a
+  // whole group each, without a branch: where they would stop differs.
   __device__ __forceinline__ Place find(std::uint32_t point, std::uint32_t group) const {
-    while (sums_[group + 1] <= point) ++group;
-    Place place{group * kHazardGroup, sums_[group], 0};
-    for (;;) {
-      const auto pack = units_.pack(place.at, count_);
-      std::uint32_t hazards[TileUnits<Unit, Cut>::kPack];
+    using Pack = typename TileUnits<Unit, Cut>::Pack;
+    constexpr unsigned kPack = TileUnits<Unit, Cut>::kPack, kPacks = kHazardGroup / kPack;
+    std::uint32_t begin = 0;
+    group = group_of(point, group, begin);
+    Pack packs[kPacks];
 #pragma unroll
-      for (unsigned i = 0; i < TileUnits<Unit, Cut>::kPack; ++i) hazards[i] = hazard(pack.unit[i]);
-#pragma unroll
-      for (unsigned i = 0; i < TileUnits<Unit, Cut>::kPack; ++i) {
-        if (place.begin + hazards[i] > point) {
-          place.unit = pack.unit[i];
-          return place;
-        }
-        place.begin += hazards[i];
-        ++place.at;
-      }
+    for (unsigned p = 0; p < kPacks; ++p) {
+      packs[p] = units_.pack(group * kHazardGroup + p * kPack, count_);
     }
+    Place place{group * kHazardGroup, begin, 0};
+    std::uint32_t end = begin;
+#pragma unroll
+    for (unsigned i = 0; i < kHazardGroup; ++i) {
+      end += hazards_[packs[i / kPack].bits(i % kPack, shift_, mask_)];
+      const bool before = end <= point;
+      place.begin = before ? end : place.begin;
+      place.at += before ? 1 : 0;
+    }
+    place.unit = units_[place.at];
+    return place;
   }
 
  private:
+  // From `group` on, the one that has the point; and where it begins.
+  __device__ __forceinline__ std::uint32_t group_of(std::uint32_t point, std::uint32_t group,
+                                                    std::uint32_t& begin) const {
+    for (std::uint32_t first = group / 4 * 4;; first += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(sums_ + first);
+      if (first == group / 4 * 4 || four.x <= point) {
+        // Sums ascend: those up to the point are the first ones.
+        const unsigned inside = (four.y <= point) + (four.z <= point) + (four.w <= point);
+        begin = inside == 0 ? four.x : inside == 1 ? four.y : inside == 2 ? four.z : four.w;
+        group = first + inside;
+        if (inside == 3) continue;
+      }
+      return group;
+    }
+  }
+
   TileUnits<Unit, Cut> units_;
   const std::uint16_t* hazards_;
   const std::uint32_t* sums_;
@@ -108,11 +130,12 @@ struct Outputs {
 template <typename Unit, bool Cut>
 __device__ bool decode_tile(const CompactParts& parts, const CompactFields& fields,
                             const Axis& axis, const TileWork& tile, std::uint32_t number,
-                            const std::byte* streams, const Outputs& out) {
+                            const std::uint16_t* hazards, const std::byte* streams,
+                            const Outputs& out) {
   const CompactBlock& block = parts.blocks[tile.block];
   const DeviceTable& table = parts.tables[block.table];
   const CompactSteps* const steps = parts.steps + table.first_steps;
-  const TileAxis<Unit, Cut> units(parts, fields, block, tile, number);
+  const TileAxis<Unit, Cut> units(parts, fields, block, tile, number, hazards);
   BasicDecoder<StreamBytes> decoder(StreamBytes(streams + tile.stream_begin, tile.stream_bytes));
   const std::uint32_t length = units.length();
   const bool wide = block.entry.position_bytes == 8;
@@ -153,12 +176,19 @@ __global__ void __launch_bounds__(kTileThreads)
     decode_tiles(CompactParts parts, CompactFields fields, std::uint32_t tiles,
                  const std::byte* streams, Outputs out) {
   __shared__ Axis axis;
+  __shared__ std::uint16_t shared_hazards[kCompactClasses];  // of the table of the first tile
+  const std::uint32_t shared = parts.blocks[parts.tiles[blockIdx.x * kTileThreads].block].table;
+  for (unsigned i = threadIdx.x; i < kCompactClasses; i += kTileThreads) {
+    shared_hazards[i] = parts.tables[shared].hazards[i];
+  }
   share_axis(axis);
   const std::uint32_t number = blockIdx.x * kTileThreads + threadIdx.x;
   if (number >= tiles) return;
   const TileWork tile = parts.tiles[number];
   if (tile.changes == 0) return;
-  if (!decode_tile<Unit, Cut>(parts, fields, axis, tile, number, streams, out)) {
+  const std::uint32_t own = parts.blocks[tile.block].table;
+  const std::uint16_t* const hazards = own == shared ? shared_hazards : parts.tables[own].hazards;
+  if (!decode_tile<Unit, Cut>(parts, fields, axis, tile, number, hazards, streams, out)) {
     atomicMin(parts.bad, number);
   }
 }

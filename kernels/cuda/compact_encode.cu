@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kCountThreads)
       const auto pack = units.pack(i, tile.units);
 #pragma unroll
       for (unsigned j = 0; j < TileUnits<Unit, Cut>::kPack; ++j) {
-        if (i + j < at) begin += __ldg(hazards + fields.class_of(pack.unit[j]));
+        if (i + j < at) begin += __ldg(hazards + fields.class_of(pack.unit(j)));
       }
     }
     const std::uint64_t change = block.entry.value_begin + tile.change_begin + k;

@@ -64,7 +64,7 @@ class MirroredTensor {
     }
     if (pieces_.empty()) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<TensorPatcher> patcher,
-                               make_bucket_patcher(layout_, tensor_, std::move(pieces_)));
+                               make_bucket_patcher(layout_, tensor_, pieces_));
     DRIFTLESS_RETURN_IF_ERROR(patcher->patch(0, bytes));
     return patcher->finish();
   }
