@@ -44,9 +44,11 @@ class CompactDecode {
   // Reads `streams_dev` up to the next multiple of 4 bytes. Writes nothing past an entry's count.
   [[nodiscard]] Status run(const std::byte* streams_dev, std::byte* positions_dev,
                            std::byte* values_dev, std::byte* old_values_dev, Stream stream);
-  // Once the stream has passed run(): kMismatch, naming the block, where a tile is not what an
-  // encoder makes of these old units. What was written of such a block has no meaning.
+  // Once the stream has passed run(): kMismatch where a tile is not what an encoder makes of these
+  // old units. What was written of such a block has no meaning.
   [[nodiscard]] Status check() const;
+  // After such an error: the number of the block.
+  [[nodiscard]] std::uint32_t bad_block() const;
 
  private:
   CompactShape shape_;

@@ -302,10 +302,15 @@ Status CompactDecode::check() const {
   const CompactParts host = carve(host_, shape_, MemoryKind::kHost);
   if (*host.bad == kNoTile) return {};
   const TileWork& tile = host.tiles[*host.bad];
-  return error(StatusCode::kMismatch, "block number ", tile.block, ": the ", tile.changes,
-               " changes of the ", tile.units, " units from ", tile.first,
+  return error(StatusCode::kMismatch, "the ", tile.changes, " changes of the ", tile.units,
+               " units from ", tile.first,
                " do not decode with the weights that are here: these are not the version's base, "
                "or the delta is damaged");
+}
+
+std::uint32_t CompactDecode::bad_block() const {
+  const CompactParts host = carve(host_, shape_, MemoryKind::kHost);
+  return *host.bad == kNoTile ? 0 : host.tiles[*host.bad].block;
 }
 
 }  // namespace driftless::cuda

@@ -249,6 +249,11 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return place_buckets_on_device(gpu_, tensors, std::move(chain));
   }
+  Result<bool> decode_compact(std::span<CompactUnits> blocks) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    DRIFTLESS_RETURN_IF_ERROR(decode_compact_on_device(gpu_, blocks));
+    return true;
+  }
   Result<Digest> digest(std::span<const TensorBytes> bytes, unsigned /*threads*/) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return sum_on_device(gpu_, bytes);

@@ -66,6 +66,10 @@ class PlacePlan {
     std::shared_ptr<GpuContext> gpu, std::span<const ContiguousTensor> tensors,
     std::vector<VersionSource> chain);
 
+// WeightMemory::decode_compact(), in steps of some hundred megabytes.
+[[nodiscard]] Status decode_compact_on_device(const std::shared_ptr<GpuContext>& gpu,
+                                              std::span<CompactUnits> blocks);
+
 // Pieces of changes in the memory of a GPU: where the offsets and values of each lie.
 
 // What the pieces point to outlives it.

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "core/block_place.h"
+#include "core/compact.h"
 #include "kernels/host_kernels.h"
 #include "kernels/strided_map.h"
 #include "kernels/value_cast.h"
@@ -140,6 +142,21 @@ class BucketMemory {
                                                      std::vector<VersionSource> chain) = 0;
 };
 
+// A block of `compact` (docs/formats/compact.md), and what comes of decoding it.
+struct CompactUnits {
+  std::span<const WeightMap* const> maps;  // of its tensor: have all of it, and convert nothing
+  BlockPlace place;                        // in the tensor
+  const CompactTable* table = nullptr;
+  std::span<const CompactTile> tiles;
+  std::span<const std::byte> streams;  // of the tiles, on the host
+  DigestTensorKey key;
+  std::string name;  // for messages
+  // Room for all changes; positions are those of the tensor.
+  std::span<std::uint64_t> positions;
+  std::byte* values = nullptr;
+  Digest change;  // that they are
+};
+
 class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
@@ -173,6 +190,11 @@ class WeightMemory {
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
   // Null where deltas are decoded on the host.
   [[nodiscard]] virtual BucketMemory* buckets() = 0;
+  // Decodes the blocks where the weights lie. False if this memory leaves it to the host, which
+  // reads the old units. kMismatch, naming the tensor, if a block does not decode.
+  [[nodiscard]] virtual Result<bool> decode_compact(std::span<CompactUnits> /*blocks*/) {
+    return false;
+  }
 };
 
 [[nodiscard]] std::shared_ptr<WeightMemory> make_host_memory();
