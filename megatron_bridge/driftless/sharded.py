@@ -24,7 +24,8 @@ class Shard(NamedTuple):
 
 class ShardedSource:
     """`shards`: (name, local tensor, full shape, offset, owner), as Shard has them. All ranks'
-    shards together have every element once: overlap and gaps are refused when a run is opened. The
+    shards together have every element once: overlap and gaps are refused when a run is opened. Of
+    a tensor of which this rank holds several boxes (parts of a fused one), each is a shard. The
     tensors are read where they are, on every publish(), so one object serves all steps of
     parameters that are updated in place."""
 

@@ -27,7 +27,8 @@ class DeviceDeltaPayload final : public RankPayload {
         work_(work),
         coding_(context.frame.encoding == Encoding::kIndices ? cuda::PositionCoding::kIndices
                                                              : cuda::PositionCoding::kGaps),
-        frames_on_device_(context.road->part_memory() == MemoryKind::kDevice &&
+        frames_on_device_(context.frames == nullptr &&
+                          context.road->part_memory() == MemoryKind::kDevice &&
                           context.directory_layout == DirectoryLayout::kFrames &&
                           context.frame.encoding != Encoding::kDeltasZstd) {}
   ~DeviceDeltaPayload() override { work_.differ.drop(); }
@@ -60,10 +61,10 @@ class DeviceDeltaPayload final : public RankPayload {
  private:
   // Into slices of one dtype and at most slice_bytes a side.
   Status cut(const PairedTensor& offered) {
-    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    const TensorSpec& spec = context_.snapshot->spec(offered.number);
     const unsigned width = unit_bytes(spec.dtype);
     const std::uint64_t most = std::max<std::uint64_t>(work_.options.slice_bytes / width, 1 << 20);
-    const std::uint64_t units = spec.units();
+    const std::uint64_t units = context_.snapshot->owned(offered.number).place().units;
     if (!slice_.empty() && slice_dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(start_slice());
     slice_dtype_ = spec.dtype;
     for (std::uint64_t first = 0; first < units;) {
@@ -71,11 +72,11 @@ class DeviceDeltaPayload final : public RankPayload {
       // At a multiple of 16 bytes: the next stretch is as well aligned as the tensor.
       const std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
       SlicePiece piece;
-      piece.tensor = offered.tensor;
+      piece.number = offered.number;
       piece.first_unit = first;
       piece.units = count;
       piece.huge = units > (std::uint64_t{1} << 31);
-      piece.old_data = context_.snapshot->data(offered.tensor) + first * width;
+      piece.old_data = context_.snapshot->data(offered.number) + first * width;
       piece.new_data = offered.new_data + first * width;
       piece.old_kind = context_.snapshot->memory_kind();
       piece.new_kind = offered.memory;
@@ -127,8 +128,10 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
       const cuda::StreamEntry& entry = results.entries[i];
       if (entry.count == 0) continue;
+      const OwnedTensor& owned = context_.snapshot->owned(results.pieces[i].number);
       BucketEntry like;
-      like.tensor = results.pieces[i].tensor;
+      like.tensor = owned.tensor();
+      like.block = owned.block();
       like.position_bytes = entry.position_bytes;
       like.position_begin = entry.position_begin;
       like.position_end = entry.position_begin + entry.count * entry.position_bytes;
@@ -184,30 +187,40 @@ class DeviceDeltaPayload final : public RankPayload {
 
   // What it does to the digest, and how it will get into the snapshot.
   Status note_change(const SliceResults& results, const Kept& kept) {
-    const WeightLayout& layout = *context_.layout;
     const unsigned width = unit_bytes(kept.dtype);
-    std::vector<cuda::Patch::Tensor> compared, snapshot;
+    std::vector<cuda::Patch::Tensor> compared, snapshot, in_tensor;
     std::vector<std::uint32_t> tensors;
+    bool blocks = false;
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
       if (results.entries[i].count == 0) continue;
       const SlicePiece& piece = results.pieces[i];
-      const TensorSpec& spec = layout[piece.tensor];
+      const OwnedTensor& owned = context_.snapshot->owned(piece.number);
       cuda::Patch::Tensor tensor;
-      tensor.units = spec.units();
+      tensor.units = owned.place().units;
       tensor.entry = results.entries[i];
-      tensor.key = digest_tensor_key(spec.name);
-      // Positions count from the tensor's start, of which only the stretch need be there.
+      tensor.key = digest_tensor_key(context_.snapshot->spec(piece.number).name);
+      // Positions count from the block's start, of which only the stretch need be there.
       tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * width;
       compared.push_back(tensor);
-      tensors.push_back(piece.tensor);
-      tensor.data_dev = context_.snapshot->data(piece.tensor);
+      tensors.push_back(owned.tensor());
+      tensor.data_dev = context_.snapshot->data(piece.number);
       snapshot.push_back(tensor);
+      tensor.place = owned.place();
+      in_tensor.push_back(tensor);
+      blocks = blocks || owned.block() != nullptr;
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const cuda::Patch patch,
                                work_.make_patch(compared, width, coding_, kept.positions_dev));
     DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const old_values, work_.found.take(kept.value_bytes));
     DRIFTLESS_RETURN_IF_ERROR(patch.gather(old_values, work_.stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(sum_up(patch, tensors, old_values, kept.values_dev));
+    // A block lies in one piece here, but its units have other places in the tensor's digest.
+    std::optional<cuda::Patch> placed;
+    if (blocks) {
+      DRIFTLESS_ASSIGN_OR_RETURN(placed,
+                                 work_.make_patch(in_tensor, width, coding_, kept.positions_dev));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(
+        sum_up(placed ? *placed : patch, tensors, old_values, kept.values_dev));
     if (context_.snapshot->memory_kind() == MemoryKind::kDevice) {
       work_.changes.push_back({patch, kept.values_dev});
       return {};

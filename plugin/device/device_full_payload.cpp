@@ -16,42 +16,42 @@ class DeviceFullPayload final : public RankPayload {
 
   Status add(std::span<const PairedTensor> batch) override {
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
-    std::ranges::sort(sorted, {}, &PairedTensor::tensor);  // frames want the layout's order
+    std::ranges::sort(sorted, {}, &PairedTensor::number);  // frames want the layout's order
+    const Snapshot& snapshot = *context_.snapshot;
     for (const PairedTensor& offered : sorted) {
-      std::byte* const kept = context_.snapshot->data(offered.tensor);
+      std::byte* const kept = snapshot.data(offered.number);
       if (kept == offered.new_data) continue;
       DRIFTLESS_RETURN_IF_ERROR(
-          work_.stream.copy(kept, offered.new_data, (*context_.layout)[offered.tensor].size_bytes));
+          work_.stream.copy(kept, offered.new_data, snapshot.size_bytes(offered.number)));
     }
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     for (const PairedTensor& offered : sorted) {
-      const DigestTensorKey key = digest_tensor_key((*context_.layout)[offered.tensor].name);
-      const TensorBytes all{{0, context_.snapshot->bytes(offered.tensor), MemoryKind::kDevice},
-                            &key};
-      DRIFTLESS_ASSIGN_OR_RETURN(findings_.digests[offered.tensor],
-                                 work_.memory->digest(std::span(&all, 1), 1));
+      DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, snapshot.digest(offered.number, 1));
+      findings_.digests[snapshot.owned(offered.number).tensor()] += digest;
     }
-    for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.tensor));
+    for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.number));
     return {};
   }
 
   Status finish() override { return flush(); }
 
  private:
-  Status cut(std::uint32_t tensor) {
-    const TensorSpec& spec = (*context_.layout)[tensor];
+  Status cut(std::uint32_t number) {
+    const TensorSpec& spec = context_.snapshot->spec(number);
+    const OwnedTensor& owned = context_.snapshot->owned(number);
+    const std::span<const std::byte> bytes = context_.snapshot->bytes(number);
     const unsigned width = unit_bytes(spec.dtype);
     const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
     if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
     dtype_ = spec.dtype;
     DRIFTLESS_RETURN_IF_ERROR(pinned_.reserve(context_.buffer_bytes + 8, MemoryKind::kHost));
-    for (std::uint64_t at = 0; at < spec.size_bytes;) {
+    for (std::uint64_t at = 0; at < bytes.size();) {
       if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
       const std::uint64_t size =
-          std::min(spec.size_bytes - at, (most - pending_bytes_) / width * width);
+          std::min(bytes.size() - at, (most - pending_bytes_) / width * width);
       std::byte* const to = pinned_.data() + pending_bytes_;
-      DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(to, context_.snapshot->data(tensor) + at, size));
-      runs_.push_back({tensor, at / width, {to, size}});
+      DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(to, bytes.data() + at, size));
+      runs_.push_back({owned.tensor(), at / width, {to, size}, owned.block()});
       pending_bytes_ += size;
       at += size;
     }
@@ -106,7 +106,7 @@ class HostCopyPayload final : public RankPayload {
   static constexpr std::uint64_t kGroupBytes = std::uint64_t{64} << 20;
 
   [[nodiscard]] std::uint64_t room(const PairedTensor& offered) const {
-    return ((*context_.layout)[offered.tensor].size_bytes + 63) / 64 * 64;
+    return (context_.snapshot->size_bytes(offered.number) + 63) / 64 * 64;
   }
 
   Status add_group(std::span<const PairedTensor> group, std::uint64_t bytes) {
@@ -116,7 +116,7 @@ class HostCopyPayload final : public RankPayload {
     for (PairedTensor& tensor : copied) {
       if (tensor.memory == MemoryKind::kHost) continue;
       DRIFTLESS_RETURN_IF_ERROR(
-          work_.stream.copy(at, tensor.new_data, (*context_.layout)[tensor.tensor].size_bytes));
+          work_.stream.copy(at, tensor.new_data, context_.snapshot->size_bytes(tensor.number)));
       tensor.new_data = at;
       tensor.memory = MemoryKind::kHost;
       at += room(tensor);

@@ -8,12 +8,12 @@
 
 namespace driftless {
 
-// Units [first_unit, first_unit + units) of a tensor, both sides.
+// Units [first_unit, first_unit + units) of a tensor, or of a block of one, both sides.
 struct SlicePiece {
-  std::uint32_t tensor = 0;
+  std::uint32_t number = 0;  // in the snapshot
   std::uint64_t first_unit = 0;
   std::uint64_t units = 0;
-  bool huge = false;  // the tensor has more than 2^31 units
+  bool huge = false;  // it has more than 2^31 units
   const std::byte* old_data = nullptr;
   const std::byte* new_data = nullptr;
   MemoryKind old_kind = MemoryKind::kDevice;

@@ -20,7 +20,7 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group)
   if (joined == nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
   }
-  const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base.tensors()) : 0;
+  const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base) : 0;
   DRIFTLESS_ASSIGN_OR_RETURN(
       road_, process_.sender(anchor, Deadline::after(config_.connect_deadline), joined));
   DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());

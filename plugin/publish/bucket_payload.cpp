@@ -74,8 +74,9 @@ class BucketPayload final : public HostPayload {
 
  private:
   // A tensor's pieces come one after the other.
-  Status collect(const DeltaView& delta) {
+  Status collect(DeltaView delta) {
     const OwnedTensor& owned = context_.snapshot->owned(delta.tensor);
+    delta.tensor = owned.tensor();
     if (splitter_.owned() != &owned) DRIFTLESS_RETURN_IF_ERROR(drain());
     if (owned.parts().empty()) return put(delta, owned.block());
     splitter_.add(owned, delta);

@@ -209,26 +209,26 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
 // A tensor that a source forgets would pass for unchanged: each must come, and come once.
 Status PublisherRank::visit(WeightSource& weights,
                             const std::function<Status(std::span<const PairedTensor>)>& use) const {
-  std::vector<bool> seen(tensor_.size());
+  std::vector<bool> seen(number_.size());
   DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
     std::vector<PairedTensor> batch;
     for (const auto& [number, data, memory] : offered) {
-      if (number >= tensor_.size()) {
+      if (number >= number_.size()) {
         return error(StatusCode::kInvalidArgument, "the source offered tensor number ", number,
-                     " of ", tensor_.size());
+                     " of ", number_.size());
       }
       const std::string& name = offered_[number].name;
       if (seen[number]) {
         return error(StatusCode::kInvalidArgument, "the source offered tensor '", name, "' twice");
       }
       seen[number] = true;
-      if (tensor_[number] == kNotOurs) continue;
+      if (number_[number] == kNotOurs) continue;
       if (memory != MemoryKind::kHost && options_.device == nullptr) {
         return error(StatusCode::kUnsupported, "tensor '", name,
                      "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
                      "to pinned or device");
       }
-      batch.push_back({tensor_[number], data, memory});
+      batch.push_back({number_[number], data, memory});
     }
     return use(batch);
   }));

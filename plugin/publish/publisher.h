@@ -82,10 +82,9 @@ class Publisher {
   // Collective. `base` offers the base checkpoint's bytes (version 0), which seed the snapshot; the
   // ranks' tensors together are the layout. A tensor, or block, that two ranks offer is the lower
   // rank's, and noted. Blocks of a tensor that overlap otherwise, or leave a gap, are refused, by
-  // name and offset (kWrongLayout); layouts of whole tensors (flush, hf_delta) and a device take
-  // none (kUnsupported). `history` (null: nothing to resume) is read where the road holds versions
-  // already: the snapshot is then brought to the newest of them, so that the first publish() takes
-  // the receivers from there to the weights it is given.
+  // name and offset (kWrongLayout). `history` (null: nothing to resume) is read where the road
+  // holds versions already: the snapshot is then brought to the newest of them, so that the first
+  // publish() takes the receivers from there to the weights it is given.
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> open(const PublisherOptions& options,
                                                                Group& group, SendRoad& road,
                                                                ReceiveRoad* history,

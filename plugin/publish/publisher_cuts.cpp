@@ -46,7 +46,7 @@ bool is_slice(const TensorSpec& tensor, const TensorNeed& need) {
 Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
     std::span<const TensorSpec> tensors) const {
   if (options_.cuts.empty()) return std::vector<BlockCut>();
-  if (!takes_blocks()) {
+  if (!takes_cuts()) {
     return error(StatusCode::kUnsupported, "cuts are for frames from the host, but ",
                  options_.device != nullptr
                      ? std::string("this publisher has a GPU")
@@ -106,7 +106,7 @@ Encoding PublisherRank::encoding_for(const std::map<std::string, ReceiverNeeds>&
 
 std::vector<BlockCut> PublisherRank::cuts_for(const std::map<std::string, ReceiverNeeds>& receivers,
                                               std::vector<std::string>& notes) const {
-  if (!options_.cut_for_receivers || !takes_blocks()) return own_cuts_;
+  if (!options_.cut_for_receivers || !takes_cuts()) return own_cuts_;
   std::map<std::uint32_t, std::pair<std::uint32_t, std::set<std::uint64_t>>> wanted;
   for (const BlockCut& cut : own_cuts_) {
     wanted[cut.tensor] = {cut.dim, {cut.points.begin(), cut.points.end()}};

@@ -96,7 +96,7 @@ std::map<std::uint32_t, MirroredTensor> tensors_in(const std::vector<Frame>& fra
 Status PublisherRank::open_mirror() {
   std::vector<OwnedTensor> whole;
   for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
-    if (owners_[tensor] == 1) continue;
+    if (!in_blocks_[tensor]) continue;
     mirrored_ = true;
     DRIFTLESS_ASSIGN_OR_RETURN(OwnedTensor all,
                                OwnedTensor::make(tensor, layout_[tensor], {}, nullptr));
@@ -162,11 +162,14 @@ Status PublisherRank::write_mirror(const PayloadContext& made,
   whole.dense_above_units = ~std::uint64_t{0};
   const std::unique_ptr<RankPayload> payload = make_rank_payload(whole);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> frames, frames_of(messages, layout_));
-  for (auto& [tensor, changed] : tensors_in(frames, layout_)) {
-    const std::span<const std::byte> before = mirror_.bytes(tensor);
+  std::map<std::uint32_t, MirroredTensor> changed = tensors_in(frames, layout_);
+  for (std::uint32_t number = 0; number < mirror_.owned().size(); ++number) {
+    const auto tensor = changed.find(mirror_.owned(number).tensor());
+    if (tensor == changed.end()) continue;
+    const std::span<const std::byte> before = mirror_.bytes(number);
     std::vector<std::byte> after(before.begin(), before.end());
-    DRIFTLESS_RETURN_IF_ERROR(changed.write(after));
-    const PairedTensor offered{tensor, after.data()};
+    DRIFTLESS_RETURN_IF_ERROR(tensor->second.write(after));
+    const PairedTensor offered{number, after.data()};
     DRIFTLESS_RETURN_IF_ERROR(payload->add({&offered, 1}));
   }
   DRIFTLESS_RETURN_IF_ERROR(payload->finish());
@@ -181,30 +184,31 @@ Status PublisherRank::seed_mirror(Status ready, const Deadline& deadline) {
   if (!mirrored_) return ready;
   std::vector<std::vector<std::byte>> frames;
   const PayloadContext made = context({id_.version, PublicationKind::kVersion}, 0, true);
-  const std::unique_ptr<RankPayload> payload = make_rank_payload(block_context(made, frames));
-  std::vector<PairedTensor> batch;
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
-    if (owners_[tensor] > 1) batch.push_back({tensor, snapshot_.data(tensor)});
-  }
-  if (ready.ok()) ready = payload->add(batch);
-  if (ready.ok()) ready = payload->finish();
+  const Result<std::unique_ptr<RankPayload>> payload = make_payload(block_context(made, frames));
+  if (ready.ok()) ready = payload.status();
+  if (ready.ok()) ready = (*payload)->add(offer_snapshot(true));
+  if (ready.ok()) ready = (*payload)->finish();
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::vector<std::string> messages,
       gather_bytes(ready, ready.ok() ? message_of(frames) : std::string(), deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> read, frames_of(messages, layout_));
-  for (auto& [tensor, blocks] : tensors_in(read, layout_)) {
-    DRIFTLESS_RETURN_IF_ERROR(blocks.write({mirror_.data(tensor), mirror_.size_bytes(tensor)}));
+  std::map<std::uint32_t, MirroredTensor> tensors = tensors_in(read, layout_);
+  for (std::uint32_t number = 0; number < mirror_.owned().size(); ++number) {
+    const auto tensor = tensors.find(mirror_.owned(number).tensor());
+    if (tensor == tensors.end()) continue;
+    DRIFTLESS_RETURN_IF_ERROR(
+        tensor->second.write({mirror_.data(number), mirror_.size_bytes(number)}));
   }
   return {};
 }
 
 // The payload of this rank's blocks, gathered and written by the leader. What it found is added to
 // `mine`. All ranks call it; one that failed before sends nothing, and then nothing is written.
-void PublisherRank::mirror_blocks(const PayloadContext& made, RankPayload& blocks,
+void PublisherRank::mirror_blocks(const PayloadContext& made, RankPayload* blocks,
                                   const std::vector<std::vector<std::byte>>& frames,
                                   const Deadline& deadline, RankMessage& mine) {
-  if (mine.status.ok()) mine.status = blocks.finish();
-  const PayloadFindings& found = blocks.findings();
+  if (mine.status.ok()) mine.status = blocks->finish();
+  const PayloadFindings found = mine.status.ok() ? blocks->findings() : PayloadFindings();
   const bool good = mine.status.ok() && !found.dense && !mine.findings.dense;
   RankMessage ready;
   ready.needs_full = !good;

@@ -2,6 +2,7 @@
 // Publisher::open(): the ranks agree on a layout, seed their snapshots, and start a run or go on
 // with one.
 #include <algorithm>
+#include <set>
 
 #include "core/parallel.h"
 #include "formats/run_info.h"
@@ -94,8 +95,9 @@ struct Offers {
   std::vector<std::uint32_t> ranks;  // of each
 };
 
-Status add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint32_t rank, Offers& offers,
-                 std::vector<std::string>& notes) {
+// False: another rank, or this one before, has the same box; it is dropped.
+Result<bool> add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint32_t rank,
+                       Offers& offers, std::vector<std::string>& notes) {
   if (offers.spec == nullptr) offers.spec = &tensor;
   if (*offers.spec != tensor) {
     return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
@@ -109,17 +111,12 @@ Status add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint32_t r
                              box.whole() ? "" : concat(" ", box.to_string()),
                              " is offered by publisher ranks ", offers.ranks[i], " and ", rank,
                              ": rank ", rank, " leaves it out"));
-      return {};
-    }
-    if (offers.ranks[i] == rank) {
-      return error(StatusCode::kWrongLayout, "publisher rank ", rank, " offers tensor '",
-                   tensor.name, "' twice, as ", offers.boxes[i].to_string(), " and ",
-                   box.to_string(), "; a rank offers one block of a tensor");
+      return false;
     }
   }
   offers.boxes.push_back(box);
   offers.ranks.push_back(rank);
-  return {};
+  return true;
 }
 
 Status check_offers(const Offers& offers) {
@@ -157,11 +154,13 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) {
   std::map<std::string_view, Offers> all;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     const RankMessage& from = ranks[rank];
-    for (std::size_t i = 0; i < from.tensors.size(); ++i) {
+    for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
       const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
-      message.status =
+      const Result<bool> added =
           add_offer(from.tensors[i], box, rank, all[from.tensors[i].name], message.notes);
-      if (!message.status.ok()) return message;
+      message.status = added.status();
+      if (!added.ok()) return message;
+      if (!*added) message.dropped.emplace_back(rank, i);
     }
   }
   for (auto& [name, offers] : all) {
@@ -202,47 +201,51 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
 
 // What of this rank's offers is its own, and how it is cut. All ranks find the same faults.
 Status PublisherRank::own(const LeaderMessage& told) {
-  std::map<std::uint32_t, OwnedTensor> owned;
   std::map<std::uint32_t, const BlockCut*> cuts;
   for (const BlockCut& cut : told.cuts) cuts[cut.tensor] = &cut;
-  for (const std::vector<std::uint32_t>& ranks : told.owners) owners_.push_back(ranks.size());
-  for (std::size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i] == 1 || options_.device == nullptr) continue;
-    return error(StatusCode::kUnsupported, "tensor '", told.tensors[i].name, "' is offered in ",
-                 owners_[i],
-                 " blocks, but a publisher with a GPU takes whole tensors; let one rank ",
-                 "offer it, or publish from the host");
+  for (const std::vector<std::uint32_t>& ranks : told.owners) {
+    owners_.push_back(std::set<std::uint32_t>(ranks.begin(), ranks.end()).size());
+    in_blocks_.push_back(ranks.size() > 1);
   }
-  for (std::size_t i = 0; i < offered_.size(); ++i) {
+  const std::set<std::pair<std::uint32_t, std::uint32_t>> dropped(told.dropped.begin(),
+                                                                  told.dropped.end());
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, which of the offers
+  for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout_.find(offered_[i].name);
-    // Twice by the same rank: the first one counts.
-    const bool ours =
-        index && !owned.contains(*index) &&
-        std::ranges::find(told.owners[*index], group_.rank()) != told.owners[*index].end();
-    tensor_.push_back(ours ? *index : kNotOurs);
-    if (!ours) continue;
-    const auto cut = cuts.find(*index);
-    DRIFTLESS_ASSIGN_OR_RETURN(OwnedTensor own,
-                               OwnedTensor::make(*index, offered_[i], boxes_[i],
-                                                 cut != cuts.end() ? cut->second : nullptr));
-    owned.emplace(*index, std::move(own));
+    if (index && !dropped.contains({group_.rank(), i})) ours.emplace_back(*index, i);
   }
-  std::vector<OwnedTensor> sorted;
-  for (auto& [index, each] : owned) sorted.push_back(std::move(each));
+  std::ranges::sort(ours);
+  number_.assign(offered_.size(), kNotOurs);
+  std::vector<OwnedTensor> owned;
+  for (const auto& [tensor, offer] : ours) {
+    const auto cut = cuts.find(tensor);
+    number_[offer] = static_cast<std::uint32_t>(owned.size());
+    DRIFTLESS_ASSIGN_OR_RETURN(owned.emplace_back(),
+                               OwnedTensor::make(tensor, offered_[offer], boxes_[offer],
+                                                 cut != cuts.end() ? cut->second : nullptr));
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
-                             Snapshot::create(layout_, std::move(sorted), options_.device.get()));
+                             Snapshot::create(layout_, std::move(owned), options_.device.get()));
   return takes_blocks() ? Status() : open_mirror();
 }
 
 Status PublisherRank::digest_snapshot() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> digests, snapshot_.digests(threads_));
   tensor_digests_.assign(layout_.size(), Digest());
   part_digest_ = Digest();
-  for (std::size_t i = 0; i < digests.size(); ++i) {
-    tensor_digests_[snapshot_.tensors()[i]] = digests[i];
-    part_digest_ += digests[i];
+  for (std::uint32_t i = 0; i < snapshot_.owned().size(); ++i) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, snapshot_.digest(i, threads_));
+    tensor_digests_[snapshot_.owned(i).tensor()] += digest;
+    part_digest_ += digest;
   }
   return {};
+}
+
+std::vector<std::uint32_t> PublisherRank::owned_tensors() const {
+  std::vector<std::uint32_t> tensors;
+  for (const OwnedTensor& owned : snapshot_.owned()) {
+    if (tensors.empty() || tensors.back() != owned.tensor()) tensors.push_back(owned.tensor());
+  }
+  return tensors;
 }
 
 Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
@@ -250,11 +253,11 @@ Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
   const unsigned threads = options_.device == nullptr ? threads_ : 1;
   mine.status = visit(base, [&](std::span<const PairedTensor> batch) {
     return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) {
-      return snapshot_.write(batch[task].tensor, batch[task].new_data);
+      return snapshot_.write(batch[task].number, batch[task].new_data);
     });
   });
   if (mine.status.ok()) mine.status = digest_snapshot();
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
+  for (const std::uint32_t tensor : owned_tensors()) {
     if (mine.status.ok()) mine.tensor_digests.push_back({tensor, tensor_digests_[tensor]});
   }
   mine.digest = part_digest_;
@@ -351,22 +354,22 @@ Result<Digest> PublisherRank::newest_digest(std::uint64_t version, const Deadlin
 }
 
 Result<std::unique_ptr<MappedTarget>> PublisherRank::snapshot_target() const {
-  if (std::ranges::all_of(owners_, [](std::size_t owners) { return owners == 1; })) {
+  const std::span<const OwnedTensor> owned = snapshot_.owned();
+  if (std::ranges::find(in_blocks_, true) == in_blocks_.end()) {
     std::vector<std::byte*> data(layout_.size());
-    for (const std::uint32_t tensor : snapshot_.tensors()) data[tensor] = snapshot_.data(tensor);
+    for (std::uint32_t i = 0; i < owned.size(); ++i) data[owned[i].tensor()] = snapshot_.data(i);
     return make_memory_target(layout_, data, VersionId{}, threads_, snapshot_.memory());
   }
   MappedParts parts;
   parts.layout = layout_;
   parts.memory = snapshot_.memory();
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
-    const BlockPlace& place = snapshot_.owned(tensor).place();
-    if (place.units == 0) continue;
+  for (std::uint32_t i = 0; i < owned.size(); ++i) {
+    if (owned[i].place().units == 0) continue;
     WeightMap map;
-    map.tensor = tensor;
-    map.data = snapshot_.data(tensor);
-    map.unit_bytes = unit_bytes(layout_[tensor].dtype);
-    DRIFTLESS_ASSIGN_OR_RETURN(map.map, map_of(place, layout_[tensor].units()));
+    map.tensor = owned[i].tensor();
+    map.data = snapshot_.data(i);
+    map.unit_bytes = unit_bytes(snapshot_.spec(i).dtype);
+    DRIFTLESS_ASSIGN_OR_RETURN(map.map, map_of(owned[i].place(), snapshot_.spec(i).units()));
     parts.maps.push_back(std::move(map));
   }
   MappedOptions options;

@@ -42,9 +42,11 @@ struct LeaderMessage {
   Digest digest;                                   // of all ranks' weights
   std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
-  bool recut = false;                              // `cuts` are others than before
-  std::vector<BlockCut> cuts;                      // ascending by tensor
-  std::uint8_t encoding = 0;                       // of the version, unless it is full
+  // Rank, and which of its offers: another has the same.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> dropped;
+  bool recut = false;          // `cuts` are others than before
+  std::vector<BlockCut> cuts;  // ascending by tensor
+  std::uint8_t encoding = 0;   // of the version, unless it is full
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -102,6 +104,7 @@ class PublisherRank final : public Publisher {
   // publisher_open.cpp
   // Reads the snapshot: the digest of each of its tensors.
   [[nodiscard]] Status digest_snapshot();
+  [[nodiscard]] std::vector<std::uint32_t> owned_tensors() const;  // each once, ascending
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks);
   [[nodiscard]] Status own(const LeaderMessage& told);
   // The snapshot as a target, of which other ranks have the rest.
@@ -138,12 +141,13 @@ class PublisherRank final : public Publisher {
   void commit(std::uint64_t version, const TensorDigests& changed, const Digest& digest);
   void take_back(bool full);
   [[nodiscard]] bool anchor_wanted();
-  // In hf_delta the version itself is whole if an anchor is due: others look among versions.
-  // Blocks of tensors go into frames, made on the host.
+  // Frames have blocks; the layouts of others have whole tensors.
   [[nodiscard]] bool takes_blocks() const {
-    return options_.device == nullptr && (options_.layout == DirectoryLayout::kFrames ||
-                                          options_.layout == DirectoryLayout::kHdf5);
+    return options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   }
+  // Blocks are cut further on the host.
+  [[nodiscard]] bool takes_cuts() const { return takes_blocks() && options_.device == nullptr; }
+  // In hf_delta the version itself is whole if an anchor is due: others look among versions.
   [[nodiscard]] bool anchors_among_versions() const {
     return options_.layout == DirectoryLayout::kHfDelta;
   }
@@ -174,11 +178,12 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status write_mirror(const PayloadContext& made,
                                     const std::vector<std::string>& messages,
                                     PayloadFindings& findings);
-  void mirror_blocks(const PayloadContext& made, RankPayload& blocks,
+  void mirror_blocks(const PayloadContext& made, RankPayload* blocks,
                      const std::vector<std::vector<std::byte>>& frames, const Deadline& deadline,
                      RankMessage& mine);
 
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
+  [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
   using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
@@ -204,6 +209,8 @@ class PublisherRank final : public Publisher {
                                         bool& doubt);
   // Of the version that is committed; begun already by the leader. Its failure is a note.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
+  // What the snapshot has: all of it, or of tensors that are offered in blocks.
+  [[nodiscard]] std::vector<PairedTensor> offer_snapshot(bool blocks_alone) const;
   [[nodiscard]] RankMessage write_anchor(const PublicationId& id, const Deadline& deadline);
 
   PublisherOptions options_;
@@ -215,8 +222,9 @@ class PublisherRank final : public Publisher {
   WeightLayout layout_;                // of all ranks
   std::vector<TensorSpec> offered_;    // what this rank's sources offer, in their order
   std::vector<TensorBox> boxes_;       // which part of each
-  std::vector<std::uint32_t> tensor_;  // of each its index in the layout; kNotOurs: dropped
-  std::vector<std::size_t> owners_;    // per tensor of the layout: ranks that own blocks of it
+  std::vector<std::uint32_t> number_;  // of each in the snapshot; kNotOurs: dropped
+  std::vector<std::size_t> owners_;    // per tensor of the layout: ranks that own some of it
+  std::vector<bool> in_blocks_;        // per tensor of the layout: no rank owns all of it
   Snapshot snapshot_;
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known

@@ -15,6 +15,11 @@ DirectoryLayout layout_of(DirectoryLayout layout, bool full) {
 
 }  // namespace
 
+Result<std::unique_ptr<RankPayload>> PublisherRank::make_payload(const PayloadContext& made) const {
+  if (options_.device != nullptr) return options_.device->make_payload(made);
+  return make_rank_payload(made);
+}
+
 PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t base_version,
                                       bool full) {
   PayloadContext made;
@@ -244,32 +249,29 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
                                          const std::function<Status(const AddBatch&)>& fill) {
   RankMessage mine;
   std::vector<std::vector<std::byte>> frames;  // of blocks, for the mirror
-  const std::unique_ptr<RankPayload> blocks =
-      mirrored_ ? make_rank_payload(block_context(made, frames)) : nullptr;
-  const auto add = [&](RankPayload& payload, std::span<const PairedTensor> batch) -> Status {
-    if (!mirrored_) return payload.add(batch);
+  Result<std::unique_ptr<RankPayload>> payload = make_payload(made);
+  Result<std::unique_ptr<RankPayload>> blocks = std::unique_ptr<RankPayload>();
+  if (mirrored_) blocks = make_payload(block_context(made, frames));
+  const auto add = [&](std::span<const PairedTensor> batch) -> Status {
+    if (!mirrored_) return (*payload)->add(batch);
     std::vector<PairedTensor> whole, cut;
     for (const PairedTensor& each : batch) {
-      (owners_[each.tensor] == 1 ? whole : cut).push_back(each);
+      (in_blocks_[snapshot_.owned(each.number).tensor()] ? cut : whole).push_back(each);
     }
-    DRIFTLESS_RETURN_IF_ERROR(payload.add(whole));
-    return blocks->add(cut);
+    DRIFTLESS_RETURN_IF_ERROR((*payload)->add(whole));
+    return (*blocks)->add(cut);
   };
-  Result<std::unique_ptr<RankPayload>> payload =
-      options_.device != nullptr ? options_.device->make_payload(made) : make_rank_payload(made);
-  mine.status =
-      payload.ok()
-          ? fill([&](std::span<const PairedTensor> batch) { return add(**payload, batch); })
-          : payload.status();
+  mine.status = payload.ok() ? blocks.status() : payload.status();
+  if (mine.status.ok()) mine.status = fill(add);
   if (mine.status.ok()) mine.status = (*payload)->finish();
   // After a failure a thread of the payload may still be writing parts and findings: it ends before
   // the road drops the parts, and nobody reads what it found.
   if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
-  if (mirrored_) mirror_blocks(made, *blocks, frames, deadline, mine);
+  if (mirrored_) mirror_blocks(made, blocks.ok() ? blocks->get() : nullptr, frames, deadline, mine);
   const bool full = made.frame.encoding == Encoding::kFull;
   mine.tensor_digests = digests_after(mine.findings, full);
-  for (const std::uint32_t tensor : snapshot_.tensors()) {
+  for (const std::uint32_t tensor : owned_tensors()) {
     if (owners_[tensor] == 1 || mine.findings.digests.contains(tensor)) continue;
     mine.unchanged.push_back({tensor, tensor_digests_[tensor]});
   }
@@ -280,13 +282,17 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
 }
 
 RankMessage PublisherRank::write_anchor(const PublicationId& id, const Deadline& deadline) {
-  return write_payload(context(id, id.version, true), deadline, [&](const AddBatch& add) {
-    std::vector<PairedTensor> batch;
-    for (const std::uint32_t tensor : snapshot_.tensors()) {
-      batch.push_back({tensor, snapshot_.data(tensor), snapshot_.memory_kind()});
-    }
-    return add(batch);
-  });
+  return write_payload(context(id, id.version, true), deadline,
+                       [&](const AddBatch& add) { return add(offer_snapshot(false)); });
+}
+
+std::vector<PairedTensor> PublisherRank::offer_snapshot(bool blocks_alone) const {
+  std::vector<PairedTensor> batch;
+  for (std::uint32_t i = 0; i < snapshot_.owned().size(); ++i) {
+    if (blocks_alone && !in_blocks_[snapshot_.owned(i).tensor()]) continue;
+    batch.push_back({i, snapshot_.data(i), snapshot_.memory_kind()});
+  }
+  return batch;
 }
 
 Status PublisherRank::add_anchor(std::vector<std::string>& notes) {

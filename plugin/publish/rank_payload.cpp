@@ -19,7 +19,7 @@ class FullFramePayload final : public HostPayload {
   Status add(std::span<const PairedTensor> batch) override {
     // Frames want their runs in the layout's order.
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
-    std::ranges::sort(sorted, {}, &PairedTensor::tensor);
+    std::ranges::sort(sorted, {}, &PairedTensor::number);
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
     return flush();  // the next batch may have tensors before these
   }
@@ -28,11 +28,11 @@ class FullFramePayload final : public HostPayload {
 
  private:
   Status cut(const PairedTensor& offered) {
-    const TensorSpec& spec = (*context_.layout)[offered.tensor];
+    const TensorSpec& spec = context_.snapshot->spec(offered.number);
     DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, take_whole(offered));
     if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
     dtype_ = spec.dtype;
-    const OwnedTensor& owned = context_.snapshot->owned(offered.tensor);
+    const OwnedTensor& owned = context_.snapshot->owned(offered.number);
     if (owned.parts().empty()) {
       return cut(owned, owned.block(), BlockPlace::all(owned.place().units), bytes);
     }
@@ -124,10 +124,10 @@ Status HostPayload::compare(std::span<const PairedTensor> batch,
   if (findings_.dense) return {};
   std::vector<TensorPair> pairs;
   for (const PairedTensor& offered : batch) {
-    const TensorSpec& spec = (*context_.layout)[offered.tensor];
-    pairs.push_back({offered.tensor, unit_bytes(spec.dtype),
-                     context_.snapshot->owned(offered.tensor).place().units,
-                     context_.snapshot->data(offered.tensor), offered.new_data});
+    const Snapshot& snapshot = *context_.snapshot;
+    pairs.push_back({offered.number, unit_bytes(snapshot.spec(offered.number).dtype),
+                     snapshot.owned(offered.number).place().units, snapshot.data(offered.number),
+                     offered.new_data});
   }
   DiffOptions options;
   options.threads = context_.threads;
@@ -141,26 +141,28 @@ Status HostPayload::compare(std::span<const PairedTensor> batch,
 // While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
 Status HostPayload::absorb(const DiffPiece& piece) {
   if (piece.delta.count() == 0) return {};
-  const std::uint32_t tensor = piece.pair->tensor;
+  const std::uint32_t number = piece.pair->tensor;
+  const OwnedTensor& owned = context_.snapshot->owned(number);
   DRIFTLESS_ASSIGN_OR_RETURN(
       const Digest change,
-      context_.undo->apply(host_kernels(), digest_tensor_key((*context_.layout)[tensor].name),
-                           context_.snapshot->owned(tensor).place(),
-                           context_.snapshot->data(tensor), piece.delta, piece.old_values));
+      context_.undo->apply(host_kernels(), digest_tensor_key(context_.snapshot->spec(number).name),
+                           owned.place(), context_.snapshot->data(number), piece.delta,
+                           piece.old_values));
   const std::scoped_lock lock(mutex_);
-  findings_.digests[tensor] += change;
+  findings_.digests[owned.tensor()] += change;
   findings_.changed_units += piece.delta.count();
   findings_.dense = findings_.changed_units > context_.dense_above_units;
   return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
 }
 
 Result<std::span<const std::byte>> HostPayload::take_whole(const PairedTensor& offered) {
-  std::byte* const kept = context_.snapshot->data(offered.tensor);
-  const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.tensor);
+  std::byte* const kept = context_.snapshot->data(offered.number);
+  const std::span<const std::byte> bytes = context_.snapshot->bytes(offered.number);
   // An anchor is made from the snapshot itself.
   if (kept != offered.new_data) std::copy_n(offered.new_data, bytes.size(), kept);
-  DRIFTLESS_ASSIGN_OR_RETURN(findings_.digests[offered.tensor],
-                             context_.snapshot->digest(offered.tensor, context_.threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest,
+                             context_.snapshot->digest(offered.number, context_.threads));
+  findings_.digests[context_.snapshot->owned(offered.number).tensor()] += digest;
   return bytes;
 }
 
@@ -225,14 +227,9 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
   Snapshot snapshot;
   snapshot.layout_ = &layout;
   snapshot.owned_ = std::move(owned);
-  snapshot.data_.resize(layout.size());
-  snapshot.number_.resize(layout.size());
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < snapshot.owned_.size(); ++i) {
-    const std::uint32_t tensor = snapshot.owned_[i].tensor();
-    snapshot.tensors_.push_back(tensor);
-    snapshot.number_[tensor] = i;
-    bytes += aligned(snapshot.size_bytes(tensor));
+  for (std::uint32_t i = 0; i < snapshot.owned_.size(); ++i) {
+    bytes += aligned(snapshot.size_bytes(i));
   }
   bytes = std::max(bytes, kAlignment);
   const bool on_device = device != nullptr && device->on_device();
@@ -241,9 +238,9 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
   DRIFTLESS_ASSIGN_OR_RETURN(snapshot.slab_, device != nullptr ? device->allocate(bytes)
                                                                : snapshot.memory_->allocate(bytes));
   std::byte* at = snapshot.slab_.get();
-  for (const std::uint32_t tensor : snapshot.tensors_) {
-    snapshot.data_[tensor] = at;
-    at += aligned(snapshot.size_bytes(tensor));
+  for (std::uint32_t i = 0; i < snapshot.owned_.size(); ++i) {
+    snapshot.data_.push_back(at);
+    at += aligned(snapshot.size_bytes(i));
   }
   return snapshot;
 }
@@ -263,18 +260,18 @@ Status Snapshot::recut(std::span<const BlockCut> cuts) {
   return {};
 }
 
-Status Snapshot::write(std::uint32_t tensor, const std::byte* from) {
-  const std::uint64_t size = size_bytes(tensor);
-  if (device_ != nullptr) return device_->copy(data_[tensor], from, size);
-  std::copy_n(from, size, data_[tensor]);
+Status Snapshot::write(std::uint32_t number, const std::byte* from) {
+  const std::uint64_t size = size_bytes(number);
+  if (device_ != nullptr) return device_->copy(data_[number], from, size);
+  std::copy_n(from, size, data_[number]);
   return {};
 }
 
-Result<Digest> Snapshot::digest(std::uint32_t tensor, unsigned threads) const {
-  const DigestTensorKey key = digest_tensor_key((*layout_)[tensor].name);
-  const BlockPlace& place = owned(tensor).place();
-  const unsigned unit = unit_bytes((*layout_)[tensor].dtype);
-  const DensePiece all{place.first * unit, bytes(tensor), memory_kind(),
+Result<Digest> Snapshot::digest(std::uint32_t number, unsigned threads) const {
+  const DigestTensorKey key = digest_tensor_key(spec(number).name);
+  const BlockPlace& place = owned(number).place();
+  const unsigned unit = unit_bytes(spec(number).dtype);
+  const DensePiece all{place.first * unit, bytes(number), memory_kind(),
                        place.contiguous() ? nullptr : &place, 0};
   std::vector<TensorBytes> stretches;
   DRIFTLESS_RETURN_IF_ERROR(all.each_stretch(unit, [&](const DensePiece& stretch) {
@@ -282,15 +279,6 @@ Result<Digest> Snapshot::digest(std::uint32_t tensor, unsigned threads) const {
     return Status();
   }));
   return memory_->digest(stretches, threads);
-}
-
-Result<std::vector<Digest>> Snapshot::digests(unsigned threads) const {
-  std::vector<Digest> digests;
-  for (const std::uint32_t tensor : tensors_) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest each, digest(tensor, threads));
-    digests.push_back(each);
-  }
-  return digests;
 }
 
 namespace {
@@ -326,7 +314,7 @@ UndoLog::Piece& UndoLog::next_piece() {
 }
 
 std::byte* UndoLog::start(Piece& piece, const DeltaView& delta) {
-  piece.tensor = delta.tensor;
+  piece.number = delta.tensor;
   piece.unit_bytes = delta.unit_bytes;
   piece.origin = delta.origin;
   piece.count = 0;
@@ -363,7 +351,7 @@ void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
   for (std::size_t i = used_; i-- > 0;) {
     const Piece& piece = pieces_[i];
     const std::byte* const memory = piece.memory.bytes().data();
-    kernels.scatter(snapshot.data(piece.tensor) + piece.origin * piece.unit_bytes, piece.unit_bytes,
+    kernels.scatter(snapshot.data(piece.number) + piece.origin * piece.unit_bytes, piece.unit_bytes,
                     reinterpret_cast<const std::uint32_t*>(memory), piece.count,
                     memory + piece.count * sizeof(std::uint32_t));
   }

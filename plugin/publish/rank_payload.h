@@ -19,46 +19,44 @@ namespace driftless {
 // Snapshot: what the receivers have, as far as this publisher rank owns it; and the undo log that
 // takes a version back which did not come through.
 
-// The bytes of some tensors of a layout, or of a block of each, in one stretch of memory of its
-// own. They begin at multiples of 64 bytes.
+// The bytes of some tensors of a layout, or of blocks of them, in one stretch of memory of its own.
+// They begin at multiples of 64 bytes. What is owned is numbered; a tensor may be there in several
+// blocks.
 class Snapshot {
  public:
-  // Zeroed, for what is owned, ascending. kNoSpace if there is no memory. With `device` it lies
-  // where that says. The layout and the device outlive it.
+  // Zeroed, for what is owned, ascending by tensor. kNoSpace if there is no memory. With `device`
+  // it lies where that says. The layout and the device outlive it.
   [[nodiscard]] static Result<Snapshot> create(const WeightLayout& layout,
                                                std::vector<OwnedTensor> owned,
                                                PublisherDevice* device = nullptr);
 
-  [[nodiscard]] std::span<const std::uint32_t> tensors() const { return tensors_; }
-  // Null if the tensor is not one of these.
-  [[nodiscard]] std::byte* data(std::uint32_t tensor) const { return data_[tensor]; }
-  [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t tensor) const {
-    return {data_[tensor], size_bytes(tensor)};
+  [[nodiscard]] std::span<const OwnedTensor> owned() const { return owned_; }
+  [[nodiscard]] const OwnedTensor& owned(std::uint32_t number) const { return owned_[number]; }
+  // The tensor's, of which this number is a block.
+  [[nodiscard]] const TensorSpec& spec(std::uint32_t number) const {
+    return (*layout_)[owned_[number].tensor()];
   }
-  // Of one of these tensors.
-  [[nodiscard]] const OwnedTensor& owned(std::uint32_t tensor) const {
-    return owned_[number_[tensor]];
+  [[nodiscard]] std::byte* data(std::uint32_t number) const { return data_[number]; }
+  [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t number) const {
+    return {data_[number], size_bytes(number)};
   }
-  [[nodiscard]] std::uint64_t size_bytes(std::uint32_t tensor) const {
-    return owned(tensor).place().units * unit_bytes((*layout_)[tensor].dtype);
+  [[nodiscard]] std::uint64_t size_bytes(std::uint32_t number) const {
+    return owned_[number].place().units * unit_bytes(spec(number).dtype);
   }
   // Where it lies; of pinned memory the host's.
   [[nodiscard]] const std::shared_ptr<WeightMemory>& memory() const { return memory_; }
   [[nodiscard]] MemoryKind memory_kind() const { return memory_->kind(); }
   // Of these tensors alone, ascending, is cut what is owned of them.
   [[nodiscard]] Status recut(std::span<const BlockCut> cuts);
-  // All that is owned of a tensor; `from` may lie on either side.
-  [[nodiscard]] Status write(std::uint32_t tensor, const std::byte* from);
-  // Of each of tensors(): what its units add to the tensor's digest.
-  [[nodiscard]] Result<std::vector<Digest>> digests(unsigned threads) const;
-  [[nodiscard]] Result<Digest> digest(std::uint32_t tensor, unsigned threads) const;
+  // All of it; `from` may lie on either side.
+  [[nodiscard]] Status write(std::uint32_t number, const std::byte* from);
+  // What its units add to the tensor's digest.
+  [[nodiscard]] Result<Digest> digest(std::uint32_t number, unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;
   std::vector<OwnedTensor> owned_;
-  std::vector<std::uint32_t> tensors_;
-  std::vector<std::size_t> number_;  // per tensor of the layout: in owned_
-  std::vector<std::byte*> data_;     // per tensor of the layout
+  std::vector<std::byte*> data_;  // of each
   PublisherDevice* device_ = nullptr;
   std::shared_ptr<WeightMemory> memory_;
   std::shared_ptr<std::byte> slab_;  // of all tensors
@@ -71,8 +69,8 @@ class UndoLog {
  public:
   // Keeps the old values of `delta` in `data`, then writes the new ones over them. Returns what
   // this changes in the digest of the tensor that `key` stands for, of which `data` is the block at
-  // `place`. `old_values` are those of the delta's units. kNoSpace: no memory, and nothing was
-  // changed.
+  // `place`. Its number in the snapshot is the delta's tensor. `old_values` are those of the
+  // delta's units. kNoSpace: no memory, and nothing was changed.
   [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
                                      const BlockPlace& place, std::byte* data,
                                      const DeltaView& delta, const std::byte* old_values);
@@ -81,7 +79,7 @@ class UndoLog {
 
  private:
   struct Piece {
-    std::uint32_t tensor = 0;
+    std::uint32_t number = 0;  // in the snapshot
     unsigned unit_bytes = 1;
     std::uint64_t origin = 0;
     std::uint64_t count = 0;
@@ -140,7 +138,7 @@ struct PayloadFindings {
 };
 
 struct PairedTensor {
-  std::uint32_t tensor = 0;  // in the layout; owned by this rank
+  std::uint32_t number = 0;  // in the snapshot
   const std::byte* new_data = nullptr;
   MemoryKind memory = MemoryKind::kHost;  // where that lies
 };
@@ -150,7 +148,7 @@ struct PairedTensor {
 class RankPayload {
  public:
   virtual ~RankPayload() = default;
-  // Each owned tensor once, in batches; a batch's data is not needed after the call.
+  // Each number of the snapshot once, in batches; a batch's data is not needed after the call.
   [[nodiscard]] virtual Status add(std::span<const PairedTensor> batch) = 0;
   // All parts are on the road.
   [[nodiscard]] virtual Status finish() = 0;
@@ -165,7 +163,8 @@ class HostPayload : public RankPayload {
  protected:
   explicit HostPayload(const PayloadContext& context) : context_(context) {}
   // Compares the batch with the snapshot, which takes what changed. `collect` sees the changes in
-  // order. Ok also if the comparison was stopped because the version is dense.
+  // order; the tensor of a delta is the number in the snapshot. Ok also if the comparison was
+  // stopped because the version is dense.
   [[nodiscard]] Status compare(std::span<const PairedTensor> batch,
                                const std::function<Status(const DiffPiece&)>& collect);
   // The snapshot takes all of it. Its bytes there.

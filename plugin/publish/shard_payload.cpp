@@ -12,7 +12,7 @@ namespace {
 
 // Changes of one tensor that own what they show: the comparison's own memory is used again.
 struct KeptChange {
-  std::uint32_t tensor = 0;
+  std::uint32_t number = 0;  // in the snapshot
   unsigned unit_bytes = 1;
   std::uint64_t origin = 0;
   std::vector<std::uint32_t> offsets;
@@ -21,7 +21,7 @@ struct KeptChange {
 
 // Tensors that are ready to be written: their new bytes are in the snapshot.
 struct ReadyTensors {
-  std::vector<std::uint32_t> tensors;
+  std::vector<std::uint32_t> numbers;
   std::vector<KeptChange> changes;  // of deltas, ascending by tensor's turn and position
   std::uint64_t size_bytes = 0;     // of the changes; of a full version: of the tensors
 };
@@ -74,16 +74,19 @@ class ShardPayload final : public HostPayload {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
                                context_.road->create_part(findings_.shard));
     const ShardOptions options{context_.frame.encoding, context_.checksum, context_.threads};
-    DRIFTLESS_ASSIGN_OR_RETURN(shard_,
-                               HfShardWriter::create(std::move(part), *context_.layout,
-                                                     context_.snapshot->tensors(), options));
+    std::vector<std::uint32_t> tensors;  // blocks of them are not written
+    for (const OwnedTensor& owned : context_.snapshot->owned()) {
+      if (owned.block() == nullptr) tensors.push_back(owned.tensor());
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        shard_, HfShardWriter::create(std::move(part), *context_.layout, tensors, options));
     return {};
   }
 
   // From the snapshot, which takes each tensor first.
   Status write_whole(std::span<const PairedTensor> batch) {
     for (const PairedTensor& offered : batch) {
-      ready_.tensors.push_back(offered.tensor);
+      ready_.numbers.push_back(offered.number);
       DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, take_whole(offered));
       ready_.size_bytes += bytes.size();
       if (ready_.size_bytes >= context_.buffer_bytes) DRIFTLESS_RETURN_IF_ERROR(hand_over());
@@ -94,11 +97,11 @@ class ShardPayload final : public HostPayload {
   // A tensor's pieces come one after the other: with the first of another it is complete.
   Status collect(const DiffPiece& piece) {
     const DeltaView& delta = piece.delta;
-    const bool another = ready_.tensors.empty() || ready_.tensors.back() != delta.tensor;
+    const bool another = ready_.numbers.empty() || ready_.numbers.back() != delta.tensor;
     if (another && ready_.size_bytes >= context_.buffer_bytes) {
       DRIFTLESS_RETURN_IF_ERROR(hand_over());
     }
-    if (another) ready_.tensors.push_back(delta.tensor);
+    if (another) ready_.numbers.push_back(delta.tensor);
     const std::span<const std::byte> values = delta.value_bytes();
     ready_.changes.push_back({delta.tensor,
                               delta.unit_bytes,
@@ -111,7 +114,7 @@ class ShardPayload final : public HostPayload {
   }
 
   Status hand_over() {
-    if (ready_.tensors.empty()) return {};
+    if (ready_.numbers.empty()) return {};
     auto ready = std::make_shared<const ReadyTensors>(std::exchange(ready_, {}));
     return writer_.hand_over([this, ready = std::move(ready)] { return write(*ready); });
   }
@@ -119,17 +122,18 @@ class ShardPayload final : public HostPayload {
   // On the writer's thread.
   Status write(const ReadyTensors& ready) {
     std::vector<HfShardWriter::Changes> changes;
-    for (const auto& [tensor, width, origin, offsets, values, old_values] : ready.changes) {
+    for (const auto& [number, width, origin, offsets, values, old_values] : ready.changes) {
+      const std::uint32_t tensor = context_.snapshot->owned(number).tensor();
       changes.push_back({{tensor, width, origin, offsets, values.data()}, old_values.data()});
     }
     std::vector<HfShardWriter::Tensor> tensors;
     std::size_t at = 0;
-    for (const std::uint32_t tensor : ready.tensors) {
+    for (const std::uint32_t number : ready.numbers) {
       const std::size_t begin = at;
-      while (at < changes.size() && changes[at].delta.tensor == tensor) ++at;
-      tensors.push_back({tensor,
+      while (at < changes.size() && ready.changes[at].number == number) ++at;
+      tensors.push_back({context_.snapshot->owned(number).tensor(),
                          {},
-                         context_.snapshot->bytes(tensor),
+                         context_.snapshot->bytes(number),
                          std::span(changes).subspan(begin, at - begin)});
     }
     DRIFTLESS_RETURN_IF_ERROR(open());

@@ -34,10 +34,16 @@ Status CheckpointSource::visit(const std::function<Status(std::span<const Offere
   return use(offered);
 }
 
-std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors) {
+std::uint64_t anchor_room_bytes(const WeightSource& weights) {
+  const std::span<const TensorSpec> tensors = weights.tensors();
+  const std::span<const TensorBox> boxes = weights.boxes();
   std::uint64_t bytes = std::uint64_t{1} << 20;
-  for (const TensorSpec& tensor : tensors) {
-    bytes += tensor.size_bytes + tensor.size_bytes / 256 + 4096 + tensor.name.size();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::uint64_t own = tensors[i].size_bytes;
+    const Result<BlockPlace> place =
+        place_of(tensors[i], i < boxes.size() ? boxes[i] : TensorBox());
+    if (place.ok()) own = place->units * unit_bytes(tensors[i].dtype);  // else it is refused
+    bytes += own + own / 256 + 4096 + tensors[i].name.size();
   }
   return bytes;
 }

@@ -24,7 +24,8 @@ class WeightSource {
   [[nodiscard]] virtual std::span<const TensorSpec> tensors() const = 0;
   // Which part of each of tensors() is offered, with their full shape there: as many boxes, the
   // same on every call; empty: all are whole. The data of a box lies as a contiguous tensor of its
-  // sizes. Blocks of several ranks make up a tensor; a rank offers one of it.
+  // sizes. Blocks of all ranks make up a tensor; of one that a rank holds in several, each is an
+  // entry of tensors() with the same name.
   [[nodiscard]] virtual std::span<const TensorBox> boxes() const { return {}; }
   // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
   // source's choice; the data of a batch is valid until `use` returns. May be called again, and
@@ -49,7 +50,7 @@ class CheckpointSource final : public WeightSource {
   std::size_t first_ = 0;  // in the checkpoint's layout
 };
 
-// Room for an anchor of these tensors: their bytes, and what frames add to them.
-[[nodiscard]] std::uint64_t anchor_room_bytes(std::span<const TensorSpec> tensors);
+// Room for an anchor of what it offers: its bytes, and what frames add to them.
+[[nodiscard]] std::uint64_t anchor_room_bytes(const WeightSource& weights);
 
 }  // namespace driftless

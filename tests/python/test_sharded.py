@@ -53,6 +53,40 @@ def test_blocks_of_one_rank(work):
             driftless.Publisher(job, source_of(("b", half, (4, 6), (2, 0), True)))
 
 
+def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
+    """As of a fused projection: two ranges of rows, one of which is cut by columns."""
+    config = binding.config(driftless, work / "road")
+    now = {"qkv": np.arange(80, dtype=np.float32).reshape(8, 10), "norm": np.ones(3, np.float32)}
+    boxes = [(slice(5, 8), slice(0, 10)), (slice(0, 5), slice(0, 4)), (slice(0, 5), slice(4, 10))]
+
+    def source():
+        blocks = [
+            ("qkv", np.ascontiguousarray(now["qkv"][box]), (8, 10), [cut.start for cut in box])
+            for box in boxes
+        ]
+        return source_of(*blocks, ("norm", now["norm"], (3,), (0,)))
+
+    held = {name: tensor.copy() for name, tensor in now.items()}
+    with driftless.Job(config, "trainer", launched=False) as job:
+        publisher = driftless.Publisher(job, source())
+        with driftless.Job(config, "rollout", launched=False) as other:
+            receiver = driftless.Receiver(other, driftless.MemoryTarget(held, version=0))
+            for step in range(1, 4):
+                for at in [(6, 9), (0, 3), (4, 4)][:step]:
+                    now["qkv"][at] += step
+                publisher.publish(source())
+                assert receiver.stage(timeout_s=10.0)
+                receiver.commit()
+                assert np.array_equal(held["qkv"], now["qkv"])
+    overlap = source_of(
+        ("qkv", now["qkv"][:6], (8, 10), (0, 0)), ("qkv", now["qkv"][5:], (8, 10), (5, 0))
+    )
+    config = binding.config(driftless, work / "other")
+    with driftless.Job(config, "trainer", launched=False) as job:
+        with pytest.raises(driftless.Error, match="'qkv' at .5, 0. is in two blocks"):
+            driftless.Publisher(job, overlap)
+
+
 def trainers(layout, config, work):
     python = megatron_jobs.venv_python()
     with socket.socket() as taken:

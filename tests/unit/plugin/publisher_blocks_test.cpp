@@ -14,21 +14,36 @@ using namespace testing;
 
 using std::chrono_literals::operator""s;
 
-// Matrices, of which rank r of n has rows or columns; rank 0 has the rest.
-MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks) {
+TensorBox part_of(TensorBox box, std::size_t dim, std::uint64_t part, std::uint64_t parts) {
+  const std::uint64_t all = box.sizes[dim], begin = all * part / parts;
+  box.offsets[dim] += begin;
+  box.sizes[dim] = all * (part + 1) / parts - begin;
+  return box;
+}
+
+// Matrices, of which rank r of n has rows or columns; rank 0 has the rest. With several pieces a
+// rank has every n-th range of rows, or of columns; and of the first matrix the upper half is cut
+// by rows, the lower one by columns.
+MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks, unsigned pieces = 1) {
   MemorySource source({}, 2);
-  bool by_rows = false;
+  bool by_rows = false, first = true;
   for (const auto& [name, tensor] : weights) {
     if (tensor.shape.size() != 2 || tensor.bytes.empty()) {
       if (rank == 0) source.add(name, tensor);
       continue;
     }
     by_rows = !by_rows;
-    const std::size_t dim = by_rows ? 0 : 1;
-    TensorBox box{{0, 0}, tensor.shape};
-    box.offsets[dim] = tensor.shape[dim] * rank / ranks;
-    box.sizes[dim] = tensor.shape[dim] * (rank + 1) / ranks - box.offsets[dim];
-    source.add(name, tensor, box);
+    const TensorBox all{{0, 0}, tensor.shape};
+    const bool mixed = std::exchange(first, false) && pieces > 1;
+    for (unsigned piece = pieces; piece-- > 0;) {
+      const unsigned number = piece * ranks + rank, parts = pieces * ranks;
+      if (!mixed) {
+        source.add(name, tensor, part_of(all, by_rows ? 0 : 1, number, parts));
+        continue;
+      }
+      source.add(name, tensor, part_of(part_of(all, 0, 0, 2), 0, number, parts));
+      source.add(name, tensor, part_of(part_of(all, 0, 1, 2), 1, number, parts));
+    }
   }
   return source;
 }
@@ -37,13 +52,14 @@ struct BlockWay {
   unsigned ranks;
   Encoding encoding;
   unsigned cuts;
+  unsigned pieces = 1;
 };
 
 class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
  protected:
   PublishedBlocks() {
     Trainer::offer_as([](const Weights& weights, unsigned rank) {
-      return in_blocks(weights, rank, GetParam().ranks);
+      return in_blocks(weights, rank, GetParam().ranks, GetParam().pieces);
     });
     options_.encoding = GetParam().encoding;
     if (GetParam().cuts == 0) return;
@@ -59,12 +75,13 @@ class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
   const Weights base_ = random_weights(1);
 };
 
-INSTANTIATE_TEST_SUITE_P(Ways, PublishedBlocks,
-                         ::testing::Values(BlockWay{1, Encoding::kDeltas, 4},
-                                           BlockWay{1, Encoding::kIndices, 3},
-                                           BlockWay{2, Encoding::kDeltas, 0},
-                                           BlockWay{3, Encoding::kIndices, 0},
-                                           BlockWay{3, Encoding::kDeltasZstd, 5}));
+INSTANTIATE_TEST_SUITE_P(
+    Ways, PublishedBlocks,
+    ::testing::Values(BlockWay{1, Encoding::kDeltas, 4}, BlockWay{1, Encoding::kIndices, 3},
+                      BlockWay{2, Encoding::kDeltas, 0}, BlockWay{3, Encoding::kIndices, 0},
+                      BlockWay{3, Encoding::kDeltasZstd, 5}, BlockWay{1, Encoding::kDeltas, 0, 2},
+                      BlockWay{2, Encoding::kIndices, 0, 3},
+                      BlockWay{3, Encoding::kDeltasZstd, 4, 2}));
 
 // Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
 // base and without, end with the trainer's bits, and with the digests of every tensor.
@@ -160,6 +177,38 @@ TEST_F(OfferedBlocks, AGapOrAnOverlapIsRefusedByNameAndOffset) {
                  "dimension 1, which has 48");
 }
 
+// Also those of one rank; and of several, those that another has already are left out.
+TEST_F(OfferedBlocks, SeveralOfARankAreLookedAtOneByOne) {
+  const auto open_all = [&](const std::vector<std::vector<TensorBox>>& boxes) {
+    Trainer::offer_as([&](const Weights& weights, unsigned rank) {
+      MemorySource source({}, 2);
+      const std::string name = "model.embed.weight";
+      for (const TensorBox& box : boxes[rank]) source.add(name, weights.at(name), box);
+      return source;
+    });
+    LoopbackHub hub({}, 2);
+    Trainer trainer(hub, 2, quick_options(), random_weights(1));
+    std::vector<Status> statuses = trainer.opened();
+    if (!statuses[0].ok()) return statuses;
+    const Weights all = random_weights(1);
+    const Weights base{{"model.embed.weight", all.at("model.embed.weight")}};
+    const Weights next = changed_weights(base, 3, 0.02, "none");
+    Rollout rollout(hub, base);
+    statuses = trainer.publish(next);
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(next));
+    return statuses;
+  };
+  const TensorBox top{{0, 0}, {100, 48}}, left{{100, 0}, {156, 20}}, right{{100, 20}, {156, 28}};
+  expect_ok(open_all({{right, top}, {left}}));
+  expect_ok(open_all({{top}, {left, top, right}}));
+  expect_ok(open_all({{top, top, left}, {right}}));
+  expect_refused(open_all({{top, right}, {}}), StatusCode::kWrongLayout,
+                 "tensor 'model.embed.weight' at [100, 0] is in none of the 2 blocks");
+  expect_refused(open_all({{top, left, {{90, 20}, {166, 28}}}, {}}), StatusCode::kWrongLayout,
+                 "tensor 'model.embed.weight' at [90, 20] is in two blocks");
+}
+
 TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
   expect_refused(open({{0, 0}, {256, 20}}, {{0, 0}, {256, 20}}), StatusCode::kWrongLayout,
                  "at [0, 20] is in none of the 1 blocks");
@@ -169,6 +218,7 @@ TEST_F(OfferedBlocks, OfWhichTwoRanksHaveTheSameAreTheLowerRanks) {
 struct WholeWay {
   DirectoryLayout layout;
   Encoding encoding;
+  unsigned pieces = 1;
 };
 class MirroredBlocks : public ::testing::TestWithParam<WholeWay> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -176,14 +226,17 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor},
                       WholeWay{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
                       WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas},
-                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+                      WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor, 2},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas, 2}));
 
 // Layouts of whole tensors get them from the leader's mirror, through steps, an aborted one, a
 // dense one, anchors and a restart.
 TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
   constexpr unsigned kRanks = 3;
-  Trainer::offer_as(
-      [](const Weights& weights, unsigned rank) { return in_blocks(weights, rank, kRanks); });
+  Trainer::offer_as([](const Weights& weights, unsigned rank) {
+    return in_blocks(weights, rank, kRanks, GetParam().pieces);
+  });
   PublisherOptions options = quick_options();
   options.layout = GetParam().layout;
   options.encoding = GetParam().encoding;
