@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
-from ._native import CheckpointSource, Config, Job, Publisher, PublishReport, TensorSpec
-from .errors import DeadlineExceededError, WrongLayoutError
-from .torch_dtypes import TORCH_DTYPES
+from ._native import CheckpointSource, Config, Job, Publisher, PublishReport
+from .errors import DeadlineExceededError
+from .whole import Tensors, taken
 
 
 class WeightTransfer:
@@ -54,11 +53,11 @@ class WeightTransfer:
     def send_weights(self, iterator: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._job is None:
             raise RuntimeError("send_weights() before init_weight_transfer()")
-        sent = _taken(self._base, iterator)
+        sent = taken(self._base, iterator)
         if self._publisher is None:  # which tensors the run has is known now
             base = {name: self._base.tensor(name) for name in sent}
-            self._publisher = Publisher(self._job, _Tensors(self._base, base))
-        self.last = self._publisher.publish(_Tensors(self._base, sent))
+            self._publisher = Publisher(self._job, Tensors(self._base, base))
+        self.last = self._publisher.publish(Tensors(self._base, sent))
         self._await_receivers(self._publisher, self.last.version)
 
     def resume(self) -> None:
@@ -90,44 +89,3 @@ class WeightTransfer:
                     "look at the agent's log, or wait for fewer (wait_for=)"
                 )
             time.sleep(0.02)
-
-
-class _Tensors:
-    """Tensors of the base's names as a source."""
-
-    def __init__(self, base: CheckpointSource, tensors: dict[str, Any]) -> None:
-        self._specs = [spec for spec in base.tensors() if spec.name in tensors]
-        self._tensors = tensors
-
-    def tensors(self) -> list[TensorSpec]:
-        return self._specs
-
-    def visit(self) -> Iterator[list[tuple[int, Any]]]:
-        for number, spec in enumerate(self._specs):
-            yield [(number, self._tensors[spec.name])]
-
-
-def _taken(
-    base: CheckpointSource, iterator: Iterable[tuple[str, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    """What TRL sends comes once, and a dense version is read twice: it is kept, in the base's types,
-    in host memory. All of it is taken, whatever fails: the other ranks take part in every tensor's
-    gather."""
-    specs = {spec.name: spec for spec in base.tensors()}
-    found: dict[str, torch.Tensor] = {}
-    wrong: WrongLayoutError | None = None
-    for name, tensor in iterator:
-        spec = specs.get(name)
-        if spec is not None and name not in found and tuple(tensor.shape) == tuple(spec.shape):
-            dtype = TORCH_DTYPES[spec.dtype]
-            found[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
-        elif wrong is None:
-            there = "not there" if spec is None else f"of shape {tuple(spec.shape)}"
-            wrong = WrongLayoutError(
-                f"{base.path}: the trainer sends '{name}' of shape {tuple(tensor.shape)}"
-                f"{' twice' if name in found else ''}; in the checkpoint it is {there}. Give base= "
-                "the checkpoint that the trainer was started from"
-            )
-    if wrong is not None:
-        raise wrong
-    return found

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's checkpoint engines, with Driftless as what moves the weights.
+
+    actor_rollout_ref.rollout.checkpoint_engine:
+      backend: driftless
+      custom_backend_module: driftless.verl
+      engine_kwargs: { driftless: { config: driftless.yaml, base: MODEL } }
+
+verl imports this module in its driver, its trainers and its rollouts. docs/start/verl.md shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from typing import Any
+
+import torch
+from verl.checkpoint_engine.base import (
+    CheckpointEngine,
+    CheckpointEngineManager,
+    CheckpointEngineRegistry,
+    CheckpointEngineWorker,
+)
+from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+from verl.utils.ray_utils import auto_await
+
+import ray
+
+from ._native import (
+    CheckpointSource,
+    Config,
+    Job,
+    OwnedTarget,
+    Publisher,
+    PublishReport,
+    Receiver,
+)
+from .errors import DeadlineExceededError
+from .torch import publisher_group
+from .verl_shards import EngineShards, tied_names
+from .whole import Tensors, taken
+
+BACKEND = "driftless"
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class DriftlessEngine(CheckpointEngine):
+    """Both sides of verl's checkpoint engine: a version of the run for every sync.
+
+    `config`: the file of Driftless's configuration. `base`: the checkpoint that trainer and rollouts
+    start from; what verl sends is published under its names and in its types. `timeout_s`: until a
+    rollout has a published version. `is_master`: verl says it to trainers, and to no rollout."""
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool | None = None,
+        *,
+        config: str,
+        base: str,
+        timeout_s: float = 600.0,
+    ) -> None:
+        loaded = Config.load(os.fspath(config))
+        self._trainer = _Trainer(loaded, base, bool(is_master))
+        self._rollout = _Rollout(loaded, base, timeout_s)
+
+    # What verl asks of an engine. Publishers and receivers meet on the road: there is no topology.
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        return {}, {}
+
+    def init_process_group(self, **kwargs: Any) -> None:
+        """Nothing: see build_topology()."""
+
+    def finalize(self) -> None:
+        """Nothing: a publisher and a receiver live as long as their process."""
+
+    async def send_weights(
+        self, weights: Any, global_steps: int | None = None
+    ) -> dict[str, float] | None:
+        """`weights`: verl's training engine, or an iterator of (name, whole tensor)."""
+        report = self._trainer.send(weights)
+        if report is None:
+            return None
+        found = {"version": report.version, "changed": report.changed_units,
+                 "wire_bytes": report.wire_bytes, "publish_ms": report.total_ms}  # fmt: skip
+        return {f"{BACKEND}/{name}": value for name, value in found.items()}
+
+    async def receive_weights(
+        self, global_steps: int | None = None
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """All tensors of the version that is held: verl's engines may have dropped theirs."""
+        for name, tensor in self._rollout.weights():
+            yield name, tensor
+
+    # What update_weights(), below, asks of a rollout's engine.
+
+    def stage(self, version: int) -> None:
+        self._rollout.stage(version)
+
+    def commit(self, version: int) -> None:
+        self._rollout.commit(version)
+
+    def take_back(self, version: int) -> None:
+        self._rollout.take_back(version)
+
+    def held(self) -> int:
+        return self._rollout.held()
+
+
+class _Trainer:
+    """One rank's. Every rank publishes its shards; or, of whole tensors, the first publishes all."""
+
+    def __init__(self, config: Config, base: str, master: bool) -> None:
+        self._config, self._path, self._master = config, base, master
+        self._base: CheckpointSource | None = None
+        self._tied: frozenset[str] = frozenset()
+        self._shards: EngineShards | None = None
+        self._publisher: Publisher | None = None
+
+    def send(self, weights: Any) -> PublishReport | None:
+        """None on ranks that publish nothing."""
+        engine = weights if hasattr(weights, "get_per_tensor_param") else None
+        if self._base is None:
+            self._base = CheckpointSource(self._path)
+            self._tied = tied_names(self._base)
+            self._shards = EngineShards.of(engine, self._base, self._tied)
+        if self._shards is not None:
+            return self._published(self._shards, self._shards.of_base())
+        if engine is not None:
+            weights, _ = engine.get_per_tensor_param()
+        return self._send_whole(weights)
+
+    def _send_whole(self, weights: Iterable[tuple[str, torch.Tensor]]) -> PublishReport | None:
+        assert self._base is not None
+        if not self._master:  # but it takes part in every tensor's gather
+            for _ in weights:
+                pass
+            return None
+        sent = taken(self._base, ((n, t) for n, t in weights if n not in self._tied))
+        base = {name: self._base.tensor(name) for name in sent}
+        return self._published(Tensors(self._base, sent), Tensors(self._base, base))
+
+    def _published(self, source: Any, base: Any) -> PublishReport:
+        if self._publisher is None:
+            group = None if self._shards is None else publisher_group()
+            job = Job(self._config, "trainer", launched=False)
+            self._publisher = Publisher(job, base, group=group)
+        return self._publisher.publish(source)
+
+
+class _Rollout:
+    """One worker's: the weights of the version that its engine has or is about to get, in host
+    memory."""
+
+    def __init__(self, config: Config, base: str, timeout_s: float) -> None:
+        self._config, self._base, self._timeout_s = config, base, timeout_s
+        self._target: OwnedTarget | None = None
+        self._receiver: Receiver | None = None
+
+    def stage(self, version: int) -> None:
+        """Fetches a version that is published, and all before it. The engine works on."""
+        deadline = time.monotonic() + self._timeout_s
+        receiver = self._opened()
+        while receiver.version < version and receiver.staged_version != version:
+            if receiver.stage(timeout_s=min(1.0, self._timeout_s)):
+                if receiver.staged_version != version:  # one of those before
+                    receiver.commit()
+            elif time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"version {version} is published, but after {self._timeout_s:g} s the rollout "
+                    f"{receiver.id} sees none after {receiver.version}: look whether both "
+                    "sides have the same road"
+                )
+
+    def commit(self, version: int) -> None:
+        receiver = self._opened()
+        if receiver.version < version:
+            receiver.commit()
+
+    def take_back(self, version: int) -> None:
+        """What was held before this version, staged or committed, is held again."""
+        receiver = self._receiver
+        if receiver is not None and version in (receiver.staged_version, receiver.version):
+            receiver.rollback()
+
+    def held(self) -> int:
+        return self._opened().version
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        target = self._target
+        if target is None or target.layout is None:
+            raise RuntimeError("driftless: weights were asked for before the first version")
+        for spec in target.layout.tensors:
+            yield spec.name, target.ref(spec.name).torch()
+
+    def _opened(self) -> Receiver:
+        if self._receiver is None:
+            job = Job(self._config, "rollout", launched=False)
+            target = OwnedTarget(self._base)
+            self._receiver = Receiver(job, target, timeout_s=self._timeout_s)
+            self._target = target
+        return self._receiver
+
+
+# --- the driver's side -----------------------------------------------------------------------------
+
+_theirs = CheckpointEngineManager.update_weights
+_worker_class = ray.remote(CheckpointEngineWorker)
+
+
+async def _all(refs: Iterable[Awaitable[Any]]) -> list[Any]:
+    """The results, once all have ended; raises the first failure."""
+    found = await asyncio.gather(*refs, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return list(found)
+
+
+class _Sync:
+    """One update of all replicas. Engines generate until a version is ready beside each of them, are
+    paused for the commit alone, and go on whatever fails."""
+
+    def __init__(self, manager: CheckpointEngineManager, steps: dict[int, int | None]) -> None:
+        self._manager, self._steps = manager, steps
+        self._rollout = _group([worker for each in manager.replicas for worker in each.workers])
+
+    async def run(self, global_steps: int | None) -> dict[str, float]:
+        # By this mode, and no other, verl hands its training engine out, and so its shards.
+        sends = self._manager.actor_wg.update_weights(
+            global_steps=global_steps, mode="delta_sharded"
+        )
+        metrics = {name: value for sent in await _all(sends) for name, value in (sent or {}).items()}
+        version = int(metrics[f"{BACKEND}/version"])
+        self._steps[version] = global_steps
+        await self._each("stage", version)
+        failed: list[BaseException] = []
+        try:
+            await self._manager.abort_replicas()
+            await self._manager.release_kv_cache_replicas()
+            await self._each("commit", version)
+        except BaseException as error:
+            failed.append(error)
+        ended = await asyncio.gather(*(self._deliver(each) for each in self._manager.replicas))
+        failed += [error for error in ended if error is not None]
+        if failed:
+            for other in failed[1:]:
+                failed[0].add_note(f"and then: {other}")
+            raise failed[0]
+        return metrics
+
+    async def _each(self, method: str, version: int) -> None:
+        """A method of every rollout's engine. If one fails, all take the version back."""
+        count = self._rollout.world_size
+        call = self._rollout.execute_checkpoint_engine
+        try:
+            await _all(call([method] * count, [version] * count))
+        except BaseException as error:
+            undone = call(["take_back"] * count, [version] * count)
+            for each in await asyncio.gather(*undone, return_exceptions=True):
+                if isinstance(each, BaseException):
+                    error.add_note(f"and then: {each}")
+            raise
+
+    async def _deliver(self, replica: Any) -> BaseException | None:
+        """The engine loads what is held beside it, the new version or the one before, because
+        releasing the cache may have dropped its weights; then it goes on. It stays paused if its
+        ranks do not hold one version, or if it fails twice to load: what it has is not known."""
+        group = _group(replica.workers)
+        failure: Exception = RuntimeError()
+        for _ in range(2):
+            try:
+                held = set(await _all(group.execute_checkpoint_engine(["held"] * group.world_size)))
+                if len(held) != 1:
+                    raise RuntimeError(f"its ranks hold the versions {sorted(held)}")
+                await _all(group.update_weights(global_steps=self._steps.get(held.pop())))
+                await replica.resume_kv_cache()
+                await replica.resume_generation()
+                return None
+            except Exception as error:
+                failure = error
+        failure.add_note(f"driftless: replica {replica.replica_rank} stays paused")
+        return failure
+
+
+def _group(workers: list[Any]) -> RayWorkerGroup:
+    made = RayClassWithInitArgs(cls=_worker_class)
+    return RayWorkerGroup(worker_handles=workers, ray_cls_with_init=made)
+
+
+@auto_await
+async def _update_weights(
+    self: CheckpointEngineManager, global_steps: int | None = None
+) -> dict[str, float]:
+    if self.backend != BACKEND:
+        return await _theirs(self, global_steps=global_steps)
+    steps: dict[int, int | None] = self.__dict__.setdefault("_driftless_steps", {})
+    return await _Sync(self, steps).run(global_steps)
+
+
+# Not by `rollout.checkpoint_manager_class`, which half of verl's trainers do not look at.
+CheckpointEngineManager.update_weights = _update_weights

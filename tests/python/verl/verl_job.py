@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl's own trainer workers, rollout workers and manager on the CPU, with Driftless between them:
+test_verl.py.
+
+    verl_job.py WORK shards|whole
+
+Real: Ray, the workers ActorRolloutRefWorker (with its FSDP2 engine) and CheckpointEngineWorker,
+CheckpointEngineManager, all by verl's configuration. Ours: the engine that rollouts load into, which
+notes what it is told. `whole`: the training engine hands out no shards.
+"""
+
+import os
+import sys
+
+import ray
+import torch
+from hydra import compose, initialize_config_module
+from tokenizers import Tokenizer, models
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from verl.checkpoint_engine.base import CheckpointEngineManager, CheckpointEngineWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+RANKS, REPLICAS, VERSIONS = 2, 2, 4
+
+
+class Actor(ActorRolloutRefWorker):
+    """verl's, with what the test asks of it beside."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        initialize_global_process_group_ray(backend="cpu:gloo")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def step(self, number):
+        engine = self.actor.engine
+        tokens = torch.randint(90, (2, 12), generator=torch.Generator().manual_seed(number))
+        engine.optimizer_zero_grad()
+        engine.module(input_ids=tokens).logits.float().square().mean().backward()
+        engine.optimizer_step()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def whole(self):
+        """By torch alone, as the engines have it."""
+        params, _ = self.actor.engine.get_per_tensor_param()
+        found = {
+            name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+            for name, tensor in params
+        }
+        return {name: tensor.to(torch.bfloat16).clone() for name, tensor in found.items()}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def without_shards(self):
+        """As verl's engines that have no such export."""
+        engine = self.actor.engine
+        engine.get_per_tensor_param_shard = super(FSDPEngine, engine).get_per_tensor_param_shard
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def how(self):
+        """Shards, or whole tensors; and how many elements this rank publishes."""
+        trainer = self.checkpoint_engine._trainer
+        if trainer._shards is None:
+            return "whole", 0
+        boxes = zip(trainer._shards.tensors(), trainer._shards.boxes(), strict=True)
+        sizes = [list(spec.shape) if box is None else box[1] for spec, box in boxes]
+        return "shards", sum(int(torch.Size(size).numel()) for size in sizes)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_next(self):
+        """The next publish fails in the middle of this rank's tensors."""
+        trainer = self.checkpoint_engine._trainer
+        real = trainer._publisher
+
+        class Failing:
+            def publish(self, source):
+                trainer._publisher = real
+                visit = source.visit
+
+                def broken():
+                    yield next(iter(visit()))
+                    raise RuntimeError("injected: the source breaks")
+
+                source.visit = broken
+                try:
+                    return real.publish(source)
+                finally:
+                    source.visit = visit
+
+        trainer._publisher = Failing()
+
+
+class Engine:
+    """What verl calls a server adapter, and its server: holds weights, and forgets them when its
+    cache is released, as vLLM's deep sleep does."""
+
+    def __init__(self):
+        self.weights, self.told, self.fail = {}, [], 0
+
+    async def update_weights(self, weights, global_steps=None, **_):
+        loaded = {name: tensor.clone() async for name, tensor in weights}
+        if self.fail > 0:
+            self.fail -= 1
+            raise RuntimeError("injected: the engine does not load")
+        self.weights = loaded
+        self.told.append(f"load {global_steps}")
+
+
+class Rollout(CheckpointEngineWorker):
+    def __init__(self, rollout_config, model_config):
+        super().__init__(rollout_config, model_config, server_adapter=Engine())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def tell(self, word):
+        self.server_adapter.told.append(word)
+        if word == "release":
+            self.server_adapter.weights = {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seen(self):
+        told, self.server_adapter.told = self.server_adapter.told, []
+        return told, self.server_adapter.weights
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_loads(self, times):
+        self.server_adapter.fail = times
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_next(self, method):
+        engine = self.checkpoint_engine
+
+        def broken(*_):
+            delattr(engine, method)
+            raise RuntimeError(f"injected: {method} fails")
+
+        setattr(engine, method, broken)
+
+
+class Replica:
+    def __init__(self, number, worker):
+        self.replica_rank, self.workers = number, [worker]
+
+    async def _tell(self, word):
+        await self.workers[0].tell.remote(word)
+
+    async def abort_all_requests(self, reject_request=False):
+        await self._tell("abort")
+
+    async def release_kv_cache(self):
+        await self._tell("release")
+
+    async def resume_kv_cache(self):
+        await self._tell("resume cache")
+
+    async def resume_generation(self):
+        await self._tell("resume")
+
+
+def checkpoint(path):
+    torch.manual_seed(1)
+    made = Qwen3Config(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(made).to(torch.bfloat16).save_pretrained(path)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(path)
+
+
+def configured(work):
+    """As a user of verl says it."""
+    rollout = "actor_rollout_ref.rollout"
+    engine = f"{rollout}.checkpoint_engine"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=[
+            f"actor_rollout_ref.model.path={work}/model",
+            "actor_rollout_ref.actor.strategy=fsdp2",
+            "actor_rollout_ref.actor.optim.lr=0.01",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+            "actor_rollout_ref.model.use_remove_padding=False",
+            "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+            f"{rollout}.name=vllm",
+            f"{rollout}.log_prob_micro_batch_size_per_gpu=1",
+            f"{engine}.backend=driftless",
+            f"{engine}.custom_backend_module=driftless.verl",
+            f"+{engine}.engine_kwargs.driftless.config={work}/driftless.yaml",
+            f"+{engine}.engine_kwargs.driftless.base={work}/model",
+        ]).actor_rollout_ref  # fmt: skip
+
+
+def workers(count, cls, **given):
+    made = RayClassWithInitArgs(cls=ray.remote(cls), **given)
+    pool = RayResourcePool([count], use_gpu=False, max_colocate_count=1)
+    return RayWorkerGroup(
+        resource_pool=pool, ray_cls_with_init=made, use_gpu=False, device_name="cpu"
+    )
+
+
+class Job:
+    def __init__(self, work, how):
+        config = configured(work)
+        self.actors = workers(RANKS, Actor, config=config, role="actor")
+        self.actors.init_model()
+        if how == "whole":
+            self.actors.without_shards()
+        settings = omega_conf_to_dataclass(config.rollout)
+        self.rollouts = workers(REPLICAS, Rollout, rollout_config=settings, model_config=None)
+        self.manager = CheckpointEngineManager(
+            config=settings.checkpoint_engine, actor_wg=self.actors,
+            replicas=[Replica(i, each) for i, each in enumerate(self.rollouts.workers)],
+        )  # fmt: skip
+        self.steps = 0
+
+    def sync(self):
+        self.steps += 1
+        return self.manager.update_weights(self.steps)
+
+    def train(self):
+        self.actors.step(self.steps)
+
+    def refused(self, words):
+        try:
+            self.sync()
+        except Exception as error:
+            assert words in str(error), error
+            return error
+        raise SystemExit(f"nothing failed with: {words}")
+
+    def check(self, expected, *told):
+        """All replicas hold these weights, and were told this."""
+        for words, held in self.rollouts.seen():
+            assert words == list(told), (words, told)
+            assert set(held) == set(expected) - {"lm_head.weight"}, set(held) ^ set(expected)
+            for name, tensor in held.items():
+                assert torch.equal(tensor, expected[name]), name
+
+
+def main():
+    work, how = sys.argv[1:]
+    checkpoint(f"{work}/model")
+    passed = ("PYTHONPATH", *(name for name in os.environ if name.startswith("VERL_")))
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {name: os.environ[name] for name in passed}},
+    )  # fmt: skip
+    job = Job(work, how)
+    for number in range(1, VERSIONS + 1):
+        metrics = job.sync()
+        assert metrics["driftless/version"] == number, metrics
+        calls = ("abort", "release", f"load {number}", "resume cache", "resume")
+        good = job.actors.whole()[0]
+        job.check(good, *calls)
+        job.train()
+    ways, elements = zip(*job.actors.how(), strict=True)
+    assert set(ways) == {how}, ways
+    total = sum(tensor.numel() for name, tensor in good.items() if name != "lm_head.weight")
+    assert how == "whole" or (sum(elements) == total and max(elements) < total), elements
+    faults(job, good, VERSIONS)
+    print("all versions held")
+    ray.shutdown()
+
+
+def faults(job, old, last):
+    """Whatever fails, engines go on, with weights of one version."""
+    held = f"load {last}"
+    job.actors.fail_next()  # nothing is published: engines are not even paused
+    job.refused("injected: the source breaks")
+    job.check(old)
+    job.rollouts.workers[0].fail_next.remote("commit")  # both have the one before
+    job.refused("injected: commit fails")
+    job.check(old, "abort", "release", held, "resume cache", "resume")
+    job.rollouts.workers[1].fail_next.remote("stage")  # published, and one of two cannot fetch it
+    job.refused("injected: stage fails")
+    job.check(old)
+    job.rollouts.fail_loads(1)  # healed by the second try
+    new = job.actors.whole()[0]
+    job.sync()
+    job.check(new, "abort", "release", f"load {job.steps}", "resume cache", "resume")
+    job.train()
+    job.rollouts.workers[1].fail_loads.remote(2)  # what it holds is not known
+    error = job.refused("injected: the engine does not load")
+    assert "replica 1 stays paused" in "".join(error.__notes__), error.__notes__
+    (first, _), (second, _) = job.rollouts.seen()
+    assert first[-1] == "resume" and second == ["abort", "release"], (first, second)
+    job.sync()
+    job.check(job.actors.whole()[0], "abort", "release", f"load {job.steps}", "resume cache", "resume")
+
+
+if __name__ == "__main__":
+    main()
