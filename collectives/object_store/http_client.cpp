@@ -195,12 +195,26 @@ Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
                "' came");
 }
 
-Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what) {
-  const std::string_view text = reply.header("content-length").value_or("");
+namespace {
+
+Result<std::uint64_t> parse_size(std::string_view text, std::string_view what) {
   std::uint64_t size = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), size);
   if (code == std::errc() && end == text.data() + text.size()) return size;
   return error(StatusCode::kCorrupt, what, ": the answer does not say how long the object is");
+}
+
+}  // namespace
+
+Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what) {
+  return parse_size(reply.header("content-length").value_or(""), what);
+}
+
+Result<std::uint64_t> whole_size(const HttpReply& reply, std::string_view what) {
+  // "bytes 0-0/1234"; a server that does not know ranges sends everything, or begins to.
+  const auto range = reply.header("content-range");
+  if (!range) return content_length(reply, what);
+  return parse_size(range->substr(std::min(range->rfind('/'), range->size() - 1) + 1), what);
 }
 
 std::optional<std::string_view> HttpReply::header(std::string_view name) const {

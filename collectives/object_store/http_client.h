@@ -75,6 +75,8 @@ inline constexpr std::chrono::milliseconds kFirstRetry{50}, kLongestRetry{5000};
                                                std::string_view what);
 // The size that the answer to a HEAD tells. kCorrupt, for `what`, if it does not.
 [[nodiscard]] Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what);
+// The size of the whole object, as the answer to a ranged GET from its beginning tells.
+[[nodiscard]] Result<std::uint64_t> whole_size(const HttpReply& reply, std::string_view what);
 
 // The URL up to its query.
 [[nodiscard]] std::string_view without_query(std::string_view url);

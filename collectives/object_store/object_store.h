@@ -9,6 +9,7 @@
 // no such bucket: trying again does not help). No message holds a credential.
 #pragma once
 
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +37,19 @@ struct TaggedText {
   std::string text;
   std::string tag;
 };
+
+// GETs that anybody can make until they expire: the object `key` is at
+// base + percent_encode(key) + "?" + query + its signature.
+struct Presigned {
+  std::string base;                     // ends with '/'
+  std::string query;                    // ends with the name that the signature belongs to, and '='
+  std::string expires;                  // UTC, 2026-01-31T12:00:00Z; for people
+  std::vector<std::string> signatures;  // of the keys, in their order
+
+  [[nodiscard]] std::string url(const std::string& key, const std::string& signature) const;
+};
+// The longest that S3 allows.
+inline constexpr std::chrono::hours kLongestPresigned{7 * 24};
 
 class ObjectStore {
  public:
@@ -94,6 +108,10 @@ class ObjectStore {
                                                              const Deadline& deadline) = 0;
   // Ok if it is not there.
   [[nodiscard]] virtual Status remove(const std::string& key, const Deadline& deadline) = 0;
+  // kUnsupported if the store cannot open objects to those who have no credentials. No request.
+  [[nodiscard]] virtual Result<Presigned> presign(std::span<const std::string> keys,
+                                                  std::chrono::seconds valid,
+                                                  const Deadline& deadline) = 0;
 };
 
 [[nodiscard]] inline std::span<const std::byte> bytes_of(std::string_view text) {
@@ -115,9 +133,10 @@ struct S3Options {
 // kInvalidArgument if the names cannot be right. Credentials are looked for with the first call.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options);
 
-// Reads objects at url/key, without credentials: a public bucket, a web server, a signed URL whose
-// query is sent with every request. list() reads the object "index.json" that a publisher keeps;
-// everything that writes is kUnsupported.
+// Reads objects at url/key, without credentials: a public bucket, a web server, a URL whose query
+// is sent with every request. list() reads the object "index.json" that a publisher keeps. A URL of
+// that object itself, presigned, opens those that it holds presigned links of. Everything that
+// writes is kUnsupported.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
                                                                   const std::string& ca_file);
 

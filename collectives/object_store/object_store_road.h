@@ -9,6 +9,7 @@
 //   receivers/<id>.json                             what a receiver last said
 //   publisher.json                                  the session that publishes here
 //   index.json                                      what is there, for readers that cannot list
+//   closed.json                                     the trainer's last word, to its rollouts
 //
 // Parts are uploaded while they are written. A version appears by one conditional PUT of its object
 // (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). What was
@@ -27,6 +28,8 @@
 
 namespace driftless {
 
+inline constexpr std::string_view kEndKey = "closed.json";
+
 // The store that `options.url` names.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> open_object_store(
     const ObjectStoreOptions& options);
@@ -37,5 +40,10 @@ namespace driftless {
     unsigned ranks);
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_object_store_receiver(
     std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options);
+
+// Puts fresh presigned links into index.json and returns a presigned URL of that object: a
+// receiver's road.url, for one without credentials. kUnsupported if the store has none such.
+[[nodiscard]] Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds valid,
+                                                     const Deadline& deadline);
 
 }  // namespace driftless

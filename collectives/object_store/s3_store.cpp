@@ -113,6 +113,9 @@ class S3Store final : public ObjectStore {
     return removed.code() == StatusCode::kNotFound ? Status() : removed;
   }
 
+  Result<Presigned> presign(std::span<const std::string> keys, std::chrono::seconds valid,
+                            const Deadline& deadline) override;
+
   // Any 2xx; other answers as a status. Tries again what may pass.
   [[nodiscard]] Result<HttpReply> send(const S3Call& call, const Deadline& deadline);
 
@@ -125,6 +128,7 @@ class S3Store final : public ObjectStore {
   [[nodiscard]] std::string path_of(const std::string& key) const {
     return concat(name_, "/", key);
   }
+  [[nodiscard]] std::string url_path(const std::string& full_key) const;
   [[nodiscard]] Result<HttpReply> send_once(const S3Call& call, const Deadline& deadline);
   [[nodiscard]] Status judge(const S3Call& call, const HttpReply& reply) const;
 
@@ -135,12 +139,32 @@ class S3Store final : public ObjectStore {
   HttpClient http_;
 };
 
+std::string S3Store::url_path(const std::string& full_key) const {
+  return percent_encode(concat("/", options_.bucket, "/", full_key), true);
+}
+
+Result<Presigned> S3Store::presign(std::span<const std::string> keys, std::chrono::seconds valid,
+                                   const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Credentials credentials, credentials_.get(http_, deadline));
+  const std::string time = signing_time();
+  const NameValues query = presigned_query(credentials, options_.region, "s3", time, valid);
+  Presigned links{.base = concat(endpoint_, url_path(full_key(""))),
+                  .query = concat(canonical_query(query), "&X-Amz-Signature="),
+                  .expires = time_text(std::time(nullptr) + valid.count(), "%Y-%m-%dT%H:%M:%SZ"),
+                  .signatures = {}};
+  links.signatures.reserve(keys.size());
+  for (const std::string& key : keys) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string signature,
+                               presign_v4(host_, url_path(full_key(key)), query, credentials,
+                                          options_.region, "s3", time));
+    links.signatures.push_back(std::move(signature));
+  }
+  return links;
+}
+
 Result<HttpReply> S3Store::send_once(const S3Call& call, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Credentials credentials, credentials_.get(http_, deadline));
-  const std::string path =
-      percent_encode(call.bucket ? concat("/", options_.bucket, "/")
-                                 : concat("/", options_.bucket, "/", full_key(call.key)),
-                     true);
+  const std::string path = url_path(call.bucket ? "" : full_key(call.key));
   RequestToSign to_sign{.method = call.method,
                         .host = host_,
                         .path = path,

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/object_store/attempts.h"
+#include "collectives/object_store/index.h"
 #include "collectives/object_store/part_upload.h"
 #include "collectives/object_store/receiver_objects.h"
 #include "core/parallel.h"
@@ -123,6 +124,9 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
+  // One that was overtaken must not write an old list over a newer one: from here on it cannot.
+  DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+  DRIFTLESS_RETURN_IF_ERROR(write_index(deadline));
   return attempts_.clear(deadline);
 }
 
@@ -309,10 +313,8 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
 }
 
 Status Sender::write_index(const Deadline& deadline) {
-  nlohmann::json versions = nlohmann::json::array();
-  for (const PublicationId& id : there_) versions.push_back(publication_name(id));
-  const nlohmann::json json{{"format", 1}, {"versions", versions}};
-  return store_->put(std::string(kIndexKey), bytes_of(json.dump() + "\n"), false, deadline);
+  return object_store::write_index(
+      *store_, claim_, there_, std::chrono::ceil<std::chrono::seconds>(options_.presign), deadline);
 }
 
 Status Sender::abort() {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 
 namespace driftless::object_store {
 namespace {
@@ -58,6 +57,22 @@ Result<Sha256> signing_key(std::string_view secret, std::string_view day, std::s
   return key;
 }
 
+std::string scope_of(std::string_view time, std::string_view region, std::string_view service) {
+  return concat(time.substr(0, 8), "/", region, "/", service, "/aws4_request");
+}
+
+Result<std::string> sign_canonical(std::string_view canonical, const Credentials& credentials,
+                                   std::string_view region, std::string_view service,
+                                   std::string_view time) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Sha256 hashed, sha256(canonical));
+  const std::string to_sign =
+      concat(kAlgorithm, "\n", time, "\n", scope_of(time, region, service), "\n", hex(hashed));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const Sha256 key, signing_key(credentials.secret_key, time.substr(0, 8), region, service));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Sha256 signature, hmac(key, to_sign));
+  return hex(signature);
+}
+
 }  // namespace
 
 std::string percent_encode(std::string_view text, bool path) {
@@ -98,13 +113,14 @@ Result<std::string> sha256_hex(std::span<const std::byte> bytes) {
   return hex(hash);
 }
 
-std::string signing_time() {
-  const std::time_t now = std::time(nullptr);
+std::string time_text(std::time_t time, const char* format) {
   std::tm parts{};
-  gmtime_r(&now, &parts);
+  gmtime_r(&time, &parts);
   char text[32];
-  return {text, std::strftime(text, sizeof(text), "%Y%m%dT%H%M%SZ", &parts)};
+  return {text, std::strftime(text, sizeof(text), format, &parts)};
 }
+
+std::string signing_time() { return time_text(std::time(nullptr), "%Y%m%dT%H%M%SZ"); }
 
 Result<NameValues> sign_v4(const RequestToSign& request, const Credentials& credentials,
                            std::string_view region, std::string_view service,
@@ -126,17 +142,36 @@ Result<NameValues> sign_v4(const RequestToSign& request, const Credentials& cred
   const std::string canonical =
       concat(request.method, "\n", request.path, "\n", canonical_query(request.query), "\n",
              canonical_headers, "\n", names, "\n", request.payload_hash);
-  DRIFTLESS_ASSIGN_OR_RETURN(const Sha256 hashed, sha256(canonical));
-  const std::string_view day = time.substr(0, 8);
-  const std::string scope = concat(day, "/", region, "/", service, "/aws4_request");
-  const std::string to_sign = concat(kAlgorithm, "\n", time, "\n", scope, "\n", hex(hashed));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Sha256 key,
-                             signing_key(credentials.secret_key, day, region, service));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Sha256 signature, hmac(key, to_sign));
-  added.emplace_back("authorization",
-                     concat(kAlgorithm, " Credential=", credentials.access_key, "/", scope,
-                            ",SignedHeaders=", names, ",Signature=", hex(signature)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string signature,
+                             sign_canonical(canonical, credentials, region, service, time));
+  added.emplace_back("authorization", concat(kAlgorithm, " Credential=", credentials.access_key,
+                                             "/", scope_of(time, region, service),
+                                             ",SignedHeaders=", names, ",Signature=", signature));
   return added;
+}
+
+NameValues presigned_query(const Credentials& credentials, std::string_view region,
+                           std::string_view service, std::string_view time,
+                           std::chrono::seconds valid) {
+  NameValues query{
+      {"X-Amz-Algorithm", std::string(kAlgorithm)},
+      {"X-Amz-Credential", concat(credentials.access_key, "/", scope_of(time, region, service))},
+      {"X-Amz-Date", std::string(time)},
+      {"X-Amz-Expires", std::to_string(valid.count())},
+      {"X-Amz-SignedHeaders", "host"}};
+  if (!credentials.session_token.empty()) {
+    query.emplace_back("X-Amz-Security-Token", credentials.session_token);
+  }
+  return query;
+}
+
+Result<std::string> presign_v4(std::string_view host, std::string_view path,
+                               const NameValues& query, const Credentials& credentials,
+                               std::string_view region, std::string_view service,
+                               std::string_view time) {
+  const std::string canonical = concat("GET\n", path, "\n", canonical_query(query), "\nhost:", host,
+                                       "\n\nhost\n", kUnsignedPayload);
+  return sign_canonical(canonical, credentials, region, service, time);
 }
 
 }  // namespace driftless::object_store

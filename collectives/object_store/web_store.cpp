@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Objects at URLs, read without credentials.
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <mutex>
 
 #include "collectives/object_store/http_client.h"
-#include "collectives/object_store/medium.h"
-#include "collectives/object_store/object_store.h"
+#include "collectives/object_store/index.h"
 
 namespace driftless {
 namespace {
 
 using namespace object_store;
+
 class WebStore final : public ObjectStore {
  public:
-  WebStore(std::string_view url, const std::string& ca_file) : http_(ca_file) {
+  WebStore(std::string_view url, const std::string& ca_file) : url_(url), http_(ca_file) {
     const auto question = url.find('?');
     if (question != std::string_view::npos) query_ = url.substr(question);
     name_ = without_query(url);
     while (name_.ends_with('/')) name_.pop_back();
+    const std::string index = concat("/", kIndexKey);
+    linked_ = name_.ends_with(index);
+    if (linked_) name_.resize(name_.size() - index.size());
   }
 
   [[nodiscard]] const std::string& name() const override { return name_; }
@@ -35,28 +38,35 @@ class WebStore final : public ObjectStore {
   Status drop_uploads(const std::string&, const Deadline&) override { return read_only(); }
   Status remove(const std::string&, const Deadline&) override { return read_only(); }
 
+  Result<Presigned> presign(std::span<const std::string>, std::chrono::seconds,
+                            const Deadline&) override {
+    return read_only();
+  }
+
   Result<std::uint64_t> get(const std::string& key, std::uint64_t offset,
                             std::span<std::byte> bytes, const Deadline& deadline) override {
-    HttpRequest request = request_for(key);
-    request.headers.emplace_back("range", range_header(offset, bytes.size()));
-    request.into = bytes;
-    request.skip = offset;
-    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(request, deadline));
-    return range_size(reply, offset, concat(name_, "/", key));
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, get_range(key, offset, bytes, deadline));
+    return range_size(reply, offset, path(key));
   }
 
   Result<std::uint64_t> size(const std::string& key, const Deadline& deadline) override {
-    HttpRequest request = request_for(key);
-    request.method = "HEAD";
-    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(request, deadline));
-    return content_length(reply, concat(name_, "/", key));
+    if (!linked_) {
+      HttpRequest request;
+      request.method = "HEAD";
+      DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(key, request, deadline));
+      return content_length(reply, path(key));
+    }
+    // A link opens a GET alone.
+    std::byte first[1];
+    DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, get_range(key, 0, first, deadline));
+    return whole_size(reply, path(key));
   }
 
   Result<TaggedText> get_tagged(const std::string& key, std::size_t max_bytes,
                                 const Deadline& deadline) override {
-    HttpRequest request = request_for(key);
+    HttpRequest request;
     request.max_text = max_bytes;
-    DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, send(request, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(HttpReply reply, send(key, request, deadline));
     return TaggedText{std::move(reply.text), ""};
   }
 
@@ -64,33 +74,93 @@ class WebStore final : public ObjectStore {
   Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
                                        const Deadline& deadline) override {
     if (prefix != kVersionsPrefix) return read_only();
-    Result<std::string> text = get_text(std::string(kIndexKey), kMaxTextBytes, deadline);
-    if (text.status().code() == StatusCode::kNotFound) return std::vector<ObjectInfo>();
-    DRIFTLESS_RETURN_IF_ERROR(text.status());
-    const auto json = nlohmann::json::parse(*text, nullptr, false);
-    if (!json.is_object() || !json.contains("versions") || !json["versions"].is_array()) {
-      return error(StatusCode::kCorrupt, name_, "/", kIndexKey, ": not a publisher's index");
-    }
+    const Result<Index> index = read_index(deadline);
+    if (index.status().code() == StatusCode::kNotFound) return std::vector<ObjectInfo>();
+    DRIFTLESS_RETURN_IF_ERROR(index.status());
     std::vector<ObjectInfo> found;
-    for (const auto& each : json["versions"]) {
-      if (!each.is_string()) continue;
-      const auto id = parse_publication_name(each.get_ref<const std::string&>());
-      if (id && version_key(*id) > after) found.push_back({version_key(*id), 1});
+    for (const PublicationId& id : index->versions) {
+      if (version_key(id) > after) found.push_back({version_key(id), 1});
     }
     std::ranges::sort(found);
     return found;
   }
 
  private:
+  [[nodiscard]] std::string path(const std::string& key) const { return concat(name_, "/", key); }
   [[nodiscard]] Status read_only() const {
     return error(StatusCode::kUnsupported, name_, ": can only be read; publishers use s3://");
   }
-  [[nodiscard]] HttpRequest request_for(const std::string& key) const {
+
+  [[nodiscard]] Result<HttpReply> get_range(const std::string& key, std::uint64_t offset,
+                                            std::span<std::byte> bytes, const Deadline& deadline) {
     HttpRequest request;
-    request.url = concat(name_, "/", percent_encode(key, true), query_);
-    return request;
+    request.headers.emplace_back("range", range_header(offset, bytes.size()));
+    request.into = bytes;
+    request.skip = offset;
+    return send(key, request, deadline);
   }
-  [[nodiscard]] Result<HttpReply> send(const HttpRequest& request, const Deadline& deadline) {
+
+  // Its links, if it has some, are used from now on.
+  [[nodiscard]] Result<Index> read_index(const Deadline& deadline) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
+                               get_text(std::string(kIndexKey), kMaxTextBytes, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(Index index, parse_index(text, path(std::string(kIndexKey))));
+    if (!linked_) return index;
+    if (!index.links) {
+      return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
+                   ": holds no links: set road.presign in the trainer's configuration, or run "
+                   "`driftless presign`");
+    }
+    // What came over https is not asked for in the open.
+    const bool open =
+        url_.starts_with("https://") && !index.links->signed_by.base.starts_with("https://");
+    if (open) {
+      return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
+                   ": its links are not https, and road.url is");
+    }
+    const std::scoped_lock lock(mutex_);
+    links_ = *std::exchange(index.links, std::nullopt);
+    return index;
+  }
+  [[nodiscard]] std::optional<std::string> link_of(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    return links_.url(key);
+  }
+  [[nodiscard]] std::string links_expire() {
+    const std::scoped_lock lock(mutex_);
+    return links_.signed_by.expires;
+  }
+
+  [[nodiscard]] Result<HttpReply> send(const std::string& key, HttpRequest request,
+                                       const Deadline& deadline) {
+    if (!linked_ || key == kIndexKey) {
+      request.url = linked_ ? url_ : concat(name_, "/", percent_encode(key, true), query_);
+      return send(request, "has the signature in road.url expired?", deadline);
+    }
+    // By the link that is known; what is new, or has expired, has another one in the index.
+    std::optional<std::string> tried;
+    for (;;) {
+      const std::optional<std::string> link = link_of(key);
+      if (tried && (!link || *link == *tried)) {
+        return link
+                   ? error(StatusCode::kInvalidArgument, path(key), ": refused; the link in ",
+                           kIndexKey, " holds until ", links_expire(),
+                           ": a trainer with road.presign renews it with its next version, "
+                           "`driftless presign` at once")
+                   : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link of it");
+      }
+      if (link) {
+        request.url = *link;
+        Result<HttpReply> reply = send(request, "has it expired?", deadline);
+        if (reply.status().code() != StatusCode::kInvalidArgument) return reply;
+      }
+      tried = link.value_or("");
+      DRIFTLESS_RETURN_IF_ERROR(read_index(deadline).status());
+    }
+  }
+
+  [[nodiscard]] Result<HttpReply> send(const HttpRequest& request, std::string_view why_refused,
+                                       const Deadline& deadline) {
     Backoff backoff(kFirstRetry, kLongestRetry);
     for (;;) {
       Result<HttpReply> reply = http_.call(request, deadline);
@@ -100,9 +170,9 @@ class WebStore final : public ObjectStore {
         const std::string what =
             concat(request.method, " ", without_query(request.url), ": status ", reply->status);
         if (reply->status == 404) return error(StatusCode::kNotFound, what);
-        if (reply->status == 403 && !query_.empty()) {
-          return error(StatusCode::kInvalidArgument, what,
-                       ": refused; has the signature in road.url expired?");
+        const bool refused = reply->status / 100 == 4 && !may_pass(reply->status);
+        if (refused && request.url.find('?') != std::string::npos) {
+          return error(StatusCode::kInvalidArgument, what, ": refused; ", why_refused);
         }
         // Public buckets that may not be listed say so of what is not there.
         if (reply->status == 403) return error(StatusCode::kNotFound, what);
@@ -115,6 +185,10 @@ class WebStore final : public ObjectStore {
     }
   }
 
+  const std::string url_;
+  bool linked_ = false;  // the URL is that of an index with links
+  std::mutex mutex_;
+  Links links_;
   std::string name_, query_;
   HttpClient http_;
 };

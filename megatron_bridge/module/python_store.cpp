@@ -124,6 +124,11 @@ class PythonStore final : public ObjectStore {
     return removed.code() == StatusCode::kNotFound ? Status() : removed;
   }
 
+  Result<Presigned> presign(std::span<const std::string>, std::chrono::seconds,
+                            const Deadline&) override {
+    return error(StatusCode::kUnsupported, name_, ": has no presigned URLs");
+  }
+
  private:
   class SpooledUpload;
 

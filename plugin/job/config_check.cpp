@@ -116,6 +116,11 @@ Status check_road(const Config& config) {
         "road.url is missing: road.kind: object_store needs s3://bucket/prefix (or --set "
         "road.url=URL)");
   }
+  constexpr std::chrono::hours kLongestPresign{7 * 24};
+  const auto presign = config.object_store.presign;
+  if (presign.count() != 0 && (presign < std::chrono::seconds(1) || presign > kLongestPresign)) {
+    return refuse("road.presign: a store signs for 1s to 168h (7 days)");
+  }
   DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
   if (config.road == kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
   return check_polls(config);

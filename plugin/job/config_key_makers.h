@@ -64,6 +64,17 @@ struct Duration {
   static std::string text(std::chrono::milliseconds value) { return duration_text(value); }
 };
 
+struct DurationOrNone {
+  static constexpr std::string_view kExpected = "a duration: 12h, 30min; or none";
+  static Result<std::chrono::milliseconds> parse(std::string_view value) {
+    if (value == "none") return std::chrono::milliseconds(0);
+    return Duration::parse(value);
+  }
+  static std::string text(std::chrono::milliseconds value) {
+    return value.count() == 0 ? "none" : duration_text(value);
+  }
+};
+
 struct Switch {
   static constexpr std::string_view kExpected = "true or false";
   static Result<bool> parse(std::string_view value) { return parse_bool(value); }

@@ -185,6 +185,10 @@ constexpr std::array kKeys = {
         "road.single_writer",
         "object_store: take a store that ignores If-None-Match. One publisher at a time is then "
         "yours to see to"),
+    key<DurationOrNone, DRIFTLESS_FIELD(object_store.presign)>(
+        "road.presign",
+        "object_store, of trainers: index.json holds presigned links for rollouts without "
+        "credentials, which are valid for so long"),
     key<Count<1, 256>, DRIFTLESS_FIELD(object_store.streams)>(
         "road.streams", "object_store: uploads or downloads at a time, of 8 MiB each"),
     key<Text, DRIFTLESS_FIELD(object_store.spool_dir)>(

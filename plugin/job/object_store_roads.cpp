@@ -6,13 +6,12 @@
 namespace driftless {
 namespace {
 
-// What the trainer leaves for rollouts.
-constexpr const char* kEndKey = "closed.json";
 constexpr std::size_t kMaxEndBytes = 4096;
 constexpr std::chrono::seconds kEndWait{30};
 
 Result<std::optional<std::string>> read_end(ObjectStore& store) {
-  Result<std::string> read = store.get_text(kEndKey, kMaxEndBytes, Deadline::after(kEndWait));
+  Result<std::string> read =
+      store.get_text(std::string(kEndKey), kMaxEndBytes, Deadline::after(kEndWait));
   if (read.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
   if (!read.ok()) return read.status();
   return std::optional<std::string>(std::move(*read));
@@ -43,14 +42,20 @@ Result<std::unique_ptr<ReceiveRoad>> object_store_history(const Config& config) 
 Status withdraw_object_store_end(const Config& config) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
                              open_object_store(config.object_store));
-  return store->remove(kEndKey, Deadline::after(kEndWait));
+  return store->remove(std::string(kEndKey), Deadline::after(kEndWait));
 }
 
 Status tell_object_store_end(const Config& config, std::string_view text) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
                              open_object_store(config.object_store));
   const std::string line = concat(text, "\n");
-  return store->put(kEndKey, bytes_of(line), false, Deadline::after(kEndWait));
+  return store->put(std::string(kEndKey), bytes_of(line), false, Deadline::after(kEndWait));
+}
+
+Result<std::string> share_object_store_road(const Config& config, std::chrono::seconds valid) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
+                             open_object_store(config.object_store));
+  return share_object_store(*store, valid, Deadline::after(config.object_store.request_timeout));
 }
 
 }  // namespace driftless

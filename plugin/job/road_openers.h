@@ -30,6 +30,8 @@ namespace driftless {
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> object_store_history(const Config& config);
 [[nodiscard]] Status withdraw_object_store_end(const Config& config);
 [[nodiscard]] Status tell_object_store_end(const Config& config, std::string_view text);
+[[nodiscard]] Result<std::string> share_object_store_road(const Config& config,
+                                                          std::chrono::seconds valid);
 
 // nccl_roads.cpp, nccl_tcp_roads.cpp, nccl_mpi_roads.cpp: by the way that processes meet.
 [[nodiscard]] Result<OpenRoad> open_nccl_road(const Config& config, const RoadPlace& place);

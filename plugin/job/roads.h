@@ -67,6 +67,8 @@ struct Road {
   Result<std::optional<std::string>> (*hear_end)(const Config& config) = nullptr;
   std::string_view key = "road.kind";  // the setting that asks for it
   bool takes_groups = false;           // of trainers that something else than MPI joined
+  // A URL, for so long, that opens the run to rollouts without credentials.
+  Result<std::string> (*share)(const Config& config, std::chrono::seconds valid) = nullptr;
 };
 
 // What is no road, and may be missing all the same.

@@ -47,6 +47,15 @@ TEST(SignatureV4, ListObjects) {
             "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
 }
 
+TEST(SignatureV4, PresignedGet) {
+  const NameValues query =
+      presigned_query(kExample, "us-east-1", "s3", kExampleTime, std::chrono::seconds(86400));
+  const auto signature = presign_v4("examplebucket.s3.amazonaws.com", "/test.txt", query, kExample,
+                                    "us-east-1", "s3", kExampleTime);
+  ASSERT_TRUE(signature.ok());
+  EXPECT_EQ(*signature, "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404");
+}
+
 TEST(SignatureV4, EncodesAllButPlainCharacters) {
   EXPECT_EQ(percent_encode("a b/c+d~", true), "a%20b/c%2Bd~");
   EXPECT_EQ(percent_encode("a/b=", false), "a%2Fb%3D");

@@ -30,6 +30,7 @@ class HookedStore final : public ObjectStore {
   }
   Status replace(const std::string& key, std::span<const std::byte> bytes, const std::string& tag,
                  const Deadline& deadline) override {
+    if (before_put) before_put(key);
     return store_->replace(key, bytes, tag, deadline);
   }
   Result<std::unique_ptr<Upload>> upload(const std::string& key,
@@ -56,6 +57,10 @@ class HookedStore final : public ObjectStore {
   }
   Status remove(const std::string& key, const Deadline& deadline) override {
     return store_->remove(key, deadline);
+  }
+  Result<Presigned> presign(std::span<const std::string> keys, std::chrono::seconds valid,
+                            const Deadline& deadline) override {
+    return store_->presign(keys, valid, deadline);
   }
 
  private:
@@ -246,6 +251,27 @@ TEST_F(TakeoverTest, AnOvertakenLeaderDoesNotMisleadTheRanksOfAnother) {
   EXPECT_NE(old->seal("old", soon()).code(), StatusCode::kOk);
   ASSERT_OK(old->abort());
   EXPECT_EQ(parts(), 2U);
+}
+
+TEST_F(TakeoverTest, OneThatWakesUpInPruneDoesNotWriteAnOldIndex) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  const auto old = std::move(*make_object_store_sender(hooked, options_, 0, 1));
+  ASSERT_OK(old->announce("run", soon()));
+  for (const std::uint64_t version : {1U, 2U, 3U}) publish(*old, step(version));
+  // Every look is behind it, and what it writes comes late.
+  std::unique_ptr<SendRoad> successor;
+  hooked->before_put = [&](const std::string& key) {
+    const bool late = options_.single_writer ? key.starts_with("versions/") : key == "index.json";
+    if (!late || successor != nullptr) return;
+    successor = announced();
+    publish(*successor, step(4));
+  };
+  const auto removed = old->prune(1);
+  ASSERT_NE(successor, nullptr);
+  const auto index = store_->get_text("index.json", 4096, soon());
+  ASSERT_OK(index);
+  EXPECT_NE(index->find(object_store::publication_name(step(4))), std::string::npos) << *index;
+  EXPECT_EQ(old->begin(step(4), soon()).code(), StatusCode::kWrongRun);
 }
 
 TEST_F(TakeoverTest, ListsOfMoreThanAPageAreWhole) {

@@ -82,6 +82,11 @@ struct RolloutArguments {
   bool verbose = false;
 };
 
+struct PresignArguments {
+  JobArguments job;
+  std::string valid = "24h";
+};
+
 struct AgentArguments {
   JobArguments job;
   std::string base;  // hand-over checkpoint: copied if the directory is missing
@@ -99,6 +104,7 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
 [[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
+[[nodiscard]] Result<int> run_presign(const Common& common, const PresignArguments& arguments);
 [[nodiscard]] Result<int> run_info(const Common& common);
 // Version, and every backend: built, or why not.
 [[nodiscard]] std::string version_text();

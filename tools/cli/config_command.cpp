@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "kernels/host_kernels.h"
 #include "plugin/job/config.h"
+#include "plugin/job/config_values.h"
 #include "plugin/job/roads.h"
 #include "tools/cli/commands.h"
 
@@ -51,6 +53,31 @@ Result<int> run_config_check(const Common& common, const JobArguments& arguments
     rows.push_back({key, or_dash(value)});
   }
   print_table({"key", "value"}, rows);
+  return int{kExitOk};
+}
+
+Result<int> run_presign(const Common& common, const PresignArguments& arguments) {
+  constexpr std::chrono::hours kLongest{7 * 24};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto valid, parse_duration(arguments.valid));
+  if (valid < std::chrono::seconds(1) || valid > kLongest) {
+    return error(StatusCode::kInvalidArgument, "--for ", arguments.valid,
+                 ": a store signs for 1s to 168h (7 days)");
+  }
+  const auto roads = road_table().roads;
+  const auto road = std::ranges::find(roads, config.road, &Road::name);
+  if (road == roads.end() || road->share == nullptr) {
+    return error(StatusCode::kUnsupported, "road.kind: ", config.road,
+                 " is not opened by a URL; object_store is");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::string url,
+      road->share(config, std::chrono::duration_cast<std::chrono::seconds>(valid)));
+  if (common.json) {
+    print_json({{"url", url}});
+  } else {
+    std::cout << url << "\n";
+  }
   return int{kExitOk};
 }
 

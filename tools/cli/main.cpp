@@ -34,6 +34,7 @@ struct Arguments {
   TrainerArguments trainer;
   RolloutArguments rollout;
   AgentArguments agent;
+  PresignArguments presign;
   std::function<Result<int>()> run;
 };
 
@@ -236,6 +237,16 @@ void add_config(CLI::App& app, Arguments& all) {
   runs(*check, all, [&all] { return run_config_check(all.common, all.check); });
 }
 
+void add_presign(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "presign",
+      "Print a road.url that opens a run in an S3 store to rollouts without credentials");
+  add_job(*command, all.presign.job);
+  command->add_option("--for", all.presign.valid, "How long it holds, at most 168h")
+      ->capture_default_str();
+  runs(*command, all, [&all] { return run_presign(all.common, all.presign); });
+}
+
 void add_info(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "info", "List every configuration key, every backend (built, or why not) and the kernels");
@@ -318,8 +329,9 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kExitCodes);
   Arguments all;
-  for (const auto add : {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench,
-                         add_demo, add_config, add_info, add_trainer, add_rollout, add_agent}) {
+  for (const auto add :
+       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo, add_config,
+        add_info, add_trainer, add_rollout, add_agent, add_presign}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {
