@@ -31,7 +31,6 @@ const EncodingInfo& info(Encoding encoding) {
 Result<Encoding> parse_encoding(std::string_view name) {
   std::string known;
   for (const EncodingInfo& candidate : kEncodings) {
-    if (candidate.encoding == Encoding::kCompact) continue;  // no version is made in it yet
     if (candidate.name == name) return candidate.encoding;
     if (!known.empty()) known += ", ";
     known += candidate.name;

@@ -2,6 +2,7 @@
 #include "kernels/tensor_ops.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -157,6 +158,31 @@ Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pair
     return error(StatusCode::kNoSpace, "no memory to compare pieces of ", options.piece_bytes,
                  " bytes on ", options.threads, " threads");
   }
+}
+
+Digest digest_block_change(const HostKernels& kernels, const DigestTensorKey& key,
+                           const BlockPlace& place, const DeltaView& delta,
+                           const std::byte* old_values) {
+  const unsigned width = delta.unit_bytes;
+  if (place.contiguous()) {
+    return kernels.digest_change(key, width, place.first + delta.origin, delta.offsets.data(),
+                                 delta.count(), old_values, delta.values);
+  }
+  std::vector<std::uint32_t> offsets;
+  Digest sum;
+  for (std::size_t begin = 0; begin < delta.offsets.size();) {
+    const std::uint64_t origin = place.at(delta.origin + delta.offsets[begin]);
+    offsets.clear();
+    for (std::size_t k = begin; k < delta.offsets.size(); ++k) {
+      const std::uint64_t offset = place.at(delta.origin + delta.offsets[k]) - origin;
+      if (offset >= std::numeric_limits<std::uint32_t>::max()) break;
+      offsets.push_back(static_cast<std::uint32_t>(offset));
+    }
+    sum += kernels.digest_change(key, width, origin, offsets.data(), offsets.size(),
+                                 old_values + begin * width, delta.values + begin * width);
+    begin += offsets.size();
+  }
+  return sum;
 }
 
 Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,

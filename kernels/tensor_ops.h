@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 
+#include "core/block_place.h"
 #include "core/delta_view.h"
 #include "core/digest.h"
 #include "core/status.h"
@@ -49,6 +50,12 @@ struct DiffOptions {
                                   const DiffOptions& options,
                                   const std::function<Status(const DiffPiece&)>& in_parallel,
                                   const std::function<Status(const DiffPiece&)>& in_order);
+
+// HostKernels::digest_change() of a block's changes, whose tensor it lies in at `place`. Positions
+// of `delta` are the block's; `old_values` as its values.
+[[nodiscard]] Digest digest_block_change(const HostKernels& kernels, const DigestTensorKey& key,
+                                         const BlockPlace& place, const DeltaView& delta,
+                                         const std::byte* old_values);
 
 // The tensor's digest, all of it.
 [[nodiscard]] Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,

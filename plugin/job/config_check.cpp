@@ -87,10 +87,15 @@ Status check_road(const Config& config) {
   }
   const EncodingInfo& encoding = info(config.publisher.encoding);
   const bool interchange = config.publisher.layout == DirectoryLayout::kHfDelta;
-  if (interchange ? !encoding.interchange : !encoding.positional) {
+  const bool frames = config.publisher.layout == DirectoryLayout::kFrames ||
+                      config.publisher.layout == DirectoryLayout::kHdf5;
+  const bool coded = frames && encoding.encoding == Encoding::kCompact;
+  if (interchange ? !encoding.interchange : !encoding.positional && !coded) {
     return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
                   "; that takes ",
-                  interchange ? "xor or overwrite" : "indices, deltas or deltas_zstd");
+                  interchange ? "xor or overwrite"
+                  : frames    ? "indices, deltas, deltas_zstd or compact"
+                              : "indices, deltas or deltas_zstd");
   }
   if (config.trl && config.publisher.encoding == Encoding::kDeltasZstd) {
     return refuse(

@@ -41,6 +41,15 @@ bool is_slice(const TensorSpec& tensor, const TensorNeed& need) {
   return tensor.size_bytes / length * need.size >= kLeastSliceBytes;
 }
 
+// Of a receiver that has not said what it needs: anything but what not every receiver can read.
+ReceiverNeeds silent_needs() {
+  ReceiverNeeds needs;
+  for (const EncodingInfo& each : all_encodings()) {
+    if (each.encoding != Encoding::kCompact) needs.encodings.push_back(each.encoding);
+  }
+  return needs;
+}
+
 }  // namespace
 
 Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
@@ -77,25 +86,55 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
   return sorted;
 }
 
+std::vector<std::uint32_t> PublisherRank::plain_for(
+    const std::map<std::string, ReceiverNeeds>& receivers, std::span<const BlockCut> cuts) const {
+  std::set<std::uint32_t> plain;
+  const auto is_cut = [&](std::uint32_t tensor, std::uint32_t dim, std::uint64_t at) {
+    if (at == 0 || at == layout_[tensor].shape[dim]) return true;
+    const auto cut = std::ranges::lower_bound(cuts, tensor, {}, &BlockCut::tensor);
+    return cut != cuts.end() && cut->tensor == tensor && cut->dim == dim &&
+           std::ranges::binary_search(cut->points, at);
+  };
+  for (const auto& [id, needs] : receivers) {
+    if (needs.layout != layout_.signature()) continue;
+    for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), layout_.size()); ++i) {
+      const TensorNeed& need = needs.tensors[i];
+      if (need.kind != TensorNeed::Kind::kSlice || need.dim >= layout_[i].shape.size()) continue;
+      if (is_cut(i, need.dim, need.begin) && is_cut(i, need.dim, need.begin + need.size)) continue;
+      plain.insert(i);
+    }
+  }
+  return {plain.begin(), plain.end()};
+}
+
 // Frames may change their encoding from version to version; directories of others may not.
 Encoding PublisherRank::encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
                                      std::vector<std::string>& notes) const {
   const auto who_cannot = [&](Encoding encoding) {
     std::string names;
     for (const auto& [id, needs] : receivers) {
-      if (std::ranges::find(needs.encodings, encoding) != needs.encodings.end()) continue;
+      const bool reads = std::ranges::find(needs.encodings, encoding) != needs.encodings.end();
+      if (reads && (needs.old_values || encoding != Encoding::kCompact)) continue;
       names += concat(names.empty() ? "" : ", ", "'", id, "'");
     }
     return names;
   };
   const std::string who = who_cannot(options_.encoding);
+  if (options_.encoding == Encoding::kCompact && options_.device != nullptr) {
+    notes.push_back(
+        "'compact' is coded on the host, and this publisher compares on a GPU: "
+        "versions are published in 'deltas'");
+    return Encoding::kDeltas;
+  }
   if (who.empty()) return options_.encoding;
   const bool frames =
       options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   for (const Encoding other : {Encoding::kDeltas, Encoding::kIndices}) {
     if (!frames || !who_cannot(other).empty()) continue;
-    notes.push_back(concat("receivers ", who, " do not read '", info(options_.encoding).name,
-                           "': versions are published in '", info(other).name, "'"));
+    const bool coded = options_.encoding == Encoding::kCompact;
+    notes.push_back(concat("receivers ", who, " do not read '", info(options_.encoding).name, "'",
+                           coded ? ", or do not hold the old values that it needs" : "",
+                           ": versions are published in '", info(other).name, "'"));
     return other;
   }
   notes.push_back(concat("receivers ", who, " do not read '", info(options_.encoding).name,
@@ -152,11 +191,15 @@ void PublisherRank::hear_receivers(LeaderMessage& plan) {
   if (!reports.ok()) return;  // as before
   std::map<std::string, std::string> heard;
   for (const ReceiverReport& report : *reports) {
-    if (!report.needs.empty()) heard[report.id] = report.needs;
+    heard[report.id] = report.needs;
   }
   if (heard == heard_) return;
   std::map<std::string, ReceiverNeeds> receivers;
   for (const auto& [id, text] : heard) {
+    if (text.empty()) {  // an agent that has not heard all of its workers, say
+      receivers[id] = silent_needs();
+      continue;
+    }
     Result<ReceiverNeeds> needs = parse_needs(text, concat("receiver '", id, "'"));
     if (needs.ok()) {
       receivers[id] = std::move(*needs);
@@ -167,16 +210,20 @@ void PublisherRank::hear_receivers(LeaderMessage& plan) {
   hearing_ = std::move(heard);
   plan.encoding = static_cast<std::uint8_t>(encoding_for(receivers, plan.notes));
   plan.cuts = cuts_for(receivers, plan.notes);
-  plan.recut = plan.cuts != cuts_;
+  plan.plain = plain_for(receivers, plan.cuts);
+  plan.recut = plan.cuts != cuts_ || plan.plain != plain_;
 }
 
 Status PublisherRank::adopt(const LeaderMessage& plan) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Encoding encoding, encoding_from_wire(plan.encoding));
-  if (encoding != encoding_ && info(encoding).positional) buffers_.emplace(layout_, encoding);
+  if (encoding != encoding_) {
+    buffers_.emplace(layout_, info(encoding).positional ? encoding : Encoding::kDeltas);
+  }
   encoding_ = encoding;
   heard_ = hearing_;
   if (!plan.recut) return {};
   cuts_ = plan.cuts;
+  plain_ = plan.plain;
   return snapshot_.recut(plan.cuts);
 }
 

@@ -44,9 +44,10 @@ struct LeaderMessage {
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
   // Rank, and which of its offers: another has the same.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> dropped;
-  bool recut = false;          // `cuts` are others than before
-  std::vector<BlockCut> cuts;  // ascending by tensor
-  std::uint8_t encoding = 0;   // of the version, unless it is full
+  bool recut = false;                // `cuts` are others than before
+  std::vector<BlockCut> cuts;        // ascending by tensor
+  std::uint8_t encoding = 0;         // of the version, unless it is full
+  std::vector<std::uint32_t> plain;  // with `recut`: tensors that are never coded
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };
@@ -163,6 +164,9 @@ class PublisherRank final : public Publisher {
   void hear_receivers(LeaderMessage& plan);
   [[nodiscard]] Encoding encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
                                       std::vector<std::string>& notes) const;
+  // Tensors of which a receiver holds a part that the version is not cut to.
+  [[nodiscard]] std::vector<std::uint32_t> plain_for(
+      const std::map<std::string, ReceiverNeeds>& receivers, std::span<const BlockCut> cuts) const;
   [[nodiscard]] std::vector<BlockCut> cuts_for(
       const std::map<std::string, ReceiverNeeds>& receivers, std::vector<std::string>& notes) const;
   // What the leader told of it.
@@ -229,6 +233,7 @@ class PublisherRank final : public Publisher {
   UndoLog undo_;
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
   Encoding encoding_;                      // of deltas: the options', or what all receivers read
+  std::vector<std::uint32_t> plain_;       // tensors that `compact` must not code
 
   bool mirrored_ = false;           // a layout of whole tensors, some of which come in blocks
   std::uint64_t mirror_bytes_ = 0;  // of those

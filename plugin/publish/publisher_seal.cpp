@@ -33,6 +33,7 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.frame.layout = layout_.signature();
   made.frame.encoding = full ? Encoding::kFull : encoding_;
   made.frame.rank = group_.rank();
+  made.plain = plain_;
   made.directory_layout = options_.layout;
   made.checksum = options_.checksum;
   made.buffer_bytes = options_.buffer_bytes;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <limits>
 
 namespace driftless {
 namespace {
@@ -115,6 +114,7 @@ std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context) {
       return full ? make_shard_payload(context) : make_bucket_payload(context);
     default:
       if (full) return std::make_unique<FullFramePayload>(context);
+      if (context.frame.encoding == Encoding::kCompact) return make_compact_payload(context);
       return make_bucket_payload(context);
   }
 }
@@ -281,32 +281,6 @@ Result<Digest> Snapshot::digest(std::uint32_t number, unsigned threads) const {
   return memory_->digest(stretches, threads);
 }
 
-namespace {
-
-// What changes of a block whose units do not adjoin in its tensor do to the tensor's digest.
-Digest digest_cut_change(const HostKernels& kernels, const DigestTensorKey& key,
-                         const BlockPlace& place, const DeltaView& delta,
-                         const std::byte* old_values) {
-  const unsigned width = delta.unit_bytes;
-  std::vector<std::uint32_t> offsets;
-  Digest sum;
-  for (std::size_t begin = 0; begin < delta.offsets.size();) {
-    const std::uint64_t origin = place.at(delta.origin + delta.offsets[begin]);
-    offsets.clear();
-    for (std::size_t k = begin; k < delta.offsets.size(); ++k) {
-      const std::uint64_t offset = place.at(delta.origin + delta.offsets[k]) - origin;
-      if (offset >= std::numeric_limits<std::uint32_t>::max()) break;
-      offsets.push_back(static_cast<std::uint32_t>(offset));
-    }
-    sum += kernels.digest_change(key, width, origin, offsets.data(), offsets.size(),
-                                 old_values + begin * width, delta.values + begin * width);
-    begin += offsets.size();
-  }
-  return sum;
-}
-
-}  // namespace
-
 UndoLog::Piece& UndoLog::next_piece() {
   const std::scoped_lock lock(mutex_);
   if (used_ == pieces_.size()) pieces_.emplace_back();
@@ -344,7 +318,7 @@ Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey&
                                     kept, delta.values, units);
   }
   kernels.scatter(units, width, offsets, delta.count(), delta.values);
-  return digest_cut_change(kernels, key, place, delta, kept);
+  return digest_block_change(kernels, key, place, delta, kept);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {

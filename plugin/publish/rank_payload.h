@@ -113,6 +113,8 @@ struct PayloadContext {
   PayloadBuffers* buffers = nullptr;
   SendRoad* road = nullptr;
   FrameContext frame;  // run, version, base, layout, encoding, rank
+  // Tensors that go as `deltas` in a version in `compact`, ascending.
+  std::span<const std::uint32_t> plain;
   DirectoryLayout directory_layout = DirectoryLayout::kFrames;
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::uint64_t buffer_bytes = 0;
@@ -186,6 +188,7 @@ class HostPayload : public RankPayload {
 // The files of each, made by make_rank_payload().
 [[nodiscard]] std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context);
 [[nodiscard]] std::unique_ptr<RankPayload> make_shard_payload(const PayloadContext& context);
+[[nodiscard]] std::unique_ptr<RankPayload> make_compact_payload(const PayloadContext& context);
 
 // One bucket of a delta as part number `index` of this rank: a frame, or a flush file. The findings
 // note a frame's table.

@@ -61,4 +61,18 @@ std::vector<TensorNeed> tensor_needs(const WeightLayout& layout, const TargetNee
   return all;
 }
 
+bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
+                      std::span<const TensorNeed> needs) {
+  for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+    const TensorSpec& spec = layout[tensor];
+    if (!compact_fields(spec.dtype)) continue;  // goes in positions
+    const TensorNeed need = needs.empty() ? TensorNeed() : needs[tensor];
+    if (need.kind == TensorNeed::Kind::kNothing) continue;
+    std::uint64_t units = spec.units();
+    if (need.kind == TensorNeed::Kind::kSlice) units = units / spec.shape[need.dim] * need.size;
+    if (target.readable_units(tensor) != units) return false;
+  }
+  return true;
+}
+
 }  // namespace driftless

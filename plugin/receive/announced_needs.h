@@ -13,4 +13,9 @@ namespace driftless {
 [[nodiscard]] std::vector<TensorNeed> tensor_needs(const WeightLayout& layout,
                                                    const TargetNeeds* needs);
 
+// Whether the target holds the old values of all that it needs, as `compact` wants them: of a
+// tensor that is needed in part, exactly the slice. `needs` as tensor_needs() says.
+[[nodiscard]] bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
+                                    std::span<const TensorNeed> needs);
+
 }  // namespace driftless

@@ -83,15 +83,19 @@ class FollowingReceiver final : public Receiver {
     ReceiverNeeds needs;
     needs.encodings = options_.encodings;
     if (needs.encodings.empty()) {
-      for (const EncodingInfo& each : all_encodings()) {
-        if (parse_encoding(each.name).ok()) needs.encodings.push_back(each.encoding);
-      }
+      for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
     }
-    needs.old_values = true;
     needs.ranges = true;
     needs.layout = digests_.layout().signature();
     needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
+    needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
     DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
+    DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverNeeds told, parse_needs(needs_, options_.id));
+    // Without its slices, nobody cuts blocks to them.
+    if (needs.old_values && told.tensors != needs.tensors) {
+      needs.old_values = false;
+      DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
+    }
     return report();
   }
 

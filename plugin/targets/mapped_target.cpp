@@ -216,6 +216,13 @@ class MemoryTarget final : public MappedTarget {
     const auto weights = this->weights();
     return weights ? needs_of(weights) : nullptr;
   }
+  [[nodiscard]] std::uint64_t readable_units(std::uint32_t tensor) const override {
+    const auto weights = this->weights();
+    const MappedWeights::Tensor& own = weights->tensors[tensor];
+    if (own.complete) return weights->layout[tensor].units();
+    if (own.external || own.converted || own.maps == 0) return 0;
+    return weights->no_shares.tensors[own.share].units;
+  }
   [[nodiscard]] TargetState state() const override {
     const auto weights = this->weights();
     if (!weights) return {};

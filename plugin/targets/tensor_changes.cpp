@@ -5,10 +5,10 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-#include <numeric>
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
+#include "plugin/targets/version_fold.h"
 #include "plugin/targets/version_stager.h"
 
 namespace driftless {
@@ -19,99 +19,13 @@ namespace {
 struct TensorVersions {
   std::uint32_t tensor = 0;
   std::vector<std::span<const BucketPiece>> versions;
+  std::optional<UnitChanges> decoded;  // in their place: all of them, folded
 };
-
-// One version's changes of a tensor, or those of several folded.
-struct Changes {
-  std::vector<std::uint64_t> positions;  // ascending
-  std::vector<std::byte> values;
-};
-
-// Where the next piece of each block must begin.
-class NextPositions {
- public:
-  std::uint64_t& of(const TensorBlock* block) {
-    for (auto& [known, next] : next_) {
-      if (known == block || (known != nullptr && block != nullptr && known->box == block->box)) {
-        return next;
-      }
-    }
-    return next_.emplace_back(block, 0).second;
-  }
-
- private:
-  std::vector<std::pair<const TensorBlock*, std::uint64_t>> next_;
-};
-
-// Calls use(delta) for every stretch of the pieces, whose positions must ascend within a block.
-template <typename Use>
-Status walk(const WeightLayout& layout, std::uint32_t tensor, std::span<const BucketPiece> pieces,
-            const Use& use) {
-  NextPositions next_positions;
-  for (const BucketPiece& piece : pieces) {
-    std::uint64_t& next_position = next_positions.of(piece.entry.block);
-    EntryCursor cursor(layout, piece.bucket, piece.entry);
-    while (true) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
-      if (delta.count() == 0) break;
-      const std::uint64_t first = delta.origin + delta.offsets.front();
-      if (first < next_position) {
-        return error(StatusCode::kCorrupt, "tensor '", layout[tensor].name, "': position ", first,
-                     " comes after position ", next_position - 1, "; fetch the version again");
-      }
-      next_position = delta.origin + delta.offsets.back() + 1;
-      use(delta);
-    }
-  }
-  return {};
-}
-
-// Blocks lie between each other: brings their changes into the order of the tensor.
-void sort(Changes& changes, unsigned width) {
-  if (std::is_sorted(changes.positions.begin(), changes.positions.end())) return;
-  std::vector<std::size_t> order(changes.positions.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return changes.positions[a] < changes.positions[b];
-  });
-  Changes sorted{std::vector<std::uint64_t>(order.size()),
-                 std::vector<std::byte>(changes.values.size())};
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    sorted.positions[k] = changes.positions[order[k]];
-    std::memcpy(sorted.values.data() + k * width, changes.values.data() + order[k] * width, width);
-  }
-  changes = std::move(sorted);
-}
-
-// `later` wins where both change a unit.
-Changes merge(const Changes& earlier, const Changes& later, unsigned width) {
-  Changes both;
-  both.positions.reserve(earlier.positions.size() + later.positions.size());
-  both.values.reserve(earlier.values.size() + later.values.size());
-  std::size_t a = 0, b = 0;
-  const auto take = [&](const Changes& from, std::size_t& at) {
-    both.positions.push_back(from.positions[at]);
-    const auto value = from.values.begin() + static_cast<std::ptrdiff_t>(at * width);
-    both.values.insert(both.values.end(), value, value + width);
-    ++at;
-  };
-  while (a < earlier.positions.size() && b < later.positions.size()) {
-    if (earlier.positions[a] < later.positions[b]) {
-      take(earlier, a);
-    } else {
-      if (earlier.positions[a] == later.positions[b]) ++a;
-      take(later, b);
-    }
-  }
-  while (a < earlier.positions.size()) take(earlier, a);
-  while (b < later.positions.size()) take(later, b);
-  return both;
-}
 
 // The changes of one tensor.
 class TensorFold {
  public:
-  TensorFold(const WeightLayout& layout, const TensorVersions& versions,
+  TensorFold(const WeightLayout& layout, TensorVersions& versions,
              std::vector<DeltaPiece>& pieces, DeltaPieces::Memory& memory)
       : layout_(layout),
         versions_(versions),
@@ -120,7 +34,9 @@ class TensorFold {
         width_(unit_bytes(layout[versions.tensor].dtype)) {}
 
   Status make() {
-    if (versions_.versions.size() == 1) {
+    if (versions_.decoded) {
+      take(std::move(*versions_.decoded));
+    } else if (versions_.versions.size() == 1) {
       DRIFTLESS_RETURN_IF_ERROR(decode());
     } else {
       DRIFTLESS_RETURN_IF_ERROR(fold());
@@ -139,7 +55,7 @@ class TensorFold {
  private:
   // One version: the values stay where they are.
   Status decode() {
-    return walk(layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
+    return walk_pieces(layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
       for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
         const auto some = delta.offsets.subspan(
             at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
@@ -151,24 +67,28 @@ class TensorFold {
   }
 
   Status fold() {
-    Changes all;
+    UnitChanges all;
     for (const std::span<const BucketPiece> version : versions_.versions) {
-      Changes next;
+      UnitChanges next;
       DRIFTLESS_RETURN_IF_ERROR(
-          walk(layout_, versions_.tensor, version, [&](const DeltaView& delta) {
+          walk_pieces(layout_, versions_.tensor, version, [&](const DeltaView& delta) {
             for (const std::uint32_t offset : delta.offsets) {
               next.positions.push_back(delta.origin + offset);
             }
             const std::span<const std::byte> values = delta.value_bytes();
             next.values.insert(next.values.end(), values.begin(), values.end());
           }));
-      sort(next, width_);
-      if (!all.positions.empty()) next = merge(all, next, width_);
+      sort_changes(next, width_);
+      if (!all.positions.empty()) next = merge_changes(all, next, width_);
       all = std::move(next);
     }
+    take(std::move(all));
+    return {};
+  }
+
+  void take(UnitChanges all) {
     memory_.values = std::move(all.values);
     for (const std::uint64_t position : all.positions) add(position);
-    return {};
   }
 
   void add(std::uint64_t position) {
@@ -181,7 +101,7 @@ class TensorFold {
   }
 
   const WeightLayout& layout_;
-  const TensorVersions& versions_;
+  TensorVersions& versions_;
   std::vector<DeltaPiece>& pieces_;
   DeltaPieces::Memory& memory_;
   unsigned width_;
@@ -189,7 +109,7 @@ class TensorFold {
 
 // Checks that the positions of a block ascend within a version, from piece to piece, too
 // (kCorrupt). O(changed), on `threads` threads. What the buckets point to must outlive the result.
-Result<DeltaPieces> fold_deltas(const WeightLayout& layout, std::span<const TensorVersions> tensors,
+Result<DeltaPieces> fold_deltas(const WeightLayout& layout, std::span<TensorVersions> tensors,
                                 unsigned threads) {
   DeltaPieces fold;
   fold.memory.resize(tensors.size());
@@ -233,6 +153,40 @@ WeightView mapped_view(const MappedWeights& weights) {
   return view;
 }
 
+// Whether maps of the tensor have all of these units.
+bool has_units(const MappedWeights& weights, std::uint32_t tensor, std::uint64_t first,
+               std::uint64_t count) {
+  const MappedWeights::Tensor& own = weights.tensors[tensor];
+  const std::span<const WeightMap> maps =
+      std::span(weights.maps).subspan(own.first_map, own.maps);
+  for (std::uint64_t at = first; at < first + count;) {
+    const std::uint64_t from = at;
+    for (const WeightMap& map : maps) {
+      const StridedMap::Run run = map.map.run_at(at);
+      if (run.target == StridedMap::kOutside) continue;
+      at = run.end;
+      break;
+    }
+    if (at == from) return false;
+  }
+  return true;
+}
+
+// The same units, for what is coded given them. The weights outlive it.
+OldUnits mapped_units(const MappedWeights& weights) {
+  return [&weights, view = mapped_view(weights)](std::uint32_t tensor, std::uint64_t first,
+                                                 std::uint64_t count, std::byte* scratch) {
+    if (!weights.tensors[tensor].complete && !has_units(weights, tensor, first, count)) {
+      return Result<const std::byte*>(
+          error(StatusCode::kUnsupported, "units ", first, " to ", first + count - 1,
+                " are not all held here, and 'compact' needs the old values of all of a block; "
+                "publish indices, deltas or deltas_zstd"));
+    }
+    const unsigned width = unit_bytes(weights.layout[tensor].dtype);
+    return view.bytes(tensor, first * width, {scratch, count * width});
+  };
+}
+
 }  // namespace
 
 TensorChanges::TensorChanges(std::shared_ptr<const MappedWeights> weights,
@@ -259,9 +213,13 @@ Status TensorChanges::check_followed() const {
 
 Status TensorChanges::fold() {
   DRIFTLESS_RETURN_IF_ERROR(check_followed());
-  const bool positional = std::all_of(versions_.begin(), versions_.end(),
-                                      [](const VersionSource& each) { return each.positional(); });
-  DRIFTLESS_RETURN_IF_ERROR(positional ? fold_versions() : fold_effect());
+  const auto all = [this](bool (VersionSource::*is)() const) {
+    return std::all_of(versions_.begin(), versions_.end(),
+                       [is](const VersionSource& each) { return (each.*is)(); });
+  };
+  DRIFTLESS_RETURN_IF_ERROR(all(&VersionSource::positional)      ? fold_versions()
+                            : all(&VersionSource::has_positions) ? fold_coded()
+                                                                 : fold_effect());
   for (const DeltaPiece& piece : pieces_.pieces) {
     if (!weights_->tensors[piece.tensor].external) continue;
     if (external_.empty() || external_.back() != piece.tensor) external_.push_back(piece.tensor);
@@ -287,10 +245,11 @@ Status TensorChanges::fold_versions() {
   return {};
 }
 
-// Whether the tensors that change have their own bits here.
+// Whether the tensors that change have their own bits here, as far as that is needed.
 Status TensorChanges::check_readable() const {
   for (const VersionSource& version : versions_) {
     for (const TensorChange& change : version.changes()) {
+      if (version.has_positions() && version.compact(change).empty()) continue;
       const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
       const bool converted = own.converted && !own.complete;
       if (!own.external && !converted) continue;
@@ -301,6 +260,28 @@ Status TensorChanges::check_readable() const {
                    "; publish indices, deltas or deltas_zstd");
     }
   }
+  return {};
+}
+
+// Versions of which some are coded given the weights before them.
+Status TensorChanges::fold_coded() {
+  DRIFTLESS_RETURN_IF_ERROR(check_readable());
+  std::set<std::uint32_t> held;
+  for (const std::uint32_t tensor : changed_tensors(versions_)) {
+    const MappedWeights::Tensor& own = weights_->tensors[tensor];
+    if (own.maps > 0 || own.external) held.insert(tensor);
+  }
+  const std::vector<std::uint32_t> wanted(held.begin(), held.end());
+  const std::shared_ptr<const TargetNeeds> needs = needs_of(weights_);
+  const unsigned threads = weights_->memory->threads(weights_->threads);
+  DRIFTLESS_ASSIGN_OR_RETURN(auto folded,
+                             fold_chain(weights_->layout, versions_, mapped_units(*weights_),
+                                        {wanted, needs.get(), threads}));
+  std::vector<TensorVersions> tensors;
+  for (auto& [tensor, changes] : folded) {
+    if (!changes.positions.empty()) tensors.push_back({tensor, {}, std::move(changes)});
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
   return {};
 }
 
@@ -329,7 +310,7 @@ Status TensorChanges::fold_effect() {
     }
   }
   std::vector<TensorVersions> tensors;
-  for (const auto& [tensor, pieces] : by_tensor) tensors.push_back({tensor, {pieces}});
+  for (const auto& [tensor, pieces] : by_tensor) tensors.push_back({tensor, {pieces}, {}});
   DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
   return {};
 }

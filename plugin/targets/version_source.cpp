@@ -41,7 +41,9 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
   if (version.manifest) expected.id.run = version.manifest->id.run;
   expected.base_version = version.base_version;
   expected.layout = layout.signature();
-  expected.encoding = version.encoding;
+  const bool plain =  // what `compact` does not code
+      version.encoding == Encoding::kCompact && found.encoding == Encoding::kDeltas;
+  if (!plain) expected.encoding = version.encoding;
   if (found == expected) return {};
   return error(StatusCode::kCorrupt, "the frame is of version ", found.id.version, " on ",
                found.base_version, " of run ", to_hex(found.id.run), " in '",
@@ -265,6 +267,10 @@ std::span<const BucketPiece> VersionSource::pieces(const TensorChange& change) c
   return payloads_.at(change.tensor).pieces;
 }
 
+std::span<const CompactPiece> VersionSource::compact(const TensorChange& change) const {
+  return payloads_.at(change.tensor).compact;
+}
+
 std::vector<SourceBucket> VersionSource::buckets() const {
   std::vector<SourceBucket> buckets;
   if (!positional()) return buckets;
@@ -289,6 +295,10 @@ Result<std::unique_ptr<TensorPatcher>> VersionSource::patcher(const TensorChange
   const Payload& payload = payloads_.at(change.tensor);
   if (version_.full()) {
     return std::unique_ptr<TensorPatcher>(std::make_unique<DensePatcher>(tensor, payload.dense));
+  }
+  if (!payload.compact.empty()) {
+    return error(StatusCode::kInternal, "tensor '", tensor.name,
+                 "': 'compact' is decoded block by block");
   }
   switch (version_.encoding) {
     case Encoding::kXor: return make_xor_patcher(tensor, payload.bytes);
@@ -356,9 +366,11 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts,
     }
     ++expected.second;
     const std::string owner = concat("rank ", rank);
+    const Frame& frame = *frames_[i];
     DRIFTLESS_RETURN_IF_ERROR(
-        frames_[i]->dense() ? add_runs(name, owner, *frames_[i], frame_bytes_[i].memory_kind())
-                            : add_bucket(name, owner, frames_[i]->bucket()));
+        frame.dense()     ? add_runs(name, owner, frame, frame_bytes_[i].memory_kind())
+        : frame.compact() ? add_compact(name, owner, frame)
+                          : add_bucket(name, owner, frame.bucket()));
     DRIFTLESS_RETURN_IF_ERROR(add_others(name, owner, *frames_[i]));
   }
   return {};
@@ -400,6 +412,26 @@ Status VersionSource::add_bucket(const std::string& name, const std::string& ran
     payload.pieces.push_back({bucket, entry});
     changes_[payload.change].payload_bytes +=
         entry.position_end - entry.position_begin + entry.count() * unit_bytes(bucket.dtype);
+  }
+  return {};
+}
+
+Status VersionSource::add_compact(const std::string& name, const std::string& rank,
+                                  const Frame& frame) {
+  for (const CompactBlock& block : frame.compact_blocks()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Claim* const whose,
+                               claim(name, rank, block.tensor, block.block));
+    Payload& payload = payloads_[block.tensor];
+    for (const CompactPiece& other : payload.compact) {
+      const TensorBox box = other.block.block != nullptr ? other.block.block->box : TensorBox();
+      if (box != whose->box) continue;
+      return error(StatusCode::kCorrupt, join_path(version_.path, name), ": tensor '",
+                   (*layout_)[block.tensor].name, "'",
+                   box.whole() ? "" : concat(" ", box.to_string()),
+                   " is in another frame already; fetch the version again");
+    }
+    payload.compact.push_back({block, &frame.compact_tables()[block.table]});
+    changes_[payload.change].payload_bytes += block.index.size() + block.tiles.size();
   }
   return {};
 }

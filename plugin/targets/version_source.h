@@ -47,6 +47,12 @@ struct DensePiece {
   }
 };
 
+// A block that is coded given its old units, and the table that it is coded with.
+struct CompactPiece {
+  CompactBlock block;
+  const CompactTable* table = nullptr;
+};
+
 // A bucket as it came. In device memory its streams must not be followed here; its entries may.
 struct SourceBucket {
   BucketView view;
@@ -96,12 +102,20 @@ class VersionSource {
   [[nodiscard]] bool complete() const { return complete_; }
   // Whether it has blocks of tensors.
   [[nodiscard]] bool cut() const { return cut_; }
+  // Of a change that has no compact() blocks: those need the old units of all of a block
+  // (version_fold.h).
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
   [[nodiscard]] std::uint64_t payload_bytes() const;
 
   // True: every change is pieces(); what lies between them stays.
   [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
   [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
+  // Of a version in `compact`: the blocks that are here; tensors that cannot be coded are pieces().
+  [[nodiscard]] std::span<const CompactPiece> compact(const TensorChange& change) const;
+  // Whether every change is pieces() or compact().
+  [[nodiscard]] bool has_positions() const {
+    return positional() || version_.encoding == Encoding::kCompact;
+  }
   // Of a positional version: all of it, bucket by bucket.
   [[nodiscard]] std::vector<SourceBucket> buckets() const;
   // Of a full version: all of the tensor; ascending, unless it was published in blocks.
@@ -118,6 +132,7 @@ class VersionSource {
                      unsigned threads, const HeadReader& head);
   [[nodiscard]] Result<Frame> open_frame(const MappedFile& part, const HeadReader& head) const;
   Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
+  Status add_compact(const std::string& name, const std::string& rank, const Frame& frame);
   Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                   MemoryKind memory);
   // Of a frame that was fetched by need.
@@ -136,6 +151,7 @@ class VersionSource {
   struct Payload {
     std::span<const std::byte> bytes;  // hf_delta
     std::vector<BucketPiece> pieces;   // flush, frames
+    std::vector<CompactPiece> compact;
     std::vector<DensePiece> dense;     // of a full version
     std::vector<Claim> claims;
     bool complete = true;

@@ -6,6 +6,7 @@
 
 #include "core/parallel.h"
 #include "kernels/host_kernels.h"
+#include "plugin/targets/version_fold.h"
 
 namespace driftless {
 namespace {
@@ -19,6 +20,27 @@ struct TensorVersion {
   const TensorChange* change = nullptr;
   std::unique_ptr<TensorPatcher> patcher;
   Checksum checksum;
+};
+
+// Changes that are decoded already.
+class ChangesPatcher final : public TensorPatcher {
+ public:
+  ChangesPatcher(const TensorSpec& tensor, UnitChanges changes)
+      : TensorPatcher(tensor), width_(unit_bytes(tensor.dtype)), changes_(std::move(changes)) {}
+
+ private:
+  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
+    const std::uint64_t end = (byte_offset + chunk.size()) / width_;
+    for (; at_ < changes_.positions.size() && changes_.positions[at_] < end; ++at_) {
+      std::copy_n(changes_.values.data() + at_ * width_, width_,
+                  chunk.data() + (changes_.positions[at_] * width_ - byte_offset));
+    }
+    return {};
+  }
+
+  unsigned width_;
+  UnitChanges changes_;
+  std::size_t at_ = 0;
 };
 
 // What one thread needs, kept from tensor to tensor.
@@ -89,6 +111,11 @@ class Stager {
  private:
   Result<std::vector<TensorVersion>> open_versions(std::uint32_t tensor) const {
     std::vector<TensorVersion> versions;
+    if (is_coded(tensor)) {
+      DRIFTLESS_ASSIGN_OR_RETURN(TensorVersion all, fold_versions(tensor));
+      versions.push_back(std::move(all));
+      return versions;
+    }
     for (const VersionSource& source : chain_) {
       const TensorChange* const change = source.find(tensor);
       if (change == nullptr) continue;
@@ -97,6 +124,34 @@ class Stager {
           {&source, change, std::move(patcher), Checksum(source.version().checksum)});
     }
     return versions;
+  }
+
+  [[nodiscard]] bool is_coded(std::uint32_t tensor) const {
+    return std::any_of(chain_.begin(), chain_.end(), [&](const VersionSource& source) {
+      const TensorChange* const change = source.find(tensor);
+      return change != nullptr && !source.compact(*change).empty();
+    });
+  }
+
+  // What is coded given the weights before it: all versions at once. Such have no checksums of
+  // tensors.
+  Result<TensorVersion> fold_versions(std::uint32_t tensor) const {
+    const TensorSpec& spec = (*weights_.layout)[tensor];
+    const unsigned width = unit_bytes(spec.dtype);
+    const OldUnits old_units = [&](std::uint32_t which, std::uint64_t first, std::uint64_t count,
+                                   std::byte* scratch) {
+      return weights_.bytes(which, first * width, {scratch, count * width});
+    };
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        auto folded,
+        fold_chain(*weights_.layout, chain_, old_units, {std::span(&tensor, 1), nullptr, 1}));
+    const VersionSource* last = nullptr;
+    for (const VersionSource& source : chain_) {
+      if (source.find(tensor) != nullptr) last = &source;
+    }
+    return TensorVersion{last, last->find(tensor),
+                         std::make_unique<ChangesPatcher>(spec, std::move(folded[tensor])),
+                         Checksum(last->version().checksum)};
   }
 
   // In a chain the version that failed must be named.

@@ -141,6 +141,11 @@ class WeightTarget {
   [[nodiscard]] virtual Status recover() = 0;
   // What it needs of a version. Null: everything.
   [[nodiscard]] virtual std::shared_ptr<const TargetNeeds> needs() const { return nullptr; }
+  // How many units of the tensor lie here with their own bits, each once, so that what is coded
+  // given them can be decoded. The layout is known.
+  [[nodiscard]] virtual std::uint64_t readable_units(std::uint32_t tensor) const {
+    return (*layout())[tensor].units();
+  }
   // From the next stage() on. A target that proves its weights in another way takes no notice.
   virtual void set_proof(const ProofRule& /*rule*/) {}
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full

@@ -417,8 +417,29 @@ TEST_F(ModuleTest, XorAndOverwriteGoThroughTheMapsOfASlice) {
   }
 }
 
-TEST_F(ModuleTest, XorIsRefusedForTensorsWhoseOwnBitsAreNotHere) {
-  const Publication step = run_.step(1, DirectoryLayout::kHfDelta, Encoding::kXor);
+TEST_F(ModuleTest, CompactGoesThroughTheMapsAndIsRefusedOfHalfABlock) {
+  const auto staged = open_base()->stage(
+      chain({run_.step(1, DirectoryLayout::kFrames, Encoding::kCompact), run_.step(2),
+             run_.step(3, DirectoryLayout::kFrames, Encoding::kCompact)}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(run_.weights[3]));
+  load(run_.weights[0]);
+  std::erase_if(maps_, [](const WeightMap& map) { return map.parameter == "right"; });
+  const auto refused =
+      open_base()->stage(chain({run_.step(1, DirectoryLayout::kFrames, Encoding::kCompact)}));
+  EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported) << refused.status().to_string();
+  EXPECT_NE(refused.status().message().find("not all held"), std::string_view::npos);
+  EXPECT_TRUE(holds(run_.weights[0]));
+}
+
+class OwnBitsTest : public ModuleTest, public ::testing::WithParamInterface<Encoding> {};
+INSTANTIATE_TEST_SUITE_P(, OwnBitsTest, ::testing::Values(Encoding::kXor, Encoding::kCompact));
+
+TEST_P(OwnBitsTest, IsRefusedForTensorsWhoseOwnBitsAreNotHere) {
+  const bool xored = GetParam() == Encoding::kXor;
+  const Publication step =
+      run_.step(1, xored ? DirectoryLayout::kHfDelta : DirectoryLayout::kFrames, GetParam());
   const auto refusal = [&] {
     const auto staged = open_base()->stage(chain({step}));
     EXPECT_EQ(staged.status().code(), StatusCode::kUnsupported) << staged.status().to_string();

@@ -199,7 +199,7 @@ TEST_F(Shares, WhatATensorDoesNotHaveIsNotRead) {
 // A target of tensors as they are, on a GPU by buckets; and the encodings that change own bits.
 TEST_F(Shares, TensorsAsTheyAreInEveryEncoding) {
   for (const Encoding encoding : {Encoding::kDeltas, Encoding::kIndices, Encoding::kDeltasZstd,
-                                  Encoding::kXor, Encoding::kOverwrite}) {
+                                  Encoding::kCompact, Encoding::kXor, Encoding::kOverwrite}) {
     SCOPED_TRACE(driftless::info(encoding).name);
     const std::unique_ptr<TestMemory> memory = test_memory();
     std::vector<std::byte*> data;

@@ -15,6 +15,7 @@
 #include "formats/frame.h"
 #include "formats/run_info.h"
 #include "kernels/host_kernels.h"
+#include "plugin/checkpoint/compact_writer.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/targets/weight_target.h"
 #include "support/temp_dir.h"
@@ -114,7 +115,10 @@ class PublishedRun {
     made.id = id;
     const bool frames = kind == DirectoryLayout::kFrames || kind == DirectoryLayout::kHdf5;
     if (frames && encoding == Encoding::kFull) add_full_frames(made, base);
-    if (frames && encoding != Encoding::kFull) add_frames(made, base, encoding);
+    if (frames && encoding == Encoding::kCompact) add_compact_frames(made, base);
+    if (frames && encoding != Encoding::kFull && encoding != Encoding::kCompact) {
+      add_frames(made, base, encoding);
+    }
     if (!frames) add_files(made, base, kind, encoding);
     made.manifest.id = {run, id.version};
     made.manifest.base_version = base;
@@ -183,6 +187,74 @@ class PublishedRun {
       made.manifest.changed_tensors += changed ? 1 : 0;
     }
     if (!builder.empty()) add_frame(made, at, builder.view());
+  }
+
+  // A frame per tensor. Of a matrix, if it can be, in blocks: some of its columns, and the others.
+  void add_compact_frames(Publication& made, std::uint64_t base) {
+    FrameContext at = context(made.id, base, Encoding::kCompact);
+    for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
+      const TensorSpec& spec = layout[tensor];
+      const auto& before = weights[base].at(spec.name).bytes;
+      const auto& after = weights[made.id.version].at(spec.name).bytes;
+      if (before == after) continue;
+      ++made.manifest.changed_tensors;
+      std::vector<std::unique_ptr<TensorBlock>> cut;
+      if (spec.shape.size() == 2 && spec.shape[1] >= 2 && compact_fields(spec.dtype)) {
+        const std::uint64_t columns = spec.shape[1] / 2;
+        for (const auto& [first, count] : {std::pair<std::uint64_t, std::uint64_t>(0, columns),
+                                           {columns, spec.shape[1] - columns}}) {
+          cut.push_back(std::make_unique<TensorBlock>(
+              *TensorBlock::make(tensor, spec, {{0, first}, {spec.shape[0], count}})));
+        }
+      } else {
+        cut.push_back(nullptr);
+      }
+      std::vector<ChangedBlock> blocks;
+      for (const auto& block : cut) {
+        ChangedBlock changed = change_of(tensor, block.get(), before, after);
+        made.manifest.changed_units += changed.changes();
+        if (!changed.pieces.empty()) blocks.push_back(std::move(changed));
+      }
+      std::vector<std::byte>& out = made.parts[frame_file_name(at.rank, at.index)];
+      Status status;
+      if (compact_fields(spec.dtype)) {
+        status = encode_changed_blocks(at, layout, spec.dtype, blocks, 2, out);
+      } else {
+        FrameContext plain = at;
+        plain.encoding = Encoding::kDeltas;
+        BucketBuilder builder(layout, Encoding::kDeltas);
+        const ChangedBlock::Piece& piece = blocks.front().pieces.front();
+        EXPECT_TRUE(builder
+                        .add({tensor, unit_bytes(spec.dtype), piece.origin, piece.offsets,
+                              piece.values.data()})
+                        .ok());
+        status = encode_frame(plain, builder.view(), out);
+      }
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      ++at.index;
+    }
+  }
+
+  ChangedBlock change_of(std::uint32_t tensor, const TensorBlock* block,
+                         const std::vector<std::byte>& before,
+                         const std::vector<std::byte>& after) const {
+    const unsigned width = unit_bytes(layout[tensor].dtype);
+    const BlockPlace place =
+        block != nullptr ? block->place : BlockPlace::all(layout[tensor].units());
+    ChangedBlock changed{tensor, block, after.data(), place, {}};
+    ChangedBlock::Piece piece;
+    for (std::uint64_t unit = 0; unit < place.units; ++unit) {
+      const auto from = static_cast<std::ptrdiff_t>(place.at(unit) * width);
+      if (std::equal(before.begin() + from, before.begin() + from + width, after.begin() + from)) {
+        continue;
+      }
+      piece.offsets.push_back(static_cast<std::uint32_t>(unit));
+      piece.values.insert(piece.values.end(), after.begin() + from, after.begin() + from + width);
+      piece.old_values.insert(piece.old_values.end(), before.begin() + from,
+                              before.begin() + from + width);
+    }
+    if (!piece.offsets.empty()) changed.pieces.push_back(std::move(piece));
+    return changed;
   }
 
   // A frame per tensor, and a tensor that is cut.

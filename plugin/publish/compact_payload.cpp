@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames of `compact`, made from the snapshot's bytes and the changes that led to them. The
+// snapshot moves on with the comparison, so that a thread of its own can code and write what was
+// compared before. Held are the changes of about two frames, or of two tensors if those have more.
+// What cannot be coded, or must not be, goes as `deltas`.
+#include <algorithm>
+
+#include "plugin/checkpoint/compact_writer.h"
+#include "plugin/publish/rank_payload.h"
+
+namespace driftless {
+namespace {
+
+class CompactPayload final : public HostPayload {
+ public:
+  explicit CompactPayload(const PayloadContext& context)
+      : HostPayload(context),
+        plain_(*context.layout, Encoding::kDeltas),
+        writer_(context.background) {}
+
+  Status add(std::span<const PairedTensor> batch) override {
+    return compare(batch, [this](const DiffPiece& piece) { return collect(piece); });
+  }
+  Status finish() override {
+    if (findings_.dense) return writer_.finish();
+    DRIFTLESS_RETURN_IF_ERROR(complete());
+    DRIFTLESS_RETURN_IF_ERROR(hand_over());
+    DRIFTLESS_RETURN_IF_ERROR(hand_over_plain());
+    return writer_.finish();
+  }
+
+ private:
+  [[nodiscard]] bool is_coded(std::uint32_t tensor) const {
+    return compact_fields((*context_.layout)[tensor].dtype) &&
+           !std::ranges::binary_search(context_.plain, tensor);
+  }
+
+  // A tensor's pieces come one after the other: with the first of another it is complete.
+  Status collect(const DiffPiece& piece) {
+    const OwnedTensor& owned = context_.snapshot->owned(piece.delta.tensor);
+    if (owned_ != &owned) {
+      DRIFTLESS_RETURN_IF_ERROR(complete());
+      number_ = piece.delta.tensor;
+      DRIFTLESS_RETURN_IF_ERROR(begin(owned));
+    }
+    DeltaView delta = piece.delta;
+    delta.tensor = owned.tensor();
+    const bool coded = is_coded(owned.tensor());
+    if (owned.parts().empty()) {
+      if (!coded) return put_plain(delta, owned.block());
+      keep(owned.block(), BlockPlace::all(owned.place().units), delta, piece.old_values);
+      return {};
+    }
+    values_.add(owned, delta);
+    delta.values = piece.old_values;
+    if (coded) old_values_.add(owned, delta);
+    return {};
+  }
+
+  Status begin(const OwnedTensor& owned) {
+    owned_ = &owned;
+    const DType dtype = (*context_.layout)[owned.tensor()].dtype;
+    if (!is_coded(owned.tensor())) return {};
+    if (dtype != dtype_ || ready_bytes_ >= full_at()) DRIFTLESS_RETURN_IF_ERROR(hand_over());
+    dtype_ = dtype;
+    return {};
+  }
+
+  // The blocks of a tensor that is cut.
+  Status complete() {
+    if (values_.owned() == nullptr) return {};
+    if (!is_coded(owned_->tensor())) {
+      return values_.take([this](const DeltaView& delta, const TensorBlock* block) {
+        return put_plain(delta, block);
+      });
+    }
+    std::vector<std::vector<std::byte>> before;  // of each piece
+    DRIFTLESS_RETURN_IF_ERROR(old_values_.take([&](const DeltaView& delta, const TensorBlock*) {
+      before.emplace_back(delta.value_bytes().begin(), delta.value_bytes().end());
+      return Status();
+    }));
+    std::size_t k = 0;
+    return values_.take([&](const DeltaView& delta, const TensorBlock* block) {
+      const auto part = std::ranges::find(
+          owned_->parts(), block, [](const OwnedTensor::Part& each) { return &each.block; });
+      keep(block, part->inside, delta, before[k++].data());
+      return Status();
+    });
+  }
+
+  void keep(const TensorBlock* block, const BlockPlace& inside, const DeltaView& delta,
+            const std::byte* old_values) {
+    if (ready_.empty() || ready_.back().tensor != delta.tensor || ready_.back().block != block) {
+      ready_.push_back({delta.tensor, block, context_.snapshot->data(number_), inside, {}});
+    }
+    const std::span<const std::byte> values = delta.value_bytes();
+    ready_.back().pieces.push_back({delta.origin,
+                                    {delta.offsets.begin(), delta.offsets.end()},
+                                    {values.begin(), values.end()},
+                                    {old_values, old_values + values.size()}});
+    ready_bytes_ += delta.offsets.size_bytes() + 2 * values.size();
+  }
+
+  // As large as the frames of other encodings, whose changes have half the bytes.
+  [[nodiscard]] std::uint64_t full_at() const {
+    constexpr std::uint64_t kFirstBytes = std::uint64_t{4} << 20;
+    return std::min(2 * context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
+  }
+
+  Status hand_over() {
+    if (ready_.empty()) return {};
+    handed_bytes_ += std::exchange(ready_bytes_, 0);
+    auto ready = std::make_shared<const std::vector<ChangedBlock>>(std::exchange(ready_, {}));
+    return writer_.hand_over([this, dtype = dtype_, ready = std::move(ready)] {
+      FrameContext frame = context_.frame;
+      frame.index = parts_++;
+      std::vector<std::byte>& encoded = context_.buffers->encoded;
+      encoded.clear();
+      DRIFTLESS_RETURN_IF_ERROR(
+          encode_changed_blocks(frame, *context_.layout, dtype, *ready, context_.threads, encoded));
+      findings_.delta_bytes += encoded.size();
+      return put_frame(context_, frame_file_name(frame.rank, frame.index), encoded, findings_);
+    });
+  }
+
+  Status put_plain(const DeltaView& delta, const TensorBlock* block) {
+    if (!plain_.accepts(delta) || plain_.size_bytes() >= context_.buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(hand_over_plain());
+    }
+    return plain_.add(delta, block);
+  }
+
+  // Waits until it is written: there is little of it.
+  Status hand_over_plain() {
+    if (plain_.empty()) return {};
+    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this] {
+      PayloadContext context = context_;
+      context.frame.encoding = Encoding::kDeltas;
+      const BucketView bucket = plain_.view();
+      findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
+      return write_bucket(context, bucket, parts_++, findings_);
+    }));
+    DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
+    plain_.clear();
+    return {};
+  }
+
+  std::uint32_t number_ = 0;            // in the snapshot, of
+  const OwnedTensor* owned_ = nullptr;  // whose pieces come
+  BlockSplitter values_, old_values_;   // of a tensor that is cut
+  std::vector<ChangedBlock> ready_;     // not handed over yet
+  DType dtype_ = DType::kU8;            // of those
+  std::uint64_t ready_bytes_ = 0;       // of their changes
+  std::uint64_t handed_bytes_ = 0;      // likewise
+  BucketBuilder plain_;                 // what is not coded
+  std::uint32_t parts_ = 0;
+  BackgroundWriter writer_;  // last: its thread ends before what it uses
+};
+
+}  // namespace
+
+std::unique_ptr<RankPayload> make_compact_payload(const PayloadContext& context) {
+  return std::make_unique<CompactPayload>(context);
+}
+
+}  // namespace driftless
