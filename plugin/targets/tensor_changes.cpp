@@ -25,8 +25,8 @@ struct TensorVersions {
 // The changes of one tensor.
 class TensorFold {
  public:
-  TensorFold(const WeightLayout& layout, TensorVersions& versions,
-             std::vector<DeltaPiece>& pieces, DeltaPieces::Memory& memory)
+  TensorFold(const WeightLayout& layout, TensorVersions& versions, std::vector<DeltaPiece>& pieces,
+             DeltaPieces::Memory& memory)
       : layout_(layout),
         versions_(versions),
         pieces_(pieces),
@@ -55,15 +55,16 @@ class TensorFold {
  private:
   // One version: the values stay where they are.
   Status decode() {
-    return walk_pieces(layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
-      for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
-        const auto some = delta.offsets.subspan(
-            at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
-        memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
-        pieces_.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()), delta.origin,
-                           nullptr, delta.values + at * width_, nullptr});
-      }
-    });
+    return walk_pieces(
+        layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
+          for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
+            const auto some = delta.offsets.subspan(
+                at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
+            memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
+            pieces_.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()),
+                               delta.origin, nullptr, delta.values + at * width_, nullptr});
+          }
+        });
   }
 
   Status fold() {
@@ -157,8 +158,7 @@ WeightView mapped_view(const MappedWeights& weights) {
 bool has_units(const MappedWeights& weights, std::uint32_t tensor, std::uint64_t first,
                std::uint64_t count) {
   const MappedWeights::Tensor& own = weights.tensors[tensor];
-  const std::span<const WeightMap> maps =
-      std::span(weights.maps).subspan(own.first_map, own.maps);
+  const std::span<const WeightMap> maps = std::span(weights.maps).subspan(own.first_map, own.maps);
   for (std::uint64_t at = first; at < first + count;) {
     const std::uint64_t from = at;
     for (const WeightMap& map : maps) {
@@ -185,6 +185,30 @@ OldUnits mapped_units(const MappedWeights& weights) {
     const unsigned width = unit_bytes(weights.layout[tensor].dtype);
     return view.bytes(tensor, first * width, {scratch, count * width});
   };
+}
+
+// Whether maps of the tensor have all of the block.
+bool has_block(const MappedWeights& weights, std::uint32_t tensor, const BlockPlace& place) {
+  if (weights.tensors[tensor].complete) return true;
+  for (std::uint64_t unit = 0; unit < place.units; unit += place.run) {
+    const std::uint64_t run = std::min(place.run, place.units - unit);
+    if (!has_units(weights, tensor, place.at(unit), run)) return false;
+  }
+  return true;
+}
+
+// FoldOptions::there. The weights outlive it.
+Result<bool> decode_mapped(const MappedWeights& weights, std::span<CompactUnits> blocks,
+                           std::span<const std::uint32_t> tensors) {
+  std::map<std::uint32_t, std::vector<const WeightMap*>> maps;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::uint32_t tensor = tensors[i];
+    if (!has_block(weights, tensor, blocks[i].place)) return false;
+    const auto [own, fresh] = maps.try_emplace(tensor);
+    if (fresh) own->second = weights.maps_of(tensor, weights.tensors[tensor].complete);
+    blocks[i].maps = own->second;
+  }
+  return weights.memory->decode_compact(blocks);
 }
 
 }  // namespace
@@ -274,9 +298,12 @@ Status TensorChanges::fold_coded() {
   const std::vector<std::uint32_t> wanted(held.begin(), held.end());
   const std::shared_ptr<const TargetNeeds> needs = needs_of(weights_);
   const unsigned threads = weights_->memory->threads(weights_->threads);
+  const auto there = [this](std::span<CompactUnits> blocks, std::span<const std::uint32_t> of) {
+    return decode_mapped(*weights_, blocks, of);
+  };
   DRIFTLESS_ASSIGN_OR_RETURN(auto folded,
                              fold_chain(weights_->layout, versions_, mapped_units(*weights_),
-                                        {wanted, needs.get(), threads}));
+                                        {wanted, needs.get(), threads, there}));
   std::vector<TensorVersions> tensors;
   for (auto& [tensor, changes] : folded) {
     if (!changes.positions.empty()) tensors.push_back({tensor, {}, std::move(changes)});

@@ -87,8 +87,7 @@ Result<const std::byte*> read_stretch(const TileStretch& stretch, const OldUnits
   const std::uint32_t tensor = stretch.block->piece->block.tensor;
   scratch.units.resize(stretch.units * width);
   if (place.contiguous()) {
-    return old_units(tensor, place.first + stretch.first_unit, stretch.units,
-                     scratch.units.data());
+    return old_units(tensor, place.first + stretch.first_unit, stretch.units, scratch.units.data());
   }
   for (std::uint64_t done = 0; done < stretch.units;) {
     const std::uint64_t unit = stretch.first_unit + done;
@@ -118,39 +117,71 @@ Status decode_stretch(const WeightLayout& layout, TileStretch& stretch, const Ol
   for (std::size_t k = 0; k < decoded.offsets.size(); ++k) {
     positions[k] = block.place.at(stretch.first_unit + decoded.offsets[k]);
   }
-  std::copy(decoded.values.begin(), decoded.values.end(),
-            block.changes.values.begin() +
-                static_cast<std::ptrdiff_t>(stretch.first_change * width));
-  const DeltaView delta{tensor, width, stretch.first_unit, decoded.offsets,
-                        decoded.values.data()};
+  std::copy(
+      decoded.values.begin(), decoded.values.end(),
+      block.changes.values.begin() + static_cast<std::ptrdiff_t>(stretch.first_change * width));
+  const DeltaView delta{tensor, width, stretch.first_unit, decoded.offsets, decoded.values.data()};
   stretch.change = digest_block_change(host_kernels(), digest_tensor_key(layout[tensor].name),
                                        block.place, delta, decoded.old_values.data());
   return {};
 }
 
+// All of them, where the weights lie; false if they are left to the host.
+Result<bool> decode_there(const WeightLayout& layout, std::vector<CodedBlock>& blocks,
+                          const FoldOptions& options) {
+  if (!options.there || blocks.empty()) return false;
+  std::vector<CompactUnits> units;
+  std::vector<std::uint32_t> tensors;
+  for (CodedBlock& block : blocks) {
+    const CompactBlock& coded = block.piece->block;
+    CompactUnits own;
+    own.place = block.place;
+    own.table = block.piece->table;
+    own.tiles = block.index.tiles;
+    own.streams = coded.tiles;
+    own.key = digest_tensor_key(layout[coded.tensor].name);
+    own.name = concat("tensor '", layout[coded.tensor].name, "'",
+                      coded.block != nullptr ? concat(" ", coded.block->box.to_string()) : "");
+    own.positions = block.changes.positions;
+    own.values = block.changes.values.data();
+    units.push_back(std::move(own));
+    tensors.push_back(coded.tensor);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool done, options.there(units, tensors));
+  for (std::size_t i = 0; done && i < blocks.size(); ++i) blocks[i].change = units[i].change;
+  return done;
+}
+
+// `first`: no version was folded yet, so that the old units are the weights as they are.
 Status decode_blocks(const WeightLayout& layout, std::vector<CodedBlock>& blocks,
-                     const OldUnits& old_units, unsigned threads) {
-  std::vector<TileStretch> stretches;
+                     const OldUnits& old_units, const FoldOptions& options, bool first) {
   for (CodedBlock& block : blocks) {
     const CompactBlock& coded = block.piece->block;
     DRIFTLESS_ASSIGN_OR_RETURN(block.index, Frame::read_index(layout, coded));
-    block.place = coded.block != nullptr ? coded.block->place
-                                         : BlockPlace::all(layout[coded.tensor].units());
+    block.place =
+        coded.block != nullptr ? coded.block->place : BlockPlace::all(layout[coded.tensor].units());
     block.changes.positions.resize(coded.changes);
     block.changes.values.resize(coded.changes * unit_bytes(layout[coded.tensor].dtype));
+  }
+  bool done = false;
+  if (first) {
+    DRIFTLESS_ASSIGN_OR_RETURN(done, decode_there(layout, blocks, options));
+  }
+  std::vector<TileStretch> stretches;
+  for (CodedBlock& block : blocks) {
+    if (done) break;
     const std::vector<TileStretch> some = stretches_of(block);
     stretches.insert(stretches.end(), some.begin(), some.end());
   }
-  std::vector<StretchScratch> scratch(std::max(1U, threads));
+  std::vector<StretchScratch> scratch(std::max(1U, options.threads));
   const auto named = [&](const CodedBlock& block, const Status& status) {
     const TensorBlock* const cut = block.piece->block.block;
     return status.with_context(concat("tensor '", layout[block.piece->block.tensor].name, "'",
                                       cut != nullptr ? concat(" ", cut->box.to_string()) : ""));
   };
   DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned worker) {
-        const Status decoded =
-            decode_stretch(layout, stretches[i], old_units, scratch[worker]);
+      parallel_for(stretches.size(), options.threads, [&](std::size_t i, unsigned worker) {
+        const Status decoded = decode_stretch(layout, stretches[i], old_units, scratch[worker]);
         return decoded.ok() ? decoded : named(*stretches[i].block, decoded);
       }));
   for (const TileStretch& stretch : stretches) stretch.block->change += stretch.change;
@@ -188,10 +219,10 @@ OldUnits units_with(const WeightLayout& layout, const OldUnits& old_units,
     const unsigned width = unit_bytes(layout[tensor].dtype);
     if (units != scratch) std::memcpy(scratch, units, count * width);
     for (; at != positions.end() && *at - first < count; ++at) {
-      std::memcpy(scratch + (*at - first) * width,
-                  found->second.values.data() +
-                      static_cast<std::size_t>(at - positions.begin()) * width,
-                  width);
+      std::memcpy(
+          scratch + (*at - first) * width,
+          found->second.values.data() + static_cast<std::size_t>(at - positions.begin()) * width,
+          width);
     }
     return static_cast<const std::byte*>(scratch);
   };
@@ -201,7 +232,8 @@ OldUnits units_with(const WeightLayout& layout, const OldUnits& old_units,
 Result<std::map<std::uint32_t, UnitChanges>> decode_version(const WeightLayout& layout,
                                                             const VersionSource& version,
                                                             const OldUnits& old_units,
-                                                            const FoldOptions& options) {
+                                                            const FoldOptions& options,
+                                                            bool first) {
   std::map<std::uint32_t, UnitChanges> changes;
   std::vector<CodedBlock> coded;
   for (const std::uint32_t tensor : options.tensors) {
@@ -221,7 +253,7 @@ Result<std::map<std::uint32_t, UnitChanges>> decode_version(const WeightLayout& 
       coded.emplace_back().piece = &piece;
     }
   }
-  DRIFTLESS_RETURN_IF_ERROR(decode_blocks(layout, coded, old_units, options.threads));
+  DRIFTLESS_RETURN_IF_ERROR(decode_blocks(layout, coded, old_units, options, first));
   for (CodedBlock& block : coded) {
     append_changes(changes[block.piece->block.tensor], std::move(block.changes));
   }
@@ -305,7 +337,7 @@ Result<std::map<std::uint32_t, UnitChanges>> fold_chain(const WeightLayout& layo
                    "' cannot be folded with 'compact'; apply one version at a time");
     }
     Result<std::map<std::uint32_t, UnitChanges>> decoded =
-        decode_version(layout, version, now, options);
+        decode_version(layout, version, now, options, &version == chain.data());
     if (!decoded.ok()) return decoded.status().with_context(version.version().path);
     for (auto& [tensor, next] : *decoded) {
       const unsigned width = unit_bytes(layout[tensor].dtype);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "plugin/targets/version_source.h"
+#include "plugin/targets/weight_memory.h"
 
 namespace driftless {
 
@@ -36,6 +37,9 @@ struct FoldOptions {
   // Whether a block is: null if all are. Of the others the old units are not asked for.
   const TargetNeeds* needs = nullptr;
   unsigned threads = 1;
+  // Decodes blocks of these tensors where the weights lie (WeightMemory::decode_compact()), but for
+  // their maps, which it adds. Empty, or false: the host does, with the old units.
+  std::function<Result<bool>(std::span<CompactUnits>, std::span<const std::uint32_t>)> there = {};
 };
 
 // The changes of a chain whose versions are positional or `compact`, by tensor, sorted. Every block
