@@ -2,6 +2,7 @@
 // Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
 // too, and only their heads come from the host; on any other the streams are fetched once.
 #include <algorithm>
+#include <map>
 
 #include "kernels/device_hash.h"
 #include "plugin/device/device_payload.h"
@@ -13,11 +14,13 @@ namespace {
 struct Kept {
   DType dtype = DType::kU8;
   std::vector<BucketEntry> entries;
+  std::vector<std::uint32_t> numbers;  // of each, in the snapshot
   std::uint64_t position_bytes = 0, value_bytes = 0;
   std::byte* frame_dev = nullptr;  // where the road's parts lie on the device
   std::uint64_t frame_bytes = 0, table_at = 0;
   std::byte* positions_dev = nullptr;
   std::byte* values_dev = nullptr;
+  std::size_t first_sum = 0;  // of its entries' sums
 };
 
 class DeviceDeltaPayload final : public RankPayload {
@@ -25,12 +28,14 @@ class DeviceDeltaPayload final : public RankPayload {
   DeviceDeltaPayload(const PayloadContext& context, DeviceWork& work)
       : context_(context),
         work_(work),
-        coding_(context.frame.encoding == Encoding::kIndices ? cuda::PositionCoding::kIndices
-                                                             : cuda::PositionCoding::kGaps),
+        compact_(context.frame.encoding == Encoding::kCompact),
+        coding_(context.frame.encoding == Encoding::kIndices || compact_
+                    ? cuda::PositionCoding::kIndices
+                    : cuda::PositionCoding::kGaps),
         frames_on_device_(context.frames == nullptr &&
                           context.road->part_memory() == MemoryKind::kDevice &&
                           context.directory_layout == DirectoryLayout::kFrames &&
-                          context.frame.encoding != Encoding::kDeltasZstd) {}
+                          context.frame.encoding != Encoding::kDeltasZstd && !compact_) {}
   ~DeviceDeltaPayload() override { work_.differ.drop(); }
 
   Status add(std::span<const PairedTensor> batch) override {
@@ -55,7 +60,7 @@ class DeviceDeltaPayload final : public RankPayload {
       DRIFTLESS_RETURN_IF_ERROR(
           change.patch.check().with_context("what the GPU found cannot be: memory is damaged"));
     }
-    return frames_on_device_ ? put_frames() : Status();
+    return frames_on_device_ ? put_frames() : compact_ ? put_coded() : Status();
   }
 
  private:
@@ -112,10 +117,11 @@ class DeviceDeltaPayload final : public RankPayload {
     Kept kept;
     kept.dtype = dtype;
     DRIFTLESS_RETURN_IF_ERROR(keep(results, kept));
+    kept.first_sum = sums_.size();
     DRIFTLESS_RETURN_IF_ERROR(note_change(results, kept));
     DRIFTLESS_RETURN_IF_ERROR(work_.differ.release());
-    findings_.delta_bytes += kept.position_bytes + kept.value_bytes;
-    if (frames_on_device_) {
+    if (!compact_) findings_.delta_bytes += kept.position_bytes + kept.value_bytes;
+    if (frames_on_device_ || compact_) {
       frames_.push_back(std::move(kept));
       return {};
     }
@@ -138,6 +144,7 @@ class DeviceDeltaPayload final : public RankPayload {
       like.value_begin = entry.value_begin;
       like.value_end = entry.value_begin + entry.count;
       kept.entries.push_back(like);
+      kept.numbers.push_back(results.pieces[i].number);
     }
     kept.position_bytes = results.position_bytes;
     kept.value_bytes = results.changed * width;
@@ -262,7 +269,74 @@ class DeviceDeltaPayload final : public RankPayload {
     bucket.entries = kept.entries;
     bucket.positions = {fetched_.data(), kept.position_bytes};
     bucket.values = {values, kept.value_bytes};
-    return write_bucket(context_, bucket, parts_++, findings_);
+    const bool cut = std::ranges::any_of(kept.numbers, [&](std::uint32_t number) {
+      return !context_.snapshot->owned(number).parts().empty();
+    });
+    return cut || compact_ ? write_parts(bucket, kept.numbers)
+                           : write_bucket(context_, bucket, parts_++, findings_);
+  }
+
+  // What was found, split into the parts that blocks are cut into; of `compact` as deltas.
+  Status write_parts(const BucketView& found, std::span<const std::uint32_t> numbers) {
+    PayloadContext context = context_;
+    if (compact_) context.frame.encoding = Encoding::kDeltas;
+    BucketBuilder bucket(*context_.layout, context.frame.encoding);
+    BlockSplitter splitter;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const OwnedTensor& owned = context_.snapshot->owned(numbers[i]);
+      BucketEntry entry = found.entries[i];
+      entry.block = nullptr;  // positions stay those of what is owned
+      EntryCursor cursor(*context_.layout, found, entry);
+      for (;;) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
+        if (delta.count() == 0) break;
+        if (owned.parts().empty()) {
+          DRIFTLESS_RETURN_IF_ERROR(bucket.add(delta, owned.block()));
+        } else {
+          splitter.add(owned, delta);
+        }
+      }
+      DRIFTLESS_RETURN_IF_ERROR(
+          splitter.take([&](const DeltaView& delta, const TensorBlock* block) {
+            return bucket.add(delta, block);
+          }));
+    }
+    const BucketView view = bucket.view();
+    if (compact_) findings_.delta_bytes += view.positions.size() + view.values.size();
+    return write_bucket(context, view, parts_++, findings_);
+  }
+
+  // What can be coded, in `compact`; the rest as deltas.
+  Status put_coded() {
+    std::map<DType, std::vector<FoundChanges>> coded;
+    for (const Kept& kept : frames_) {
+      Kept rest = kept;
+      rest.entries.clear();
+      rest.numbers.clear();
+      for (std::size_t i = 0; i < kept.entries.size(); ++i) {
+        if (!is_coded(kept.numbers[i])) {
+          rest.entries.push_back(kept.entries[i]);
+          rest.numbers.push_back(kept.numbers[i]);
+          continue;
+        }
+        const BucketEntry& entry = kept.entries[i];
+        const cuda::StreamEntry stream{entry.count(), entry.value_begin, entry.position_begin,
+                                       entry.position_bytes, 0};
+        coded[kept.dtype].push_back({kept.numbers[i], stream, kept.positions_dev, kept.values_dev,
+                                     sums_[kept.first_sum + i].second});
+      }
+      if (!rest.entries.empty()) DRIFTLESS_RETURN_IF_ERROR(write_from_host(rest));
+    }
+    for (const auto& [dtype, found] : coded) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          write_compact_frames(context_, work_, dtype, found, parts_, findings_));
+    }
+    return {};
+  }
+  [[nodiscard]] bool is_coded(std::uint32_t number) const {
+    const OwnedTensor& owned = context_.snapshot->owned(number);
+    return compact_fields(context_.snapshot->spec(number).dtype) && owned.parts().empty() &&
+           !std::ranges::binary_search(context_.plain, owned.tensor());
   }
 
   // All streams at once: their hashes are chains that run beside each other.
@@ -302,6 +376,7 @@ class DeviceDeltaPayload final : public RankPayload {
 
   PayloadContext context_;
   DeviceWork& work_;
+  bool compact_;
   cuda::PositionCoding coding_;
   bool frames_on_device_;
   std::vector<SlicePiece> slice_;  // being filled

@@ -21,6 +21,9 @@ struct DeviceWork {
     const std::byte* values_dev = nullptr;
   };
   std::vector<Change> changes;  // to be scattered into the snapshot
+  // Of write_compact_frames(): changes of a frame, what codes them, and their streams.
+  DeviceBuffer joined;
+  DeviceWorkspace coding, coded;
 
   [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
                                                unsigned unit_bytes, cuda::PositionCoding coding,
@@ -28,6 +31,23 @@ struct DeviceWork {
   // Starts afresh, once the device is done with what was queued.
   [[nodiscard]] Status reset();
 };
+
+// Changes of a block, or of a slice of it, that were found on the device: absolute positions in the
+// block, and values. `sums`: what they add to the digest, in pinned memory.
+struct FoundChanges {
+  std::uint32_t number = 0;  // in the snapshot
+  cuda::StreamEntry entry;
+  const std::byte* positions_dev = nullptr;
+  const std::byte* values_dev = nullptr;
+  const std::uint64_t* sums = nullptr;
+};
+// Codes changes of one dtype in `compact` with the units of the snapshot, which lies on the device
+// and is not changed yet, and writes them as frames, which are numbered from `parts` on. Those of a
+// block follow each other, ascending. Memory of the device: for 2^30 units at most, or for one
+// block, 1/8 byte a unit; 12 bytes and three values a change.
+[[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
+                                          DType dtype, std::span<const FoundChanges> found,
+                                          std::uint32_t& parts, PayloadFindings& findings);
 
 // Deltas as frames or flush files.
 [[nodiscard]] std::unique_ptr<RankPayload> make_device_delta_payload(const PayloadContext& context,

@@ -120,9 +120,10 @@ Encoding PublisherRank::encoding_for(const std::map<std::string, ReceiverNeeds>&
     return names;
   };
   const std::string who = who_cannot(options_.encoding);
-  if (options_.encoding == Encoding::kCompact && options_.device != nullptr) {
+  if (options_.encoding == Encoding::kCompact && options_.device != nullptr &&
+      !options_.device->on_device()) {
     notes.push_back(
-        "'compact' is coded on the host, and this publisher compares on a GPU: "
+        "'compact' is coded where the snapshot lies, and this one is compared on a GPU and lies in pinned memory: "
         "versions are published in 'deltas'");
     return Encoding::kDeltas;
   }

@@ -168,7 +168,9 @@ INSTANTIATE_TEST_SUITE_P(Settings, DeviceReceiver,
                                            Setting{Encoding::kDeltas, Arrival::kHost},
                                            Setting{Encoding::kDeltas, Arrival::kDevice},
                                            Setting{Encoding::kDeltasZstd, Arrival::kHost},
-                                           Setting{Encoding::kDeltasZstd, Arrival::kDevice}));
+                                           Setting{Encoding::kDeltasZstd, Arrival::kDevice},
+                                           Setting{Encoding::kCompact, Arrival::kHost},
+                                           Setting{Encoding::kCompact, Arrival::kDevice}));
 
 }  // namespace
 }  // namespace driftless::testing

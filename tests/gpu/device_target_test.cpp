@@ -184,6 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Kind{DirectoryLayout::kFrames, Encoding::kDeltas, Arrival::kShifted},
                       Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Arrival::kHost},
                       Kind{DirectoryLayout::kFrames, Encoding::kDeltasZstd, Arrival::kDevice},
+                      Kind{DirectoryLayout::kFrames, Encoding::kCompact, Arrival::kHost},
+                      Kind{DirectoryLayout::kFrames, Encoding::kCompact, Arrival::kDevice},
                       Kind{DirectoryLayout::kHdf5, Encoding::kDeltas, Arrival::kHost},
                       Kind{DirectoryLayout::kFlush, Encoding::kIndices, Arrival::kHost},
                       Kind{DirectoryLayout::kFlush, Encoding::kDeltasZstd, Arrival::kDevice}),
