@@ -103,12 +103,12 @@ class CompactFrame {
   // The table, the tiles, and their streams in pinned memory.
   Status code() {
     const cuda::WorkspaceSize size = cuda::CompactEncode::workspace_size(coded_, fields_, 1);
-    DRIFTLESS_RETURN_IF_ERROR(work_.coding.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
-    DRIFTLESS_RETURN_IF_ERROR(work_.coding.host.reserve(size.host_bytes, MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(work_.coder.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
+    DRIFTLESS_RETURN_IF_ERROR(work_.coder.host.reserve(size.host_bytes, MemoryKind::kHost));
     DRIFTLESS_ASSIGN_OR_RETURN(cuda::CompactEncode encode,
                                cuda::CompactEncode::make(coded_, fields_, 1, work_.joined.data(),
                                                          work_.joined.data() + values_at_,
-                                                         work_.coding.get(), work_.stream.get()));
+                                                         work_.coder.get(), work_.stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     table_ = make_compact_table(fields_, encode.counts());
     DRIFTLESS_RETURN_IF_ERROR(encode.size(std::span(&table_, 1), work_.stream.get()));

@@ -23,7 +23,7 @@ struct DeviceWork {
   std::vector<Change> changes;  // to be scattered into the snapshot
   // Of write_compact_frames(): changes of a frame, what codes them, and their streams.
   DeviceBuffer joined;
-  DeviceWorkspace coding, coded;
+  DeviceWorkspace coder, coded;
 
   [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
                                                unsigned unit_bytes, cuda::PositionCoding coding,
