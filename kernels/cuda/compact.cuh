@@ -13,7 +13,7 @@ namespace driftless::cuda {
 inline constexpr std::uint32_t kHazardGroup = 32;  // units
 // Of a tile: for each group, and its end; a multiple of 4.
 inline constexpr std::uint32_t kTileSums = kCompactTileUnits / kHazardGroup + 4;
-inline constexpr unsigned kHazardWarps = 8, kTileThreads = 64;  // per block
+inline constexpr unsigned kHazardWarps = 8, kTileThreads = 128;  // per block
 inline constexpr std::uint32_t kNoTile = ~std::uint32_t{0};
 
 struct TileWork {

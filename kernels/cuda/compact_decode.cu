@@ -51,6 +51,11 @@ class StreamBytes {
 template <typename Unit, bool Cut>
 class TileAxis {
  public:
+  // Lanes that work on a tile: all of them know where its decoder is. More would wait less for
+  // memory, and do more work twice.
+  static constexpr unsigned kLanes = sizeof(Unit) == 1 ? 2 : 4;
+  static constexpr unsigned kShare = kHazardGroup / kLanes;  // units of a group
+
   // `hazards`: of the block's table.
   __device__ TileAxis(const CompactParts& parts, const CompactFields& fields,
                       const CompactBlock& block, const TileWork& tile, std::uint32_t number,
@@ -60,7 +65,12 @@ class TileAxis {
         sums_(parts.sums + std::uint64_t{number} * kTileSums),
         shift_(fields.mantissa_bits),
         mask_(fields.classes() - 1),
-        count_(tile.units) {}
+        count_(tile.units),
+        lane_(threadIdx.x % kLanes),
+        mates_(((1U << kLanes) - 1) << (threadIdx.x % 32 - lane_)) {}
+
+  // One of the lanes.
+  __device__ bool leads() const { return lane_ == 0; }
 
   __device__ std::uint32_t length() const {
     return sums_[(count_ + kHazardGroup - 1) / kHazardGroup];
@@ -71,27 +81,44 @@ class TileAxis {
   struct Place {
     std::uint32_t at, begin, unit;
   };
-  // The unit that has `point`, which is on the axis and not before `group`. Lanes go through a
-  // whole group each, without a branch: where they would stop differs.
+  // The unit that has `point`, which is on the axis and not before `group`. The lanes of the tile
+  // go through their shares of a group, all of each: where they would stop differs.
   __device__ __forceinline__ Place find(std::uint32_t point, std::uint32_t group) const {
-    using Pack = typename TileUnits<Unit, Cut>::Pack;
-    constexpr unsigned kPack = TileUnits<Unit, Cut>::kPack, kPacks = kHazardGroup / kPack;
+    using Units = TileUnits<Unit, Cut>;
+    constexpr unsigned kPacks = kShare / Units::kPack;
     std::uint32_t begin = 0;
     group = group_of(point, group, begin);
-    Pack packs[kPacks];
+    const std::uint32_t first = group * kHazardGroup + lane_ * kShare;
+    std::uint32_t hazards[kShare], own = 0;
 #pragma unroll
     for (unsigned p = 0; p < kPacks; ++p) {
-      packs[p] = units_.pack(group * kHazardGroup + p * kPack, count_);
-    }
-    Place place{group * kHazardGroup, begin, 0};
-    std::uint32_t end = begin;
+      const auto pack = units_.pack(first + p * Units::kPack, count_);
 #pragma unroll
-    for (unsigned i = 0; i < kHazardGroup; ++i) {
-      end += hazards_[packs[i / kPack].bits(i % kPack, shift_, mask_)];
+      for (unsigned i = 0; i < Units::kPack; ++i) {
+        hazards[p * Units::kPack + i] = hazards_[pack.bits(i, shift_, mask_)];
+        own += hazards[p * Units::kPack + i];
+      }
+    }
+    std::uint32_t end = own;
+#pragma unroll
+    for (unsigned step = 1; step < kLanes; step *= 2) {
+      const std::uint32_t left = __shfl_up_sync(mates_, end, step, kLanes);
+      if (lane_ >= step) end += left;
+    }
+    end += begin;
+    const unsigned owner = __ballot_sync(mates_, end > point) & mates_;
+    Place place{first, end - own, 0};
+    end -= own;
+#pragma unroll
+    for (unsigned i = 0; i < kShare; ++i) {
+      end += hazards[i];
       const bool before = end <= point;
       place.begin = before ? end : place.begin;
       place.at += before ? 1 : 0;
     }
+    const int from = __ffs(static_cast<int>(owner)) - 1;  // the first one that ends past the point
+    place.at = __shfl_sync(mates_, place.at, from);
+    place.begin = __shfl_sync(mates_, place.begin, from);
     place.unit = units_[place.at];
     return place;
   }
@@ -118,6 +145,7 @@ class TileAxis {
   const std::uint32_t* sums_;
   unsigned shift_, mask_;
   std::uint32_t count_;
+  unsigned lane_, mates_;  // its number among those of the tile, and all of them in the warp
 };
 
 struct Outputs {
@@ -126,7 +154,7 @@ struct Outputs {
   std::byte* old_values;
 };
 
-// One thread's: false unless the stream is what an encoder makes.
+// Done by the lanes of a tile together: false unless the stream is what an encoder makes.
 template <typename Unit, bool Cut>
 __device__ bool decode_tile(const CompactParts& parts, const CompactFields& fields,
                             const Axis& axis, const TileWork& tile, std::uint32_t number,
@@ -158,6 +186,9 @@ __device__ bool decode_tile(const CompactParts& parts, const CompactFields& fiel
       return false;
     }
     const std::uint64_t position = tile.first + place.at;
+    end = place.begin + hazard;
+    group = place.at / kHazardGroup;
+    if (!units.leads()) continue;
     if (wide) {
       reinterpret_cast<std::uint64_t*>(positions)[k] = position;
     } else {
@@ -165,8 +196,6 @@ __device__ bool decode_tile(const CompactParts& parts, const CompactFields& fiel
     }
     values[k] = static_cast<Unit>(to);
     old_values[k] = static_cast<Unit>(place.unit);
-    end = place.begin + hazard;
-    group = place.at / kHazardGroup;
   }
   return decoder.finished();
 }
@@ -177,12 +206,13 @@ __global__ void __launch_bounds__(kTileThreads)
                  const std::byte* streams, Outputs out) {
   __shared__ Axis axis;
   __shared__ std::uint16_t shared_hazards[kCompactClasses];  // of the table of the first tile
-  const std::uint32_t shared = parts.blocks[parts.tiles[blockIdx.x * kTileThreads].block].table;
+  constexpr unsigned kTiles = kTileThreads / TileAxis<Unit, Cut>::kLanes;
+  const std::uint32_t shared = parts.blocks[parts.tiles[blockIdx.x * kTiles].block].table;
   for (unsigned i = threadIdx.x; i < kCompactClasses; i += kTileThreads) {
     shared_hazards[i] = parts.tables[shared].hazards[i];
   }
   share_axis(axis);
-  const std::uint32_t number = blockIdx.x * kTileThreads + threadIdx.x;
+  const std::uint32_t number = blockIdx.x * kTiles + threadIdx.x / TileAxis<Unit, Cut>::kLanes;
   if (number >= tiles) return;
   const TileWork tile = parts.tiles[number];
   if (tile.changes == 0) return;
@@ -288,8 +318,9 @@ Status CompactDecode::run(const std::byte* streams_dev, std::byte* positions_dev
   if (shape_.tiles == 0) return {};
   const Outputs out{positions_dev, values_dev, old_values_dev};
   with_tiles(shape_.fields, cut_, [&]<typename Unit, typename Cut>(Unit, Cut) {
+    constexpr unsigned kTiles = kTileThreads / TileAxis<Unit, Cut::value>::kLanes;
     decode_tiles<Unit, Cut::value>
-        <<<(shape_.tiles + kTileThreads - 1) / kTileThreads, kTileThreads, 0, native(stream)>>>(
+        <<<(shape_.tiles + kTiles - 1) / kTiles, kTileThreads, 0, native(stream)>>>(
             dev, shape_.fields, shape_.tiles, streams_dev, out);
   });
   DRIFTLESS_RETURN_IF_ERROR(check_launch("decode_tiles"));

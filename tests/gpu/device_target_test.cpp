@@ -130,13 +130,16 @@ TEST_P(DeviceDelta, UndoBringsEveryBitBack) {
 }
 
 TEST_P(DeviceDelta, AWrongDigestLeavesEveryBitAsItWas) {
+  // Versions of `compact` are folded: of those only the last digest is reached, when staging.
+  const bool folded = GetParam().encoding == Encoding::kCompact;
   for (const std::uint64_t bad : {1, 2, 3}) {
+    if (folded && bad < 3) continue;
     Chain chain{step(1), step(2), step(3)};
     chain[bad - 1].manifest.digest.lanes[0] ^= 1;
     if (bad < 3) chain[bad].manifest.base_digest = chain[bad - 1].manifest.digest;
     Pair pair(run_.weights[0], run_.layout);
     auto staged = stage(pair, chain);
-    EXPECT_EQ(staged.ok(), bad > 1) << "the first version is proven when it is staged";
+    EXPECT_EQ(staged.ok(), bad > 1 && !folded) << "the first version is proven when it is staged";
     const Status status = staged.ok() ? (*staged)->commit().status() : staged.status();
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << status.to_string();
     EXPECT_NE(status.message().find("full version"), std::string_view::npos) << status.to_string();
