@@ -79,8 +79,8 @@ class CompactPayload final : public HostPayload {
     }));
     std::size_t k = 0;
     return values_.take([&](const DeltaView& delta, const TensorBlock* block) {
-      const auto part = std::ranges::find(owned_->parts(), block,
-                                          [](const OwnedTensor::Part& each) { return &each.block; });
+      const auto part = std::ranges::find(
+          owned_->parts(), block, [](const OwnedTensor::Part& each) { return &each.block; });
       keep(block, part->inside, delta, before[k++].data());
       return Status();
     });
@@ -91,12 +91,7 @@ class CompactPayload final : public HostPayload {
     if (ready_.empty() || ready_.back().tensor != delta.tensor || ready_.back().block != block) {
       ready_.push_back({delta.tensor, block, context_.snapshot->data(delta.tensor), inside, {}});
     }
-    const std::span<const std::byte> values = delta.value_bytes();
-    ready_.back().pieces.push_back({delta.origin,
-                                    {delta.offsets.begin(), delta.offsets.end()},
-                                    {values.begin(), values.end()},
-                                    {old_values, old_values + values.size()}});
-    ready_bytes_ += delta.offsets.size_bytes() + 2 * values.size();
+    ready_bytes_ += ready_.back().add(delta, old_values);
   }
 
   // As large as the frames of other encodings, whose changes have half the bytes.
@@ -114,8 +109,8 @@ class CompactPayload final : public HostPayload {
       frame.index = parts_++;
       std::vector<std::byte>& encoded = context_.buffers->encoded;
       encoded.clear();
-      DRIFTLESS_RETURN_IF_ERROR(encode_changed_blocks(frame, *context_.layout, dtype, *ready,
-                                                      context_.threads, encoded));
+      DRIFTLESS_RETURN_IF_ERROR(
+          encode_changed_blocks(frame, *context_.layout, dtype, *ready, context_.threads, encoded));
       findings_.delta_bytes += encoded.size();
       return put_frame(context_, frame_file_name(frame.rank, frame.index), encoded, findings_);
     });
@@ -143,13 +138,13 @@ class CompactPayload final : public HostPayload {
     return {};
   }
 
-  const OwnedTensor* owned_ = nullptr;       // whose pieces come
-  BlockSplitter values_, old_values_;        // of a tensor that is cut
-  std::vector<ChangedBlock> ready_;          // not handed over yet
-  DType dtype_ = DType::kU8;                 // of those
-  std::uint64_t ready_bytes_ = 0;            // of their changes
-  std::uint64_t handed_bytes_ = 0;           // likewise
-  BucketBuilder plain_;                      // what is not coded
+  const OwnedTensor* owned_ = nullptr;  // whose pieces come
+  BlockSplitter values_, old_values_;   // of a tensor that is cut
+  std::vector<ChangedBlock> ready_;     // not handed over yet
+  DType dtype_ = DType::kU8;            // of those
+  std::uint64_t ready_bytes_ = 0;       // of their changes
+  std::uint64_t handed_bytes_ = 0;      // likewise
+  BucketBuilder plain_;                 // what is not coded
   std::uint32_t parts_ = 0;
   BackgroundWriter writer_;  // last: its thread ends before what it uses
 };

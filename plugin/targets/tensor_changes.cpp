@@ -25,8 +25,8 @@ struct TensorVersions {
 // The changes of one tensor.
 class TensorFold {
  public:
-  TensorFold(const WeightLayout& layout, TensorVersions& versions,
-             std::vector<DeltaPiece>& pieces, DeltaPieces::Memory& memory)
+  TensorFold(const WeightLayout& layout, TensorVersions& versions, std::vector<DeltaPiece>& pieces,
+             DeltaPieces::Memory& memory)
       : layout_(layout),
         versions_(versions),
         pieces_(pieces),
@@ -55,15 +55,16 @@ class TensorFold {
  private:
   // One version: the values stay where they are.
   Status decode() {
-    return walk_pieces(layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
-      for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
-        const auto some = delta.offsets.subspan(
-            at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
-        memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
-        pieces_.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()), delta.origin,
-                           nullptr, delta.values + at * width_, nullptr});
-      }
-    });
+    return walk_pieces(
+        layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
+          for (std::size_t at = 0; at < delta.offsets.size(); at += kMaxPieceUnits) {
+            const auto some = delta.offsets.subspan(
+                at, std::min<std::size_t>(kMaxPieceUnits, delta.offsets.size() - at));
+            memory_.offsets.insert(memory_.offsets.end(), some.begin(), some.end());
+            pieces_.push_back({versions_.tensor, static_cast<std::uint32_t>(some.size()),
+                               delta.origin, nullptr, delta.values + at * width_, nullptr});
+          }
+        });
   }
 
   Status fold() {
@@ -157,8 +158,7 @@ WeightView mapped_view(const MappedWeights& weights) {
 bool has_units(const MappedWeights& weights, std::uint32_t tensor, std::uint64_t first,
                std::uint64_t count) {
   const MappedWeights::Tensor& own = weights.tensors[tensor];
-  const std::span<const WeightMap> maps =
-      std::span(weights.maps).subspan(own.first_map, own.maps);
+  const std::span<const WeightMap> maps = std::span(weights.maps).subspan(own.first_map, own.maps);
   for (std::uint64_t at = first; at < first + count;) {
     const std::uint64_t from = at;
     for (const WeightMap& map : maps) {

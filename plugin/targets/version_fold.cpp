@@ -87,8 +87,7 @@ Result<const std::byte*> read_stretch(const TileStretch& stretch, const OldUnits
   const std::uint32_t tensor = stretch.block->piece->block.tensor;
   scratch.units.resize(stretch.units * width);
   if (place.contiguous()) {
-    return old_units(tensor, place.first + stretch.first_unit, stretch.units,
-                     scratch.units.data());
+    return old_units(tensor, place.first + stretch.first_unit, stretch.units, scratch.units.data());
   }
   for (std::uint64_t done = 0; done < stretch.units;) {
     const std::uint64_t unit = stretch.first_unit + done;
@@ -118,11 +117,10 @@ Status decode_stretch(const WeightLayout& layout, TileStretch& stretch, const Ol
   for (std::size_t k = 0; k < decoded.offsets.size(); ++k) {
     positions[k] = block.place.at(stretch.first_unit + decoded.offsets[k]);
   }
-  std::copy(decoded.values.begin(), decoded.values.end(),
-            block.changes.values.begin() +
-                static_cast<std::ptrdiff_t>(stretch.first_change * width));
-  const DeltaView delta{tensor, width, stretch.first_unit, decoded.offsets,
-                        decoded.values.data()};
+  std::copy(
+      decoded.values.begin(), decoded.values.end(),
+      block.changes.values.begin() + static_cast<std::ptrdiff_t>(stretch.first_change * width));
+  const DeltaView delta{tensor, width, stretch.first_unit, decoded.offsets, decoded.values.data()};
   stretch.change = digest_block_change(host_kernels(), digest_tensor_key(layout[tensor].name),
                                        block.place, delta, decoded.old_values.data());
   return {};
@@ -134,8 +132,8 @@ Status decode_blocks(const WeightLayout& layout, std::vector<CodedBlock>& blocks
   for (CodedBlock& block : blocks) {
     const CompactBlock& coded = block.piece->block;
     DRIFTLESS_ASSIGN_OR_RETURN(block.index, Frame::read_index(layout, coded));
-    block.place = coded.block != nullptr ? coded.block->place
-                                         : BlockPlace::all(layout[coded.tensor].units());
+    block.place =
+        coded.block != nullptr ? coded.block->place : BlockPlace::all(layout[coded.tensor].units());
     block.changes.positions.resize(coded.changes);
     block.changes.values.resize(coded.changes * unit_bytes(layout[coded.tensor].dtype));
     const std::vector<TileStretch> some = stretches_of(block);
@@ -149,8 +147,7 @@ Status decode_blocks(const WeightLayout& layout, std::vector<CodedBlock>& blocks
   };
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned worker) {
-        const Status decoded =
-            decode_stretch(layout, stretches[i], old_units, scratch[worker]);
+        const Status decoded = decode_stretch(layout, stretches[i], old_units, scratch[worker]);
         return decoded.ok() ? decoded : named(*stretches[i].block, decoded);
       }));
   for (const TileStretch& stretch : stretches) stretch.block->change += stretch.change;
@@ -188,10 +185,10 @@ OldUnits units_with(const WeightLayout& layout, const OldUnits& old_units,
     const unsigned width = unit_bytes(layout[tensor].dtype);
     if (units != scratch) std::memcpy(scratch, units, count * width);
     for (; at != positions.end() && *at - first < count; ++at) {
-      std::memcpy(scratch + (*at - first) * width,
-                  found->second.values.data() +
-                      static_cast<std::size_t>(at - positions.begin()) * width,
-                  width);
+      std::memcpy(
+          scratch + (*at - first) * width,
+          found->second.values.data() + static_cast<std::size_t>(at - positions.begin()) * width,
+          width);
     }
     return static_cast<const std::byte*>(scratch);
   };
