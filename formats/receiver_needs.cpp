@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/receiver_needs.h"
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -55,6 +56,11 @@ Status read_tensors(const Json& json, std::string_view what, ReceiverNeeds& need
 
 }  // namespace
 
+std::uint64_t rounded_speed(double per_s) {
+  if (!(per_s >= 1)) return 0;
+  return static_cast<std::uint64_t>(std::exp2(std::round(2 * std::log2(per_s)) / 2));
+}
+
 Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_bytes) {
   nlohmann::ordered_json json;
   json["format"] = kFormat;
@@ -63,6 +69,8 @@ Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_b
   for (const Encoding encoding : needs.encodings) json["encodings"].push_back(info(encoding).name);
   json["old_values"] = needs.old_values;
   json["ranges"] = needs.ranges;
+  if (needs.bytes_per_s > 0) json["bytes_per_s"] = needs.bytes_per_s;
+  if (needs.units_per_s > 0) json["units_per_s"] = needs.units_per_s;
   if (!needs.tensors.empty()) {
     nlohmann::ordered_json with = json;
     std::map<TensorNeed, std::uint64_t> numbers;
@@ -102,6 +110,12 @@ Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what) 
   }
   DRIFTLESS_ASSIGN_OR_RETURN(needs.old_values, json_flag(json, "old_values", what));
   DRIFTLESS_ASSIGN_OR_RETURN(needs.ranges, json_flag(json, "ranges", what));
+  if (json.contains("bytes_per_s")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.bytes_per_s, json_u64(json, "bytes_per_s", what));
+  }
+  if (json.contains("units_per_s")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.units_per_s, json_u64(json, "units_per_s", what));
+  }
   if (json.contains("tensors")) DRIFTLESS_RETURN_IF_ERROR(read_tensors(json, what, needs));
   return needs;
 }

@@ -30,9 +30,15 @@ struct ReceiverNeeds {
   bool ranges = false;              // it fetches the blocks that it needs, and no others
   Hash128 layout;                   // whose tensors these are
   std::vector<TensorNeed> tensors;  // as the layout; empty: all of everything
+  // Of the version that it reports; 0: not known.
+  std::uint64_t bytes_per_s = 0;  // that came over the road
+  std::uint64_t units_per_s = 0;  // of the weights, as it decoded and proved the version
 
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
+
+// Rounded to a power of the square root of 2, so that it seldom changes.
+[[nodiscard]] std::uint64_t rounded_speed(double per_s);
 
 // Compressed. If it would have more than `most_bytes`, without the tensors: it wants everything
 // then, as far as anybody knows.

@@ -23,14 +23,25 @@ TensorNeed least_around(const std::set<TensorNeed>& needs) {
 
 void UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
   std::string& heard = heard_[report.id];
-  if (everything_ || (!heard.empty() && heard == report.needs)) return;
+  if (!heard.empty() && heard == report.needs) return;
   heard = report.needs;
   const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+  old_values_ = old_values_ && needs.ok() && needs->old_values;
+  for (const EncodingInfo& each : all_encodings()) {
+    if (!needs.ok() ||
+        std::ranges::find(needs->encodings, each.encoding) != needs->encodings.end()) {
+      continue;
+    }
+    unread_.insert(each.encoding);
+  }
+  sliced_ = sliced_ || (needs.ok() && std::ranges::any_of(needs->tensors, [](const auto& need) {
+                          return need.kind == TensorNeed::Kind::kSlice;
+                        }));
   if (!needs.ok() || !needs->ranges || needs->layout != layout.signature() ||
       needs->tensors.size() != layout.size()) {
     everything_ = true;
-    return;
   }
+  if (everything_) return;
   of_tensor_.resize(layout.size());
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const TensorNeed& need = needs->tensors[i];
@@ -51,8 +62,12 @@ bool UnionNeeds::has(std::uint32_t tensor, const TensorBlock* block) const {
 
 std::string UnionNeeds::text(const WeightLayout& layout) const {
   ReceiverNeeds needs;
-  for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
-  needs.old_values = true;
+  for (const EncodingInfo& each : all_encodings()) {
+    if (!unread_.contains(each.encoding)) needs.encodings.push_back(each.encoding);
+  }
+  const bool alike =
+      std::ranges::all_of(of_tensor_, [](const auto& each) { return each.size() < 2; });
+  needs.old_values = old_values_ && (everything_ ? !sliced_ : alike);
   needs.ranges = true;
   needs.layout = layout.signature();
   if (!everything_) {

@@ -23,13 +23,18 @@ class UnionNeeds {
   [[nodiscard]] bool everything() const { return everything_; }
   // Whether a worker needs any of the block; null: of the tensor.
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const;
-  // As one receiver's announcement: of each tensor the least slice that has all of theirs.
+  // As one receiver's announcement: of each tensor the least slice that has all of theirs; and what
+  // all of them read. They have the old values if all do, and each holds what is announced: blocks
+  // are cut to one slice of a tensor.
   [[nodiscard]] std::string text(const WeightLayout& layout) const;
 
  private:
   std::map<std::string, std::string> heard_;     // by worker
   std::vector<std::set<TensorNeed>> of_tensor_;  // kAll and slices
   bool everything_ = false;
+  bool sliced_ = false;  // one holds slices
+  bool old_values_ = true;
+  std::set<Encoding> unread_;  // by one of them
 };
 
 }  // namespace driftless

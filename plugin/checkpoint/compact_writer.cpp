@@ -59,8 +59,7 @@ void read_stretch(const ChangedBlock& block, std::uint64_t first, std::uint64_t 
       const auto& offsets = piece->offsets;
       if (unit <= piece->origin) return std::size_t{0};
       return static_cast<std::size_t>(
-          std::lower_bound(offsets.begin(), offsets.end(), unit - piece->origin) -
-          offsets.begin());
+          std::lower_bound(offsets.begin(), offsets.end(), unit - piece->origin) - offsets.begin());
     };
     const std::size_t begin = below(first), end = below(first + count);
     for (std::size_t k = begin; k < end; ++k) {
@@ -88,19 +87,18 @@ CompactTable table_of(const CompactFields& fields, std::span<const ChangedBlock>
   };
   const unsigned width = fields.unit_bytes;
   std::vector<std::vector<std::byte>> scratch(counts.size());
-  const Status units =
-      parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned worker) {
-        const CodedStretch& stretch = stretches[i];
-        const ChangedBlock& block = blocks[stretch.block];
-        const std::byte* at = block.units + block.inside.at(stretch.first) * width;
-        if (!block.inside.contiguous()) {
-          scratch[worker].resize(stretch.units * width);
-          copy_units(block, stretch.first, stretch.units, width, scratch[worker].data());
-          at = scratch[worker].data();
-        }
-        count_compact_units(fields, at, stretch.units, of_worker(worker));
-        return Status();
-      });
+  const Status units = parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned worker) {
+    const CodedStretch& stretch = stretches[i];
+    const ChangedBlock& block = blocks[stretch.block];
+    const std::byte* at = block.units + block.inside.at(stretch.first) * width;
+    if (!block.inside.contiguous()) {
+      scratch[worker].resize(stretch.units * width);
+      copy_units(block, stretch.first, stretch.units, width, scratch[worker].data());
+      at = scratch[worker].data();
+    }
+    count_compact_units(fields, at, stretch.units, of_worker(worker));
+    return Status();
+  });
   static_cast<void>(units);  // nothing there fails
   for (const ChangedBlock& block : blocks) {
     for (const ChangedBlock::Piece& piece : block.pieces) {
@@ -122,9 +120,8 @@ Status code_stretch(const WeightLayout& layout, const CompactTable& table,
   DRIFTLESS_RETURN_IF_ERROR(encode_compact(host_kernels(), table, delta, input.units.data(),
                                            stretch.units, stretch.streams));
   delta.origin = stretch.first;
-  const BlockPlace place = block.block != nullptr
-                               ? block.block->place
-                               : BlockPlace::all(layout[block.tensor].units());
+  const BlockPlace place =
+      block.block != nullptr ? block.block->place : BlockPlace::all(layout[block.tensor].units());
   stretch.change = digest_block_change(host_kernels(), digest_tensor_key(layout[block.tensor].name),
                                        place, delta, input.old_values.data());
   return {};

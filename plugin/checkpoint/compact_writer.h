@@ -22,6 +22,15 @@ struct ChangedBlock {
   };
   std::vector<Piece> pieces;
 
+  // Copies the changes. Returns how many bytes they take.
+  std::uint64_t add(const DeltaView& delta, const std::byte* old_values) {
+    const std::span<const std::byte> values = delta.value_bytes();
+    pieces.push_back({delta.origin,
+                      {delta.offsets.begin(), delta.offsets.end()},
+                      {values.begin(), values.end()},
+                      {old_values, old_values + values.size()}});
+    return delta.offsets.size_bytes() + 2 * values.size();
+  }
   [[nodiscard]] std::uint64_t changes() const {
     std::uint64_t sum = 0;
     for (const Piece& piece : pieces) sum += piece.offsets.size();

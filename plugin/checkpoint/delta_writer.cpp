@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/checkpoint/compact_writer.h"
 #include "plugin/checkpoint/hf_shard_writer.h"
 #include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
@@ -95,18 +96,23 @@ Result<Identity> identify(FileSystem& fs, const DeltaOptions& options) {
 
 Result<Encoding> choose_encoding(const DeltaOptions& options) {
   const bool hf_delta = options.directory_layout == DirectoryLayout::kHfDelta;
-  if (!hf_delta && options.directory_layout != DirectoryLayout::kFlush) {
+  const bool frames = options.directory_layout == DirectoryLayout::kFrames;
+  if (options.directory_layout == DirectoryLayout::kHdf5) {
     return error(StatusCode::kInvalidArgument, "layout '", to_string(options.directory_layout),
-                 "' is written by driftless trainer; use hf_delta or flush here");
+                 "' is written by driftless trainer; use hf_delta, flush or frames here");
   }
-  const Encoding encoding =
-      options.encoding.value_or(hf_delta ? Encoding::kXor : Encoding::kDeltasZstd);
-  const bool fits = hf_delta ? info(encoding).interchange || encoding == Encoding::kFull
-                             : info(encoding).positional;
+  const Encoding encoding = options.encoding.value_or(hf_delta ? Encoding::kXor
+                                                      : frames ? Encoding::kCompact
+                                                               : Encoding::kDeltasZstd);
+  const bool fits = hf_delta
+                        ? info(encoding).interchange || encoding == Encoding::kFull
+                        : info(encoding).positional || (frames && encoding == Encoding::kCompact);
   if (fits) return encoding;
   return error(StatusCode::kInvalidArgument, "encoding '", info(encoding).name,
                "' does not go with layout '", to_string(options.directory_layout), "'; ",
-               hf_delta ? "xor, overwrite and full do" : "indices, deltas and deltas_zstd do");
+               hf_delta ? "xor, overwrite and full do"
+               : frames ? "indices, deltas, deltas_zstd and compact do"
+                        : "indices, deltas and deltas_zstd do");
 }
 
 // `overwrite` cannot address past 4 GiB: refused before anything is made or compared.
@@ -171,7 +177,7 @@ Result<std::uint64_t> directory_bytes(FileSystem& fs, const std::string& path) {
 // Compares both checkpoints; `in_order` sees every changed piece in order (may be empty). Fills
 // changed_units and the digests.
 Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
-                           const std::function<Status(const DeltaView&)>& in_order) {
+                           const std::function<Status(const DiffPiece&)>& in_order) {
   const WeightLayout& layout = input.layout();
   const HostKernels& kernels = host_kernels();
   findings.changed_units.assign(layout.size(), 0);
@@ -198,7 +204,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   };
   DRIFTLESS_RETURN_IF_ERROR(diff_checkpoints(
       *input.before, *input.after, input.options->threads, input.options->progress, in_parallel,
-      [&](const DiffPiece& piece) { return in_order ? in_order(piece.delta) : Status(); }));
+      [&](const DiffPiece& piece) { return in_order ? in_order(piece) : Status(); }));
   for (const Digest& digest : findings.digests) findings.base_digest += digest;
   findings.base_digest -= change;
   return {};
@@ -233,7 +239,8 @@ Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const Versio
     return {};
   };
   DRIFTLESS_RETURN_IF_ERROR(
-      compare_checkpoints(input, findings, [&](const DeltaView& delta) -> Status {
+      compare_checkpoints(input, findings, [&](const DiffPiece& piece) -> Status {
+        const DeltaView& delta = piece.delta;
         if (!builder.accepts(delta) || builder.size_bytes() >= input.options->buffer_bytes) {
           DRIFTLESS_RETURN_IF_ERROR(flush());
         }
@@ -247,6 +254,106 @@ Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const Versio
             checksum_hex(input.options->checksum, input.after->tensor(changed[task]).bytes());
         return {};
       });
+}
+
+// Frames of the running comparison: what `compact` codes by tensor, all else in buckets.
+class FrameFiles {
+ public:
+  FrameFiles(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
+             DeltaFindings& findings)
+      : fs_(fs),
+        input_(input),
+        version_(version),
+        findings_(findings),
+        builder_(input.layout(), compact() ? Encoding::kDeltas : input.encoding) {}
+
+  Status add(const DiffPiece& piece) {
+    const DeltaView& delta = piece.delta;
+    if (compact() && compact_fields(input_.layout()[delta.tensor].dtype)) return keep(piece);
+    if (!builder_.accepts(delta) || builder_.size_bytes() >= input_.options->buffer_bytes) {
+      DRIFTLESS_RETURN_IF_ERROR(write_bucket());
+    }
+    return builder_.add(delta);
+  }
+  Status finish() {
+    DRIFTLESS_RETURN_IF_ERROR(write_blocks());
+    return write_bucket();
+  }
+
+ private:
+  [[nodiscard]] bool compact() const { return input_.encoding == Encoding::kCompact; }
+
+  Status keep(const DiffPiece& piece) {
+    const DeltaView& delta = piece.delta;
+    const auto dtype = [this](std::uint32_t tensor) { return input_.layout()[tensor].dtype; };
+    const bool another = blocks_.empty() || blocks_.back().tensor != delta.tensor;
+    if (another && !blocks_.empty() &&
+        (kept_bytes_ >= input_.options->buffer_bytes ||
+         dtype(delta.tensor) != dtype(blocks_.back().tensor))) {
+      DRIFTLESS_RETURN_IF_ERROR(write_blocks());
+    }
+    if (another) {
+      blocks_.push_back({delta.tensor,
+                         nullptr,
+                         input_.after->tensor(delta.tensor).data,
+                         BlockPlace::all(input_.layout()[delta.tensor].units()),
+                         {}});
+    }
+    kept_bytes_ += blocks_.back().add(delta, piece.old_values);
+    return {};
+  }
+
+  Status write_blocks() {
+    if (blocks_.empty()) return {};
+    std::vector<std::byte> frame;
+    const DType dtype = input_.layout()[blocks_.front().tensor].dtype;
+    DRIFTLESS_RETURN_IF_ERROR(encode_changed_blocks(context(Encoding::kCompact), input_.layout(),
+                                                    dtype, blocks_, input_.options->threads,
+                                                    frame));
+    blocks_.clear();
+    kept_bytes_ = 0;
+    return write(frame);
+  }
+  Status write_bucket() {
+    if (builder_.empty()) return {};
+    std::vector<std::byte> frame;
+    const Encoding encoding = compact() ? Encoding::kDeltas : input_.encoding;
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(context(encoding), builder_.view(), frame));
+    builder_.clear();
+    return write(frame);
+  }
+  [[nodiscard]] FrameContext context(Encoding encoding) const {
+    return {{input_.identity->run, input_.identity->version},
+            input_.identity->base_version,
+            input_.layout().signature(),
+            encoding,
+            0,
+            frames_};
+  }
+  Status write(std::span<const std::byte> frame) {
+    findings_.payload_bytes += frame.size();
+    const std::string path = version_.file_path(frame_file_name(0, frames_++));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_.create(path));
+    DRIFTLESS_RETURN_IF_ERROR(file->pwrite(0, frame));
+    return file->sync();
+  }
+
+  FileSystem& fs_;
+  const DeltaInput& input_;
+  const VersionWriter& version_;
+  DeltaFindings& findings_;
+  BucketBuilder builder_;
+  std::vector<ChangedBlock> blocks_;
+  std::uint64_t kept_bytes_ = 0;
+  std::uint32_t frames_ = 0;
+};
+
+Status write_frame_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
+                           DeltaFindings& findings) {
+  FrameFiles files(fs, input, version, findings);
+  DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(
+      input, findings, [&](const DiffPiece& piece) { return files.add(piece); }));
+  return files.finish();
 }
 
 Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& input,
@@ -306,9 +413,15 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(VersionWriter version,
                              VersionWriter::create(fs, options.directory, identity.version));
   DeltaFindings findings;
-  DRIFTLESS_RETURN_IF_ERROR(options.directory_layout == DirectoryLayout::kFlush
-                                ? write_flush_payload(fs, input, version, findings)
-                                : write_hf_payload(fs, input, version, findings));
+  switch (options.directory_layout) {
+    case DirectoryLayout::kFlush:
+      DRIFTLESS_RETURN_IF_ERROR(write_flush_payload(fs, input, version, findings));
+      break;
+    case DirectoryLayout::kFrames:
+      DRIFTLESS_RETURN_IF_ERROR(write_frame_payload(fs, input, version, findings));
+      break;
+    default: DRIFTLESS_RETURN_IF_ERROR(write_hf_payload(fs, input, version, findings));
+  }
   DRIFTLESS_RETURN_IF_ERROR(check_base(options, identity, findings.base_digest));
   DeltaReport report;
   report.manifest = describe(input, findings);

@@ -24,7 +24,10 @@ void complete_layout(Config& config) {
       config.publisher.encoding = config.trl ? Encoding::kDeltas : Encoding::kDeltasZstd;
       return;
     case DirectoryLayout::kFrames:
-    case DirectoryLayout::kHdf5: config.publisher.encoding = Encoding::kDeltas; return;
+    case DirectoryLayout::kHdf5:
+      config.publisher.encoding = Encoding::kDeltas;
+      config.publisher.encoding_auto = true;
+      return;
   }
 }
 

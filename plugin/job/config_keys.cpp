@@ -47,7 +47,7 @@ struct EncodingName {
     Result<Encoding> encoding = parse_encoding(value);
     if (encoding.ok() && *encoding != Encoding::kFull) return encoding;
     return not_one_of(
-        "auto, indices, deltas, deltas_zstd, xor or overwrite (whole versions are mode: full)",
+        "auto, indices, deltas, deltas_zstd, compact, xor or overwrite (whole versions are mode: full)",
         value);
   }
   static std::string text(Encoding value) { return std::string(info(value).name); }
@@ -144,7 +144,7 @@ constexpr std::array kKeys = {
     key<OneOf<kModes>, DRIFTLESS_FIELD(publisher.mode)>(
         "mode", "delta or full", "What a version carries: what changed, or all weights"),
     auto_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding)>(
-        "encoding", "auto, indices, deltas, deltas_zstd, xor or overwrite",
+        "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
         "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas"),
     key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),

@@ -93,12 +93,7 @@ class CompactPayload final : public HostPayload {
     if (ready_.empty() || ready_.back().tensor != delta.tensor || ready_.back().block != block) {
       ready_.push_back({delta.tensor, block, context_.snapshot->data(number_), inside, {}});
     }
-    const std::span<const std::byte> values = delta.value_bytes();
-    ready_.back().pieces.push_back({delta.origin,
-                                    {delta.offsets.begin(), delta.offsets.end()},
-                                    {values.begin(), values.end()},
-                                    {old_values, old_values + values.size()}});
-    ready_bytes_ += delta.offsets.size_bytes() + 2 * values.size();
+    ready_bytes_ += ready_.back().add(delta, old_values);
   }
 
   // As large as the frames of other encodings, whose changes have half the bytes.

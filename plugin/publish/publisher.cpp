@@ -84,6 +84,10 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
       report.anchor = anchored.ok();
       if (!anchored.ok()) report.notes.emplace_back(anchored.message());
     }
+    if (group_.leads() && !plan.full) {
+      chooser_.note({encoding_, verdict.changed_units, layout_.total_units(), verdict.wire_bytes,
+                     report.process_ms, report.flush_ms});
+    }
     if (group_.leads()) prune(report.notes);
     report.total_ms = total.lap_ms();
     return report;

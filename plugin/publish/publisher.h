@@ -33,6 +33,9 @@ struct PublisherOptions {
   UpdateMode mode = UpdateMode::kDelta;
   DirectoryLayout layout = DirectoryLayout::kFrames;
   Encoding encoding = Encoding::kDeltas;
+  // The first versions are in `encoding`, deltas; the others in what ends soonest on the link, as
+  // the receivers tell (encoding_chooser.h). Frames only.
+  bool encoding_auto = false;
   ChecksumKind checksum = ChecksumKind::kXxh3_128;  // of tensors, where the layout carries them
   std::uint64_t buffer_bytes = std::uint64_t{64} << 20;
   unsigned threads = 0;    // 0: default_threads()

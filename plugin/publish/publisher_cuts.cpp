@@ -86,8 +86,7 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
   return sorted;
 }
 
-std::vector<std::uint32_t> PublisherRank::plain_for(
-    const std::map<std::string, ReceiverNeeds>& receivers, std::span<const BlockCut> cuts) const {
+std::vector<std::uint32_t> PublisherRank::plain_for(std::span<const BlockCut> cuts) const {
   std::set<std::uint32_t> plain;
   const auto is_cut = [&](std::uint32_t tensor, std::uint32_t dim, std::uint64_t at) {
     if (at == 0 || at == layout_[tensor].shape[dim]) return true;
@@ -95,7 +94,7 @@ std::vector<std::uint32_t> PublisherRank::plain_for(
     return cut != cuts.end() && cut->tensor == tensor && cut->dim == dim &&
            std::ranges::binary_search(cut->points, at);
   };
-  for (const auto& [id, needs] : receivers) {
+  for (const auto& [id, needs] : receivers_) {
     if (needs.layout != layout_.signature()) continue;
     for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), layout_.size()); ++i) {
       const TensorNeed& need = needs.tensors[i];
@@ -107,52 +106,71 @@ std::vector<std::uint32_t> PublisherRank::plain_for(
   return {plain.begin(), plain.end()};
 }
 
-// Frames may change their encoding from version to version; directories of others may not.
-Encoding PublisherRank::encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
-                                     std::vector<std::string>& notes) const {
-  const auto who_cannot = [&](Encoding encoding) {
-    std::string names;
-    for (const auto& [id, needs] : receivers) {
-      const bool reads = std::ranges::find(needs.encodings, encoding) != needs.encodings.end();
-      if (reads && (needs.old_values || encoding != Encoding::kCompact)) continue;
-      names += concat(names.empty() ? "" : ", ", "'", id, "'");
-    }
-    return names;
-  };
-  const std::string who = who_cannot(options_.encoding);
-  if (options_.encoding == Encoding::kCompact && options_.device != nullptr &&
-      !options_.device->on_device()) {
-    notes.push_back(
-        "'compact' is coded where the snapshot lies, and this one is compared on a GPU and lies in pinned memory: "
-        "versions are published in 'deltas'");
-    return Encoding::kDeltas;
+std::string PublisherRank::who_cannot(Encoding encoding) const {
+  std::string names;
+  for (const auto& [id, needs] : receivers_) {
+    const bool reads = std::ranges::find(needs.encodings, encoding) != needs.encodings.end();
+    if (reads && (needs.old_values || encoding != Encoding::kCompact)) continue;
+    names += concat(names.empty() ? "" : ", ", "'", id, "'");
   }
-  if (who.empty()) return options_.encoding;
+  return names;
+}
+
+// Frames may change their encoding from version to version; directories of others may not.
+Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
+  if (wanted == Encoding::kCompact && !codes_compact()) {
+    notes.push_back(
+        "'compact' is coded where the snapshot is compared, and this one is compared on a GPU and "
+        "lies in pinned memory: versions are published in 'deltas'");
+    wanted = Encoding::kDeltas;
+  }
+  const std::string who = who_cannot(wanted);
+  if (who.empty()) return wanted;
   const bool frames =
       options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   for (const Encoding other : {Encoding::kDeltas, Encoding::kIndices}) {
     if (!frames || !who_cannot(other).empty()) continue;
-    const bool coded = options_.encoding == Encoding::kCompact;
-    notes.push_back(concat("receivers ", who, " do not read '", info(options_.encoding).name, "'",
+    const bool coded = wanted == Encoding::kCompact;
+    notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name, "'",
                            coded ? ", or do not hold the old values that it needs" : "",
                            ": versions are published in '", info(other).name, "'"));
     return other;
   }
-  notes.push_back(concat("receivers ", who, " do not read '", info(options_.encoding).name,
+  notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name,
                          "', and there is nothing that all read: they cannot follow; update them, ",
                          "or publish in another encoding"));
-  return options_.encoding;
+  return wanted;
 }
 
-std::vector<BlockCut> PublisherRank::cuts_for(const std::map<std::string, ReceiverNeeds>& receivers,
-                                              std::vector<std::string>& notes) const {
+// By what the slowest of them tells of the last version.
+Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& reports,
+                                        std::vector<std::string>& notes) {
+  LinkSpeed slowest;
+  const auto least = [](std::uint64_t& of, std::uint64_t told) {
+    if (told > 0 && (of == 0 || told < of)) of = told;
+  };
+  for (const ReceiverReport& report : reports) {
+    const auto needs = receivers_.find(report.id);
+    if (needs == receivers_.end()) continue;
+    least(slowest.bytes_per_s, needs->second.bytes_per_s);
+    if (report.version == id_.version) least(slowest.units_per_s, needs->second.units_per_s);
+  }
+  const Encoding chosen = chooser_.choose(slowest, [this](Encoding encoding) {
+    return who_cannot(encoding).empty() &&
+           (encoding != Encoding::kCompact || options_.device == nullptr);
+  });
+  if (!chooser_.why().empty()) notes.push_back(chooser_.why());
+  return chosen;
+}
+
+std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) const {
   if (!options_.cut_for_receivers || !takes_cuts()) return own_cuts_;
   std::map<std::uint32_t, std::pair<std::uint32_t, std::set<std::uint64_t>>> wanted;
   for (const BlockCut& cut : own_cuts_) {
     wanted[cut.tensor] = {cut.dim, {cut.points.begin(), cut.points.end()}};
   }
   std::set<std::uint32_t> otherwise;  // tensors that receivers hold along several dimensions
-  for (const auto& [id, needs] : receivers) {
+  for (const auto& [id, needs] : receivers_) {
     if (!needs.ranges || needs.layout != layout_.signature()) continue;
     for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), layout_.size()); ++i) {
       const TensorNeed& need = needs.tensors[i];
@@ -191,28 +209,37 @@ void PublisherRank::hear_receivers(LeaderMessage& plan) {
   hearing_ = heard_;
   if (!reports.ok()) return;  // as before
   std::map<std::string, std::string> heard;
-  for (const ReceiverReport& report : *reports) {
-    heard[report.id] = report.needs;
+  for (const ReceiverReport& report : *reports) heard[report.id] = report.needs;
+  const bool news = heard != heard_;
+  if (news) {
+    read_needs(heard, plan.notes);
+    hearing_ = std::move(heard);
+    plan.cuts = cuts_for(plan.notes);
+    plan.plain = plain_for(plan.cuts);
+    plan.recut = plan.cuts != cuts_ || plan.plain != plain_;
   }
-  if (heard == heard_) return;
-  std::map<std::string, ReceiverNeeds> receivers;
+  if (!news && !options_.encoding_auto) return;
+  const Encoding wanted =
+      options_.encoding_auto ? choose_encoding(*reports, plan.notes) : options_.encoding;
+  plan.encoding = static_cast<std::uint8_t>(encoding_for(wanted, plan.notes));
+}
+
+void PublisherRank::read_needs(const std::map<std::string, std::string>& heard,
+                               std::vector<std::string>& notes) {
+  receivers_.clear();
   for (const auto& [id, text] : heard) {
     if (text.empty()) {  // an agent that has not heard all of its workers, say
-      receivers[id] = silent_needs();
+      receivers_[id] = silent_needs();
       continue;
     }
     Result<ReceiverNeeds> needs = parse_needs(text, concat("receiver '", id, "'"));
     if (needs.ok()) {
-      receivers[id] = std::move(*needs);
+      receivers_[id] = std::move(*needs);
     } else {
-      plan.notes.push_back(concat("what it needs cannot be read: ", needs.status().message()));
+      receivers_[id] = silent_needs();
+      notes.push_back(concat("what it needs cannot be read: ", needs.status().message()));
     }
   }
-  hearing_ = std::move(heard);
-  plan.encoding = static_cast<std::uint8_t>(encoding_for(receivers, plan.notes));
-  plan.cuts = cuts_for(receivers, plan.notes);
-  plan.plain = plain_for(receivers, plan.cuts);
-  plan.recut = plan.cuts != cuts_ || plan.plain != plain_;
 }
 
 Status PublisherRank::adopt(const LeaderMessage& plan) {

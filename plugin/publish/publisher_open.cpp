@@ -19,7 +19,8 @@ PublisherRank::PublisherRank(const PublisherOptions& options, Group& group, Send
       road_(road),
       history_(history),
       threads_(options.threads > 0 ? options.threads : default_threads()),
-      encoding_(options.encoding) {}
+      encoding_(options.encoding),
+      chooser_(options.encoding, threads_) {}
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
                                                    SendRoad& road, ReceiveRoad* history,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "formats/receiver_needs.h"
+#include "plugin/publish/encoding_chooser.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
 
@@ -162,13 +163,18 @@ class PublisherRank final : public Publisher {
       std::span<const TensorSpec> tensors) const;
   // Leader: the same, and what the receivers announced.
   void hear_receivers(LeaderMessage& plan);
-  [[nodiscard]] Encoding encoding_for(const std::map<std::string, ReceiverNeeds>& receivers,
-                                      std::vector<std::string>& notes) const;
+  void read_needs(const std::map<std::string, std::string>& heard, std::vector<std::string>& notes);
+  [[nodiscard]] std::string who_cannot(Encoding encoding) const;  // names; empty: all can
+  // `compact` is coded with the snapshot's units, where they are compared.
+  [[nodiscard]] bool codes_compact() const {
+    return options_.device == nullptr || options_.device->on_device();
+  }
+  [[nodiscard]] Encoding choose_encoding(const std::vector<ReceiverReport>& reports,
+                                         std::vector<std::string>& notes);
+  [[nodiscard]] Encoding encoding_for(Encoding wanted, std::vector<std::string>& notes) const;
   // Tensors of which a receiver holds a part that the version is not cut to.
-  [[nodiscard]] std::vector<std::uint32_t> plain_for(
-      const std::map<std::string, ReceiverNeeds>& receivers, std::span<const BlockCut> cuts) const;
-  [[nodiscard]] std::vector<BlockCut> cuts_for(
-      const std::map<std::string, ReceiverNeeds>& receivers, std::vector<std::string>& notes) const;
+  [[nodiscard]] std::vector<std::uint32_t> plain_for(std::span<const BlockCut> cuts) const;
+  [[nodiscard]] std::vector<BlockCut> cuts_for(std::vector<std::string>& notes) const;
   // What the leader told of it.
   [[nodiscard]] Status adopt(const LeaderMessage& plan);
 
@@ -264,6 +270,8 @@ class PublisherRank final : public Publisher {
   std::vector<BlockCut> own_cuts_, cuts_;          // by the options; as they are now
   // What each receiver announced: when the version was planned, and if that plan was told.
   std::map<std::string, std::string> hearing_, heard_;
+  std::map<std::string, ReceiverNeeds> receivers_;  // what was heard last, read
+  EncodingChooser chooser_;
   std::optional<std::uint64_t> newest_anchor_;
   std::uint64_t chain_bytes_ = 0;  // of the steps since the newest anchor, or since the base
   std::vector<std::string> notes_;

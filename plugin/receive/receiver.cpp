@@ -80,7 +80,7 @@ class FollowingReceiver final : public Receiver {
 
   // Once: where an engine's weights lie may change, which part of them it holds does not.
   Status announce_needs() {
-    ReceiverNeeds needs;
+    ReceiverNeeds& needs = announced_;
     needs.encodings = options_.encodings;
     if (needs.encodings.empty()) {
       for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
@@ -89,13 +89,15 @@ class FollowingReceiver final : public Receiver {
     needs.layout = digests_.layout().signature();
     needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
     needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
+    needs.bytes_per_s = needs.units_per_s = ~std::uint64_t{0};  // room for any
     DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
     DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverNeeds told, parse_needs(needs_, options_.id));
+    needs.bytes_per_s = needs.units_per_s = 0;
     // Without its slices, nobody cuts blocks to them.
     if (needs.old_values && told.tensors != needs.tensors) {
       needs.old_values = false;
-      DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
     }
+    DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
     return report();
   }
 
@@ -192,6 +194,7 @@ class FollowingReceiver final : public Receiver {
     report_.digest = commit->digest;
     report_.changed_units = commit->changed_units;
     report_.tensors = std::move(commit->tensors);
+    note_speed();
     if (const Status told = report(); !told.ok()) {
       report_.notes.push_back(concat("not reported to the road yet: ", told.to_string()));
     }
@@ -247,6 +250,19 @@ class FollowingReceiver final : public Receiver {
   [[nodiscard]] const WeightLayout& layout() const override { return digests_.layout(); }
 
  private:
+  // How fast it was, for a publisher that chooses its encoding by that; told with the next report.
+  void note_speed() {
+    constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // less shows the latency
+    if (report_.anchor || report_.wire_bytes < kLeastBytes || report_.fetch_ms <= 0) return;
+    const auto per_s = [](std::uint64_t count, double ms) {
+      return rounded_speed(static_cast<double>(count) / std::max(ms, 0.1) * 1e3);
+    };
+    announced_.bytes_per_s = per_s(report_.wire_bytes, report_.fetch_ms);
+    announced_.units_per_s = per_s(digests_.layout().total_units(), report_.stage_ms);
+    Result<std::string> text = needs_to_text(announced_, kMaxNeedsBytes);
+    if (text.ok()) needs_ = std::move(*text);
+  }
+
   // Not while the weights are parts of two versions.
   [[nodiscard]] Status resume() {
     left_paused_ = options_.resume && !target_->state().valid;
@@ -309,7 +325,8 @@ class FollowingReceiver final : public Receiver {
   RunDigests digests_;
   std::vector<Digest> unknown_;     // stays empty
   std::vector<MappedPart> mapped_;  // of what is staged
-  std::string needs_;               // as reported
+  ReceiverNeeds announced_;         // told first, and since then
+  std::string needs_;               // the same, as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
   bool stranded_ = false;  // neither the next step nor an anchor is there

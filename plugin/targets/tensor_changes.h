@@ -15,8 +15,8 @@ class TensorChanges {
   TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
 
   // Of deltas: decodes and folds them. kUnsupported, naming the tensor, if one changes that cannot
-  // be followed; in `xor`, `overwrite` and `compact`, which are changes to a tensor's own bits, also
-  // if it is converted here, or the writer's; in `compact`, if some of a block is held here.
+  // be followed; in `xor`, `overwrite` and `compact`, which are changes to a tensor's own bits,
+  // also if it is converted here, or the writer's; in `compact`, if some of a block is held here.
   [[nodiscard]] Status fold();
   // Of a full version: what differs is all that goes through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }

@@ -367,10 +367,10 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts,
     ++expected.second;
     const std::string owner = concat("rank ", rank);
     const Frame& frame = *frames_[i];
-    DRIFTLESS_RETURN_IF_ERROR(
-        frame.dense()     ? add_runs(name, owner, frame, frame_bytes_[i].memory_kind())
-        : frame.compact() ? add_compact(name, owner, frame)
-                          : add_bucket(name, owner, frame.bucket()));
+    DRIFTLESS_RETURN_IF_ERROR(frame.dense()
+                                  ? add_runs(name, owner, frame, frame_bytes_[i].memory_kind())
+                              : frame.compact() ? add_compact(name, owner, frame)
+                                                : add_bucket(name, owner, frame.bucket()));
     DRIFTLESS_RETURN_IF_ERROR(add_others(name, owner, *frames_[i]));
   }
   return {};

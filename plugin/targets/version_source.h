@@ -152,7 +152,7 @@ class VersionSource {
     std::span<const std::byte> bytes;  // hf_delta
     std::vector<BucketPiece> pieces;   // flush, frames
     std::vector<CompactPiece> compact;
-    std::vector<DensePiece> dense;     // of a full version
+    std::vector<DensePiece> dense;  // of a full version
     std::vector<Claim> claims;
     bool complete = true;
     std::size_t change = 0;  // index into changes_

@@ -142,9 +142,8 @@ class Stager {
                                    std::byte* scratch) {
       return weights_.bytes(which, first * width, {scratch, count * width});
     };
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        auto folded,
-        fold_chain(*weights_.layout, chain_, old_units, {std::span(&tensor, 1), nullptr, 1}));
+    DRIFTLESS_ASSIGN_OR_RETURN(auto folded, fold_chain(*weights_.layout, chain_, old_units,
+                                                       {std::span(&tensor, 1), nullptr, 1}));
     const VersionSource* last = nullptr;
     for (const VersionSource& source : chain_) {
       if (source.find(tensor) != nullptr) last = &source;

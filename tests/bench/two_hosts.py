@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a sync takes between two hosts, by encoding and link: prints a table in Markdown.
 
-    two_hosts.py DRIFTLESS --work DIR [--params N] [--links full 1gbit 100mbit] [--encodings ...]
+    two_hosts.py DRIFTLESS --work DIR [--params N] [--links full 1gbit 100mbit 10mbit] [--encodings ...]
 
-The hosts are network namespaces (tests/mpi/hosts.py; root). full, indices, deltas and deltas_zstd go
-over mpi_rma. xor and overwrite go over shared_fs, where the rollout's host has a directory of its own
-and mirror.py brings versions over the link. A sync: from the beginning of the publishing until the
-rollout has committed, by the monotonic clock that both share. Medians of the versions after the first.
-DIR keeps the run, which is made once.
+The hosts are network namespaces (tests/mpi/hosts.py; root). full, indices, deltas, deltas_zstd,
+compact and auto go over mpi_rma. xor and overwrite go over shared_fs, where the rollout's host has a
+directory of its own and mirror.py brings versions over the link. A sync: from the beginning of the
+publishing until the rollout has committed, by the monotonic clock that both share. Medians of the
+versions after the first. DIR keeps the run, which is made once.
 """
 import argparse
 import json
@@ -26,9 +26,10 @@ from hosts import LARGE_SEGMENTS, NET, SKIPPED, UCX, Failed, Hosts, why_not  # n
 STEPS = 4
 LR = 5.5e-7  # changes 1 % of the weights
 PORT = 8127
-LINKS = {"full": None, "1gbit": 1e9 / 8, "100mbit": 1e8 / 8}
-BURSTS = {"1gbit": "1mb", "100mbit": "256kb"}
-BYTES_PER_CHANGE = {"indices": 6, "deltas": 4, "deltas_zstd": 3, "xor": 2.2, "overwrite": 4.5}
+LINKS = {"full": None, "1gbit": 1e9 / 8, "100mbit": 1e8 / 8, "10mbit": 1e7 / 8}
+BURSTS = {"1gbit": "1mb", "100mbit": "256kb", "10mbit": "64kb"}
+BYTES_PER_CHANGE = {"indices": 6, "deltas": 4, "deltas_zstd": 3, "compact": 1, "auto": 4,
+                    "xor": 2.2, "overwrite": 4.5}
 DEADLINES = "deadlines: { publish: 5min, fetch: 10min, connect: 5min }\nthreads: 2\n"
 
 
@@ -60,7 +61,8 @@ def interval_ms(encoding, link, params):
     """Longer than a sync."""
     size = 2 * params if encoding == "full" else 0.012 * params * BYTES_PER_CHANGE[encoding]
     rate = min(LINKS[link] or 1e9, 4e8)
-    return int(1000 * (1.2 * size / rate + params / 2.5e8) + 500)
+    coding = params / 1.2e8 if encoding in ("compact", "auto") else params / 2.5e8
+    return int(1000 * (1.2 * size / rate + coding) + 500)
 
 
 def versions_of(encoding, link):
@@ -164,7 +166,8 @@ def main():
     parser.add_argument("--params", type=int, default=500_000_000)
     parser.add_argument("--links", nargs="+", choices=LINKS, default=["100mbit", "1gbit", "full"])
     parser.add_argument("--encodings", nargs="+",
-                        default=["full", "indices", "deltas", "deltas_zstd", "xor", "overwrite"])
+                        default=["full", "indices", "deltas", "deltas_zstd", "compact", "auto", "xor",
+                                 "overwrite"])
     arguments = parser.parse_args()
     reason = why_not()
     if reason is not None:

@@ -128,7 +128,7 @@ class FetchByNeed : public ::testing::TestWithParam<Encoding> {
 
 INSTANTIATE_TEST_SUITE_P(Encodings, FetchByNeed,
                          ::testing::Values(Encoding::kDeltas, Encoding::kIndices,
-                                           Encoding::kDeltasZstd),
+                                           Encoding::kDeltasZstd, Encoding::kCompact),
                          [](const auto& test) {
                            return std::string(driftless::info(test.param).name);
                          });

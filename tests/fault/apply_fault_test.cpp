@@ -94,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(
     Encodings, ApplyFaultTest,
     ::testing::Values(ApplyCase{DirectoryLayout::kHfDelta, Encoding::kXor},
                       ApplyCase{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
-                      ApplyCase{DirectoryLayout::kFlush, Encoding::kDeltasZstd}),
+                      ApplyCase{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+                      ApplyCase{DirectoryLayout::kFrames, Encoding::kCompact}),
     [](const auto& instance) {
       return std::string(driftless::info(instance.param.encoding).name);
     });

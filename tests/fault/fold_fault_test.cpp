@@ -133,6 +133,7 @@ TEST_P(FoldFaultTest, TheSameTargetGoesOnAfterALackOfSpace) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, FoldFaultTest,
                          ::testing::Values(FoldCase{DirectoryLayout::kFrames, Encoding::kDeltas},
+                                           FoldCase{DirectoryLayout::kFrames, Encoding::kCompact},
                                            FoldCase{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
                                            FoldCase{DirectoryLayout::kHfDelta, Encoding::kXor}),
                          [](const auto& instance) {

@@ -62,7 +62,8 @@ void Trainer::start(std::uint64_t steps) {
   // for.
   ranks->options.anchor_every = world_.calm ? 1 : random.below(5);
   ranks->options.keep_versions = random.below(4);
-  const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd};
+  const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd,
+                             Encoding::kCompact};
   ranks->options.encoding = encodings[random.below(encodings.size())];
   ranks->options.layout = world_.layout;
   if (world_.layout == DirectoryLayout::kHfDelta) {

@@ -51,6 +51,7 @@ inline constexpr std::pair<DirectoryLayout, Encoding> kFileEncodings[] = {
     {DirectoryLayout::kFlush, Encoding::kIndices},
     {DirectoryLayout::kFlush, Encoding::kDeltas},
     {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+    {DirectoryLayout::kFrames, Encoding::kCompact},
     {DirectoryLayout::kHfDelta, Encoding::kXor},
     {DirectoryLayout::kHfDelta, Encoding::kOverwrite}};
 

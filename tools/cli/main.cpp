@@ -87,10 +87,11 @@ void add_diff(CLI::App& app, Arguments& all) {
       ->required();
   command->add_option("--out", options.delta.directory, "Directory that gets weight_v{N:06d}/")
       ->required();
-  command->add_option("--layout", options.layout, "hf_delta or flush")->capture_default_str();
+  command->add_option("--layout", options.layout, "hf_delta, flush or frames")
+      ->capture_default_str();
   command->add_option("--encoding", options.encoding,
                       "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
-                      "deltas, indices");
+                      "deltas, indices; frames: compact (default), deltas_zstd, deltas, indices");
   command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
       ->capture_default_str();
   add_version(*command, "--version", options.delta.version,

@@ -18,7 +18,7 @@ from .errors import MapError
 
 MODES = ("full", "delta")
 TRANSPORTS = ("nccl", "mpi_rma", "disk")
-ENCODINGS = ("indices", "deltas", "deltas_zstd")
+ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
 

@@ -100,6 +100,7 @@ TEST_F(AgentRelayTest, EveryLayoutAndEncodingArrivesBitForBit) {
            {DirectoryLayout::kFrames, Encoding::kIndices},
            {DirectoryLayout::kFrames, Encoding::kDeltas},
            {DirectoryLayout::kFrames, Encoding::kDeltasZstd},
+           {DirectoryLayout::kFrames, Encoding::kCompact},
            {DirectoryLayout::kFlush, Encoding::kIndices},
            {DirectoryLayout::kFlush, Encoding::kDeltasZstd},
            {DirectoryLayout::kHfDelta, Encoding::kXor},

@@ -223,7 +223,8 @@ INSTANTIATE_TEST_SUITE_P(Encodings, CheckpointPatcherTest,
                                            Kind{DirectoryLayout::kHfDelta, Encoding::kOverwrite},
                                            Kind{DirectoryLayout::kFlush, Encoding::kIndices},
                                            Kind{DirectoryLayout::kFlush, Encoding::kDeltas},
-                                           Kind{DirectoryLayout::kFlush, Encoding::kDeltasZstd}),
+                                           Kind{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
+                                           Kind{DirectoryLayout::kFrames, Encoding::kCompact}),
                          [](const auto& instance) {
                            return std::string(driftless::info(instance.param.encoding).name);
                          });

@@ -81,7 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BlockWay{2, Encoding::kDeltas, 0}, BlockWay{3, Encoding::kIndices, 0},
                       BlockWay{3, Encoding::kDeltasZstd, 5}, BlockWay{1, Encoding::kDeltas, 0, 2},
                       BlockWay{2, Encoding::kIndices, 0, 3},
-                      BlockWay{3, Encoding::kDeltasZstd, 4, 2}));
+                      BlockWay{3, Encoding::kDeltasZstd, 4, 2}, BlockWay{3, Encoding::kCompact, 6},
+                      BlockWay{2, Encoding::kCompact, 0, 2}));
 
 // Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
 // base and without, end with the trainer's bits, and with the digests of every tensor.
@@ -346,6 +347,42 @@ TEST(Capabilities, APublisherUsesWhatAllReceiversReadOrSaysWhoCannot) {
   ASSERT_TRUE(older->leave(Deadline::after(1s)).ok());
   expect_ok(trainer.publish(changed_weights(weights, 10, 0.02)));
   EXPECT_EQ(trainer.report().encoding, Encoding::kDeltasZstd);
+}
+
+// `compact` only if every receiver reads it and holds the old values; one that says nothing may
+// not.
+TEST(Capabilities, CompactIsForReceiversThatHoldTheOldValues) {
+  Weights base = random_weights(1);
+  LoopbackHub hub({}, 2);
+  PublisherOptions options = quick_options();
+  options.encoding = Encoding::kCompact;
+  Trainer trainer(hub, 2, options, base);
+  expect_ok(trainer.opened());
+  Rollout rollout(hub, base);
+  const auto encoding_with = [&](std::uint64_t seed) {
+    base = changed_weights(base, seed, 0.02);
+    expect_ok(trainer.publish(base));
+    EXPECT_EQ(rollout.follow().to_string(), "ok");
+    EXPECT_TRUE(rollout.holds(base));
+    return trainer.report().encoding;
+  };
+  EXPECT_EQ(encoding_with(1), Encoding::kCompact);
+  ReceiverNeeds needs;
+  needs.encodings = {Encoding::kDeltas, Encoding::kCompact};
+  const auto without = needs_to_text(needs, kMaxNeedsBytes);
+  needs.old_values = true;
+  const auto with = needs_to_text(needs, kMaxNeedsBytes);
+  ASSERT_TRUE(without.ok() && with.ok());
+  const auto other = hub.receiver();
+  for (const std::string& text : {*without, std::string()}) {
+    EXPECT_TRUE(other->report({"other", 1, "digest", text}, Deadline::after(1s)).ok());
+    EXPECT_EQ(encoding_with(2), Encoding::kDeltas);
+    ASSERT_FALSE(trainer.report().notes.empty());
+    EXPECT_NE(trainer.report().notes[0].find("'other' do not read 'compact', or do not hold"),
+              std::string::npos);
+    EXPECT_TRUE(other->report({"other", 1, "digest", *with}, Deadline::after(1s)).ok());
+    EXPECT_EQ(encoding_with(3), Encoding::kCompact);
+  }
 }
 
 TEST(Cuts, OfMoreBlocksThanAReaderTakesAreRefused) {

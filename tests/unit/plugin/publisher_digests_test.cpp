@@ -63,6 +63,7 @@ class PublishedDigests : public ::testing::TestWithParam<Way> {
 INSTANTIATE_TEST_SUITE_P(Ways, PublishedDigests,
                          ::testing::Values(Way{1, DirectoryLayout::kFrames, Encoding::kDeltas},
                                            Way{3, DirectoryLayout::kFrames, Encoding::kDeltasZstd},
+                                           Way{2, DirectoryLayout::kFrames, Encoding::kCompact},
                                            Way{1, DirectoryLayout::kFlush, Encoding::kIndices},
                                            Way{2, DirectoryLayout::kFlush, Encoding::kDeltasZstd},
                                            Way{1, DirectoryLayout::kHfDelta, Encoding::kXor},

@@ -178,6 +178,7 @@ class PublisherOverlap : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, PublisherOverlap,
                          ::testing::Values(Case{DirectoryLayout::kFrames, Encoding::kDeltas},
                                            Case{DirectoryLayout::kFrames, Encoding::kDeltasZstd},
+                                           Case{DirectoryLayout::kFrames, Encoding::kCompact},
                                            Case{DirectoryLayout::kFrames, Encoding::kFull},
                                            Case{DirectoryLayout::kFlush, Encoding::kDeltasZstd}));
 std::size_t lead_of(Encoding encoding) { return encoding == Encoding::kFull ? 1 : 2; }

@@ -26,7 +26,8 @@ class PublisherRanks : public ::testing::TestWithParam<unsigned> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PublisherRanks, ::testing::Values(1U, 2U, 3U));
 
 TEST_P(PublisherRanks, EveryVersionArrivesBitForBitInEveryEncoding) {
-  for (const Encoding encoding : {Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd}) {
+  for (const Encoding encoding :
+       {Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact}) {
     LoopbackHub hub({}, GetParam());
     const Weights base = testing::random_weights(1);
     PublisherOptions options = quick_options();

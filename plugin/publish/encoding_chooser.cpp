@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/encoding_chooser.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace driftless {
+namespace {
+
+constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact};
+// Another encoding must be so much faster; and once there was a switch, for some versions, more.
+constexpr double kGain = 0.85, kGainSoon = 0.5;
+constexpr unsigned kSettled = 8;  // versions
+// Of a new measurement against what was known.
+constexpr double kWeight = 0.5;
+// A flush of less says more of latency than of a rate.
+constexpr double kLeastFlushMs = 20;
+constexpr std::uint64_t kLeastBytes = std::uint64_t{1} << 20;
+
+void learn(double& known, bool& measured, double found) {
+  known = measured ? known + kWeight * (found - known) : found;
+  measured = true;
+}
+
+}  // namespace
+
+EncodingChooser::EncodingChooser(Encoding first, unsigned threads) : now_(first) {
+  // More share the memory.
+  const double cores = std::clamp(threads, 1U, 8U);
+  // bf16: bytes per change on a recorded run; nanoseconds of one core for a unit at 1 % changed, of
+  // the others beside those of `deltas`.
+  known_[Encoding::kDeltas] = {4.05, 0.5e-9 / cores, 0.1e-9 / cores};
+  known_[Encoding::kDeltasZstd] = {2.95, 0.2e-9 / cores, 0.05e-9 / cores};
+  known_[Encoding::kCompact] = {0.88, 2.9e-9 / cores, 1.4e-9 / cores};
+}
+
+void EncodingChooser::note(const Version& version) {
+  const auto known = known_.find(version.encoding);
+  if (known == known_.end() || version.total_units == 0 || version.changed_units == 0) return;
+  last_ = version;
+  ++versions_since_switch_;
+  Known& own = known->second;
+  own.bytes_per_change =
+      static_cast<double>(version.wire_bytes) / static_cast<double>(version.changed_units);
+  const double make_ms = std::max(0.0, version.process_ms - version.flush_ms);
+  learn(own.make_s_per_unit, own.made, make_ms / 1e3 / static_cast<double>(version.total_units));
+  if (version.flush_ms >= kLeastFlushMs && version.wire_bytes >= kLeastBytes) {
+    bool had = flush_bytes_per_s_ > 0;
+    learn(flush_bytes_per_s_, had,
+          static_cast<double>(version.wire_bytes) / version.flush_ms * 1e3);
+  }
+}
+
+double EncodingChooser::rate(const LinkSpeed& slowest) const {
+  const auto received = static_cast<double>(slowest.bytes_per_s);
+  if (received == 0 || flush_bytes_per_s_ == 0) return std::max(received, flush_bytes_per_s_);
+  return std::min(received, flush_bytes_per_s_);
+}
+
+std::optional<double> EncodingChooser::predict(Encoding encoding, const LinkSpeed& slowest) const {
+  const double bytes_per_s = rate(slowest);
+  if (!last_ || bytes_per_s == 0) return std::nullopt;
+  const Known& known = known_.at(encoding);
+  const Known& deltas = known_.at(Encoding::kDeltas);
+  const bool other = encoding != Encoding::kDeltas;
+  const double make = known.make_s_per_unit + (other && !known.made ? deltas.make_s_per_unit : 0);
+  const double decode =
+      known.decode_s_per_unit + (other && !known.decoded ? deltas.decode_s_per_unit : 0);
+  const auto units = static_cast<double>(last_->total_units);
+  const auto changes = static_cast<double>(last_->changed_units);
+  return units * (make + decode) + changes * known.bytes_per_change / bytes_per_s;
+}
+
+Encoding EncodingChooser::choose(const LinkSpeed& slowest,
+                                 const std::function<bool(Encoding)>& allowed) {
+  why_.clear();
+  if (slowest.units_per_s > 0 && last_) {
+    Known& own = known_[last_->encoding];
+    learn(own.decode_s_per_unit, own.decoded, 1 / static_cast<double>(slowest.units_per_s));
+  }
+  const std::optional<double> stay = predict(now_, slowest);
+  if (!stay) return now_;
+  Encoding best = now_;
+  double least = *stay;
+  for (const Encoding candidate : kCandidates) {
+    const double time = *predict(candidate, slowest);
+    if (!allowed(candidate) || time >= least) continue;
+    least = time;
+    best = candidate;
+  }
+  const bool soon = versions_since_switch_ < kSettled && known_[best].made;
+  if (best == now_ || least > *stay * (soon ? kGainSoon : kGain)) return now_;
+  const auto ms = [](double seconds) { return std::llround(seconds * 1e3); };
+  why_ = concat("encoding '", info(best).name, "' from here on: at ",
+                std::llround(rate(slowest) / 1e6), " MB/s a version takes ", ms(least),
+                " ms in it, ", ms(*stay), " ms in '", info(now_).name, "'");
+  versions_since_switch_ = 0;
+  now_ = best;
+  return now_;
+}
+
+}  // namespace driftless

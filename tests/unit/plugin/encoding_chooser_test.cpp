@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/encoding_chooser.h"
+
+#include <gtest/gtest.h>
+
+#include "formats/receiver_needs.h"
+
+namespace driftless {
+namespace {
+
+constexpr double kMbit = 1e6 / 8;
+constexpr std::uint64_t kUnits = 500'000'000;
+
+// 1 GB of bf16, 1.05 % changed: what two cores take for it.
+struct Codec {
+  double bytes_per_change, make_ms, decode_ms;
+};
+const std::map<Encoding, Codec> kCodecs{{Encoding::kDeltas, {4, 300, 60}},
+                                        {Encoding::kDeltasZstd, {2.9, 400, 80}},
+                                        {Encoding::kCompact, {0.85, 900, 450}}};
+
+class Chosen : public ::testing::Test {
+ protected:
+  // Publishes a version in what is chosen; returns what is chosen for the next one.
+  Encoding after_a_version(double bytes_per_s) {
+    const Codec& codec = kCodecs.at(now_);
+    const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
+    chooser_.note({now_, changes, kUnits,
+                   static_cast<std::uint64_t>(codec.bytes_per_change * double(changes)),
+                   codec.make_ms, 0});
+    const LinkSpeed speed{rounded_speed(bytes_per_s),
+                          rounded_speed(kUnits / codec.decode_ms * 1e3)};
+    now_ = chooser_.choose(speed, [&](Encoding each) { return each != forbidden_; });
+    return now_;
+  }
+
+  double changed_ = 0.0105;
+  EncodingChooser chooser_{Encoding::kDeltas, 2};
+  Encoding now_ = Encoding::kDeltas;
+  Encoding forbidden_ = Encoding::kFull;
+};
+
+TEST_F(Chosen, StaysWithTheFirstUntilALinkIsKnown) {
+  EXPECT_EQ(after_a_version(0), Encoding::kDeltas);
+  EXPECT_TRUE(chooser_.why().empty());
+}
+
+TEST_F(Chosen, StaysOnFastLinks) {
+  for (const double rate : {1000 * kMbit, 10'000 * kMbit, 100'000 * kMbit}) {
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(after_a_version(rate), Encoding::kDeltas) << rate;
+  }
+}
+
+class ChosenAt : public Chosen, public ::testing::WithParamInterface<double> {};
+INSTANTIATE_TEST_SUITE_P(Rates, ChosenAt, ::testing::Values(10 * kMbit, 100 * kMbit));
+
+TEST_P(ChosenAt, TurnsToCompactAfterOneVersionAndStaysThere) {
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kCompact);
+  EXPECT_NE(chooser_.why().find("'compact' from here on"), std::string::npos) << chooser_.why();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(after_a_version(GetParam()), Encoding::kCompact);
+    EXPECT_TRUE(chooser_.why().empty());
+  }
+}
+
+TEST_P(ChosenAt, TakesTheNextBestIfOneIsNotAllowed) {
+  forbidden_ = Encoding::kCompact;
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kDeltasZstd);
+}
+
+TEST_F(Chosen, ComesBackWhenTheLinkIsFast) {
+  EXPECT_EQ(after_a_version(10 * kMbit), Encoding::kCompact);
+  int versions = 1;
+  while (after_a_version(10'000 * kMbit) != Encoding::kDeltas) ASSERT_LT(++versions, 20);
+}
+
+// Between two rates at which different encodings win it does not go back and forth.
+TEST_F(Chosen, DoesNotFollowALinkThatWavers) {
+  unsigned switches = 0;
+  for (int i = 0; i < 100; ++i) {
+    after_a_version((i % 2 == 0 ? 150 : 250) * kMbit);
+    switches += chooser_.why().empty() ? 0 : 1;
+  }
+  EXPECT_LE(switches, 2U);
+}
+
+// What a version shows takes the place of the estimate.
+TEST_F(Chosen, LeavesACodecThatTurnsOutToBeSlow) {
+  EncodingChooser chooser(Encoding::kDeltas, 64);  // cores that are not there
+  const auto none = [](Encoding) { return true; };
+  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
+  const LinkSpeed speed{rounded_speed(400 * kMbit), 0};
+  chooser.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 100, 0});
+  ASSERT_EQ(chooser.choose(speed, none), Encoding::kCompact);
+  for (int i = 0; i < 2; ++i) {
+    chooser.note({Encoding::kCompact, changes, kUnits, changes, 2000, 0});
+    if (chooser.choose(speed, none) != Encoding::kCompact) return;
+  }
+  FAIL() << "still compact";
+}
+
+TEST_F(Chosen, ARoadThatIsSlowToTakeAVersionCounts) {
+  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
+  chooser_.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 300 + 17'000, 17'000});
+  EXPECT_EQ(chooser_.choose({}, [](Encoding) { return true; }), Encoding::kCompact);
+}
+
+TEST(RoundedSpeed, SeldomChanges) {
+  EXPECT_EQ(rounded_speed(0), 0U);
+  EXPECT_EQ(rounded_speed(1e6), rounded_speed(1.1e6));
+  EXPECT_NE(rounded_speed(1e6), rounded_speed(1.6e6));
+}
+
+}  // namespace
+}  // namespace driftless
