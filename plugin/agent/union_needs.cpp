@@ -21,21 +21,22 @@ TensorNeed least_around(const std::set<TensorNeed>& needs) {
 
 }  // namespace
 
-void UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
+bool UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
   std::string& heard = heard_[report.id];
-  if (everything_ || (!heard.empty() && heard == report.needs)) return;
+  if (everything_ || (!heard.empty() && heard == report.needs)) return false;
   heard = report.needs;
   const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
   if (!needs.ok() || !needs->ranges || needs->layout != layout.signature() ||
       needs->tensors.size() != layout.size()) {
     everything_ = true;
-    return;
+    return true;
   }
   of_tensor_.resize(layout.size());
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const TensorNeed& need = needs->tensors[i];
     if (need.kind != TensorNeed::Kind::kNothing) of_tensor_[i].insert(need);
   }
+  return true;
 }
 
 bool UnionNeeds::has(std::uint32_t tensor, const TensorBlock* block) const {

@@ -13,8 +13,8 @@ namespace driftless {
 class UnionNeeds {
  public:
   // What a worker needs is needed from now on: one that was started again finds what it missed. One
-  // that says nothing, or something that cannot be read, needs everything.
-  void add(const WeightLayout& layout, const ReceiverReport& report);
+  // that says nothing, or something that cannot be read, needs everything. Whether it is news.
+  bool add(const WeightLayout& layout, const ReceiverReport& report);
 
   [[nodiscard]] std::size_t workers() const { return heard_.size(); }
   [[nodiscard]] bool everything() const { return everything_; }

@@ -13,6 +13,7 @@ namespace {
 struct Kept {
   DType dtype = DType::kU8;
   std::vector<BucketEntry> entries;
+  std::vector<std::uint32_t> numbers;  // of each, in the snapshot
   std::uint64_t position_bytes = 0, value_bytes = 0;
   std::byte* frame_dev = nullptr;  // where the road's parts lie on the device
   std::uint64_t frame_bytes = 0, table_at = 0;
@@ -138,6 +139,7 @@ class DeviceDeltaPayload final : public RankPayload {
       like.value_begin = entry.value_begin;
       like.value_end = entry.value_begin + entry.count;
       kept.entries.push_back(like);
+      kept.numbers.push_back(results.pieces[i].number);
     }
     kept.position_bytes = results.position_bytes;
     kept.value_bytes = results.changed * width;
@@ -262,7 +264,40 @@ class DeviceDeltaPayload final : public RankPayload {
     bucket.entries = kept.entries;
     bucket.positions = {fetched_.data(), kept.position_bytes};
     bucket.values = {values, kept.value_bytes};
-    return write_bucket(context_, bucket, parts_++, findings_);
+    const bool cut = std::ranges::any_of(kept.numbers, [&](std::uint32_t number) {
+      return !context_.snapshot->owned(number).parts().empty();
+    });
+    return cut ? write_parts(bucket, kept.numbers)
+               : write_bucket(context_, bucket, parts_++, findings_);
+  }
+
+  // What was found, split into the parts that blocks are cut into.
+  Status write_parts(const BucketView& found, std::span<const std::uint32_t> numbers) {
+    BucketBuilder& bucket = context_.buffers->buckets.front();
+    bucket.clear();
+    BlockSplitter splitter;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const OwnedTensor& owned = context_.snapshot->owned(numbers[i]);
+      BucketEntry entry = found.entries[i];
+      entry.block = nullptr;  // positions stay those of what is owned
+      EntryCursor cursor(*context_.layout, found, entry);
+      for (;;) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
+        if (delta.count() == 0) break;
+        if (owned.parts().empty()) {
+          DRIFTLESS_RETURN_IF_ERROR(bucket.add(delta, owned.block()));
+        } else {
+          splitter.add(owned, delta);
+        }
+      }
+      DRIFTLESS_RETURN_IF_ERROR(
+          splitter.take([&](const DeltaView& delta, const TensorBlock* block) {
+            return bucket.add(delta, block);
+          }));
+    }
+    const Status written = write_bucket(context_, bucket.view(), parts_++, findings_);
+    bucket.clear();
+    return written;
   }
 
   // All streams at once: their hashes are chains that run beside each other.
