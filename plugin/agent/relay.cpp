@@ -169,6 +169,7 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   if (!report) return report;
   version_ = next->version;
   started_ = true;
+  ++unchanged_;
   return report;
 }
 
@@ -268,24 +269,27 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
 }
 
 void Relay::listen(std::span<const ReceiverReport> receivers) {
-  for (const ReceiverReport& receiver : receivers) needs_.add(layout_, receiver);
+  for (const ReceiverReport& receiver : receivers) {
+    if (needs_.add(layout_, receiver)) unchanged_ = 0;
+  }
 }
 
-std::string Relay::needs() const {
-  const bool known = options_.workers > 0 && needs_.workers() >= options_.workers;
-  return known ? needs_.text(layout_) : std::string();
+bool Relay::knows_needs() const {
+  if (options_.workers > 0) return needs_.workers() >= options_.workers;
+  return needs_.workers() > 0 && unchanged_ >= options_.versions;
 }
+
+std::string Relay::needs() const { return knows_needs() ? needs_.text(layout_) : std::string(); }
 
 // Blocks that nobody needs stay holes: the table, and with it the hashes of all others, are as they
 // were, and a worker fetches its own by need.
 Status Relay::carry_blocks(const PublicationId& id, Manifest& manifest, UpdateReport& update,
                            const Deadline& deadline) {
-  const bool known = options_.workers > 0 && needs_.workers() >= options_.workers;
   std::uint64_t bytes = 0;
   for (const ManifestFile& file : manifest.files) bytes += file.size_bytes;
   // All of it is held at once.
   const bool fits = bytes <= options_.read_bytes;
-  if (!known || !fits || needs_.everything() || !may_fetch_blocks(manifest)) return {};
+  if (!knows_needs() || !fits || needs_.everything() || !may_fetch_blocks(manifest)) return {};
   RangeFetchOptions options;
   options.workers = std::max(1U, options_.read_workers);
   options.memory_bytes = options_.read_bytes;

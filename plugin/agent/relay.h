@@ -22,7 +22,8 @@ namespace driftless {
 
 struct RelayOptions {
   // Once so many workers have said what they need, only that is fetched, of all that ever did.
-  // 0: everything is.
+  // 0: once `versions` steps were relayed and no worker said anything new; who comes then cannot
+  // follow by steps from the base in any case.
   std::uint64_t workers = 0;
   unsigned read_workers = 4;                          // parts fetched and inflated at a time
   std::uint64_t read_bytes = std::uint64_t{1} << 30;  // held by them, at most; one part always goes
@@ -86,6 +87,7 @@ class Relay {
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
                                     UpdateReport& update, const Deadline& deadline);
   void listen(std::span<const ReceiverReport> receivers);
+  [[nodiscard]] bool knows_needs() const;
   [[nodiscard]] Result<bool> leads_on(std::uint64_t anchor);
 
   const RelayOptions options_;
@@ -99,6 +101,7 @@ class Relay {
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;
+  std::uint64_t unchanged_ = 0;  // steps relayed since needs_ changed
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time
   // Two, since a part is inflated while it is held: whoever holds of the second waits for nobody.

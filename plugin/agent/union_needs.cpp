@@ -21,11 +21,15 @@ TensorNeed least_around(const std::set<TensorNeed>& needs) {
 
 }  // namespace
 
-void UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
-  std::string& heard = heard_[report.id];
-  if (!heard.empty() && heard == report.needs) return;
-  heard = report.needs;
-  const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+bool UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
+  Heard& heard = heard_[report.id];
+  if (!heard.text.empty() && heard.text == report.needs) return false;
+  heard.text = report.needs;
+  Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+  if (needs.ok()) needs->bytes_per_s = needs->units_per_s = 0;  // how fast it is, is no news
+  const bool news = !heard.needs || !needs.ok() || !(*heard.needs == *needs);
+  heard.needs = needs.ok() ? std::optional(*needs) : std::nullopt;
+  if (!news) return false;
   old_values_ = old_values_ && needs.ok() && needs->old_values;
   for (const EncodingInfo& each : all_encodings()) {
     if (!needs.ok() ||
@@ -41,12 +45,13 @@ void UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
       needs->tensors.size() != layout.size()) {
     everything_ = true;
   }
-  if (everything_) return;
+  if (everything_) return true;
   of_tensor_.resize(layout.size());
   for (std::size_t i = 0; i < layout.size(); ++i) {
     const TensorNeed& need = needs->tensors[i];
     if (need.kind != TensorNeed::Kind::kNothing) of_tensor_[i].insert(need);
   }
+  return true;
 }
 
 bool UnionNeeds::has(std::uint32_t tensor, const TensorBlock* block) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,8 +17,8 @@ namespace driftless {
 class UnionNeeds {
  public:
   // What a worker needs is needed from now on: one that was started again finds what it missed. One
-  // that says nothing, or something that cannot be read, needs everything.
-  void add(const WeightLayout& layout, const ReceiverReport& report);
+  // that says nothing, or something that cannot be read, needs everything. Whether it is news.
+  bool add(const WeightLayout& layout, const ReceiverReport& report);
 
   [[nodiscard]] std::size_t workers() const { return heard_.size(); }
   [[nodiscard]] bool everything() const { return everything_; }
@@ -29,7 +30,11 @@ class UnionNeeds {
   [[nodiscard]] std::string text(const WeightLayout& layout) const;
 
  private:
-  std::map<std::string, std::string> heard_;     // by worker
+  struct Heard {
+    std::string text;
+    std::optional<ReceiverNeeds> needs;  // without its speeds; nothing if they cannot be read
+  };
+  std::map<std::string, Heard> heard_;           // by worker
   std::vector<std::set<TensorNeed>> of_tensor_;  // kAll and slices
   bool everything_ = false;
   bool sliced_ = false;  // one holds slices

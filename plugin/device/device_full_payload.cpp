@@ -36,22 +36,37 @@ class DeviceFullPayload final : public RankPayload {
   Status finish() override { return flush(); }
 
  private:
+  // Into the parts that it is cut into, if each lies in one piece.
   Status cut(std::uint32_t number) {
     const TensorSpec& spec = context_.snapshot->spec(number);
     const OwnedTensor& owned = context_.snapshot->owned(number);
     const std::span<const std::byte> bytes = context_.snapshot->bytes(number);
-    const unsigned width = unit_bytes(spec.dtype);
-    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
     if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
     dtype_ = spec.dtype;
     DRIFTLESS_RETURN_IF_ERROR(pinned_.reserve(context_.buffer_bytes + 8, MemoryKind::kHost));
+    const auto parts = owned.parts();
+    const bool rows = std::ranges::all_of(
+        parts, [](const OwnedTensor::Part& part) { return part.inside.contiguous(); });
+    if (parts.empty() || !rows) return cut(owned.tensor(), owned.block(), bytes);
+    for (const OwnedTensor::Part& part : parts) {
+      const unsigned width = unit_bytes(dtype_);
+      DRIFTLESS_RETURN_IF_ERROR(
+          cut(owned.tensor(), &part.block,
+              bytes.subspan(part.inside.first * width, part.inside.units * width)));
+    }
+    return {};
+  }
+
+  Status cut(std::uint32_t tensor, const TensorBlock* block, std::span<const std::byte> bytes) {
+    const unsigned width = unit_bytes(dtype_);
+    const std::uint64_t most = std::max<std::uint64_t>(context_.buffer_bytes / width, 1) * width;
     for (std::uint64_t at = 0; at < bytes.size();) {
       if (pending_bytes_ >= most) DRIFTLESS_RETURN_IF_ERROR(flush());
       const std::uint64_t size =
           std::min(bytes.size() - at, (most - pending_bytes_) / width * width);
       std::byte* const to = pinned_.data() + pending_bytes_;
       DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(to, bytes.data() + at, size));
-      runs_.push_back({owned.tensor(), at / width, {to, size}, owned.block()});
+      runs_.push_back({tensor, at / width, {to, size}, block});
       pending_bytes_ += size;
       at += size;
     }

@@ -370,7 +370,8 @@ constexpr std::array kKeys = {
     key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
         "Workers on host_shm that must have the last version at the end. Once so many have "
-        "said what they hold, only that is fetched; 0: everything is"),
+        "said what they hold, only that is fetched; 0: once road.host_shm.versions were handed "
+        "over since a worker said anything new"),
     key<Count<1, 256>, DRIFTLESS_FIELD(agent.read_workers)>(
         "agent.read_workers", "Parts that are fetched and decoded at a time"),
     key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(agent.read_bytes)>("agent.read_memory",

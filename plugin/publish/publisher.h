@@ -49,7 +49,7 @@ struct PublisherOptions {
   ResumeMode resume = ResumeMode::kAuto;
   // Frames are cut so; one for a tensor. A receiver that needs a slice fetches its blocks alone.
   std::vector<TensorCut> cuts = {};
-  // Cut further as receivers announce that they hold slices. Frames from the host only.
+  // Cut further as receivers announce that they hold slices. Frames in host memory only.
   bool cut_for_receivers = true;
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.

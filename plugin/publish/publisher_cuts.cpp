@@ -56,11 +56,11 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
     std::span<const TensorSpec> tensors) const {
   if (options_.cuts.empty()) return std::vector<BlockCut>();
   if (!takes_cuts()) {
-    return error(StatusCode::kUnsupported, "cuts are for frames from the host, but ",
-                 options_.device != nullptr
-                     ? std::string("this publisher has a GPU")
+    return error(StatusCode::kUnsupported, "cuts are for frames in host memory, but ",
+                 takes_blocks()
+                     ? std::string("the parts of this road lie on a GPU")
                      : concat("layout ", to_string(options_.layout), " has whole tensors"),
-                 "; leave the cuts out, or publish frames from the host");
+                 "; leave the cuts out, or publish frames over another road");
   }
   std::map<std::uint32_t, BlockCut> cuts;
   for (const TensorCut& wanted : options_.cuts) {

@@ -147,8 +147,10 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] bool takes_blocks() const {
     return options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   }
-  // Blocks are cut further on the host.
-  [[nodiscard]] bool takes_cuts() const { return takes_blocks() && options_.device == nullptr; }
+  // What lies on a GPU is broadcast whole.
+  [[nodiscard]] bool takes_cuts() const {
+    return takes_blocks() && road_.part_memory() == MemoryKind::kHost;
+  }
   // In hf_delta the version itself is whole if an anchor is due: others look among versions.
   [[nodiscard]] bool anchors_among_versions() const {
     return options_.layout == DirectoryLayout::kHfDelta;

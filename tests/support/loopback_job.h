@@ -31,7 +31,9 @@ inline PublisherOptions quick_options() {
 // A trainer of some ranks over a hub, each rank on a thread of its own while it publishes.
 class Trainer {
  public:
-  Trainer(LoopbackHub& hub, unsigned ranks, const PublisherOptions& options, const Weights& base)
+  // `devices`: of each rank, null or left out: none.
+  Trainer(LoopbackHub& hub, unsigned ranks, const PublisherOptions& options, const Weights& base,
+          const std::vector<std::shared_ptr<PublisherDevice>>& devices = {})
       : mail_({}, ranks) {
     for (unsigned rank = 0; rank < ranks; ++rank) {
       groups_.push_back(mail_.group(rank));
@@ -41,8 +43,10 @@ class Trainer {
     publishers_.resize(ranks);
     statuses_ = each([&](unsigned rank) -> Status {
       MemorySource source = offer(base, rank);
+      PublisherOptions own = options;
+      if (rank < devices.size()) own.device = devices[rank];
       auto opened =
-          Publisher::open(options, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
+          Publisher::open(own, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
       if (opened.ok()) publishers_[rank] = std::move(*opened);
       return opened.status();
     });

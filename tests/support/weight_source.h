@@ -3,7 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plugin/publish/weight_source.h"
@@ -11,8 +14,13 @@
 
 namespace driftless::testing {
 
+// Memory of another kind with these bytes.
+using PlaceBytes = std::function<std::shared_ptr<std::byte>(std::span<const std::byte>)>;
+
 class MemorySource final : public WeightSource {
  public:
+  // Two of three tensors are offered there.
+  void lie_on_device(PlaceBytes place) { place_ = std::move(place); }
   explicit MemorySource(const Weights& weights, std::size_t batch = 3) : batch_(batch) {
     for (const auto& [name, tensor] : weights) add(name, tensor);
   }
@@ -49,8 +57,14 @@ class MemorySource final : public WeightSource {
     for (std::size_t at = 0; at < tensors_.size(); at += batch_) {
       // The memory of a batch is its own, and goes with it.
       std::vector<std::vector<std::byte>> held;
+      std::vector<std::shared_ptr<std::byte>> placed;
       std::vector<OfferedTensor> offered;
       for (std::size_t i = at; i < std::min(at + batch_, tensors_.size()); ++i) {
+        if (place_ && i % 3 != 2 && !bytes_[i].empty()) {
+          placed.push_back(place_(bytes_[i]));
+          offered.push_back({i, placed.back().get(), MemoryKind::kDevice});
+          continue;
+        }
         held.push_back(bytes_[i]);
         offered.push_back({i, held.back().data()});
       }
@@ -61,9 +75,46 @@ class MemorySource final : public WeightSource {
 
  private:
   std::size_t batch_;
+  PlaceBytes place_;
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;
   std::vector<std::vector<std::byte>> bytes_;
 };
+
+[[nodiscard]] inline TensorBox part_of(TensorBox box, std::size_t dim, std::uint64_t part,
+                                       std::uint64_t parts) {
+  const std::uint64_t all = box.sizes[dim], begin = all * part / parts;
+  box.offsets[dim] += begin;
+  box.sizes[dim] = all * (part + 1) / parts - begin;
+  return box;
+}
+
+// Matrices, of which rank r of n has rows or columns; rank 0 has the rest. With several pieces a
+// rank has every n-th range of rows, or of columns; and of the first matrix the upper half is cut
+// by rows, the lower one by columns.
+[[nodiscard]] inline MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks,
+                                            unsigned pieces = 1) {
+  MemorySource source({}, 2);
+  bool by_rows = false, first = true;
+  for (const auto& [name, tensor] : weights) {
+    if (tensor.shape.size() != 2 || tensor.bytes.empty()) {
+      if (rank == 0) source.add(name, tensor);
+      continue;
+    }
+    by_rows = !by_rows;
+    const TensorBox all{{0, 0}, tensor.shape};
+    const bool mixed = std::exchange(first, false) && pieces > 1;
+    for (unsigned piece = pieces; piece-- > 0;) {
+      const unsigned number = piece * ranks + rank, parts = pieces * ranks;
+      if (!mixed) {
+        source.add(name, tensor, part_of(all, by_rows ? 0 : 1, number, parts));
+        continue;
+      }
+      source.add(name, tensor, part_of(part_of(all, 0, 0, 2), 0, number, parts));
+      source.add(name, tensor, part_of(part_of(all, 0, 1, 2), 1, number, parts));
+    }
+  }
+  return source;
+}
 
 }  // namespace driftless::testing

@@ -289,9 +289,50 @@ TEST(ChangedTensors, AreWrittenWholeAndOnlyThey) {
             StatusCode::kWrongLayout);
 }
 
+// Holds tensors first, first + step, ...
+struct Part {
+  Part(const HostShmOptions& shm, const std::string& id, const Weights& start, std::size_t first,
+       std::size_t step)
+      : weights(start), layout(layout_of(start)), road(std::move(*make_host_shm_receiver(shm))) {
+    data = pointers(weights);
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      if (i % step != first) data[i] = nullptr;
+    }
+    target = std::move(*make_memory_target(layout, data, VersionId{}, 1));
+    ReceiverOptions options;
+    options.id = id;
+    options.fetch_deadline = 300ms;
+    auto opened = Receiver::open(options, *road, *target, soon());
+    EXPECT_TRUE(opened.ok()) << opened.status().to_string();
+    receiver = std::move(*opened);
+  }
+  Status follow() const {
+    for (;;) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver->stage(now()));
+      if (!news) return {};
+      DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
+    }
+  }
+  [[nodiscard]] bool holds(const Weights& expected) const {
+    std::size_t i = 0;
+    for (const auto& [name, tensor] : weights) {
+      if (data[i++] != nullptr && tensor.bytes != expected.at(name).bytes) return false;
+    }
+    return true;
+  }
+  Weights weights;
+  WeightLayout layout;
+  std::vector<std::byte*> data;
+  std::unique_ptr<ReceiveRoad> road;
+  std::unique_ptr<WeightTarget> target;
+  std::unique_ptr<Receiver> receiver;
+};
+
 // Workers that hold some of the tensors: the agent fetches what they need together. One that comes
 // later and needs more asks for an anchor, and gets on.
-TEST(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
+class AgentRelayNeeds : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Workers, AgentRelayNeeds, ::testing::Values(2, 0));
+TEST_P(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
   const Weights base = random_weights(1, 512);
   LoopbackHub hub({}, 1);
   PublisherOptions options = quick_options();
@@ -306,56 +347,25 @@ TEST(AgentRelayNeeds, OnlyWhatTheWorkersNeedIsFetched) {
   const auto down = make_host_shm_sender(shm);
   ASSERT_TRUE(down.ok());
   RelayOptions relaying;
-  relaying.workers = 2;
+  relaying.workers = GetParam();
+  relaying.versions = 2;
   const auto relay = Relay::open(relaying, *up, **down, soon());
   ASSERT_TRUE(relay.ok()) << relay.status().to_string();
-
-  // Holds tensors first, first + step, ...
-  struct Part {
-    Part(const HostShmOptions& shm, const std::string& id, const Weights& start, std::size_t first,
-         std::size_t step)
-        : weights(start), layout(layout_of(start)), road(std::move(*make_host_shm_receiver(shm))) {
-      data = pointers(weights);
-      for (std::size_t i = 0; i < data.size(); ++i) {
-        if (i % step != first) data[i] = nullptr;
-      }
-      target = std::move(*make_memory_target(layout, data, VersionId{}, 1));
-      ReceiverOptions options;
-      options.id = id;
-      options.fetch_deadline = 300ms;
-      auto opened = Receiver::open(options, *road, *target, soon());
-      EXPECT_TRUE(opened.ok()) << opened.status().to_string();
-      receiver = std::move(*opened);
-    }
-    Status follow() const {
-      for (;;) {
-        DRIFTLESS_ASSIGN_OR_RETURN(const bool news, receiver->stage(now()));
-        if (!news) return {};
-        DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
-      }
-    }
-    [[nodiscard]] bool holds(const Weights& expected) const {
-      std::size_t i = 0;
-      for (const auto& [name, tensor] : weights) {
-        if (data[i++] != nullptr && tensor.bytes != expected.at(name).bytes) return false;
-      }
-      return true;
-    }
-    Weights weights;
-    WeightLayout layout;
-    std::vector<std::byte*> data;
-    std::unique_ptr<ReceiveRoad> road;
-    std::unique_ptr<WeightTarget> target;
-    std::unique_ptr<Receiver> receiver;
-  };
   const Part first(shm, "first", base, 1, 7), second(shm, "second", base, 2, 7);
   EXPECT_EQ((*relay)->needs(), "");
   Weights weights = base;
-  for (std::uint64_t version = 1; version <= 3; ++version) {
-    weights = version == 2 ? random_weights(9, 512) : changed_weights(weights, version, 0.05);
+  for (std::uint64_t version = 1; version <= 5; ++version) {
+    weights = version == 4 ? random_weights(9, 512) : changed_weights(weights, version, 0.05);
     expect_ok(trainer.publish(weights));
     const auto report = (*relay)->follow(soon());
     ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
+    if (relaying.workers == 0 && version <= 2) {  // others may come
+      EXPECT_GE((*report)->update.wire_bytes, trainer.report().wire_bytes);
+      for (const Part* const worker : {&first, &second}) {
+        ASSERT_EQ(worker->follow().to_string(), "ok");
+      }
+      continue;
+    }
     // The version is small: what lies between two needed ranges is fetched, too.
     EXPECT_LT((*report)->update.needed_bytes, trainer.report().wire_bytes / 10);
     EXPECT_LT((*report)->update.wire_bytes, trainer.report().wire_bytes * 3 / 5);

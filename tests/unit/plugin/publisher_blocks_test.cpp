@@ -14,40 +14,6 @@ using namespace testing;
 
 using std::chrono_literals::operator""s;
 
-TensorBox part_of(TensorBox box, std::size_t dim, std::uint64_t part, std::uint64_t parts) {
-  const std::uint64_t all = box.sizes[dim], begin = all * part / parts;
-  box.offsets[dim] += begin;
-  box.sizes[dim] = all * (part + 1) / parts - begin;
-  return box;
-}
-
-// Matrices, of which rank r of n has rows or columns; rank 0 has the rest. With several pieces a
-// rank has every n-th range of rows, or of columns; and of the first matrix the upper half is cut
-// by rows, the lower one by columns.
-MemorySource in_blocks(const Weights& weights, unsigned rank, unsigned ranks, unsigned pieces = 1) {
-  MemorySource source({}, 2);
-  bool by_rows = false, first = true;
-  for (const auto& [name, tensor] : weights) {
-    if (tensor.shape.size() != 2 || tensor.bytes.empty()) {
-      if (rank == 0) source.add(name, tensor);
-      continue;
-    }
-    by_rows = !by_rows;
-    const TensorBox all{{0, 0}, tensor.shape};
-    const bool mixed = std::exchange(first, false) && pieces > 1;
-    for (unsigned piece = pieces; piece-- > 0;) {
-      const unsigned number = piece * ranks + rank, parts = pieces * ranks;
-      if (!mixed) {
-        source.add(name, tensor, part_of(all, by_rows ? 0 : 1, number, parts));
-        continue;
-      }
-      source.add(name, tensor, part_of(part_of(all, 0, 0, 2), 0, number, parts));
-      source.add(name, tensor, part_of(part_of(all, 0, 1, 2), 1, number, parts));
-    }
-  }
-  return source;
-}
-
 struct BlockWay {
   unsigned ranks;
   Encoding encoding;
