@@ -87,12 +87,13 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
             driftless.Publisher(job, overlap)
 
 
-def trainers(layout, config, work):
+def trainers(work, script, *arguments):
+    """Four ranks of a script in sharded/, to their end."""
     python = megatron_jobs.venv_python()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    line = [python, str(HERE / "sharded/fsdp_trainer.py"), layout, str(config), str(work)]
+    line = [python, str(HERE / "sharded" / script), *map(str, arguments)]
     started = []
     for rank in range(RANKS):
         env = megatron_jobs.environment() | {
@@ -101,7 +102,18 @@ def trainers(layout, config, work):
         }  # fmt: skip
         log = open(work / f"rank{rank}.log", "w")
         started.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT))
-    return started
+    try:
+        ended = [process.wait(240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    logs = "\n".join((work / f"rank{rank}.log").read_text()[-2000:] for rank in range(RANKS))
+    assert ended == [0] * RANKS, logs
+
+
+def said(work):
+    """What each rank left."""
+    return [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def follow(config, base):
@@ -122,17 +134,22 @@ LONG = [pytest.param(layout, "frames", marks=pytest.mark.long) for layout in ("h
 
 @pytest.mark.parametrize("layout, files", [("fsdp", "flush"), ("fsdp_tp", "frames"), *LONG])
 def test_every_version_is_the_full_tensors(layout, files, work):
-    road = work / "road"
+    versions = check_versions(work, layout, files)
+    assert len(versions) == 5
+    check_shares(work, versions[0])
+
+
+@pytest.mark.parametrize("files, rank", [("frames", 2), ("flush", 0)])
+def test_a_version_that_a_rank_could_not_make_is_carried_by_the_next(files, rank, work):
+    """No rank publishes it, step() raises on all, and what it changed is in the next one."""
+    assert len(check_versions(work, "fsdp", files, rank)) == 4
+
+
+def check_versions(work, layout, files, *breaks):
+    """Trains. Every version that a rollout sees is what torch's own full_tensor() said."""
     path = work / "driftless.yaml"
-    path.write_text(f"road: {{ kind: shared_fs, dir: {road}, layout: {files} }}\n")
-    started = trainers(layout, path, work)
-    try:
-        ended = [process.wait(240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    logs = "\n".join((work / f"rank{rank}.log").read_text()[-2000:] for rank in range(RANKS))
-    assert ended == [0] * RANKS, logs
+    path.write_text(f"road: {{ kind: shared_fs, dir: {work}/road, layout: {files} }}\n")
+    trainers(work, "fsdp_trainer.py", layout, path, work, *breaks)
     versions = bits_of(work / "versions.pt")
     seen = 0
     for version, held in follow(driftless.Config.load(path), versions[0]):
@@ -140,7 +157,23 @@ def test_every_version_is_the_full_tensors(layout, files, work):
         for name, tensor in versions[version].items():
             assert np.array_equal(held[name], tensor), f"version {version}: {name}"
     assert seen == len(versions) - 1
-    check_shares(work, versions[0])
+    return versions
+
+
+def test_what_a_rank_holds(work):
+    """At most twice its shard, as it is published, and no whole tensor that is larger than a
+    bucket."""
+    path = work / "driftless.yaml"
+    path.write_text(
+        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        "buffer_size: 4MiB\nthreads: 1\n"
+    )
+    trainers(work, "fsdp_memory.py", path, work)
+    for rank, found in enumerate(said(work)):
+        assert found["shard"] > 8 * found["bucket"] - found["bucket"] // 2, found
+        for version in ("sparse",):
+            assert found[version]["peak"] <= 2 * found["shard"], f"rank {rank}, {version}: {found}"
+        assert found["whole"] <= found["bucket"], found
 
 
 def bits_of(path):
@@ -164,10 +197,6 @@ def bits_of(path):
 def check_shares(work, base):
     """Every element is published by one rank, and no rank publishes all."""
     total = sum(tensor.size for tensor in base.values())
-    shares = [
-        json.loads((work / f"rank{rank}.json").read_text())["elements"] for rank in range(RANKS)
-    ]
+    shares = [found["elements"] for found in said(work)]
     assert sum(shares) == total
     assert max(shares) < total
-
-

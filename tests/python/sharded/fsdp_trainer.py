@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of a trainer with sharded parameters, under torchrun's variables: test_sharded.py.
 
-    fsdp_trainer.py LAYOUT CONFIG OUT
+    fsdp_trainer.py LAYOUT CONFIG OUT [RANK]
 
 Trains, publishes after every step by the optimizer's hook, and leaves in OUT what `full_tensor()`
-says of every version, as the engine has it, and the bytes that it kept.
+says of every version, as the engine has it, and the bytes that it kept. At one step the source of
+RANK breaks: that version is not published, on any rank.
 """
 
 import json
@@ -26,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 import driftless
 import driftless.torch
 
-STEPS = 4
+STEPS, FAILS = 4, 1  # the step that fails, if one does
 WIDTH, EXPERTS = 36, 6  # of 4 ranks some get less of them than others
 
 
@@ -102,14 +103,29 @@ def whole(model):
     return found
 
 
+class Breaking(driftless.torch.ShardedModel):
+    """Raises in the middle of a pass, once, when it is told to."""
+
+    left = None
+
+    def ready(self, shard):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise RuntimeError("injected: the source breaks")
+        return super().ready(shard)
+
+
 def main():
-    layout, config, out = sys.argv[1:]
+    layout, config, out = sys.argv[1:4]
+    breaks = int(sys.argv[4]) if len(sys.argv) > 4 else None
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)
     model = Model()
     shard(model, layout)
-    source = driftless.torch.ShardedModel(model, export=experts_apart)
+    source = Breaking(model, export=experts_apart, bucket_bytes=1)  # a batch of each shard
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     versions = [whole(model)]
     reports = []
@@ -120,10 +136,17 @@ def main():
         tokens = torch.randint(50, (8,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         model(tokens).square().mean().backward()
-        optimizer.step()
-        versions.append(whole(model))
+        failing = breaks is not None and step == FAILS
+        source.left = 3 if failing and rank == breaks else None
+        try:
+            optimizer.step()
+        except Exception as error:
+            assert failing and (rank != breaks or "injected" in str(error)), error
+        else:
+            assert not failing, f"rank {rank}: a version was published without rank {breaks}'s part"
+            versions.append(whole(model))
     hook.remove()
-    assert [report.version for report in reports] == list(range(1, STEPS + 1))
+    assert [report.version for report in reports] == list(range(1, len(versions)))
     publisher.declare_end()
     job.close()
     held = sum(s.tensor.numel() for s in source.shards())
