@@ -86,7 +86,8 @@ class ShardedModel(ShardedSource):
     `dtype`: what floating-point tensors are published as, which is what the engine's checkpoint
     has: a type, or a function of the published name; None: as they are. `export`: from one shard
     under the module's name to what is published of it (other names, unstack(), nothing); the
-    module's names if it is None. Tied parameters are published once, under the first name."""
+    module's names if it is None. Tied parameters are published once, under the first name.
+    `on_gpu`: shards are compared where they lie, which needs `snapshot: pinned` or `device`."""
 
     def __init__(
         self,
@@ -94,9 +95,11 @@ class ShardedModel(ShardedSource):
         dtype: torch.dtype | Callable[[str], torch.dtype | None] | None = torch.bfloat16,
         export: Callable[[Shard], Iterable[Shard]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        on_gpu: bool = False,
     ) -> None:
         super().__init__((), bucket_bytes)
         self._module = module
+        self._on_gpu = on_gpu
         self._dtype = dtype
         self._export = export
 
@@ -109,7 +112,8 @@ class ShardedModel(ShardedSource):
 
     def ready(self, shard: Shard) -> torch.Tensor:
         wanted = self._torch_dtype(shard)
-        return shard.tensor.detach().to(device="cpu", dtype=wanted).contiguous()
+        device = shard.tensor.device if self._on_gpu else "cpu"
+        return shard.tensor.detach().to(device=device, dtype=wanted).contiguous()
 
     def publish_after(
         self,
