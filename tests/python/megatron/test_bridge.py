@@ -1,27 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge, where it can be installed: the same tensors, bit for bit; and its callbacks."""
+"""Megatron-Bridge, where it can be installed: the same tensors, bit for bit; and a whole pretrain()
+of it with our callback."""
 
+import shutil
+import subprocess
 import types
 
+import binding
 import jobs
+import numpy as np
 import pytest
-from megatron_jobs import HERE, PACKAGE, environment, environment_python, mpirun
+from megatron_jobs import HERE, PACKAGE, REPOSITORY, environment, environment_python, mpirun, shown
 
 LAYOUTS = {"tp2_pp2": (4, "qwen3", 2, 2, 1), "ep2": (2, "qwen3_moe", 1, 1, 2)}
 
 
 @pytest.mark.long  # installs an environment of its own
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_our_export_is_megatron_bridges_and_it_calls_us(work, layout):
+def test_our_export_is_megatron_bridges(work, layout):
     jobs.need_mpirun()
     ranks, family, *parallel = LAYOUTS[layout]
     python = environment_python("bridge")
     line = mpirun((ranks, python, HERE / "bridge_compare.py", work, family, *parallel))
-    env = environment(PYTHONPATH=str(HERE), DRIFTLESS_PYTHON_PACKAGE=str(PACKAGE))
+    env = environment(PYTHONPATH=f"{module_for(python)}:{HERE}")
     result = jobs.finish(jobs.start(line, env=env), 300)
     assert result.returncode == 0, result.stderr[-6000:]
     assert result.stdout.count("SAME ") == parallel[1]
-    assert result.stdout.count("CALLED") == ranks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tp", [2, 1])  # of two ranks: tensor parallelism, or a shared optimizer
+def test_a_whole_pretrain_publishes_every_step(work, tp):
+    driftless = binding.driftless()
+    python = environment_python("bridge")
+    env = environment(PYTHONPATH=f"{module_for(python)}:{HERE}")
+    line = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    line += ["--master-port", env["MASTER_PORT"], HERE / "bridge_pretrain.py", work, tp]
+    result = jobs.finish(jobs.start([*map(str, line)], env=env), 300)
+    assert result.returncode == 0, shown(result)
+    assert result.stdout.count("TRAINED") == 2
+
+    steps = [dict(np.load(work / f"step{number}.npz")) for number in range(5)]
+    for number, wanted in enumerate(steps):  # each apart: a receiver would fold them into one
+        same(held_at(driftless, work, number), wanted)
+    changed = [any((a[n] != b[n]).any() for n in a) for a, b in zip(steps, steps[1:], strict=False)]
+    assert all(changed), "a step of training changed nothing"
+
+
+def held_at(driftless, work, number):
+    """What a rollout has when the run has so many versions."""
+    road = work / f"road{number}"
+    later = [f"weight_v{each:06d}" for each in range(number + 1, 100)]
+    shutil.copytree(work / "road", road, ignore=shutil.ignore_patterns("closed.json", *later))
+    target = driftless.OwnedTarget(work / "model")
+    with driftless.Job(binding.config(driftless, road), "rollout", launched=False) as job:
+        receiver = driftless.Receiver(job, target)
+        if number > 0:
+            assert receiver.stage(timeout_s=20)
+            receiver.commit()
+        assert receiver.version == number
+    return target
+
+
+def same(target, wanted):
+    assert {spec.name for spec in target.layout.tensors} == set(wanted)
+    for name, bits in wanted.items():
+        assert target.tensor(name).tobytes() == bits.tobytes(), name
+
+
+def module_for(python):
+    """The package of the build with the native module for another Python, made once."""
+    folder = REPOSITORY / "build/python3.12"
+    found = subprocess.run([python, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    line = ["cmake", "-S", REPOSITORY, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+    line += [f"-DPython_EXECUTABLE={python}", f"-Dpybind11_DIR={found.stdout.strip()}"]
+    line += [f"-DDRIFTLESS_{what}=OFF" for what in ("BUILD_TESTS", "WITH_CUDA", "WITH_MPI")]
+    for each in (line, ["cmake", "--build", folder, "--target", "driftless_native"]):
+        made = subprocess.run(each, capture_output=True, text=True, timeout=1800)
+        assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-3000:]
+    return folder / "python"
 
 
 def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
