@@ -47,7 +47,8 @@ struct EncodingName {
     Result<Encoding> encoding = parse_encoding(value);
     if (encoding.ok() && *encoding != Encoding::kFull) return encoding;
     return not_one_of(
-        "auto, indices, deltas, deltas_zstd, compact, xor or overwrite (whole versions are mode: full)",
+        "auto, indices, deltas, deltas_zstd, compact, xor or overwrite (whole versions are mode: "
+        "full)",
         value);
   }
   static std::string text(Encoding value) { return std::string(info(value).name); }
@@ -145,7 +146,8 @@ constexpr std::array kKeys = {
         "mode", "delta or full", "What a version carries: what changed, or all weights"),
     auto_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding)>(
         "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
-        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas"),
+        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas at "
+        "first, then what ends soonest on the link"),
     key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(

@@ -31,8 +31,8 @@ EncodingChooser::EncodingChooser(Encoding first, unsigned threads) : now_(first)
   // bf16: bytes per change on a recorded run; nanoseconds of one core for a unit at 1 % changed, of
   // the others beside those of `deltas`.
   known_[Encoding::kDeltas] = {4.05, 0.5e-9 / cores, 0.1e-9 / cores};
-  known_[Encoding::kDeltasZstd] = {2.95, 0.2e-9 / cores, 0.05e-9 / cores};
-  known_[Encoding::kCompact] = {0.88, 2.9e-9 / cores, 1.4e-9 / cores};
+  known_[Encoding::kDeltasZstd] = {2.92, 0.2e-9 / cores, 0.08e-9 / cores};
+  known_[Encoding::kCompact] = {0.92, 1.3e-9 / cores, 1.2e-9 / cores};
 }
 
 void EncodingChooser::note(const Version& version) {

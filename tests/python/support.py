@@ -20,6 +20,7 @@ HF_ENCODINGS = ("xor", "overwrite")
 FLUSH_ENCODINGS = ("indices", "deltas", "deltas_zstd")
 # Every (layout, encoding) that carries a delta.
 DELTAS = [("hf_delta", e) for e in HF_ENCODINGS] + [("flush", e) for e in FLUSH_ENCODINGS]
+DELTAS.append(("frames", "compact"))
 
 BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1,

@@ -17,7 +17,7 @@ struct Codec {
 };
 const std::map<Encoding, Codec> kCodecs{{Encoding::kDeltas, {4, 300, 60}},
                                         {Encoding::kDeltasZstd, {2.9, 400, 80}},
-                                        {Encoding::kCompact, {0.85, 900, 450}}};
+                                        {Encoding::kCompact, {0.91, 650, 360}}};
 
 class Chosen : public ::testing::Test {
  protected:
