@@ -78,7 +78,12 @@ std::string UnionNeeds::text(const WeightLayout& layout) const {
   if (!everything_) {
     for (const std::set<TensorNeed>& each : of_tensor_) needs.tensors.push_back(least_around(each));
   }
-  const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
+  Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
+  if (!text.ok()) return {};
+  const Result<ReceiverNeeds> told = parse_needs(*text, "the agent");
+  if (told.ok() && told->tensors == needs.tensors) return *text;
+  needs.old_values = false;  // without the slices, nobody cuts blocks to them
+  text = needs_to_text(needs, kMaxNeedsBytes);
   return text.ok() ? *text : std::string();
 }
 

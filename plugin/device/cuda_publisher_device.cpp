@@ -2,6 +2,7 @@
 #include "plugin/device/device_factories.h"
 
 #include <cstring>
+#include <utility>
 
 #include "plugin/device/device_payload.h"
 
@@ -61,10 +62,10 @@ class CudaPublisherDevice final : public PublisherDevice {
   }
 
   Status commit() override {
-    for (const DeviceWork::Change& change : work_.changes) {
+    // Whatever comes of it: a later version has changes of its own.
+    for (const DeviceWork::Change& change : std::exchange(work_.changes, {})) {
       DRIFTLESS_RETURN_IF_ERROR(change.patch.scatter(change.values_dev, work_.stream.get()));
     }
-    work_.changes.clear();
     return {};
   }
 

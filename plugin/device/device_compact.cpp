@@ -27,6 +27,12 @@ const std::byte* plain_data(const CompactUnits& block) {
   return nullptr;
 }
 
+// Units of the tensor from the block's first to its last.
+std::uint64_t span_of(const CompactUnits& block) {
+  if (block.place.units == 0) return 0;
+  return block.place.at(block.place.units - 1) + 1 - block.place.at(0);
+}
+
 // Blocks of one type that are decoded together.
 class CompactBatch {
  public:
@@ -104,12 +110,6 @@ class CompactBatch {
     gather_size_ = cuda::StridedPatch::workspace_size(std::span(&longest, 1));
     gather_at_ = dev_.take(gather_size_.dev_bytes);
     gather_host_at_ = host_.take(gather_size_.host_bytes);
-  }
-
-  // Units of the tensor from the block's first to its last.
-  [[nodiscard]] static std::uint64_t span_of(const CompactUnits& block) {
-    if (block.place.units == 0) return 0;
-    return block.place.at(block.place.units - 1) + 1 - block.place.at(0);
   }
 
   // The streams, and the old units if they do not lie as the block has them.
@@ -201,7 +201,7 @@ class CompactBatch {
 // About what a block takes of the GPU's memory.
 std::uint64_t room_for(const CompactUnits& block) {
   const unsigned width = block.table->fields.unit_bytes;
-  const std::uint64_t gathered = plain_data(block) == nullptr ? block.place.units * width : 0;
+  const std::uint64_t gathered = plain_data(block) == nullptr ? span_of(block) * width : 0;
   return gathered + block.streams.size() + block.positions.size() * (12 + 2 * width) +
          block.tiles.size() * 2112 + 100'000;
 }

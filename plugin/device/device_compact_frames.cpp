@@ -140,7 +140,8 @@ class CompactFrame {
 
 Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DType dtype,
                             std::span<const FoundChanges> found, std::uint32_t& parts,
-                            PayloadFindings& findings) {
+                            PayloadFindings& findings, std::size_t& written) {
+  written = 0;
   std::vector<FoundBlock> blocks;
   for (std::size_t i = 0; i < found.size(); ++i) {
     if (blocks.empty() || blocks.back().number != found[i].number) {
@@ -158,7 +159,7 @@ Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DTy
       if (count > 0 && (changes > kFrameChanges || units > kFrameUnits)) break;
     }
     FrameContext frame = context.frame;
-    frame.index = parts++;
+    frame.index = parts;
     std::vector<std::byte>& encoded = context.buffers->encoded;
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(
@@ -166,6 +167,8 @@ Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DTy
     findings.delta_bytes += encoded.size();
     DRIFTLESS_RETURN_IF_ERROR(
         put_frame(context, frame_file_name(frame.rank, frame.index), encoded, findings));
+    ++parts;
+    for (const FoundBlock& block : rest.first(count)) written += block.found.size();
     rest = rest.subspan(count);
   }
   return {};

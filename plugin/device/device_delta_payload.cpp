@@ -309,6 +309,7 @@ class DeviceDeltaPayload final : public RankPayload {
   // What can be coded, in `compact`; the rest as deltas.
   Status put_coded() {
     std::map<DType, std::vector<FoundChanges>> coded;
+    std::map<DType, std::vector<std::pair<const Kept*, std::size_t>>> entries;  // of those
     for (const Kept& kept : frames_) {
       Kept rest = kept;
       rest.entries.clear();
@@ -324,12 +325,25 @@ class DeviceDeltaPayload final : public RankPayload {
                                        entry.position_bytes, 0};
         coded[kept.dtype].push_back({kept.numbers[i], stream, kept.positions_dev, kept.values_dev,
                                      sums_[kept.first_sum + i].second});
+        entries[kept.dtype].emplace_back(&kept, i);
       }
       if (!rest.entries.empty()) DRIFTLESS_RETURN_IF_ERROR(write_from_host(rest));
     }
     for (const auto& [dtype, found] : coded) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          write_compact_frames(context_, work_, dtype, found, parts_, findings_));
+      std::size_t written = 0;
+      const Status coding =
+          write_compact_frames(context_, work_, dtype, found, parts_, findings_, written);
+      if (coding.code() != StatusCode::kNoSpace) {
+        DRIFTLESS_RETURN_IF_ERROR(coding);
+        continue;
+      }
+      for (; written < found.size(); ++written) {  // the GPU has no room to code it
+        const auto& [kept, entry] = entries[dtype][written];
+        Kept one = *kept;
+        one.entries = {kept->entries[entry]};
+        one.numbers = {kept->numbers[entry]};
+        DRIFTLESS_RETURN_IF_ERROR(write_from_host(one));
+      }
     }
     return {};
   }

@@ -44,10 +44,12 @@ struct FoundChanges {
 // Codes changes of one dtype in `compact` with the units of the snapshot, which lies on the device
 // and is not changed yet, and writes them as frames, which are numbered from `parts` on. Those of a
 // block follow each other, ascending. Memory of the device: for 2^30 units at most, or for one
-// block, 1/8 byte a unit; 12 bytes and three values a change.
+// block, 1/8 byte a unit; 12 bytes and three values a change. kNoSpace if there is not as much:
+// `written` of `found` are on the road then.
 [[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
                                           DType dtype, std::span<const FoundChanges> found,
-                                          std::uint32_t& parts, PayloadFindings& findings);
+                                          std::uint32_t& parts, PayloadFindings& findings,
+                                          std::size_t& written);
 
 // Deltas as frames or flush files.
 [[nodiscard]] std::unique_ptr<RankPayload> make_device_delta_payload(const PayloadContext& context,

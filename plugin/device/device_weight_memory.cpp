@@ -251,7 +251,9 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   }
   Result<bool> decode_compact(std::span<CompactUnits> blocks) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
-    DRIFTLESS_RETURN_IF_ERROR(decode_compact_on_device(gpu_, blocks));
+    const Status decoded = decode_compact_on_device(gpu_, blocks);
+    if (decoded.code() == StatusCode::kNoSpace) return false;  // the host has some
+    DRIFTLESS_RETURN_IF_ERROR(decoded);
     return true;
   }
   Result<Digest> digest(std::span<const TensorBytes> bytes, unsigned /*threads*/) override {

@@ -63,8 +63,8 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     if (!verdict.status.ok()) return give_up(plan, verdict, mine);
     report.notes.insert(report.notes.end(), verdict.notes.begin(), verdict.notes.end());
     if (verdict.verdict == Verdict::kRedoFull) {
-      if (!group_.leads()) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
       take_back(plan.full);
+      if (!group_.leads()) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
       plan.full = true;
       continue;
     }

@@ -139,7 +139,7 @@ Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& 
   notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name,
                          "', and there is nothing that all read: they cannot follow; update them, ",
                          "or publish in another encoding"));
-  return wanted;
+  return wanted == Encoding::kCompact ? Encoding::kDeltas : wanted;  // which most can read
 }
 
 // By what the slowest of them tells of the last version.
@@ -155,9 +155,12 @@ Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& repor
     least(slowest.bytes_per_s, needs->second.bytes_per_s);
     if (report.version == id_.version) least(slowest.units_per_s, needs->second.units_per_s);
   }
-  const Encoding chosen = chooser_.choose(slowest, [this](Encoding encoding) {
-    return who_cannot(encoding).empty() &&
-           (encoding != Encoding::kCompact || options_.device == nullptr);
+  // Blocks of `compact` cannot be read back by ranks that hold other ones, should the trainer start
+  // again with another sharding; and readers that nobody has heard may not hold what it needs.
+  const bool may_code = codes_compact() && !receivers_.empty() &&
+                        std::ranges::all_of(owners_, [](std::size_t ranks) { return ranks < 2; });
+  const Encoding chosen = chooser_.choose(slowest, [&](Encoding encoding) {
+    return who_cannot(encoding).empty() && (encoding != Encoding::kCompact || may_code);
   });
   if (!chooser_.why().empty()) notes.push_back(chooser_.why());
   return chosen;
@@ -205,6 +208,8 @@ std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) c
 
 void PublisherRank::hear_receivers(LeaderMessage& plan) {
   plan.encoding = static_cast<std::uint8_t>(encoding_);
+  plan.cuts = cuts_;
+  plan.plain = plain_;
   const Result<std::vector<ReceiverReport>> reports = road_.receivers();
   hearing_ = heard_;
   if (!reports.ok()) return;  // as before
@@ -216,7 +221,6 @@ void PublisherRank::hear_receivers(LeaderMessage& plan) {
     hearing_ = std::move(heard);
     plan.cuts = cuts_for(plan.notes);
     plan.plain = plain_for(plan.cuts);
-    plan.recut = plan.cuts != cuts_ || plan.plain != plain_;
   }
   if (!news && !options_.encoding_auto) return;
   const Encoding wanted =
@@ -249,10 +253,11 @@ Status PublisherRank::adopt(const LeaderMessage& plan) {
   }
   encoding_ = encoding;
   heard_ = hearing_;
-  if (!plan.recut) return {};
-  cuts_ = plan.cuts;
   plain_ = plan.plain;
-  return snapshot_.recut(plan.cuts);
+  if (plan.cuts == cuts_) return {};
+  DRIFTLESS_RETURN_IF_ERROR(snapshot_.recut(plan.cuts));
+  cuts_ = plan.cuts;
+  return {};
 }
 
 }  // namespace driftless

@@ -115,8 +115,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, version, doubtful,
                                    needs_full, digest, tensor_digests, unchanged, findings, parts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
-                                   anchor, resume, digest, tensors, owners, dropped, recut, cuts,
-                                   plain, encoding, notes, changed_units, delta_bytes, wire_bytes)
+                                   anchor, resume, digest, tensors, owners, dropped, cuts, plain,
+                                   encoding, notes, changed_units, delta_bytes, wire_bytes)
 
 std::string to_message(const RankMessage& message) { return dump(message); }
 

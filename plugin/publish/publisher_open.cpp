@@ -395,8 +395,13 @@ Status PublisherRank::catch_up(std::uint64_t version, const Deadline& deadline) 
   options.proof.every = 0;  // nobody else knows of this memory, and all of it is summed at the end
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver,
                              Receiver::open(options, *history_, *target, deadline));
+  bool again = false;
   while (target->state().id.version < version) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, receiver->stage(deadline));
+    const Result<bool> next = receiver->stage(deadline);
+    // Blocks that this rank has no part of, or some: an anchor may lead past them.
+    if (next.status().code() == StatusCode::kMismatch && !std::exchange(again, true)) continue;
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, next);
+    again = false;
     if (!staged) return deadline.check(concat("reading version ", version, " back"));
     DRIFTLESS_RETURN_IF_ERROR(receiver->commit().status());
   }

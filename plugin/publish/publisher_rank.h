@@ -45,10 +45,9 @@ struct LeaderMessage {
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
   // Rank, and which of its offers: another has the same.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> dropped;
-  bool recut = false;                // `cuts` are others than before
   std::vector<BlockCut> cuts;        // ascending by tensor
   std::uint8_t encoding = 0;         // of the version, unless it is full
-  std::vector<std::uint32_t> plain;  // with `recut`: tensors that are never coded
+  std::vector<std::uint32_t> plain;  // tensors that are never coded
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
 };

@@ -147,7 +147,16 @@ class FollowingReceiver final : public Receiver {
     committed_.reset();  // it could not be undone any more
     mapped_ = std::move(chain->mapped);
     const Status consistent = digests_.stage(chain->versions);
+    const bool coded = std::ranges::any_of(chain->versions, [](const FetchedVersion& version) {
+      return version.manifest.encoding == Encoding::kCompact;
+    });
     Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain->versions));
+    // Published when nobody knew that the old values, or all of a block, are not held here.
+    if (coded && staged.status().code() == StatusCode::kUnsupported) {
+      misfits_ = kMisfitsBeforeFull;
+      return error(StatusCode::kMismatch, staged.status().message(),
+                   "; a full version is taken instead");
+    }
     // A target of some tensors can name one that is not what the manifest says.
     if (staged.ok() && !consistent.ok()) staged = consistent;
     note_misfit(staged.status());
@@ -260,7 +269,10 @@ class FollowingReceiver final : public Receiver {
     announced_.bytes_per_s = per_s(report_.wire_bytes, report_.fetch_ms);
     announced_.units_per_s = per_s(digests_.layout().total_units(), report_.stage_ms);
     Result<std::string> text = needs_to_text(announced_, kMaxNeedsBytes);
-    if (text.ok()) needs_ = std::move(*text);
+    if (!text.ok()) return;
+    const Result<ReceiverNeeds> told = parse_needs(*text, options_.id);
+    // Without the slices, nobody would cut blocks to them.
+    if (told.ok() && told->tensors == announced_.tensors) needs_ = std::move(*text);
   }
 
   // Not while the weights are parts of two versions.

@@ -69,6 +69,9 @@ class Keep:
         self.keep(context)
 
     def on_train_step_end(self, context):
+        for chunk in context.model:  # what the next forward pass would do
+            assert chunk.ddp_config.overlap_param_gather
+            chunk.start_param_sync(force_sync=True)
         self.keep(context)
 
     def keep(self, context):
