@@ -204,6 +204,33 @@ TEST_P(FetchByNeed, BlocksThatAreNotCutAreFetchedWhole) {
   EXPECT_TRUE(rollout.target().sweep().ok());
 }
 
+// Versions that were published before anybody told of slices: what cannot be decoded with a part of
+// a block is left, and a full version taken.
+TEST_P(FetchByNeed, WhoComesLateIsBroughtBackByAFullVersion) {
+  Trainer trainer(hub_, 1, options(false), base_);
+  expect_ok(trainer.opened());
+  const Weights first = changed_weights(base_, 3, 0.05);
+  expect_ok(trainer.publish(first));
+  SlicedRollout rollout(hub_, base_, 1);
+  if (GetParam() == Encoding::kCompact) {
+    const Status found = rollout.receiver().stage(Deadline::after(1s)).status();
+    EXPECT_EQ(found.code(), StatusCode::kMismatch) << found.to_string();
+    EXPECT_NE(found.message().find("a full version"), std::string::npos) << found.to_string();
+    const Status none = rollout.receiver().stage(Deadline::after(1s)).status();
+    EXPECT_EQ(none.code(), StatusCode::kWrongBase) << none.to_string();
+  }
+  const Weights second = changed_weights(first, 4, 0.05);
+  expect_ok(trainer.publish(second));
+  const UpdateReport report = rollout.follow();
+  EXPECT_EQ(report.version, 2U);
+  EXPECT_EQ(report.anchor, GetParam() == Encoding::kCompact);
+  EXPECT_TRUE(rollout.target().sweep().ok());
+  expect_ok(trainer.publish(changed_weights(second, 5, 0.05)));
+  EXPECT_EQ(trainer.report().encoding, GetParam());
+  EXPECT_EQ(rollout.follow().version, 3U);
+  EXPECT_TRUE(rollout.target().sweep().ok());
+}
+
 // The manifest binds every byte that is used, also of a frame that is fetched in ranges.
 TEST_P(FetchByNeed, FramesOfAnotherPublicationAreRefused) {
   if (GetParam() == Encoding::kDeltasZstd) GTEST_SKIP() << "a flipped byte is no zstd frame";
