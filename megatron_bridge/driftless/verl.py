@@ -131,9 +131,10 @@ class _Trainer:
         """None on ranks that publish nothing."""
         engine = weights if hasattr(weights, "get_per_tensor_param") else None
         if self._base is None:
-            self._base = CheckpointSource(self._path)
-            self._tied = tied_names(self._base)
-            self._shards = EngineShards.of(engine, self._base, self._tied)
+            base = CheckpointSource(self._path)
+            self._tied = tied_names(base)
+            self._shards = EngineShards.of(engine, base, self._tied)
+            self._base = base  # once the way is chosen: it stays
         if self._shards is not None:
             return self._published(self._shards, self._shards.of_base())
         if engine is not None:
