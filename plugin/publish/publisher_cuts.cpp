@@ -58,9 +58,9 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
   if (!takes_cuts()) {
     return error(StatusCode::kUnsupported, "cuts are for frames in host memory, but ",
                  takes_blocks()
-                     ? std::string("the parts of this road lie on a GPU")
+                     ? std::string("this publisher compares on a GPU")
                      : concat("layout ", to_string(options_.layout), " has whole tensors"),
-                 "; leave the cuts out, or publish frames over another road");
+                 "; leave the cuts out, or publish frames that are compared on the host");
   }
   std::map<std::uint32_t, BlockCut> cuts;
   for (const TensorCut& wanted : options_.cuts) {
@@ -158,7 +158,7 @@ Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& repor
   // Blocks of `compact` cannot be read back by ranks that hold other ones, should the trainer start
   // again with another sharding; and readers that nobody has heard may not hold what it needs.
   const bool may_code = codes_compact() && !receivers_.empty() &&
-                        std::ranges::all_of(owners_, [](std::size_t ranks) { return ranks < 2; });
+                        std::ranges::find(in_blocks_, true) == in_blocks_.end();
   const Encoding chosen = chooser_.choose(slowest, [&](Encoding encoding) {
     return who_cannot(encoding).empty() && (encoding != Encoding::kCompact || may_code);
   });
