@@ -132,6 +132,10 @@ bool BucketBuilder::extends_last(const DeltaView& delta, const TensorBlock* bloc
          entries_.back().block == block;
 }
 
+std::uint64_t BucketBuilder::gap_before(const DeltaView& delta, const TensorBlock* block) const {
+  return delta.origin + delta.offsets.front() - (extends_last(delta, block) ? next_position_ : 0);
+}
+
 Status BucketBuilder::check(const DeltaView& delta, const TensorBlock* block) const {
   if (delta.tensor >= layout_->size()) {
     return error(StatusCode::kInvalidArgument, "tensor ", delta.tensor, " of a layout of ",

@@ -70,6 +70,10 @@ class BucketBuilder {
   // memory) the bucket is as it was. With `block`, which outlives what is in the bucket, the
   // positions count inside it.
   [[nodiscard]] Status add(const DeltaView& delta, const TensorBlock* block = nullptr);
+  // How far the first position of the delta is from the last one of the entry that it would join,
+  // or from the beginning.
+  [[nodiscard]] std::uint64_t gap_before(const DeltaView& delta,
+                                         const TensorBlock* block = nullptr) const;
   // Valid until the next add() or clear().
   [[nodiscard]] BucketView view() const;
   void clear();

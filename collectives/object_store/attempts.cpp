@@ -8,8 +8,10 @@
 namespace driftless::object_store {
 
 Status Attempts::remove_below(const std::string& prefix, const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> objects,
-                             store_->list(prefix, "", deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ObjectInfo> objects, store_->list(prefix, "", deadline));
+  if (prefix == kAttemptsPrefix) {
+    std::erase_if(objects, [](const ObjectInfo& object) { return !is_attempt_key(object.key); });
+  }
   return parallel_for(objects.size(), streams_, [&](std::size_t i, unsigned) {
     return store_->remove(objects[i].key, deadline);
   });

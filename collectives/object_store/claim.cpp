@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "collectives/object_store/http_client.h"
+
 namespace driftless::object_store {
 namespace {
 
@@ -41,17 +43,41 @@ Status Claim::fence(std::string_view why) {
   return fenced_;
 }
 
+// Whether the store replaces an object for who has its tag, and for nobody else.
+Result<bool> Claim::probe_replace(const std::string& key, const Deadline& deadline) {
+  const auto removed = [&](const Status& status) -> Status {
+    if (status.code() != StatusCode::kNotFound) return status;
+    return error(StatusCode::kBusy, store_->name(),
+                 ": another publisher is starting; start this one again");
+  };
+  const Status refused = store_->replace(key, bytes_of("3"), "\"not its tag\"", deadline);
+  const StatusCode code = refused.code();
+  if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded ||
+      code == StatusCode::kNotFound) {
+    return removed(refused);
+  }
+  if (code != StatusCode::kAlreadyExists) return false;
+  const Result<TaggedText> now = store_->get_tagged(key, kMaxSmallBytes, deadline);
+  if (!now.ok()) return removed(now.status());
+  const Status taken = store_->replace(key, bytes_of("4"), now->tag, deadline);
+  if (taken.ok()) return true;
+  if (taken.code() != StatusCode::kAlreadyExists) return removed(taken);
+  // Its tags are not those that it compares, or the answer to the first try was lost.
+  const Result<std::string> text = store_->get_text(key, kMaxSmallBytes, deadline);
+  if (!text.ok()) return removed(text.status());
+  return *text == "4";
+}
+
 Status Claim::probe(const Deadline& deadline) {
-  const std::string key = concat(kAttemptsPrefix, "probe-", session_);
+  const std::string key = concat(kProbePrefix, session_);
   // Nobody else has this name: if it is taken, the answer to the first request was lost.
   const Status first = store_->put(key, bytes_of("1"), true, deadline);
-  const Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
+  Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
+  // Once more: one that starts at the same time removes what is left of others.
+  if (second.ok()) second = store_->put(key, bytes_of("2"), true, deadline);
   conditional_ = second.code() == StatusCode::kAlreadyExists;
   if (conditional_) {
-    const Status third = store_->replace(key, bytes_of("3"), "\"not its tag\"", deadline);
-    replaces_ = third.code() == StatusCode::kAlreadyExists;
-    const StatusCode code = third.code();
-    if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded) return third;
+    DRIFTLESS_ASSIGN_OR_RETURN(replaces_, probe_replace(key, deadline));
   }
   if (conditional_ || second.ok()) {
     DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
@@ -113,6 +139,7 @@ Result<bool> Claim::reserve(const PublicationId& id, const Deadline& deadline) {
 Status Claim::put_version(const PublicationId& id, const std::string& text,
                           const Deadline& deadline) {
   const std::string key = version_key(id);
+  Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
     const auto kept = kept_.find(id);
     const Status put = kept == kept_.end()
@@ -131,6 +158,7 @@ Status Claim::put_version(const PublicationId& id, const std::string& text,
     // Either it has overtaken this one, or this one has overtaken it, and it did not know yet.
     DRIFTLESS_RETURN_IF_ERROR(check(deadline));
     DRIFTLESS_RETURN_IF_ERROR(reserve(id, deadline).status());
+    if (!backoff.sleep(deadline)) return put.with_context("gave up");
   }
 }
 

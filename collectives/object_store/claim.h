@@ -43,6 +43,8 @@ class Claim {
   [[nodiscard]] std::string_view named_session() const { return taken_ ? session_ : kNobody; }
 
  private:
+  [[nodiscard]] Result<bool> probe_replace(const std::string& key, const Deadline& deadline);
+
   const std::shared_ptr<ObjectStore> store_;
   const bool single_writer_;
   const std::string session_;

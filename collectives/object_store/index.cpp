@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "collectives/object_store/signature_v4.h"
+#include "collectives/object_store/http_client.h"
 
 namespace driftless {
 namespace object_store {
@@ -114,6 +114,7 @@ Status write_index(ObjectStore& store, Claim& claim, const std::set<PublicationI
   if (presign.count() > 0) {
     DRIFTLESS_ASSIGN_OR_RETURN(index.links, make_links(store, versions, presign, deadline));
   }
+  Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Found> found, read_index(store, deadline));
     // After this one's first, every other session's is a successor's.
@@ -121,6 +122,7 @@ Status write_index(ObjectStore& store, Claim& claim, const std::set<PublicationI
     if (!own || !claim.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim.check(deadline));
     const Status put = put_index(store, found, claim.replaces(), index, deadline);
     if (!claim.replaces() || !overtaken(put)) return put;
+    if (!backoff.sleep(deadline)) return put.with_context("gave up");
   }
 }
 
@@ -134,6 +136,7 @@ Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds 
                                        const Deadline& deadline) {
   using namespace object_store;
   const std::string key(kIndexKey);
+  Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::optional<Found> found, read_index(store, deadline));
     if (!found) {
@@ -144,7 +147,7 @@ Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds 
                                make_links(store, found->index.versions, valid, deadline));
     // A publisher may be at work: what it wrote meanwhile is looked at again.
     const Status put = put_index(store, found, true, found->index, deadline);
-    if (overtaken(put)) continue;
+    if (overtaken(put) && backoff.sleep(deadline)) continue;
     DRIFTLESS_RETURN_IF_ERROR(put);
     DRIFTLESS_ASSIGN_OR_RETURN(const Presigned link, store.presign({&key, 1}, valid, deadline));
     return link.url(key, link.signatures.front());

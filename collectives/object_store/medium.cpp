@@ -73,6 +73,14 @@ std::string attempt_key(const PublicationId& id, std::string_view session) {
   return concat(kAttemptsPrefix, publication_name(id), ".", session, kJsonSuffix);
 }
 
+bool is_attempt_key(std::string_view key) {
+  if (key.starts_with(kProbePrefix)) return true;
+  if (!key.starts_with(kAttemptsPrefix) || !key.ends_with(kJsonSuffix)) return false;
+  key.remove_prefix(kAttemptsPrefix.size());
+  key.remove_suffix(kJsonSuffix.size());
+  return parse_publication_name(key.substr(0, key.rfind('.'))).has_value();  // then the session
+}
+
 std::optional<Attempt> parse_part_key(std::string_view key) {
   if (!key.starts_with(kPartsPrefix)) return std::nullopt;
   key.remove_prefix(kPartsPrefix.size());

@@ -37,6 +37,9 @@ struct Attempt {
 [[nodiscard]] std::string parts_prefix(const Attempt& attempt);
 // Where the leader of a session tells the other ranks the number of an attempt.
 [[nodiscard]] std::string attempt_key(const PublicationId& id, std::string_view session);
+// Whether the road wrote an object below kAttemptsPrefix: others may lie there.
+[[nodiscard]] bool is_attempt_key(std::string_view key);
+inline constexpr std::string_view kProbePrefix = "attempts/probe-";
 [[nodiscard]] std::optional<Attempt> parse_part_key(std::string_view key);
 
 // A version's object: the manifest, a line break, and a line with its hash and the number of the

@@ -74,6 +74,7 @@ class Sender final : public SendRoad {
   // [leader] What is there, as far as this publisher knows: others that publish are found out when
   // a name turns out to be taken. And the newest numbers that were ever used.
   bool list_loaded_ = false;
+  bool began_ = false;  // run.json is this session's: nothing was published before
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
   std::optional<std::uint64_t> told_highest_;
@@ -100,6 +101,7 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   Result<std::string> there = store_->get_text(key, kMaxTextBytes, deadline);
   if (there.status().code() == StatusCode::kNotFound) {
     const Status put = store_->put(key, bytes_of(run_info), claim_.conditional(), deadline);
+    began_ = put.ok();
     if (put.code() != StatusCode::kAlreadyExists) return put;
     // Another publisher's, or our own, whose answer was lost.
     there = store_->get_text(key, kMaxTextBytes, deadline);
@@ -126,6 +128,10 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
   // One that was overtaken must not write an old list over a newer one: from here on it cannot.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
+  if (began_ && !there_.empty()) {
+    return claim_.fence(
+        concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
+  }
   DRIFTLESS_RETURN_IF_ERROR(write_index(deadline));
   return attempts_.clear(deadline);
 }

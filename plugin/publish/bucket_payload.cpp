@@ -47,7 +47,20 @@ class BucketWriter {
   BackgroundWriter writer_;  // last: its thread ends before what it uses
 };
 
+// Others would read a position of 8 bytes as one of 4, and see no fault.
+Status check_widths(const PayloadContext& context, const BucketView& bucket) {
+  for (const BucketEntry& entry : bucket.entries) {
+    if (entry.position_bytes <= 4) continue;
+    return error(
+        StatusCode::kUnsupported, "tensor '", (*context.layout)[entry.tensor].name,
+        "': a gap between two changes of it does not fit the 4 bytes that readers of flush "
+        "files know; set snapshot: host, or road.layout: frames");
+  }
+  return {};
+}
+
 Status write_flush(const PayloadContext& context, const BucketView& bucket, std::uint32_t index) {
+  DRIFTLESS_RETURN_IF_ERROR(check_widths(context, bucket));
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
                              context.road->create_part(flush_file_name(context.frame.rank, index)));
   const Result<std::uint64_t> size = write_flush_file(
@@ -93,7 +106,25 @@ class BucketPayload final : public HostPayload {
       handed_bytes_ += size;
       DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over());
     }
+    if (context_.directory_layout == DirectoryLayout::kFlush && !delta.offsets.empty()) {
+      DRIFTLESS_RETURN_IF_ERROR(bridge(delta));
+    }
     return writer_.filling().add(delta, block);
+  }
+
+  // Others that read flush files know gaps of 4 bytes. A wider one is bridged by units that did not
+  // change, with the values that they have.
+  Status bridge(const DeltaView& delta) {
+    constexpr std::uint32_t kHere[] = {0};
+    for (;;) {
+      const std::uint64_t gap = writer_.filling().gap_before(delta);
+      if (gap < context_.position_limit) return {};
+      DeltaView unit = delta;
+      unit.origin = delta.origin + delta.offsets.front() - gap + context_.position_limit - 1;
+      unit.offsets = kHere;
+      unit.values = context_.snapshot->bytes(delta.tensor).data() + unit.origin * unit.unit_bytes;
+      DRIFTLESS_RETURN_IF_ERROR(writer_.filling().add(unit));
+    }
   }
 
   // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went

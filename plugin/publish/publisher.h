@@ -57,6 +57,9 @@ struct PublisherOptions {
   // Layouts hf_delta and flush: whole versions carry the files of this checkpoint that hold no
   // weights. Their readers make a directory exactly what a whole version holds. Empty: none.
   std::string assets_dir;
+  // Files that others read too (hf_delta, flush) hold positions of 4 bytes. A layout with a larger
+  // tensor is published in an encoding whose positions fit; tests lower it.
+  std::uint64_t position_limit = std::uint64_t{1} << 32;
   // Called on every rank once its files of a publication are written, with the directory that they
   // lie in, before anybody can see it. Not ok: it is not published. May be empty.
   std::function<Status(const std::string& directory)> before_visible;

@@ -194,10 +194,31 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(message, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(layout_, WeightLayout::make(told.tensors));
+  notes_ = told.notes;
+  fit_positions();
   buffers_.emplace(layout_,
                    info(options_.encoding).positional ? options_.encoding : Encoding::kDeltas);
-  notes_ = told.notes;
   return own(told);
+}
+
+// What the readers of slime, miles and SGLang take of a tensor whose positions do not fit 4 bytes:
+// no positions (xor), or gaps, between which units that did not change are put if need be. They
+// cannot take it in pieces. All ranks come to the same.
+void PublisherRank::fit_positions() {
+  const bool bytes =
+      options_.layout == DirectoryLayout::kHfDelta && options_.encoding == Encoding::kOverwrite;
+  const bool units =
+      options_.layout == DirectoryLayout::kFlush && options_.encoding == Encoding::kIndices;
+  const std::uint64_t limit = bytes ? options_.position_limit : options_.position_limit / 2;
+  for (const TensorSpec& tensor : layout_.tensors()) {
+    if ((!bytes && !units) || (bytes ? tensor.size_bytes : tensor.units()) <= limit) continue;
+    const Encoding fits = bytes ? Encoding::kXor : Encoding::kDeltas;
+    notes_.push_back(concat("tensor '", tensor.name, "' is too large for the positions of '",
+                            info(options_.encoding).name, "': versions are published in '",
+                            info(fits).name, "'"));
+    options_.encoding = encoding_ = fits;
+    return;
+  }
 }
 
 // What of this rank's offers is its own, and how it is cut. All ranks find the same faults.

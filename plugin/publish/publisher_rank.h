@@ -216,6 +216,7 @@ class PublisherRank final : public Publisher {
                                         bool full, std::vector<RankMessage>& ranks,
                                         const Deadline& deadline, LeaderMessage& outcome,
                                         bool& doubt);
+  void fit_positions();
   // Of the version that is committed; begun already by the leader. Its failure is a note.
   [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
   // What the snapshot has: all of it, or of tensors that are offered in blocks.

@@ -37,6 +37,7 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.directory_layout = options_.layout;
   made.checksum = options_.checksum;
   made.buffer_bytes = options_.buffer_bytes;
+  made.position_limit = options_.position_limit;
   made.ranks = group_.size() + (mirrored_ ? 1 : 0);  // that write: the mirror is one more
   made.threads = threads_;
   made.background = options_.background;

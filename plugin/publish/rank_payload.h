@@ -118,6 +118,7 @@ struct PayloadContext {
   DirectoryLayout directory_layout = DirectoryLayout::kFrames;
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::uint64_t buffer_bytes = 0;
+  std::uint64_t position_limit = std::uint64_t{1} << 32;  // PublisherOptions
   unsigned ranks = 1;
   unsigned threads = 1;
   bool background = true;                               // encode and write on a thread of its own

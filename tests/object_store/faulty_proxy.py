@@ -23,6 +23,7 @@ ANSWERS = {
     "412": (412, "PreconditionFailed"),
     "409": (409, "ConditionalRequestConflict"),
     "expired": (400, "ExpiredToken"),
+    "skewed": (403, "RequestTimeTooSkewed"),
 }
 FAULTS = (*ANSWERS, "cut", "cut_after", "truncate", "short", "stale")
 
@@ -49,6 +50,7 @@ class FaultyProxy:
         self.target = urlsplit(endpoint).netloc
         self.fault = lambda request: None
         self.dropped = ()  # headers that the store never sees
+        self.lies = False  # about ETags of what is read
         self.log = []
         self._stale = {}  # the first list of each prefix
         self._lock = threading.Lock()
@@ -106,6 +108,8 @@ class FaultyProxy:
         answer = connection.getresponse()
         data, headers = answer.read(), dict(answer.getheaders())
         connection.close()
+        if self.lies and handler.command == "GET":
+            headers = {k: f'"lie-{request.number}"' if k.lower() == "etag" else v for k, v in headers.items()}
         if request.lists:
             data = self._list(request, data)
         if request.fault == "cut_after":  # it was done, and nobody hears of it
