@@ -38,12 +38,14 @@ from ._native import (
     PublishReport,
     Receiver,
 )
-from .errors import DeadlineExceededError
-from .torch import publisher_group
+from .errors import DeadlineExceededError, MismatchError, WrongRunError
+from .torch import PublisherGroup, publisher_group
 from .verl_shards import EngineShards, tied_names
 from .whole import Tensors, taken
 
 BACKEND = "driftless"
+IDENTITY = f"{BACKEND}/identity"
+Identity = tuple[str, int, str]  # run, version, digest: a number alone says nothing
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -86,14 +88,15 @@ class DriftlessEngine(CheckpointEngine):
 
     async def send_weights(
         self, weights: Any, global_steps: int | None = None
-    ) -> dict[str, float] | None:
+    ) -> dict[str, Any] | None:
         """`weights`: verl's training engine, or an iterator of (name, whole tensor)."""
         report = self._trainer.send(weights)
         if report is None:
             return None
         found = {"version": report.version, "changed": report.changed_units,
                  "wire_bytes": report.wire_bytes, "publish_ms": report.total_ms}  # fmt: skip
-        return {f"{BACKEND}/{name}": value for name, value in found.items()}
+        metrics: dict[str, Any] = {f"{BACKEND}/{name}": value for name, value in found.items()}
+        return {**metrics, IDENTITY: self._trainer.identity(report)}  # update_weights() takes it out
 
     async def receive_weights(
         self, global_steps: int | None = None
@@ -104,16 +107,16 @@ class DriftlessEngine(CheckpointEngine):
 
     # What update_weights(), below, asks of a rollout's engine.
 
-    def stage(self, version: int) -> None:
-        self._rollout.stage(version)
+    def stage(self, wanted: Identity) -> None:
+        self._rollout.stage(wanted)
 
-    def commit(self, version: int) -> None:
-        self._rollout.commit(version)
+    def commit(self, wanted: Identity) -> None:
+        self._rollout.commit(wanted)
 
-    def take_back(self, version: int) -> None:
-        self._rollout.take_back(version)
+    def take_back(self, wanted: Identity) -> None:
+        self._rollout.take_back(wanted)
 
-    def held(self) -> int:
+    def held(self) -> Identity:
         return self._rollout.held()
 
 
@@ -125,7 +128,12 @@ class _Trainer:
         self._base: CheckpointSource | None = None
         self._tied: frozenset[str] = frozenset()
         self._shards: EngineShards | None = None
+        self._group: PublisherGroup | None = None
         self._publisher: Publisher | None = None
+
+    def identity(self, report: PublishReport) -> Identity:
+        assert self._publisher is not None
+        return self._publisher.run, report.version, str(report.digest)
 
     def send(self, weights: Any) -> PublishReport | None:
         """None on ranks that publish nothing."""
@@ -153,9 +161,10 @@ class _Trainer:
 
     def _published(self, source: Any, base: Any) -> PublishReport:
         if self._publisher is None:
-            group = None if self._shards is None else publisher_group()
+            if self._shards is not None and self._group is None:  # collective: once, on all ranks
+                self._group = publisher_group()
             job = Job(self._config, "trainer", launched=False)
-            self._publisher = Publisher(job, base, group=group)
+            self._publisher = Publisher(job, base, group=self._group)
         return self._publisher.publish(source)
 
 
@@ -168,10 +177,16 @@ class _Rollout:
         self._target: OwnedTarget | None = None
         self._receiver: Receiver | None = None
 
-    def stage(self, version: int) -> None:
+    def stage(self, wanted: Identity) -> None:
         """Fetches a version that is published, and all before it. The engine works on."""
+        run, version, _ = wanted
         deadline = time.monotonic() + self._timeout_s
         receiver = self._opened()
+        if receiver.run != run:
+            raise WrongRunError(
+                f"the trainer published version {version} of run {run}, and the rollout "
+                f"{receiver.id} follows run {receiver.run}: start the rollouts again"
+            )
         while receiver.version < version and receiver.staged_version != version:
             if receiver.stage(timeout_s=min(1.0, self._timeout_s)):
                 if receiver.staged_version != version:  # one of those before
@@ -183,19 +198,24 @@ class _Rollout:
                     "sides have the same road"
                 )
 
-    def commit(self, version: int) -> None:
+    def commit(self, wanted: Identity) -> None:
         receiver = self._opened()
-        if receiver.version < version:
+        if receiver.version < wanted[1]:
             receiver.commit()
+        if self.held() != wanted:
+            raise MismatchError(f"the rollout {receiver.id} holds {self.held()}, not {wanted}")
 
-    def take_back(self, version: int) -> None:
+    def take_back(self, wanted: Identity) -> None:
         """What was held before this version, staged or committed, is held again."""
-        receiver = self._receiver
-        if receiver is not None and version in (receiver.staged_version, receiver.version):
+        receiver, (run, version, _) = self._receiver, wanted
+        if receiver is None or receiver.run != run:
+            return
+        if version in (receiver.staged_version, receiver.version):
             receiver.rollback()
 
-    def held(self) -> int:
-        return self._opened().version
+    def held(self) -> Identity:
+        receiver = self._opened()
+        return receiver.run, receiver.version, str(receiver.digest)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         target = self._target
@@ -232,7 +252,7 @@ class _Sync:
     """One update of all replicas. Engines generate until a version is ready beside each of them, are
     paused for the commit alone, and go on whatever fails."""
 
-    def __init__(self, manager: CheckpointEngineManager, steps: dict[int, int | None]) -> None:
+    def __init__(self, manager: CheckpointEngineManager, steps: dict[Identity, int | None]) -> None:
         self._manager, self._steps = manager, steps
         self._rollout = _group([worker for each in manager.replicas for worker in each.workers])
 
@@ -242,14 +262,14 @@ class _Sync:
             global_steps=global_steps, mode="delta_sharded"
         )
         metrics = {name: value for sent in await _all(sends) for name, value in (sent or {}).items()}
-        version = int(metrics[f"{BACKEND}/version"])
-        self._steps[version] = global_steps
-        await self._each("stage", version)
+        wanted: Identity = metrics.pop(IDENTITY)
+        self._steps[wanted] = global_steps
+        await self._each("stage", wanted)
         failed: list[BaseException] = []
         try:
             await self._manager.abort_replicas()
             await self._manager.release_kv_cache_replicas()
-            await self._each("commit", version)
+            await self._each("commit", wanted)
         except BaseException as error:
             failed.append(error)
         ended = await asyncio.gather(*(self._deliver(each) for each in self._manager.replicas))
@@ -260,14 +280,14 @@ class _Sync:
             raise failed[0]
         return metrics
 
-    async def _each(self, method: str, version: int) -> None:
+    async def _each(self, method: str, wanted: Identity) -> None:
         """A method of every rollout's engine. If one fails, all take the version back."""
         count = self._rollout.world_size
         call = self._rollout.execute_checkpoint_engine
         try:
-            await _all(call([method] * count, [version] * count))
+            await _all(call([method] * count, [wanted] * count))
         except BaseException as error:
-            undone = call(["take_back"] * count, [version] * count)
+            undone = call(["take_back"] * count, [wanted] * count)
             for each in await asyncio.gather(*undone, return_exceptions=True):
                 if isinstance(each, BaseException):
                     error.add_note(f"and then: {each}")
@@ -305,7 +325,7 @@ async def _update_weights(
 ) -> dict[str, float]:
     if self.backend != BACKEND:
         return await _theirs(self, global_steps=global_steps)
-    steps: dict[int, int | None] = self.__dict__.setdefault("_driftless_steps", {})
+    steps: dict[Identity, int | None] = self.__dict__.setdefault("_driftless_steps", {})
     return await _Sync(self, steps).run(global_steps)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ._native import CheckpointSource, TensorSpec
+from .errors import UnsupportedError, WrongLayoutError
 from .sharded import Shard
 from .torch import shard_of, unstack
 from .torch_dtypes import dtype_name
@@ -30,22 +33,36 @@ class EngineShards:
         self._boxes: Boxes = []
 
     @classmethod
-    def of(
-        cls, engine: Any, base: CheckpointSource, tied: frozenset[str]
-    ) -> EngineShards | None:
-        """None, on all ranks alike, if the engine hands out none, or others than the base has: then
-        its whole tensors are what it means."""
+    def of(cls, engine: Any, base: CheckpointSource, tied: frozenset[str]) -> EngineShards | None:
+        """None, on all ranks, if on one the engine hands out none, or others than the base has: then
+        its whole tensors are what it means. What fails on one rank fails on all. Collective."""
         if engine is None or getattr(engine, "_qat_enabled", False):  # quantized: whole ones only
             return None
         made = cls(engine, base, tied)
+        found = _Found()
         try:
-            return made if made._learn() else None
+            made._learn(found)
         except (NotImplementedError, AssertionError):  # how verl says that it has no such export
+            found.fits = False
+        except Exception as error:
+            found.failure = f"{type(error).__name__}: {error}"
+        ranks = _of_all_ranks(found)
+        for rank, each in enumerate(ranks):
+            if each.failure is not None:
+                raise RuntimeError(f"driftless: the shards of rank {rank}: {each.failure}")
+        if not all(each.fits for each in ranks):
             return None
+        published = set().union(*(each.published for each in ranks))
+        for rank, each in enumerate(ranks):
+            if lost := sorted(each.there - published):
+                raise UnsupportedError(
+                    f"'{lost[0]}' is on rank {rank}, whole, and not on rank 0, which publishes such "
+                    "tensors: a pipeline's stages cannot be published by shards"
+                )
+        return made
 
-    def _learn(self) -> bool:
+    def _learn(self, found: _Found) -> None:
         there = {spec.name: spec for spec in self._base.tensors()}
-        fits = True
         for shard in self._all():
             spec = None if shard is None else there.get(shard.name)
             if (
@@ -54,13 +71,16 @@ class EngineShards:
                 or tuple(spec.shape) != tuple(shard.shape)
                 or spec.dtype != dtype_name(shard.tensor.dtype)
             ):
-                fits = False
-            elif _publishes(shard):
+                found.fits = False
+                continue
+            if 0 not in shard.shape:
+                found.there.add(shard.name)
+            if _publishes(shard):
                 sizes = list(shard.tensor.shape)
-                self._specs.append(spec)
                 whole = sizes == list(shard.shape)
+                self._specs.append(spec)
                 self._boxes.append(None if whole else (list(shard.offset), sizes))
-        return fits
+                found.published.add(shard.name)
 
     def tensors(self) -> list[TensorSpec]:
         return self._specs
@@ -70,7 +90,15 @@ class EngineShards:
 
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         mine = (shard for shard in self._all() if shard is not None and _publishes(shard))
+        learnt = [*zip((each.name for each in self._specs), self._boxes, strict=True)]
         for number, shard in enumerate(mine):
+            sizes = list(shard.tensor.shape)
+            box = None if sizes == list(shard.shape) else (list(shard.offset), sizes)
+            if number >= len(learnt) or learnt[number] != (shard.name, box):
+                raise WrongLayoutError(
+                    f"verl hands out '{shard.name}' {box or 'whole'} as shard {number} of this "
+                    f"rank; when the run was opened it was {[*learnt, ('none', None)][number]}"
+                )
             yield [(number, shard.tensor.to("cpu").contiguous())]
 
     def of_base(self) -> _BaseShards:
@@ -116,6 +144,24 @@ class _BaseShards:
                 for dimension, (begin, size) in enumerate(zip(*box, strict=True)):
                     tensor = tensor.narrow(dimension, begin, size)
             yield [(number, tensor.contiguous())]
+
+
+@dataclass
+class _Found:
+    """What a rank found of its engine's shards, for the others."""
+
+    fits: bool = True  # all of them are the base's
+    failure: str | None = None
+    there: set[str] = field(default_factory=set)
+    published: set[str] = field(default_factory=set)
+
+
+def _of_all_ranks(found: _Found) -> list[_Found]:
+    if not dist.is_initialized():
+        return [found]
+    ranks: list[_Found] = [found] * dist.get_world_size()
+    dist.all_gather_object(ranks, found)
+    return ranks
 
 
 def _publishes(shard: Shard) -> bool:

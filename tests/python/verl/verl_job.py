@@ -10,10 +10,13 @@ notes what it is told. `whole`: the training engine hands out no shards.
 """
 
 import os
+import shutil
 import sys
 
 import ray
 import torch
+from driftless.errors import WrongLayoutError
+from driftless.verl_shards import EngineShards
 from hydra import compose, initialize_config_module
 from tokenizers import Tokenizer, models
 from torch.distributed.tensor import DTensor
@@ -24,6 +27,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+from verl.workers.engine.spec import ShardSpec
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 RANKS, REPLICAS, VERSIONS = 2, 2, 4
@@ -71,10 +75,57 @@ class Actor(ActorRolloutRefWorker):
         return "shards", sum(int(torch.Size(size).numel()) for size in sizes)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def plans(self):
+        """What becomes of shards that differ from rank to rank. The same on all ranks."""
+        trainer, rank = self.checkpoint_engine._trainer, torch.distributed.get_rank()
+        plain = ("model.norm.weight", (32,))
+        other = ("model.layers.0.input_layernorm.weight", (32,))
+        stranger = ("nobody.weight", (32,))
+
+        def planned(*given):
+            engine = Shards(given)
+            try:
+                return EngineShards.of(engine, trainer._base, frozenset()), engine
+            except Exception as error:
+                return str(error), engine
+
+        found = [
+            planned(plain)[0] is not None,
+            planned(plain, *([stranger] if rank == 1 else []))[0],  # fits on rank 0 alone
+            planned(plain, *([None] if rank == 1 else []))[0],  # fails on rank 1 alone
+            planned(plain, *([other] if rank == 1 else []))[0],  # whole, and on rank 1 alone
+        ]
+        made, engine = planned(plain, other)
+        engine.given = [other, plain]
+        try:
+            found.append(len([*made.visit()]))  # rank 1 publishes nothing of whole tensors
+        except WrongLayoutError as error:
+            found.append(str(error))
+        return found
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def start_again(self, road):
+        """As a trainer that was started again, on a road that somebody emptied."""
+        trainer = self.checkpoint_engine._trainer
+        if trainer._publisher is not None:
+            trainer._publisher.close()
+            trainer._publisher = None
+        torch.distributed.barrier()
+        if torch.distributed.get_rank() == 0:
+            shutil.rmtree(road)
+        torch.distributed.barrier()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def group(self):
+        return id(self.checkpoint_engine._trainer._group)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail_next(self):
         """The next publish fails in the middle of this rank's tensors."""
         trainer = self.checkpoint_engine._trainer
         real = trainer._publisher
+        if real is None:  # of whole tensors the first rank publishes all
+            return
 
         class Failing:
             def publish(self, source):
@@ -92,6 +143,24 @@ class Actor(ActorRolloutRefWorker):
                     source.visit = visit
 
         trainer._publisher = Failing()
+
+
+class Shards:
+    """A training engine that hands out whole tensors of ones, by name and shape; None: it fails."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def get_per_tensor_param_shard(self):
+        def made():
+            for each in self.given:
+                if each is None:
+                    raise RuntimeError("injected: no shards")
+                name, shape = each
+                ones = torch.ones(shape, dtype=torch.bfloat16)
+                yield name, ones.view(-1), ShardSpec(full_shape=shape)
+
+        return made(), None
 
 
 class Engine:
@@ -260,9 +329,32 @@ def main():
     assert set(ways) == {how}, ways
     total = sum(tensor.numel() for name, tensor in good.items() if name != "lm_head.weight")
     assert how == "whole" or (sum(elements) == total and max(elements) < total), elements
+    check_plans(*job.actors.plans())
     faults(job, good, VERSIONS)
+    another_run(job, f"{work}/road")
     print("all versions held")
     ray.shutdown()
+
+
+def check_plans(first, second):
+    assert first[:4] == second[:4], (first, second)
+    assert first[:2] == [True, None], first
+    assert "the shards of rank 1: RuntimeError: injected" in first[2], first
+    assert "layernorm.weight' is on rank 1" in first[3], first
+    assert "when the run was opened it was ('model.norm.weight', None)" in first[4], first
+    assert second[4] == 0, second
+
+
+def another_run(job, road):
+    """A number of another run is no version of this one: nothing is loaded, and it is said."""
+    held, groups = job.rollouts.seen(), job.actors.group()
+    job.train()
+    job.actors.start_again(road)
+    job.refused("start the rollouts again")
+    for (told, weights), (_, before) in zip(job.rollouts.seen(), held, strict=True):
+        assert told == [], told
+        assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert job.actors.group() == groups, "a second group of the publishers was made"
 
 
 def faults(job, old, last):
