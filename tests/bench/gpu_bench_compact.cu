@@ -68,11 +68,10 @@ void bench_compact(Bench& bench) {
     const std::uint64_t own = (few.units[i] + kCompactTileUnits - 1) / kCompactTileUnits;
     for (const std::size_t end = t + own; t < end; ++t) bytes += tiles[t].bytes;
   }
-  const double bits = 8 * static_cast<double>(bytes) / changed;
-  char text[80];
-  std::snprintf(text, sizeof(text), "compact: diff + encode, %.2f %%, %.2f bits per change",
-                100 * changed / kUnits, bits);
-  print(text, encoded, "read both", bench.read_both, kUnits * 4.0 + static_cast<double>(bytes));
+  std::fprintf(stderr, "compact: %.2f %% changed, %.2f bits per change\n", 100 * changed / kUnits,
+               8 * static_cast<double>(bytes) / changed);
+  print("compact: diff + encode", encoded, "read both", bench.read_both,
+        kUnits * 4.0 + static_cast<double>(bytes));
   const std::span tables(&table, 1);
   const cuda::Workspace room = Diff::allocate(cuda::CompactDecode::workspace_size(blocks, tables));
   std::byte* const old_values = device(bench.room * 2);

@@ -18,6 +18,8 @@ ASKED = {
     "masked overwrite": ("NaN-masked overwrite", "torch", 0.5),
     "digest, full sweep": (None, "floor", 1.3),
     "sweep of a fused, sliced module of 1061 M elements": (None, "floor", 1.5),
+    "compact: diff + encode": (None, "floor", 6.0),
+    "compact: decode into a staged update": (None, "floor", 3.0),
 }
 
 
