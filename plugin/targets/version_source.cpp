@@ -52,39 +52,6 @@ Status check_context(const FrameContext& found, const VersionDirectory& version,
                info(version.encoding).name, "'; fetch the version again");
 }
 
-// Every piece goes through the chunks by itself: blocks lie between each other.
-class DensePatcher final : public TensorPatcher {
- public:
-  DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)
-      : TensorPatcher(tensor), unit_(unit_bytes(tensor.dtype)) {
-    for (const DensePiece& piece : pieces) left_.push_back({&piece, 0});
-  }
-
- private:
-  Status apply(std::uint64_t byte_offset, std::span<std::byte> chunk) override {
-    const std::uint64_t end = byte_offset + chunk.size();
-    for (auto& [piece, done] : left_) {
-      while (done < piece->bytes.size()) {
-        const DensePiece next = piece->stretch(done, unit_);
-        if (next.byte_offset >= end) break;
-        // Nothing before the chunk is left: chunks adjoin.
-        const std::uint64_t count =
-            std::min<std::uint64_t>(next.bytes.size(), end - next.byte_offset);
-        std::copy_n(next.bytes.data(), count, chunk.data() + (next.byte_offset - byte_offset));
-        done += count;
-      }
-    }
-    return {};
-  }
-
-  struct Left {
-    const DensePiece* piece = nullptr;
-    std::uint64_t done = 0;
-  };
-  unsigned unit_;
-  std::vector<Left> left_;
-};
-
 }  // namespace
 
 Result<VersionSource> VersionSource::open(FileSystem& fs, const VersionDirectory& version,
@@ -294,7 +261,7 @@ Result<std::unique_ptr<TensorPatcher>> VersionSource::patcher(const TensorChange
   const TensorSpec& tensor = (*layout_)[change.tensor];
   const Payload& payload = payloads_.at(change.tensor);
   if (version_.full()) {
-    return std::unique_ptr<TensorPatcher>(std::make_unique<DensePatcher>(tensor, payload.dense));
+    return make_dense_patcher(tensor, payload.dense);
   }
   if (!payload.compact.empty()) {
     return error(StatusCode::kInternal, "tensor '", tensor.name,

@@ -47,6 +47,10 @@ struct DensePiece {
   }
 };
 
+// Writes the pieces over what is there. They outlive the patcher.
+[[nodiscard]] std::unique_ptr<TensorPatcher> make_dense_patcher(const TensorSpec& tensor,
+                                                                std::span<const DensePiece> pieces);
+
 // A block that is coded given its old units, and the table that it is coded with.
 struct CompactPiece {
   CompactBlock block;
