@@ -26,7 +26,6 @@ void complete_layout(Config& config) {
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5:
       config.publisher.encoding = Encoding::kDeltas;
-      config.publisher.encoding_auto = true;
       return;
   }
 }

@@ -146,8 +146,7 @@ constexpr std::array kKeys = {
         "mode", "delta or full", "What a version carries: what changed, or all weights"),
     auto_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding)>(
         "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
-        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas at "
-        "first, then what ends soonest on the link"),
+        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas"),
     key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(
