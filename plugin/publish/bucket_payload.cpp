@@ -88,7 +88,8 @@ class BucketPayload final : public HostPayload {
  private:
   // A tensor's pieces come one after the other.
   Status collect(DeltaView delta) {
-    const OwnedTensor& owned = context_.snapshot->owned(delta.tensor);
+    number_ = delta.tensor;
+    const OwnedTensor& owned = context_.snapshot->owned(number_);
     delta.tensor = owned.tensor();
     if (splitter_.owned() != &owned) DRIFTLESS_RETURN_IF_ERROR(drain());
     if (owned.parts().empty()) return put(delta, owned.block());
@@ -122,7 +123,7 @@ class BucketPayload final : public HostPayload {
       DeltaView unit = delta;
       unit.origin = delta.origin + delta.offsets.front() - gap + context_.position_limit - 1;
       unit.offsets = kHere;
-      unit.values = context_.snapshot->bytes(delta.tensor).data() + unit.origin * unit.unit_bytes;
+      unit.values = context_.snapshot->bytes(number_).data() + unit.origin * unit.unit_bytes;
       DRIFTLESS_RETURN_IF_ERROR(writer_.filling().add(unit));
     }
   }
@@ -143,6 +144,7 @@ class BucketPayload final : public HostPayload {
 
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
+  std::uint32_t number_ = 0;  // in the snapshot, of what is collected
   BlockSplitter splitter_;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };

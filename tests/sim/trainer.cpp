@@ -64,7 +64,8 @@ void Trainer::start(std::uint64_t steps) {
   ranks->options.keep_versions = random.below(4);
   const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd,
                              Encoding::kCompact};
-  ranks->options.encoding = encodings[random.below(encodings.size())];
+  const bool frames = world_.layout == DirectoryLayout::kFrames;  // others know no `compact`
+  ranks->options.encoding = encodings[random.below(encodings.size() - (frames ? 0 : 1))];
   ranks->options.layout = world_.layout;
   if (world_.layout == DirectoryLayout::kHfDelta) {
     ranks->options.encoding = random.chance(0.5) ? Encoding::kXor : Encoding::kOverwrite;
