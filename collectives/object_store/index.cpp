@@ -32,6 +32,7 @@ Links parse_links(const nlohmann::json& json) {
 struct Found {
   Index index;
   std::string tag;
+  Status parsed;  // not ok: it is damaged
 };
 Result<std::optional<Found>> read_index(ObjectStore& store, const Deadline& deadline) {
   const std::string key(kIndexKey);
@@ -39,8 +40,8 @@ Result<std::optional<Found>> read_index(ObjectStore& store, const Deadline& dead
   if (read.status().code() == StatusCode::kNotFound) return std::optional<Found>();
   DRIFTLESS_RETURN_IF_ERROR(read.status());
   Result<Index> index = parse_index(read->text, concat(store.name(), "/", key));
-  // One that is damaged is written anew.
-  return std::optional(Found{index.ok() ? std::move(*index) : Index(), std::move(read->tag)});
+  // One that is damaged is written anew, by who knows the versions.
+  return std::optional(Found{index.ok() ? *index : Index(), std::move(read->tag), index.status()});
 }
 
 Status put_index(ObjectStore& store, const std::optional<Found>& found, bool conditional,
@@ -142,6 +143,9 @@ Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds 
     if (!found) {
       return error(StatusCode::kNotFound, store.name(), "/", key,
                    ": there is none: a publisher writes it when it starts");
+    }
+    if (!found->parsed.ok()) {
+      return found->parsed.with_context("the next version of the publisher writes it anew");
     }
     DRIFTLESS_ASSIGN_OR_RETURN(found->index.links,
                                make_links(store, found->index.versions, valid, deadline));

@@ -11,6 +11,13 @@ namespace {
 
 using namespace object_store;
 
+// Protocol, host and port of a URL.
+std::string_view origin_of(std::string_view url) {
+  const auto host = url.find("://");
+  if (host == std::string_view::npos) return {};
+  return url.substr(0, url.find_first_of("/?", host + 3));
+}
+
 class WebStore final : public ObjectStore {
  public:
   WebStore(std::string_view url, const std::string& ca_file) : url_(url), http_(ca_file) {
@@ -111,12 +118,10 @@ class WebStore final : public ObjectStore {
                    ": holds no links: set road.presign in the trainer's configuration, or run "
                    "`driftless presign`");
     }
-    // What came over https is not asked for in the open.
-    const bool open =
-        url_.starts_with("https://") && !index.links->signed_by.base.starts_with("https://");
-    if (open) {
+    // Who writes it says nothing of other hosts, and what came over https stays there.
+    if (origin_of(index.links->signed_by.base) != origin_of(url_)) {
       return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
-                   ": its links are not https, and road.url is");
+                   ": its links lead to another host, or by another protocol, than road.url");
     }
     const std::scoped_lock lock(mutex_);
     links_ = *std::exchange(index.links, std::nullopt);
