@@ -6,6 +6,7 @@
 
 #include "gpu/device.h"
 #include "plugin/device/device_factories.h"
+#include "support/forwarding_send_road.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
 
@@ -122,58 +123,24 @@ TEST_P(GpuBlocks, AreTheTensors) {
 }
 
 // Parts that lie on the device, as NCCL's: frames are put together there. Onto loopback after all.
-class DevicePart final : public File {
+class DevicePart final : public ForwardingPart {
  public:
-  explicit DevicePart(std::unique_ptr<File> file) : file_(std::move(file)) {}
+  using ForwardingPart::ForwardingPart;
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     std::vector<std::byte> host(bytes.size());
     must(cudaMemcpy(host.data(), bytes.data(), bytes.size(), cudaMemcpyDefault));
-    return file_->pwrite(offset, host);
+    return ForwardingPart::pwrite(offset, host);
   }
-  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return file_->pread(offset, bytes);
-  }
-  Status sync() override { return file_->sync(); }
-  const std::string& path() const override { return file_->path(); }
-
- private:
-  std::unique_ptr<File> file_;
 };
 
-class DeviceParts final : public SendRoad {
+class DeviceParts final : public ForwardingSendRoad {
  public:
-  explicit DeviceParts(std::unique_ptr<SendRoad> road) : road_(std::move(road)) {}
-  Status announce(std::string_view run_info, const Deadline& deadline) override {
-    return road_->announce(run_info, deadline);
-  }
-  Status begin(const PublicationId& id, const Deadline& deadline) override {
-    return road_->begin(id, deadline);
-  }
+  using ForwardingSendRoad::ForwardingSendRoad;
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
     return std::unique_ptr<File>(std::make_unique<DevicePart>(std::move(file)));
   }
-  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
-    return road_->flush(deadline);
-  }
-  Status seal(std::string_view manifest, const Deadline& deadline) override {
-    return road_->seal(manifest, deadline);
-  }
-  Status abort() override { return road_->abort(); }
-  Result<std::optional<Hash128>> published(const PublicationId& id,
-                                           const Deadline& deadline) override {
-    return road_->published(id, deadline);
-  }
-  Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
-  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
-    return road_->prune(version);
-  }
-  Result<std::uint64_t> highest_number() override { return road_->highest_number(); }
-  MemoryKind part_memory() const override { return MemoryKind::kDevice; }
-  void progress() override { road_->progress(); }
-
- private:
-  std::unique_ptr<SendRoad> road_;
+  [[nodiscard]] MemoryKind part_memory() const override { return MemoryKind::kDevice; }
 };
 
 TEST(GpuBlocksInFramesOnTheDevice, AreTheTensors) {

@@ -10,6 +10,7 @@
 
 #include "collectives/loopback/loopback_road.h"
 #include "plugin/publish/publisher.h"
+#include "support/forwarding_send_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
 
@@ -82,62 +83,31 @@ class AskedSource final : public WeightSource {
   Meeting& meeting_;
 };
 
-class HeldPart final : public File {
+class HeldPart final : public testing::ForwardingPart {
  public:
   HeldPart(std::unique_ptr<File> file, Meeting& meeting)
-      : file_(std::move(file)), meeting_(meeting), number_(meeting.open_part()) {}
+      : ForwardingPart(std::move(file)), meeting_(meeting), number_(meeting.open_part()) {}
   Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
     if (std::exchange(first_, false)) meeting_.write(number_);
-    return file_->pwrite(offset, bytes);
+    return ForwardingPart::pwrite(offset, bytes);
   }
-  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
-    return file_->pread(offset, bytes);
-  }
-  Status sync() override { return file_->sync(); }
-  const std::string& path() const override { return file_->path(); }
 
  private:
-  std::unique_ptr<File> file_;
   Meeting& meeting_;
   std::size_t number_;
   bool first_ = true;
 };
 
-class HoldingRoad final : public SendRoad {
+class HoldingRoad final : public testing::ForwardingSendRoad {
  public:
   HoldingRoad(std::unique_ptr<SendRoad> road, Meeting& meeting)
-      : road_(std::move(road)), meeting_(meeting) {}
-  Status announce(std::string_view run_info, const Deadline& deadline) override {
-    return road_->announce(run_info, deadline);
-  }
-  Status begin(const PublicationId& id, const Deadline& deadline) override {
-    return road_->begin(id, deadline);
-  }
+      : ForwardingSendRoad(std::move(road)), meeting_(meeting) {}
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
     return std::unique_ptr<File>(std::make_unique<HeldPart>(std::move(file), meeting_));
   }
-  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
-    return road_->flush(deadline);
-  }
-  Status seal(std::string_view manifest, const Deadline& deadline) override {
-    return road_->seal(manifest, deadline);
-  }
-  Status abort() override { return road_->abort(); }
-  Result<std::optional<Hash128>> published(const PublicationId& id,
-                                           const Deadline& deadline) override {
-    return road_->published(id, deadline);
-  }
-  Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
-  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
-    return road_->prune(version);
-  }
-  Result<std::uint64_t> highest_number() override { return road_->highest_number(); }
-  MemoryKind part_memory() const override { return road_->part_memory(); }
-  void progress() override { road_->progress(); }
 
  private:
-  std::unique_ptr<SendRoad> road_;
   Meeting& meeting_;
 };
 
