@@ -21,6 +21,7 @@ TRANSPORTS = ("nccl", "mpi_rma", "disk")
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
+SNAPSHOTS = ("none", "host", "pinned", "device")
 
 Hook = Callable[..., Any]
 
@@ -117,6 +118,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "model, and its weights, where they are there, are version 0. Default: the model as it is.",
     )
     add(
+        "--update-weight-snapshot",
+        choices=SNAPSHOTS,
+        help="none: every rank publishes what its own optimizer writes, and no copy of the weights "
+        "is kept. host, pinned, device: the source rank of each pipeline stage gathers its tensors "
+        "and compares them with a copy there. Default: none if the optimizer is known.",
+    )
+    add(
         "--update-weight-strict",
         action="store_true",
         help="A weight update that fails ends the training. Default: it is reported, every time.",
@@ -158,6 +166,7 @@ class Options:
     hf_checkpoint: str | None = None
     pre_push: Hook | None = None
     pre_read: Hook | None = None
+    snapshot: str | None = None  # None: none, if it can be
     colocate: bool = False  # judged by load_config(): the mode may be in the file
     notes: tuple[str, ...] = field(default=())
 
@@ -182,6 +191,7 @@ def options_from(args: Any) -> Options | None:
         hf_checkpoint=flag("update_weight_hf_checkpoint"),
         pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
         pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+        snapshot=flag("update_weight_snapshot"),
         colocate=bool(flag("colocate")),
     )
 
@@ -269,6 +279,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "encoding": encoding or flag("update_weight_encoding"),
         "checksum": flag("update_weight_delta_checksum"),
         "buffer_size": flag("update_weight_buffer_size"),
+        "snapshot": _snapshot_setting(flag("update_weight_snapshot")),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),
@@ -280,6 +291,11 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     if config_file is None and transport == "mpi_rma":
         settings["anchors.first"] = "true"
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
+
+
+def _snapshot_setting(snapshot: str | None) -> str | None:
+    """Without a snapshot there is nothing to set."""
+    return None if snapshot == "none" else snapshot
 
 
 def _load(path: str | None, flag: str) -> Hook | None:
