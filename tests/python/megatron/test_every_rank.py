@@ -2,8 +2,10 @@
 """Every rank publishes what its optimizer writes: real megatron-core on the CPU, and rollouts that
 hold its weights after every step, bit for bit."""
 
+import json
+
 import pytest
-from megatron_jobs import Job, ended
+from megatron_jobs import GATHERED, Job, ended
 
 import tiny_config
 
@@ -41,3 +43,25 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         assert all(v["encoding"].startswith("deltas") for v in versions[1:])
         assert all(v["publishers"] == 4 for v in versions)
         job.check(session, [name], config_of(job))
+
+
+def test_no_message_of_ours_carries_weights(work):
+    """The publishers agree over gloo: what they say is counted. Beside them the same steps over the
+    source ranks, where shards are sent."""
+    job = Job(work, steps=STEPS, tp=2)
+    job.over_disk("--update-weight-snapshot", "none", rollouts=("disk0",), layout="frames")
+    rollouts = job.start_disk_rollouts("disk0")
+    job.over_disk(*GATHERED, road="gathered", rollouts=())
+    job.run()
+    ended(*rollouts)
+    job.check(0, ["disk0"], config_of(job))
+    of_a_version = min(v["wire_bytes"] for v in job.versions())
+    sent = 0
+    for rank in range(4):
+        seen = json.loads((work / f"messages_{rank}.json").read_text())
+        assert set(seen["0"]) == {"all_gather", "gather", "broadcast"}
+        assert sum(calls for calls, _ in seen["0"].values()) <= 12 * STEPS
+        if rank > 0:  # the first one's messages are those of all others
+            assert sum(size for _, size in seen["0"].values()) < STEPS * of_a_version / 10
+        sent += seen["1"].get("isend", [0, 0])[1]
+    assert sent > 0.4 * STEPS * job.versions()[0]["full_bytes"]

@@ -61,6 +61,42 @@ def unwrapped(chunk):
     return chunk
 
 
+class Messages:
+    """What torch.distributed is asked to carry while a session publishes: of each session, [calls,
+    bytes] of each function."""
+
+    NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast",
+             "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter_tensor", "scatter",
+             "send", "barrier")  # fmt: skip
+
+    def __init__(self):
+        self.seen, self.counting = {}, None
+        for name in self.NAMES:
+            setattr(dist, name, self.counted(name, getattr(dist, name)))
+
+    def counted(self, name, inner):
+        def call(*args, **kwargs):
+            if self.counting is not None:
+                given = [*args, *kwargs.values()]
+                flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
+                count = self.counting.setdefault(name, [0, 0])
+                count[0] += 1
+                count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
+            return inner(*args, **kwargs)
+
+        return call
+
+    def during(self, number, inner):
+        def call(*args, **kwargs):
+            self.counting = self.seen.setdefault(number, {})
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.counting = None
+
+        return call
+
+
 class Run:
     def __init__(self, job):
         self.job, self.work = job, Path(job["work"])
@@ -76,6 +112,10 @@ class Run:
                     self.trainer.model, self.trainer.optimizer, args, config
                 )
             self.sessions.append(session)
+        self.messages = Messages()
+        for number, session in enumerate(self.sessions):
+            if session is not None:
+                session.publish = self.messages.during(number, session.publish)
         self.leave_shards("start")
         for number, session in enumerate(self.sessions):
             if session is not None and session.publishes and session.last:  # it was resumed
@@ -220,6 +260,8 @@ class Run:
             dist.barrier()
 
     def close(self):
+        path = self.work / f"messages_{dist.get_rank()}.json"
+        path.write_text(json.dumps(self.messages.seen))
         for session in self.sessions:
             if session is not None:
                 session.close()
