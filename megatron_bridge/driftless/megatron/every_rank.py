@@ -2,13 +2,15 @@
 """Every rank publishes what its own optimizer writes: no gather, no copy of the weights.
 
 What a rank owns of a parameter is a flat range of its shard; `blocks.py` cuts it into boxes of
-Hugging Face tensors, each read where it lies. For the optimizers of `optimizers.py`.
+Hugging Face tensors, each read where it lies. Just before the optimizer writes them, the publisher
+is shown the new values, and keeps what changes. For the optimizers of `optimizers.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,19 +21,31 @@ from ..sharded import Boxes, Shard, ShardedSource
 from ..torch_dtypes import dtype_name
 from . import binding, optimizers
 from .blocks import blocks_of
+from .errors import SyncError
 from .export import Bound, Times
 from .plan import StagePlan
 from .topology import Groups, RankFacts, Sizes, Stage
 
 T = TypeVar("T")
 
+# Weights of attention that qk_clip scales.
+_CLIPPED = ("linear_qkv.weight", "linear_q_proj.weight", "linear_q_up_proj.weight",
+            "linear_kv_up_proj.weight")  # fmt: skip
+
 
 class OwnedBlocks(ShardedSource):
     """What this rank owns, and the time that the publisher takes with it."""
 
-    def __init__(self, shards: Sequence[Shard], bucket_bytes: int) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], watched: Sequence[bool], bucket_bytes: int
+    ) -> None:
         super().__init__(shards, bucket_bytes)
+        self._watched = watched
         self.times = Times()
+
+    def watched(self) -> Sequence[bool]:
+        """Of each of tensors(): whether others than the optimizer write it."""
+        return self._watched
 
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         self.times.passes += 1
@@ -39,6 +53,25 @@ class OwnedBlocks(ShardedSource):
             begin = time.perf_counter()
             yield batch
             self.times.use += time.perf_counter() - begin
+
+
+@dataclass
+class _Written:
+    """A block whose new values an optimizer has, in a stretch of its fp32 values."""
+
+    number: int  # of the source's tensors
+    main: torch.Tensor
+    begin: int
+    end: int
+    values: torch.Tensor | None = None
+    address: int = 0  # of all of main, when `values` were cut from it
+
+    def now(self) -> torch.Tensor:
+        """An optimizer's state may be moved to the host and back."""
+        if self.values is None or self.main.data_ptr() != self.address:
+            self.address = self.main.data_ptr()
+            self.values = self.main.detach().view(-1)[self.begin : self.end]
+        return self.values
 
 
 class EveryRank:
@@ -63,11 +96,22 @@ class EveryRank:
             for one in bound
             for tensor in one.item.tensors
         ]
-        self._shards = [shard for one in bound for shard in self._blocks(one, owned)]
+        self._clipped = getattr(binding.unwrap(model[0]).config, "qk_clip", False)
+        self._shards: list[Shard] = []
+        self._watched: list[bool] = []
+        self._written: dict[int, list[_Written]] = {}  # by the optimizer's number
+        self._addresses: list[tuple[str, torch.Tensor, int]] = []  # of the parameters
+        for one in bound:
+            self._add(one, owned)
         self.source: OwnedBlocks | None = None
 
     def start(self, groups: Groups, bucket_bytes: int) -> None:
-        self.source = OwnedBlocks(self._shards, bucket_bytes)
+        self.source = OwnedBlocks(self._shards, self._watched, bucket_bytes)
+
+    @property
+    def live(self) -> OwnedBlocks | None:
+        """What is read where it lies, instead of being compared with a snapshot."""
+        return self.source if hasattr(driftless.Publisher, "capture") else None  # INTERIM
 
     @property
     def boxes(self) -> Boxes:
@@ -84,23 +128,48 @@ class EveryRank:
         assert self.source is not None
         return self.source.times.take()
 
-    def _blocks(
-        self, bound: Bound, owned: dict[torch.Tensor, optimizers.Owned]
-    ) -> Iterator[Shard]:
+    def new_values(self, child: int) -> list[tuple[int, torch.Tensor]]:
+        """What an optimizer is about to write: (number in the source, values) of each block."""
+        for name, parameter, address in self._addresses:
+            if parameter.data_ptr() != address:
+                raise SyncError(
+                    f"rank {self._facts.rank}: {name} was at {address:#x} when weight updates were "
+                    f"attached, and is at {parameter.data_ptr():#x} now: attach() again after "
+                    "parameters were moved, or use --update-weight-snapshot pinned"
+                )
+        return [(each.number, each.now()) for each in self._written.get(child, ())]
+
+    def _add(self, bound: Bound, owned: dict[torch.Tensor, optimizers.Owned]) -> None:
+        item = bound.item
         for piece, shard in enumerate(bound.shards):
             if shard is None:
                 continue
             part = owned.get(shard) or self._unwritten(bound, piece, shard)
             if not part.owner:
                 continue
-            flat = shard.detach().reshape(-1)
-            for block in blocks_of(bound.item, piece, part.begin, part.end):
+            self._addresses.append((item.names[0], shard, shard.data_ptr()))
+            flat = shard.detach().view(-1)
+            for block in blocks_of(item, piece, part.begin, part.end):
                 local = flat[block.begin : block.end].view(block.sizes)
-                yield Shard(block.tensor.name, local, block.tensor.shape, block.offset)
+                watched = self._written_elsewhere(item.names[0], shard)
+                if part.main is not None and part.child is not None and not watched:
+                    first = part.main_begin + block.begin - part.begin
+                    self._written.setdefault(part.child, []).append(
+                        _Written(len(self._shards), part.main, first, first + local.numel())
+                    )
+                self._watched.append(watched)
+                self._shards.append(
+                    Shard(block.tensor.name, local, block.tensor.shape, block.offset)
+                )
+
+    def _written_elsewhere(self, name: str, tensor: torch.Tensor) -> bool:
+        """Buffers (the router's bias of its experts), and what qk_clip edits after a step."""
+        clipped = self._clipped and any(part in name for part in _CLIPPED)
+        return clipped or not isinstance(tensor, torch.nn.Parameter)
 
     def _unwritten(self, bound: Bound, piece: int, shard: torch.Tensor) -> optimizers.Owned:
         """What this rank's optimizer does not write, other ranks' do, if it is trained. Of what is
         not (frozen parameters, buffers) every data-parallel rank has a copy: the first owns it."""
         kind = bound.item.places[piece][0]
         first = (self._facts.edp if kind == "expert" else self._facts.dp) == 0
-        return optimizers.Owned(0, shard.numel(), None, first and not shard.requires_grad)
+        return optimizers.Owned(0, shard.numel(), first and not shard.requires_grad)

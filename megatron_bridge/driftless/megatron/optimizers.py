@@ -24,8 +24,10 @@ class Owned(NamedTuple):
 
     begin: int
     end: int
-    main: torch.Tensor | None  # flat: their fp32 values; None: no optimizer writes them
     owner: bool  # whether this rank publishes them
+    child: int | None = None  # of children(), which writes them; None: no optimizer does
+    main: torch.Tensor | None = None  # what it writes them from, in fp32
+    main_begin: int = 0  # where they begin in that
 
 
 def children(optimizer: Any) -> list[Any]:
@@ -98,30 +100,33 @@ def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, 
     """Of every parameter of which this rank's known optimizer writes something. The distributed one
     says it itself; of replicas that every data-parallel rank updates, each publishes a part."""
     found = {}
-    for child in children(optimizer):
+    for number, child in enumerate(children(optimizer)):
+        distributed = hasattr(child, "shard_fp32_from_float16_groups")
+        first = getattr(child, "distributed_optimizer_instance_id", 0) == 0
         for parameter, main in _pairs(child):
-            flat = main.detach().view(-1)
-            if hasattr(child, "shard_fp32_from_float16_groups"):
+            if distributed:
                 part = child._get_model_param_range_map(parameter)["param"]
-                first = getattr(child, "distributed_optimizer_instance_id", 0) == 0
-                found[parameter] = Owned(part.start, part.end, flat, first)
+                found[parameter] = Owned(part.start, part.end, first, number, main)
                 continue
             expert = not getattr(parameter, "allreduce", True)
             rank, count = (facts.edp, sizes.edp) if expert else (facts.dp, sizes.dp)
-            begin, end = (len(flat) * n // count for n in (rank, rank + 1))
-            found[parameter] = Owned(begin, end, flat[begin:end], True)
+            begin, end = (parameter.numel() * n // count for n in (rank, rank + 1))
+            found[parameter] = Owned(begin, end, True, number, main, begin)
     return found
 
 
-def before_copies(optimizer: Any, call: Callable[[], None]) -> None:
-    """`call` runs before every copy of fp32 values to the parameters, once for each optimizer."""
-    for child in children(optimizer):
-        setattr(child, COPY, _preceded(getattr(child, COPY), call))
+def before_copies(optimizer: Any, call: Callable[[int], None]) -> None:
+    """`call` runs before fp32 values are copied to the parameters, with the number of the optimizer
+    of children() that does it."""
+    for number, child in enumerate(children(optimizer)):
+        setattr(child, COPY, _preceded(getattr(child, COPY), call, number))
 
 
-def _preceded(inner: Callable[..., Any], call: Callable[[], None]) -> Callable[..., Any]:
+def _preceded(
+    inner: Callable[..., Any], call: Callable[[int], None], number: int
+) -> Callable[..., Any]:
     def copy(*args: Any, **kwargs: Any) -> Any:
-        call()
+        call(number)
         return inner(*args, **kwargs)
 
     return copy

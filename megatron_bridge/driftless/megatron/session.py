@@ -164,8 +164,9 @@ class Session:
                     directory, source.tensors(), self.way.boxes
                 )
             return driftless.Publisher(
-                self._job, source, group=group, before_visible=self._before_visible()
-            )
+                self._job, source, group=group, before_visible=self._before_visible(),
+                **({"live": self.way.live} if self.way.live else {}),
+            )  # fmt: skip
 
         self._publisher = self._all_ranks(
             "opening the publisher", lambda: self.way.run(open_publisher)
@@ -173,6 +174,8 @@ class Session:
         if self.publishes:
             for note in self._publisher.notes if self.leads else ():
                 self.report.note(note)
+        if self.way.live is not None:
+            optimizers.before_copies(self._optimizer, self._capture)
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
             self._guarded(
                 self.publish
@@ -232,6 +235,14 @@ class Session:
             return
         self._since = 0
         self._guarded(self.publish)
+
+    def _capture(self, child: int) -> None:
+        """Before an optimizer of ours writes its parameters. If it fails, the next version finds by
+        itself what was not seen."""
+        try:
+            self._publisher.capture(self.way.new_values(child))
+        except Exception as caught:
+            self.report.failure(caught)
 
     def publish(self) -> None:
         """Collective: the weights as they are now, as the next version."""

@@ -36,6 +36,8 @@ class SourceRanks:
             device = next(binding.unwrap(self._model[0]).parameters()).device
             self.source = StageExport(self._bound, self._stage, groups, bucket_bytes, device)
 
+    live = None  # tensors are put together anew for every version
+
     @property
     def specs(self) -> list[driftless.TensorSpec]:
         """Of the stage, as its file of version 0 has them. [ranks that hold shards]"""

@@ -70,29 +70,31 @@ class Messages:
              "send", "barrier")  # fmt: skip
 
     def __init__(self):
-        self.seen, self.counting = {}, None
-        for name in self.NAMES:
-            setattr(dist, name, self.counted(name, getattr(dist, name)))
+        self.seen = {}
 
-    def counted(self, name, inner):
+    @staticmethod
+    def counted(name, inner, seen):
         def call(*args, **kwargs):
-            if self.counting is not None:
-                given = [*args, *kwargs.values()]
-                flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
-                count = self.counting.setdefault(name, [0, 0])
-                count[0] += 1
-                count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
+            given = [*args, *kwargs.values()]
+            flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
+            count = seen.setdefault(name, [0, 0])
+            count[0] += 1
+            count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
             return inner(*args, **kwargs)
 
         return call
 
     def during(self, number, inner):
         def call(*args, **kwargs):
-            self.counting = self.seen.setdefault(number, {})
+            kept = {name: getattr(dist, name) for name in self.NAMES}
+            seen = self.seen.setdefault(number, {})
+            for name, function in kept.items():
+                setattr(dist, name, self.counted(name, function, seen))
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.counting = None
+                for name, function in kept.items():
+                    setattr(dist, name, function)
 
         return call
 
