@@ -125,6 +125,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "and compares them with a copy there. Default: none if the optimizer is known.",
     )
     add(
+        "--update-weight-wait",
+        action="store_true",
+        help="A version is there when step() returns. Default: with --update-weight-snapshot none "
+        "what is left of it once changes are known goes on behind the next step.",
+    )
+    add(
         "--update-weight-strict",
         action="store_true",
         help="A weight update that fails ends the training. Default: it is reported, every time.",
@@ -166,6 +172,7 @@ class Options:
     hf_checkpoint: str | None = None
     pre_push: Hook | None = None
     pre_read: Hook | None = None
+    wait: bool = False
     snapshot: str | None = None  # None: none, if it can be
     colocate: bool = False  # judged by load_config(): the mode may be in the file
     notes: tuple[str, ...] = field(default=())
@@ -191,6 +198,7 @@ def options_from(args: Any) -> Options | None:
         hf_checkpoint=flag("update_weight_hf_checkpoint"),
         pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
         pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+        wait=bool(flag("update_weight_wait")),
         snapshot=flag("update_weight_snapshot"),
         colocate=bool(flag("colocate")),
     )
@@ -279,7 +287,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "encoding": encoding or flag("update_weight_encoding"),
         "checksum": flag("update_weight_delta_checksum"),
         "buffer_size": flag("update_weight_buffer_size"),
-        "snapshot": _snapshot_setting(flag("update_weight_snapshot")),
+        "snapshot": flag("update_weight_snapshot"),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),
@@ -291,11 +299,6 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     if config_file is None and transport == "mpi_rma":
         settings["anchors.first"] = "true"
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
-
-
-def _snapshot_setting(snapshot: str | None) -> str | None:
-    """Without a snapshot there is nothing to set."""
-    return None if snapshot == "none" else snapshot
 
 
 def _load(path: str | None, flag: str) -> Hook | None:

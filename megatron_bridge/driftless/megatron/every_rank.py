@@ -8,7 +8,6 @@ is shown the new values, and keeps what changes. For the optimizers of `optimize
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from ..torch_dtypes import dtype_name
 from . import binding, optimizers
 from .blocks import blocks_of
 from .errors import SyncError
-from .export import Bound, Times
+from .export import Bound
 from .plan import StagePlan
 from .topology import Groups, RankFacts, Sizes, Stage
 
@@ -33,28 +32,6 @@ _CLIPPED = ("linear_qkv.weight", "linear_q_proj.weight", "linear_q_up_proj.weigh
             "linear_kv_up_proj.weight")  # fmt: skip
 
 
-class OwnedBlocks(ShardedSource):
-    """What this rank owns, and the time that the publisher takes with it."""
-
-    def __init__(
-        self, shards: Sequence[Shard], watched: Sequence[bool], bucket_bytes: int
-    ) -> None:
-        super().__init__(shards, bucket_bytes)
-        self._watched = watched
-        self.times = Times()
-
-    def watched(self) -> Sequence[bool]:
-        """Of each of tensors(): whether others than the optimizer write it."""
-        return self._watched
-
-    def visit(self) -> Iterator[list[tuple[int, Any]]]:
-        self.times.passes += 1
-        for batch in super().visit():
-            begin = time.perf_counter()
-            yield batch
-            self.times.use += time.perf_counter() - begin
-
-
 @dataclass
 class _Written:
     """A block whose new values an optimizer has, in a stretch of its fp32 values."""
@@ -63,14 +40,15 @@ class _Written:
     main: torch.Tensor
     begin: int
     end: int
-    values: torch.Tensor | None = None
+    values: driftless.TensorRef | None = None
     address: int = 0  # of all of main, when `values` were cut from it
 
-    def now(self) -> torch.Tensor:
+    def now(self) -> driftless.TensorRef:
         """An optimizer's state may be moved to the host and back."""
         if self.values is None or self.main.data_ptr() != self.address:
             self.address = self.main.data_ptr()
-            self.values = self.main.detach().view(-1)[self.begin : self.end]
+            values = self.main.detach().view(-1)[self.begin : self.end]
+            self.values = driftless.TensorRef(values)
         return self.values
 
 
@@ -98,20 +76,19 @@ class EveryRank:
         ]
         self._clipped = getattr(binding.unwrap(model[0]).config, "qk_clip", False)
         self._shards: list[Shard] = []
-        self._watched: list[bool] = []
         self._written: dict[int, list[_Written]] = {}  # by the optimizer's number
         self._addresses: list[tuple[str, torch.Tensor, int]] = []  # of the parameters
         for one in bound:
             self._add(one, owned)
-        self.source: OwnedBlocks | None = None
+        self.source: ShardedSource | None = None
 
     def start(self, groups: Groups, bucket_bytes: int) -> None:
-        self.source = OwnedBlocks(self._shards, self._watched, bucket_bytes)
+        self.source = ShardedSource(self._shards, bucket_bytes)
 
     @property
-    def live(self) -> OwnedBlocks | None:
+    def live(self) -> ShardedSource | None:
         """What is read where it lies, instead of being compared with a snapshot."""
-        return self.source if hasattr(driftless.Publisher, "capture") else None  # INTERIM
+        return self.source
 
     @property
     def boxes(self) -> Boxes:
@@ -124,11 +101,7 @@ class EveryRank:
     def run(self, work: Callable[[Any], T]) -> T:
         return work(self.source)
 
-    def times(self) -> Times:
-        assert self.source is not None
-        return self.source.times.take()
-
-    def new_values(self, child: int) -> list[tuple[int, torch.Tensor]]:
+    def new_values(self, child: int) -> list[tuple[int, driftless.TensorRef]]:
         """What an optimizer is about to write: (number in the source, values) of each block."""
         for name, parameter, address in self._addresses:
             if parameter.data_ptr() != address:
@@ -157,10 +130,8 @@ class EveryRank:
                     self._written.setdefault(part.child, []).append(
                         _Written(len(self._shards), part.main, first, first + local.numel())
                     )
-                self._watched.append(watched)
-                self._shards.append(
-                    Shard(block.tensor.name, local, block.tensor.shape, block.offset)
-                )
+                place = block.tensor.shape, block.offset
+                self._shards.append(Shard(block.tensor.name, local, *place, watched=watched))
 
     def _written_elsewhere(self, name: str, tensor: torch.Tensor) -> bool:
         """Buffers (the router's bias of its experts), and what qk_clip edits after a step."""

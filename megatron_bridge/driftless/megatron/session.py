@@ -58,6 +58,7 @@ class Session:
         self.last: VersionReport | None = None
         self._since = 0  # successful steps since the last publication
         self._closed = False
+        self._added_s = 0.0  # to steps, since the last version was told of
         self._publisher: Any = None
         self._job: Any = None
         self.config = self._all_ranks("reading the configuration", self._read_config)
@@ -111,8 +112,8 @@ class Session:
         reason = next((text for text in reasons if text), None)
         if reason is None:
             return True
-        if self.options.snapshot == "none":
-            raise MapError(f"--update-weight-snapshot none: {reason}")
+        if self._asked == "none":
+            raise MapError(f"no snapshot was asked for: {reason}")
         if self.rank == 0:
             self.report.note(
                 f"the source rank of each stage gathers its tensors and compares them with a "
@@ -121,11 +122,11 @@ class Session:
         return False
 
     def _why_gather(self) -> str | None:
-        if self._asked != "host" or self.options.snapshot == "host":
+        if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was asked for"
         layout = self.settings["road.layout"]
         if self.settings["road.kind"] == "shared_fs" and layout in ("flush", "hf_delta"):
-            return f"files of road.layout {layout} have whole tensors (frames and hdf5 need not)"
+            return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
         return optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
@@ -165,7 +166,7 @@ class Session:
                 )
             return driftless.Publisher(
                 self._job, source, group=group, before_visible=self._before_visible(),
-                **({"live": self.way.live} if self.way.live else {}),
+                live=self.way.live, snapshot=None if self.way.live is None else "none",
             )  # fmt: skip
 
         self._publisher = self._all_ranks(
@@ -174,6 +175,10 @@ class Session:
         if self.publishes:
             for note in self._publisher.notes if self.leads else ():
                 self.report.note(note)
+        # An engine is told of a version when it is there, and a failure that ends training must be
+        # known in the step.
+        waits = self.options.wait or self.options.strict or bool(self._engine_urls())
+        self.behind = self.way.live is not None and not waits
         if self.way.live is not None:
             optimizers.before_copies(self._optimizer, self._capture)
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
@@ -237,15 +242,18 @@ class Session:
         self._guarded(self.publish)
 
     def _capture(self, child: int) -> None:
-        """Before an optimizer of ours writes its parameters. If it fails, the next version finds by
-        itself what was not seen."""
-        try:
-            self._publisher.capture(self.way.new_values(child))
-        except Exception as caught:
-            self.report.failure(caught)
+        """Before an optimizer of ours writes its parameters, which a version under way still reads.
+        If it fails, the next version finds by itself what was not seen."""
+        self._quietly(self.finish)
+        begin = time.perf_counter()
+        self._quietly(lambda: self._publisher.capture(self.way.new_values(child)))
+        self._added_s += time.perf_counter() - begin
 
     def publish(self) -> None:
         """Collective: the weights as they are now, as the next version."""
+        if self.way.live is not None:
+            self._publish_captured()
+            return
         begin = time.perf_counter()
         self.way.times()
         self.way.sync()
@@ -254,13 +262,43 @@ class Session:
         if report is None:
             return
         times = self.way.times()
-        end = time.perf_counter()
-        self.last = VersionReport.of(report, times, synced - begin, end - begin)
-        if self.leads:
-            self.report.version(self.last)
-        if self.leads:
-            for text in self._publisher.tell_engines():
-                self.report.engine_failure(text)
+        self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+
+    def _publish_captured(self) -> None:
+        """What was captured; the rest of it goes on behind the next step, unless it is waited for."""
+        self._quietly(self.finish)
+        begin = time.perf_counter()
+        try:
+            report = self._publisher.publish(self.way.live, wait=not self.behind)
+        finally:
+            took = time.perf_counter() - begin
+            self._added_s += took
+        if report is not None:
+            self._tell_captured(report, took)
+
+    def finish(self) -> None:
+        """Waits for the version that goes on behind the step; what failed there is raised."""
+        if not self.behind:
+            return
+        begin = time.perf_counter()
+        try:
+            report = self._publisher.wait()
+        finally:
+            self._added_s += time.perf_counter() - begin
+        if report is not None:
+            self._tell_captured(report, report.total_ms / 1e3)
+
+    def _tell_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
+        added_s, self._added_s = self._added_s, 0.0
+        self._tell(VersionReport.of_captured(report, added_s, visible_s))
+
+    def _tell(self, made: VersionReport) -> None:
+        self.last = made
+        if not self.leads:
+            return
+        self.report.version(made)
+        for text in self._publisher.tell_engines():
+            self.report.engine_failure(text)
 
     def _before_visible(self) -> Callable[[str], None] | None:
         """The hook of --custom-delta-pre-push-path: on every publishing rank, before any process can
@@ -294,6 +332,7 @@ class Session:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
+        self._quietly(self.finish)
         try:
             if self.leads and self._job.together:
                 self._wait_for_rollouts()
@@ -347,6 +386,13 @@ class Session:
 
     def _agree_any(self, mine: bool) -> bool:
         return any(topology.gather_objects(mine))
+
+    def _quietly(self, work: Callable[[], Any]) -> None:
+        """A failure is told, and no more."""
+        try:
+            work()
+        except Exception as caught:
+            self.report.failure(caught)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A failure of ours is told, and is no failure of training unless it is asked to be."""

@@ -21,6 +21,7 @@ LAYOUTS = {
     "tp2_dp2_ordinary": {"tp": 2, "distributed": False},
 }
 SHORT = ("tp2_dp2_overlap", "pp2_dp2_tied", "moe_ep2_pp2")
+NONE = ("--update-weight-snapshot", "none")
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name not in SHORT]
 
 
@@ -32,7 +33,7 @@ def config_of(job):
 def test_rollouts_hold_the_weights_after_every_step(work, layout):
     job = Job(work, steps=STEPS, **LAYOUTS[layout])
     job.over_rma(rollouts=("rma4",))
-    job.over_disk("--update-weight-snapshot", "none", rollouts=("disk0",), layout="frames")
+    job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")
     job.run(rma_rollouts=1)
     ended(*rollouts)
@@ -45,11 +46,11 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         job.check(session, [name], config_of(job))
 
 
-def test_no_message_of_ours_carries_weights(work):
-    """The publishers agree over gloo: what they say is counted. Beside them the same steps over the
-    source ranks, where shards are sent."""
-    job = Job(work, steps=STEPS, tp=2)
-    job.over_disk("--update-weight-snapshot", "none", rollouts=("disk0",), layout="frames")
+def test_no_message_of_ours_carries_weights_or_holds_up_a_step(work):
+    """The publishers agree over gloo, behind the step: what they say is counted. Beside them the
+    same steps over the source ranks, where shards are sent."""
+    job = Job(work, steps=STEPS, tp=2, count_messages=True)
+    job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")
     job.over_disk(*GATHERED, road="gathered", rollouts=())
     job.run()
@@ -58,10 +59,11 @@ def test_no_message_of_ours_carries_weights(work):
     of_a_version = min(v["wire_bytes"] for v in job.versions())
     sent = 0
     for rank in range(4):
-        seen = json.loads((work / f"messages_{rank}.json").read_text())
-        assert set(seen["0"]) == {"all_gather", "gather", "broadcast"}
-        assert sum(calls for calls, _ in seen["0"].values()) <= 12 * STEPS
+        ours, gathered = json.loads((work / f"messages_{rank}.json").read_text())
+        assert ours["step"] == {}
+        assert set(ours["behind"]) == {"all_gather", "gather", "broadcast"}
+        assert sum(calls for calls, _ in ours["behind"].values()) <= 12 * STEPS
         if rank > 0:  # the first one's messages are those of all others
-            assert sum(size for _, size in seen["0"].values()) < STEPS * of_a_version / 10
-        sent += seen["1"].get("isend", [0, 0])[1]
+            assert sum(size for _, size in ours["behind"].values()) < STEPS * of_a_version / 10
+        sent += gathered["step"].get("isend", [0, 0])[1]
     assert sent > 0.4 * STEPS * job.versions()[0]["full_bytes"]

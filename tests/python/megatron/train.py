@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -62,39 +63,54 @@ def unwrapped(chunk):
 
 
 class Messages:
-    """What torch.distributed is asked to carry while a session publishes: of each session, [calls,
-    bytes] of each function."""
+    """What torch.distributed is asked to carry for a session's versions: "step" (by the thread that
+    trains) or "behind", and of each function [calls, bytes]."""
 
     NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast",
              "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter_tensor", "scatter",
              "send", "barrier")  # fmt: skip
 
-    def __init__(self):
-        self.seen = {}
+    def __init__(self, session):
+        self.seen = {"step": {}, "behind": {}}
+        publish, finish = session.publish, session.finish
 
-    @staticmethod
-    def counted(name, inner, seen):
+        def counted_publish():
+            self.install()
+            try:
+                publish()
+            finally:
+                if not session.behind:
+                    self.restore()
+
+        def counted_finish():
+            try:
+                finish()
+            finally:
+                self.restore()
+
+        self.kept = {}
+        session.publish, session.finish = counted_publish, counted_finish
+
+    def install(self):
+        self.restore()
+        self.kept = {name: getattr(dist, name) for name in self.NAMES}
+        for name, function in self.kept.items():
+            setattr(dist, name, self.counted(name, function))
+
+    def restore(self):
+        for name, function in self.kept.items():
+            setattr(dist, name, function)
+        self.kept = {}
+
+    def counted(self, name, inner):
         def call(*args, **kwargs):
             given = [*args, *kwargs.values()]
             flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
-            count = seen.setdefault(name, [0, 0])
+            trains = threading.current_thread() is threading.main_thread()
+            count = self.seen["step" if trains else "behind"].setdefault(name, [0, 0])
             count[0] += 1
             count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
             return inner(*args, **kwargs)
-
-        return call
-
-    def during(self, number, inner):
-        def call(*args, **kwargs):
-            kept = {name: getattr(dist, name) for name in self.NAMES}
-            seen = self.seen.setdefault(number, {})
-            for name, function in kept.items():
-                setattr(dist, name, self.counted(name, function, seen))
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                for name, function in kept.items():
-                    setattr(dist, name, function)
 
         return call
 
@@ -114,10 +130,9 @@ class Run:
                     self.trainer.model, self.trainer.optimizer, args, config
                 )
             self.sessions.append(session)
-        self.messages = Messages()
-        for number, session in enumerate(self.sessions):
-            if session is not None:
-                session.publish = self.messages.during(number, session.publish)
+        self.messages = []
+        if job.get("count_messages"):
+            self.messages = [Messages(session) for session in self.sessions]
         self.leave_shards("start")
         for number, session in enumerate(self.sessions):
             if session is not None and session.publishes and session.last:  # it was resumed
@@ -194,6 +209,8 @@ class Run:
                 "publishers": dist.get_world_size(session.groups.publishers),
                 "changed": made.changed_units,
                 "ms": step.total_ms,
+                "visible_ms": step.visible_ms,
+                "notes": list(made.notes),
                 "total": made.total_units,
                 "wire_bytes": made.wire_bytes,
                 "full_bytes": made.full_bytes,
@@ -219,23 +236,23 @@ class Run:
 
     @contextlib.contextmanager
     def broken(self, wanted):
-        """Rank 2, which publishes and does not lead, fails in the middle of a pass."""
-        last = [s.way.source for s in self.sessions if s and s.publishes and not s.leads]
-        if not wanted or not last or dist.get_rank() != 2:
+        """The last stage's source fails in the middle of a pass."""
+        publishing = [s.way.source for s in self.sessions if s and s.publishes and not s.leads]
+        if not wanted or not publishing:
             yield
             return
-        name = "_assemble" if hasattr(last[0], "_assemble") else "ready"
-        inner, calls = getattr(last[0], name), []
+        export = publishing[0]
+        assemble, calls = export._assemble, []
 
         def fail(*args):
             calls.append(args)
             if len(calls) == 2:
                 raise RuntimeError("broken on purpose")
-            return inner(*args)
+            return assemble(*args)
 
-        setattr(last[0], name, fail)
+        export._assemble = fail
         yield
-        setattr(last[0], name, inner)
+        export._assemble = assemble
         assert len(calls) == 2, "a pass of several buckets was expected"
 
     def steps(self):
@@ -246,6 +263,8 @@ class Run:
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
+            for session in filter(None, () if job.get("behind") else self.sessions):
+                session._quietly(session.finish)  # what went on behind the step
             self.trainer.sync_parameters()
             if step == job["steps"] or not job.get("last_shards_only"):
                 self.leave_shards(f"step{step}")
@@ -263,7 +282,7 @@ class Run:
 
     def close(self):
         path = self.work / f"messages_{dist.get_rank()}.json"
-        path.write_text(json.dumps(self.messages.seen))
+        path.write_text(json.dumps([each.seen for each in self.messages]))
         for session in self.sessions:
             if session is not None:
                 session.close()
