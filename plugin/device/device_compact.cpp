@@ -101,9 +101,8 @@ class CompactBatch {
     patch_host_at_ = host_.take(patch_size_.host_bytes);
     sums_at_ = dev_.take(blocks_.size() * kSumsBytes);
     sums_host_at_ = host_.take(blocks_.size() * kSumsBytes);
-    for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      if (plain_data(blocks_[i]) != nullptr) continue;
-      longest_ = std::max(longest_, span_of(blocks_[i]));
+    for (const CompactUnits& block : blocks_) {
+      if (plain_data(block) == nullptr) longest_ = std::max(longest_, span_of(block));
     }
     cuda::StridedPatch::Part longest;
     longest.count = longest_;
@@ -162,7 +161,7 @@ class CompactBatch {
 
   Status fetch() {
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      CompactUnits& block = blocks_[i];
+      const CompactUnits& block = blocks_[i];
       const cuda::StreamEntry& entry = coded_[i].entry;
       if (entry.count == 0) continue;
       DRIFTLESS_RETURN_IF_ERROR(gpu_.uploader.read({block.values, entry.count * width_},

@@ -74,6 +74,7 @@ class DeviceDeltaPayload final : public RankPayload {
     slice_dtype_ = spec.dtype;
     for (std::uint64_t first = 0; first < units;) {
       if (slice_units_ >= most) DRIFTLESS_RETURN_IF_ERROR(start_slice());
+      if (findings_.dense) return {};  // no further slice is started
       // At a multiple of 16 bytes: the next stretch is as well aligned as the tensor.
       const std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
       SlicePiece piece;

@@ -55,12 +55,10 @@ ReceiverNeeds silent_needs() {
 Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
     std::span<const TensorSpec> tensors) const {
   if (options_.cuts.empty()) return std::vector<BlockCut>();
-  if (!takes_cuts()) {
-    return error(StatusCode::kUnsupported, "cuts are for frames in host memory, but ",
-                 takes_blocks()
-                     ? std::string("this publisher compares on a GPU")
-                     : concat("layout ", to_string(options_.layout), " has whole tensors"),
-                 "; leave the cuts out, or publish frames that are compared on the host");
+  if (!takes_blocks()) {
+    return error(StatusCode::kUnsupported, "cuts are for frames, but layout ",
+                 to_string(options_.layout),
+                 " has whole tensors; leave the cuts out, or publish frames");
   }
   std::map<std::uint32_t, BlockCut> cuts;
   for (const TensorCut& wanted : options_.cuts) {
@@ -119,7 +117,7 @@ std::string PublisherRank::who_cannot(Encoding encoding) const {
 // Frames may change their encoding from version to version; directories of others may not.
 Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
   if (wanted == Encoding::kCompact && !codes_compact()) {
-    notes.push_back(
+    notes.emplace_back(
         "'compact' is coded where the snapshot is compared, and this one is compared on a GPU and "
         "lies in pinned memory: versions are published in 'deltas'");
     wanted = Encoding::kDeltas;
@@ -167,7 +165,7 @@ Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& repor
 }
 
 std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) const {
-  if (!options_.cut_for_receivers || !takes_cuts()) return own_cuts_;
+  if (!options_.cut_for_receivers || !takes_blocks()) return own_cuts_;
   std::map<std::uint32_t, std::pair<std::uint32_t, std::set<std::uint64_t>>> wanted;
   for (const BlockCut& cut : own_cuts_) {
     wanted[cut.tensor] = {cut.dim, {cut.points.begin(), cut.points.end()}};

@@ -104,12 +104,6 @@ Status PublisherRank::open_mirror() {
     whole.push_back(std::move(all));
   }
   if (!mirrored_) return {};
-  if (options_.device != nullptr) {
-    return error(StatusCode::kUnsupported, "layout ", to_string(options_.layout),
-                 " has whole tensors, and a publisher with a GPU offers '",
-                 layout_[whole.front().tensor()].name,
-                 "' in blocks; publish frames, or compare on the host");
-  }
   block_buffers_.emplace(layout_, Encoding::kDeltas);
   notes_.push_back(concat("layout ", to_string(options_.layout), " has whole tensors: publisher ",
                           "rank 0 keeps a mirror of the ", whole.size(),

@@ -146,8 +146,6 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] bool takes_blocks() const {
     return options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   }
-  // Blocks that a GPU compares go as they are offered.
-  [[nodiscard]] bool takes_cuts() const { return takes_blocks() && options_.device == nullptr; }
   // In hf_delta the version itself is whole if an anchor is due: others look among versions.
   [[nodiscard]] bool anchors_among_versions() const {
     return options_.layout == DirectoryLayout::kHfDelta;

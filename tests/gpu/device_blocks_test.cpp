@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that publish blocks of tensors with a GPU give receivers what ranks without one do: rows,
 // columns, several blocks of a tensor, with the snapshot on the device or pinned, one rank with a
-// GPU beside one without, in frames.
+// GPU beside one without, in frames and in layouts of whole tensors.
 #include <gtest/gtest.h>
 
 #include "gpu/device.h"
@@ -43,6 +43,7 @@ struct Way {
   Encoding encoding;
   unsigned ranks;   // the first has no GPU, if there are three
   unsigned pieces;  // blocks of a tensor that a rank has
+  unsigned cuts = 0;
 };
 
 class GpuBlocks : public ::testing::TestWithParam<Way> {
@@ -58,6 +59,11 @@ class GpuBlocks : public ::testing::TestWithParam<Way> {
     options_.buffer_bytes = 64 << 10;
     options_.deadline = std::chrono::seconds(60);
     options_.anchor_every = 3;
+    if (GetParam().cuts == 0) return;
+    options_.cuts = {{"model.embed.weight", 1, GetParam().cuts},
+                     {"model.layers.0.up.weight", 0, GetParam().cuts},
+                     {"model.large", 0, GetParam().cuts},
+                     {"model.norm.weight", 0, GetParam().cuts}};
   }
   ~GpuBlocks() override { Trainer::offer_as({}); }
 
@@ -85,7 +91,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Way{SnapshotPlace::kDevice, kFrames, Encoding::kDeltas, 2, 1},
                       Way{SnapshotPlace::kDevice, kFrames, Encoding::kIndices, 1, 2},
                       Way{SnapshotPlace::kPinned, kFrames, Encoding::kDeltasZstd, 3, 2},
-                      Way{SnapshotPlace::kDevice, kFrames, Encoding::kIndices, 3, 3}));
+                      Way{SnapshotPlace::kDevice, kFrames, Encoding::kIndices, 3, 3},
+                      Way{SnapshotPlace::kDevice, kFrames, Encoding::kDeltas, 1, 1, 4},
+                      Way{SnapshotPlace::kPinned, kFrames, Encoding::kDeltasZstd, 2, 2, 3},
+                      Way{SnapshotPlace::kDevice, kFrames, Encoding::kIndices, 3, 2, 5},
+                      Way{SnapshotPlace::kPinned, DirectoryLayout::kHfDelta, Encoding::kXor, 2, 2},
+                      Way{SnapshotPlace::kPinned, DirectoryLayout::kFlush, Encoding::kDeltas, 3,
+                          1}));
 
 // Steps, one that is aborted, a dense one, anchors, a restart: every version is the trainer's bits,
 // and so are the digests of every tensor, or the receiver would refuse it.
