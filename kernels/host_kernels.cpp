@@ -11,6 +11,7 @@ namespace {
 
 constexpr HostKernels kReference{"reference",
                                  reference::diff,
+                                 reference::diff_cast,
                                  reference::gather,
                                  reference::scatter,
                                  reference::masked_overwrite,
@@ -21,6 +22,13 @@ constexpr HostKernels kReference{"reference",
                                  reference::digest_strided,
                                  reference::compact_encode,
                                  reference::compact_decode};
+
+template <cpu::DiffUnits kDiff>
+std::uint32_t cpu_diff_cast(const void* old_units, const void* new_values, std::uint32_t count,
+                            ValueCast cast, std::uint32_t* offsets, void* values,
+                            void* old_values) {
+  return cpu::diff_cast(kDiff, old_units, new_values, count, cast, offsets, values, old_values);
+}
 
 template <cpu::DigestSums kSums>
 Digest cpu_digest(const DigestTensorKey& tensor, std::uint64_t byte_offset,
@@ -60,9 +68,10 @@ bool cpu_compact_decode(const CompactTable& table, const void* old_units, std::u
 
 #define DRIFTLESS_CPU_KERNELS(target)                                                              \
   HostKernels {                                                                                    \
-    "cpu/" #target, cpu::target::diff, cpu::gather, cpu::scatter, cpu::target::masked_overwrite,   \
-        cpu_digest<cpu::target::digest_sums>, cpu_scatter_digested<cpu::target::digest_steps>,     \
-        cpu::gather_strided, cpu::scatter_strided, cpu_digest_strided<cpu::target::digest_sums>,   \
+    "cpu/" #target, cpu::target::diff, cpu_diff_cast<cpu::target::diff>, cpu::gather,              \
+        cpu::scatter, cpu::target::masked_overwrite, cpu_digest<cpu::target::digest_sums>,         \
+        cpu_scatter_digested<cpu::target::digest_steps>, cpu::gather_strided,                      \
+        cpu::scatter_strided, cpu_digest_strided<cpu::target::digest_sums>,                        \
         cpu_compact_encode<cpu::target::hazard_sums>, cpu_compact_decode<cpu::target::hazard_sums> \
   }
 

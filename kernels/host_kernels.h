@@ -44,6 +44,13 @@ struct HostKernels {
                              unsigned unit_bytes, std::uint32_t* offsets, void* values,
                              void* old_values);
   Diff* diff;
+  // diff() whose new side is read through a conversion that narrows (kF32ToBF16, kF32ToF16), as an
+  // optimizer writes its weights: units of 2 bytes, new values of 4. `values` get what is
+  // converted.
+  using DiffCast = std::uint32_t(const void* old_units, const void* new_values, std::uint32_t count,
+                                 ValueCast cast, std::uint32_t* offsets, void* values,
+                                 void* old_values);
+  DiffCast* diff_cast;
   // values[k] = units[offsets[k]]
   using Gather = void(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
                       std::uint64_t count, void* values);

@@ -67,10 +67,14 @@ class DiffSlot {
     std::uint32_t* const offsets = offsets_.get() + count_;
     std::byte* const values = values_.get() + value_bytes_;
     std::byte* const old_values = old_values_ ? old_values_.get() + value_bytes_ : nullptr;
-    const std::uint64_t at = origin * pair.unit_bytes;
+    const std::byte* const before = pair.old_data + origin * pair.unit_bytes;
+    const std::byte* const after =
+        pair.new_data + origin * source_bytes(pair.cast, pair.unit_bytes);
+    const auto count = static_cast<std::uint32_t>(units);
     const std::uint32_t found =
-        kernels.diff(pair.old_data + at, pair.new_data + at, static_cast<std::uint32_t>(units),
-                     pair.unit_bytes, offsets, values, old_values);
+        pair.cast == ValueCast::kNone
+            ? kernels.diff(before, after, count, pair.unit_bytes, offsets, values, old_values)
+            : kernels.diff_cast(before, after, count, pair.cast, offsets, values, old_values);
     count_ += found;
     value_bytes_ += std::uint64_t{found} * pair.unit_bytes;
     return {&pair, origin, units,

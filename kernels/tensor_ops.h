@@ -22,6 +22,8 @@ struct TensorPair {
   std::uint64_t units = 0;
   const std::byte* old_data = nullptr;
   const std::byte* new_data = nullptr;
+  ValueCast cast =
+      ValueCast::kNone;  // through which the new side is read: HostKernels::diff_cast()
 };
 
 // One compared piece: units [origin, origin + units) of `pair`, and what changed there

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What processors do in code for the baseline: moving units, and the digest around a SIMD target's
-// digest_sums() and digest_steps(),
-// and `compact` around its hazard_sums(). Contracts: host_kernels.h.
+// What processors do in code for the baseline: moving units; and, around functions of a SIMD
+// target, comparing converted values (diff()), the digest (digest_sums(), digest_steps()) and
+// `compact` (hazard_sums()). Contracts: host_kernels.h.
 #pragma once
 
 #include "kernels/cpu/operations.h"
@@ -14,9 +14,14 @@ HostKernels::Scatter scatter;
 HostKernels::GatherStrided gather_strided;
 HostKernels::ScatterStrided scatter_strided;
 
+using DiffUnits = decltype(&portable::diff);
 using DigestSums = decltype(&portable::digest_sums);
 using DigestSteps = decltype(&portable::digest_steps);
 using HazardSums = decltype(&portable::hazard_sums);
+
+std::uint32_t diff_cast(DiffUnits diff, const void* old_units, const void* new_values,
+                        std::uint32_t count, ValueCast cast, std::uint32_t* offsets, void* values,
+                        void* old_values);
 
 Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
               std::span<const std::byte> bytes);

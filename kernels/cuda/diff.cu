@@ -72,9 +72,13 @@ std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes
 }
 
 DiffShape shape_of(std::span<const std::uint64_t> units, unsigned unit_bytes,
-                   std::uint64_t max_changed) {
+                   std::uint64_t max_changed, ValueCast cast = ValueCast::kNone) {
   const auto tiles = static_cast<std::uint32_t>(tiles_of(units, unit_bytes));
-  return {static_cast<std::uint32_t>(units.size()), tiles, unit_bytes, max_changed,
+  return {static_cast<std::uint32_t>(units.size()),
+          tiles,
+          unit_bytes,
+          cast,
+          max_changed,
           scan_bytes(tiles)};
 }
 
@@ -98,23 +102,24 @@ Status launch_next(const char* name, void (*kernel)(Formal...), unsigned grid, u
   return check(cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(given)...), name);
 }
 
-template <unsigned W>
+template <unsigned W, ValueCast C>
 Status queue_diff(const Parts& parts, const DiffShape& shape, cudaStream_t stream) {
   constexpr int kShared = kWarps * sizeof(List<W>);
   DRIFTLESS_RETURN_IF_ERROR(check(
-      cudaFuncSetAttribute(diff_tiles<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+      cudaFuncSetAttribute(diff_tiles<W, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
       "asking for shared memory"));
-  diff_tiles<W><<<(shape.tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(
+  diff_tiles<W, C><<<(shape.tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(
       parts, shape.tiles, shape.max_changed);
   return check_launch("diff_tiles");
 }
 
-template <unsigned W>
+template <unsigned W, ValueCast C = ValueCast::kNone>
 Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
              std::byte* positions, std::byte* values, Summary* host_summary, cudaStream_t stream) {
   const std::uint32_t tensors = shape.tensors, tiles = shape.tiles;
   if (tiles != 0) {
-    DRIFTLESS_RETURN_IF_ERROR(queue_diff<W>(parts, shape, stream));
+    const Status queued = queue_diff<W, C>(parts, shape, stream);
+    DRIFTLESS_RETURN_IF_ERROR(queued);
     std::size_t bytes = shape.scan_bytes;
     DRIFTLESS_RETURN_IF_ERROR(
         check(cub::DeviceScan::ExclusiveScan(
@@ -135,7 +140,7 @@ Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
                                  cudaMemcpyDeviceToHost, stream),
                  "fetching the results of a comparison");
   }
-  const auto kernel = coding == PositionCoding::kGaps ? emit<W, true> : emit<W, false>;
+  const auto kernel = coding == PositionCoding::kGaps ? emit<W, true, C> : emit<W, false, C>;
   return launch_next("emit", kernel, (tiles + kEmitTiles - 1) / kEmitTiles + 1, kEmitWarps * 32,
                      stream, parts, tensors, tiles, shape.max_changed, positions, values,
                      reinterpret_cast<std::uint64_t*>(host_summary));
@@ -156,8 +161,9 @@ WorkspaceSize DiffBatch::workspace_size(std::span<const std::uint64_t> units, un
 
 Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned unit_bytes,
                                   std::uint64_t max_changed, const Workspace& workspace,
-                                  Stream stream) {
-  if (!valid_width(unit_bytes)) {
+                                  Stream stream, ValueCast cast) {
+  const bool narrows = cast == ValueCast::kF32ToBF16 || cast == ValueCast::kF32ToF16;
+  if (!valid_width(unit_bytes) || (cast != ValueCast::kNone && !(narrows && unit_bytes == 2))) {
     return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
                  " bytes cannot be compared");
   }
@@ -169,7 +175,7 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
   DRIFTLESS_RETURN_IF_ERROR(check_workspace(
       workspace, workspace_size(units, unit_bytes, max_changed), "comparing on the device"));
   DiffBatch batch;
-  batch.shape_ = shape_of(units, unit_bytes, max_changed);
+  batch.shape_ = shape_of(units, unit_bytes, max_changed, cast);
   batch.dev_ = workspace.dev;
   batch.host_ = workspace.host;
   const Parts host = carve(batch.host_, batch.shape_, MemoryKind::kHost);
@@ -220,8 +226,11 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
                               cudaMemcpyHostToDevice, queue_on),
               "placing the table of tensors"));
   }
-  return by_width(shape_.unit_bytes, queue<1>, queue<2>, queue<4>, queue<8>)(
-      dev, shape_, coding, positions_dev, values_dev, host.summary, queue_on);
+  const auto run = shape_.cast == ValueCast::kF32ToBF16 ? queue<2, ValueCast::kF32ToBF16>
+                   : shape_.cast == ValueCast::kF32ToF16
+                       ? queue<2, ValueCast::kF32ToF16>
+                       : by_width(shape_.unit_bytes, queue<1>, queue<2>, queue<4>, queue<8>);
+  return run(dev, shape_, coding, positions_dev, values_dev, host.summary, queue_on);
 }
 
 DiffBatch::Results DiffBatch::results() const {

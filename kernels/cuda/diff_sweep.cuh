@@ -66,8 +66,9 @@ struct Parts {
   StreamEntry* entries = nullptr;
 };
 
-inline constexpr unsigned kBlocksPerProcessor = 3;  // leaves 80 registers to a thread
-inline constexpr unsigned kBatch = 4;               // 16-byte groups per lane and side in flight
+// Leaves 80 registers to a thread; if the new side is converted, 128.
+constexpr unsigned blocks_per_processor(ValueCast cast) { return cast == ValueCast::kNone ? 3 : 2; }
+inline constexpr unsigned kBatch = 4;  // 16-byte groups per lane and side in flight
 // What a warp collects of a tile before it is called dense; a batch fits.
 constexpr unsigned list_units(unsigned unit_bytes) { return kTileBytes / unit_bytes / 8; }
 
@@ -110,9 +111,52 @@ __device__ __forceinline__ unsigned count_bits(std::uint64_t x) { return __popcl
 __device__ __forceinline__ unsigned lowest_bit(std::uint32_t x) { return __ffs(x) - 1; }
 __device__ __forceinline__ unsigned lowest_bit(std::uint64_t x) { return __ffsll(x) - 1; }
 
+// A unit of the new side, which lies there as the conversion takes it.
+template <unsigned W, ValueCast C>
+__device__ __forceinline__ Unit<W> new_unit(const std::byte* new_dev, std::uint32_t at) {
+  if constexpr (C == ValueCast::kNone) {
+    return reinterpret_cast<const Unit<W>*>(new_dev)[at];
+  } else {
+    static_assert(W == 2 && (C == ValueCast::kF32ToBF16 || C == ValueCast::kF32ToF16));
+    const std::uint32_t bits = reinterpret_cast<const std::uint32_t*>(new_dev)[at];
+    return C == ValueCast::kF32ToBF16 ? bf16_of_f32(bits) : f16_of_f32(bits);
+  }
+}
+template <ValueCast C>
+__device__ __forceinline__ std::uint32_t narrowed(std::uint32_t first, std::uint32_t second) {
+  if constexpr (C == ValueCast::kF32ToBF16) {
+    return bf16_of_f32(first) | std::uint32_t{bf16_of_f32(second)} << 16;
+  } else {
+    return f16_of_f32(first) | std::uint32_t{f16_of_f32(second)} << 16;
+  }
+}
+// 16 bytes of the new side as they lie there; of values that are narrowed, 32.
+template <ValueCast C>
+struct NewGroup {
+  uint4 words[2];
+  __device__ __forceinline__ void load(const std::byte* new_dev, unsigned group) {
+    const uint4* const from = reinterpret_cast<const uint4*>(new_dev) + 2 * group;
+    words[0] = __ldg(from);
+    words[1] = __ldg(from + 1);
+  }
+  __device__ __forceinline__ uint4 units() const {
+    return {narrowed<C>(words[0].x, words[0].y), narrowed<C>(words[0].z, words[0].w),
+            narrowed<C>(words[1].x, words[1].y), narrowed<C>(words[1].z, words[1].w)};
+  }
+};
+template <>
+struct NewGroup<ValueCast::kNone> {
+  uint4 words;
+  __device__ __forceinline__ void load(const std::byte* new_dev, unsigned group) {
+    // The L1 keeps it: values are picked up from there.
+    words = __ldg(reinterpret_cast<const uint4*>(new_dev) + group);
+  }
+  __device__ __forceinline__ uint4 units() const { return words; }
+};
+
 // A tile as the lanes see it, batch by batch: group j of lane l in batch b is group
 // (b * kBatch + j) * 32 + l of the tile, 16 bytes. A lane's mask has a bit per unit of its groups.
-template <unsigned W>
+template <unsigned W, ValueCast C>
 struct TileView {
   static constexpr unsigned kGroupUnits = 16 / W;
   static constexpr unsigned kBatchUnits = kBatch * 32 * kGroupUnits;
@@ -136,37 +180,37 @@ struct TileView {
   __device__ unsigned batches() const { return (units + kBatchUnits - 1) / kBatchUnits; }
 
   struct Loaded {
-    uint4 old_groups[kBatch], new_groups[kBatch];
+    uint4 old_groups[kBatch];
+    NewGroup<C> new_groups[kBatch];
 
     __device__ __forceinline__ Mask mask() const {
       Mask mask = 0;
 #pragma unroll
       for (unsigned j = 0; j < kBatch; ++j) {
-        mask |= static_cast<Mask>(differing<W>(old_groups[j], new_groups[j])) << (j * kGroupUnits);
+        mask |= static_cast<Mask>(differing<W>(old_groups[j], new_groups[j].units()))
+                << (j * kGroupUnits);
       }
       return mask;
     }
   };
   __device__ __forceinline__ void load(unsigned batch, unsigned lane, Loaded& out) const {
     const uint4* const a = reinterpret_cast<const uint4*>(old_dev) + batch * kBatch * 32 + lane;
-    const uint4* const b = reinterpret_cast<const uint4*>(new_dev) + batch * kBatch * 32 + lane;
 #pragma unroll
     for (unsigned j = 0; j < kBatch; ++j) {
       out.old_groups[j] = load_streaming(a + j * 32);
-      out.new_groups[j] = __ldg(b + j * 32);  // the L1 keeps it: values are picked up from there
+      out.new_groups[j].load(new_dev, (batch * kBatch + j) * 32 + lane);
     }
   }
   // Of a batch that is not whole: the last, or any if a side does not lie at a multiple of 16.
   __device__ Mask slow_mask(unsigned batch, unsigned lane) const {
     const auto* const a = reinterpret_cast<const Unit<W>*>(old_dev);
-    const auto* const b = reinterpret_cast<const Unit<W>*>(new_dev);
     Mask mask = 0;
 #pragma unroll 1
     for (unsigned j = 0; j < kBatch; ++j) {
       const std::uint32_t first = ((batch * kBatch + j) * 32 + lane) * kGroupUnits;
 #pragma unroll
       for (unsigned i = 0; i < kGroupUnits; ++i) {
-        if (first + i < units && a[first + i] != b[first + i]) {
+        if (first + i < units && a[first + i] != new_unit<W, C>(new_dev, first + i)) {
           mask |= Mask{1} << (j * kGroupUnits + i);
         }
       }
@@ -192,10 +236,10 @@ struct TileView {
 // Appends the batch's offsets to `list` behind the first `filled`, in order; returns how many there
 // are. Writes nothing past `room`.
 template <unsigned W>
-__device__ __forceinline__ unsigned collect(typename TileView<W>::Mask mask, unsigned batch,
-                                            unsigned lane, unsigned filled, unsigned room,
-                                            std::uint16_t* list) {
-  using View = TileView<W>;
+__device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNone>::Mask mask,
+                                            unsigned batch, unsigned lane, unsigned filled,
+                                            unsigned room, std::uint16_t* list) {
+  using View = TileView<W, ValueCast::kNone>;
   constexpr unsigned kGroupUnits = View::kGroupUnits;
   static_assert(kBatch == 4);
   const auto own = [&](unsigned j) {
@@ -241,11 +285,12 @@ struct List {
   Unit<W> values[list_units(W)];
 
   // Of entries [from, to), as far as there is room.
+  template <ValueCast C>
   __device__ __forceinline__ void pick_up_values(const std::byte* new_dev, unsigned from,
                                                  unsigned to, unsigned lane) {
-    const auto* const units = reinterpret_cast<const Unit<W>*>(new_dev);
     const unsigned end = to < list_units(W) ? to : list_units(W);
-    for (unsigned k = from + lane; k < end; k += 32) values[k] = units[offsets[k]];
+    for (unsigned k = from + lane; k < end; k += 32)
+      values[k] = new_unit<W, C>(new_dev, offsets[k]);
   }
   __device__ __forceinline__ void write(const Parts& parts, unsigned count, std::uint64_t base,
                                         unsigned lane) const {
@@ -259,16 +304,16 @@ struct List {
 };
 
 // More changes than a list holds: looks again, and writes batch by batch.
-template <unsigned W>
-__device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W>& view,
+template <unsigned W, ValueCast C>
+__device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W, C>& view,
                                             List<W>& list, std::uint64_t base, unsigned lane,
                                             Tile& tile) {
   unsigned done = 0;
-  view.each_batch(lane, [&](unsigned batch, typename TileView<W>::Mask mask) {
+  view.each_batch(lane, [&](unsigned batch, typename TileView<W, C>::Mask mask) {
     __syncwarp();
     const unsigned found = collect<W>(mask, batch, lane, 0, list_units(W), list.offsets);
     __syncwarp();
-    list.pick_up_values(view.new_dev, 0, found, lane);
+    list.template pick_up_values<C>(view.new_dev, 0, found, lane);
     __syncwarp();
     list.write(parts, found, base + done, lane);
     if (found != 0) {
@@ -279,12 +324,12 @@ __device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W
   });
 }
 
-template <unsigned W>
-__global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
+template <unsigned W, ValueCast C>
+__global__ void __launch_bounds__(kWarps * 32, blocks_per_processor(C))
     diff_tiles(Parts parts, std::uint32_t tiles, std::uint64_t max_changed) {
   extern __shared__ std::byte shared[];
   constexpr std::uint32_t kTileUnits = kTileBytes / W;
-  using View = TileView<W>;
+  using View = TileView<W, C>;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::uint32_t number = blockIdx.x * kWarps + warp;
   if (number >= tiles) return;
@@ -292,7 +337,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
   const DevTensor tensor = parts.tensors[parts.tile_tensor[number]];
   const std::uint64_t first_unit = std::uint64_t{number - tensor.first_tile} * kTileUnits;
   const std::uint64_t left = tensor.units - first_unit;
-  const View view(tensor.old_dev + first_unit * W, tensor.new_dev + first_unit * W,
+  const View view(tensor.old_dev + first_unit * W, tensor.new_dev + first_unit * source_bytes(C, W),
                   left < kTileUnits ? static_cast<std::uint32_t>(left) : kTileUnits);
   unsigned count = 0;
   bool listed = true;
@@ -305,12 +350,12 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
     }
     const unsigned found = collect<W>(mask, batch, lane, count, list_units(W), list.offsets);
     __syncwarp();
-    list.pick_up_values(view.new_dev, count, count + found, lane);
+    list.template pick_up_values<C>(view.new_dev, count, count + found, lane);
     count += found;
   });
   Tile tile{0, count, 0, static_cast<std::uint16_t>(view.units - 1)};
-  // If all of it changed, the second kernel reads the tensor itself.
-  if (count != 0 && count != view.units) {
+  // If all of it changed, the second kernel reads the tensor itself; unless it would convert it.
+  if (count != 0 && (count != view.units || C != ValueCast::kNone)) {
     unsigned long long base = 0;
     if (lane == 0) base = atomicAdd(parts.cursor, count);
     tile.base = __shfl_sync(~0U, base, 0);
@@ -322,7 +367,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerProcessor)
       tile.first = list.offsets[0];
       tile.last = list.offsets[count - 1];
     } else {
-      write_dense<W>(parts, view, list, tile.base, lane, tile);
+      write_dense<W, C>(parts, view, list, tile.base, lane, tile);
     }
   }
   if (lane == 0) parts.tiles[number] = tile;

@@ -57,6 +57,7 @@ struct StreamEntry {
 struct DiffShape {
   std::uint32_t tensors = 0, tiles = 0;
   unsigned unit_bytes = 1;
+  ValueCast cast = ValueCast::kNone;  // of the new side
   std::uint64_t max_changed = 0, scan_bytes = 0;
 };
 
@@ -84,9 +85,12 @@ class DiffBatch {
   // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes, std::uint64_t max_changed);
+  // `cast`: the new side is read through it, as HostKernels::diff_cast() does; `unit_bytes` are
+  // those of the old side.
   [[nodiscard]] static Result<DiffBatch> make(std::span<const std::uint64_t> units,
                                               unsigned unit_bytes, std::uint64_t max_changed,
-                                              const Workspace& workspace, Stream stream);
+                                              const Workspace& workspace, Stream stream,
+                                              ValueCast cast = ValueCast::kNone);
 
   // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
   // have more than 2^31 units, else 4 (gaps rarely take more than 2).

@@ -43,6 +43,28 @@ std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t c
   return found;
 }
 
+std::uint32_t diff_cast(const void* old_units, const void* new_values, std::uint32_t count,
+                        ValueCast cast, std::uint32_t* offsets, void* values, void* old_values) {
+  const auto* before = static_cast<const std::byte*>(old_units);
+  const auto* after = static_cast<const std::byte*>(new_values);
+  auto* out = static_cast<std::byte*>(values);
+  auto* old_out = static_cast<std::byte*>(old_values);
+  std::uint32_t found = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint32_t value = 0;
+    std::memcpy(&value, after + std::size_t{i} * sizeof(value), sizeof(value));
+    const std::uint16_t bits =
+        cast == ValueCast::kF32ToBF16 ? bf16_of_f32(value) : f16_of_f32(value);
+    const std::size_t at = std::size_t{i} * sizeof(bits), to = std::size_t{found} * sizeof(bits);
+    if (std::memcmp(before + at, &bits, sizeof(bits)) == 0) continue;
+    offsets[found] = i;
+    std::memcpy(out + to, &bits, sizeof(bits));
+    if (old_out != nullptr) std::memcpy(old_out + to, before + at, sizeof(bits));
+    ++found;
+  }
+  return found;
+}
+
 void gather(const void* units, unsigned unit_bytes, const std::uint32_t* offsets,
             std::uint64_t count, void* values) {
   const auto* from = static_cast<const std::byte*>(units);

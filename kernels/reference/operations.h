@@ -7,6 +7,7 @@
 namespace driftless::reference {
 
 HostKernels::Diff diff;
+HostKernels::DiffCast diff_cast;
 HostKernels::Gather gather;
 HostKernels::Scatter scatter;
 HostKernels::MaskedOverwrite masked_overwrite;

@@ -17,7 +17,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     made->work_.options = options;
     DRIFTLESS_ASSIGN_OR_RETURN(made->work_.stream, DeviceStream::make());
     DRIFTLESS_RETURN_IF_ERROR(made->work_.differ.open(made->work_.stream));
-    if (made->on_device()) {
+    if (options.snapshot != SnapshotPlace::kPinned) {
       DRIFTLESS_ASSIGN_OR_RETURN(made->work_.memory, make_device_memory(options.device));
     }
     return std::shared_ptr<PublisherDevice>(std::move(made));
@@ -47,7 +47,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     const bool full = context.frame.encoding == Encoding::kFull;
     const bool shards = context.directory_layout == DirectoryLayout::kHfDelta ||
                         (full && context.directory_layout == DirectoryLayout::kFlush);
-    if (shards && on_device()) {
+    if (shards && work_.memory != nullptr) {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
     }
@@ -56,9 +56,10 @@ class CudaPublisherDevice final : public PublisherDevice {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     if (!full) abort();  // an anchor leaves alone what its version is about to commit
-    if (shards || (full && !on_device())) return make_host_copy_payload(context, work_);
-    return full ? make_device_full_payload(context, work_)
-                : make_device_delta_payload(context, work_);
+    if (shards || (full && work_.memory == nullptr)) return make_host_copy_payload(context, work_);
+    if (full) return make_device_full_payload(context, work_);
+    if (context.live != nullptr) return make_rank_payload(context);  // of what was captured
+    return make_device_delta_payload(context, work_);
   }
 
   Status commit() override {

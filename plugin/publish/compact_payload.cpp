@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "plugin/checkpoint/compact_writer.h"
+#include "plugin/publish/live_weights.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {
@@ -30,9 +31,11 @@ class CompactPayload final : public HostPayload {
   }
 
  private:
+  // Of number_'s tensor. One that goes out whole has no old values.
   [[nodiscard]] bool is_coded(std::uint32_t tensor) const {
     return compact_fields((*context_.layout)[tensor].dtype) &&
-           !std::ranges::binary_search(context_.plain, tensor);
+           !std::ranges::binary_search(context_.plain, tensor) &&
+           (context_.live == nullptr || !context_.live->whole(number_));
   }
 
   // A tensor's pieces come one after the other: with the first of another it is complete.

@@ -39,7 +39,9 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch();
-  DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan, make_plan(check_source(weights), deadline));
+  if (!observed_) static_cast<void>(observe(weights));  // what it found fails the plan
+  DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan,
+                             make_plan(*std::exchange(observed_, std::nullopt), deadline));
   PublishReport report;
   report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
@@ -79,6 +81,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
     report.delta_bytes = verdict.delta_bytes;
     report.wire_bytes = verdict.wire_bytes;
     report.mirror_bytes = mirror_bytes_;
+    report.live = std::exchange(live_costs_, {});
     if (verdict.anchor) {
       const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
@@ -230,7 +233,7 @@ Status PublisherRank::visit(WeightSource& weights,
       if (memory != MemoryKind::kHost && options_.device == nullptr) {
         return error(StatusCode::kUnsupported, "tensor '", name,
                      "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
-                     "to pinned or device");
+                     "to pinned, device or none");
       }
       batch.push_back({number_[number], data, memory});
     }
@@ -248,6 +251,7 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
       context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
+  if (live_) return produce_live(made, deadline);
   return write_payload(made, deadline, [&](const AddBatch& add) { return visit(weights, add); });
 }
 
@@ -263,20 +267,25 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
         note_fence(ranks.status()).with_context(concat(to_string(id), " was not published"));
     return outcome;
   }
-  bool dense = false;
+  bool dense = false, needs_full = false;
   for (const RankMessage& rank : *ranks) {
     outcome.changed_units += rank.findings.changed_units;
     dense = dense || rank.findings.dense;
+    needs_full = needs_full || rank.needs_full;
+    outcome.notes.insert(outcome.notes.end(), rank.notes.begin(), rank.notes.end());
   }
   const double density =
       layout_.total_units() == 0
           ? 0
           : static_cast<double>(outcome.changed_units) / static_cast<double>(layout_.total_units());
-  if (!plan.full && (dense || density > options_.full_above_density)) {
+  if (!plan.full && (needs_full || dense || density > options_.full_above_density)) {
     outcome.verdict = Verdict::kRedoFull;
-    outcome.notes.push_back(concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
-                                   " of the units changed, above full_above_density (",
-                                   percent(options_.full_above_density), "): sent in full"));
+    outcome.notes.push_back(
+        needs_full ? concat(to_string(id), ": layout ", to_string(options_.layout),
+                            " cannot carry a whole tensor among changes: sent in full")
+                   : concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
+                            " of the units changed, above full_above_density (",
+                            percent(options_.full_above_density), "): sent in full"));
     const Status dropped = road_.abort();
     outcome.status = note_fence(road_.begin(id, deadline));
     return outcome;
@@ -348,6 +357,7 @@ void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
   undo_.clear();
   mirror_undo_.clear();
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
+  if (live_) live_->commit();
 }
 
 // The snapshot is what the receivers have, again; if that cannot be, the next version is full.
@@ -355,7 +365,7 @@ void PublisherRank::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
   mirror_undo_.roll_back(host_kernels(), mirror_);
-  if (full) needs_full_ = true;
+  if (full && !live_) needs_full_ = true;  // without a snapshot nothing was written over
 }
 
 void PublisherRank::prune(std::vector<std::string>& notes) {

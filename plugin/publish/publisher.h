@@ -54,6 +54,14 @@ struct PublisherOptions {
   // The snapshot is kept and compared where this says; null: in host memory, by the processor. Of
   // this rank alone.
   std::shared_ptr<PublisherDevice> device = nullptr;
+  // False: none is kept. The weights are read where they lie, and what changed comes by capture().
+  bool keep_snapshot = true;
+  // Of captured changes, and as much again while a version is under way; past it a tensor goes out
+  // whole. Two values and 4 bytes a change.
+  std::uint64_t capture_bytes = std::uint64_t{512} << 20;
+  // Without a snapshot, every so many versions: a sweep proves that the weights are what the
+  // captured changes make of them. 0: never.
+  std::uint64_t sweep_every = 1;
   // Layouts hf_delta and flush: whole versions carry the files of this checkpoint that hold no
   // weights. Their readers make a directory exactly what a whole version holds. Empty: none.
   std::string assets_dir;
@@ -64,6 +72,14 @@ struct PublisherOptions {
   // lie in, before anybody can see it. Not ok: it is not published. May be empty.
   std::function<Status(const std::string& directory)> before_visible;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
+};
+
+// What a version without a snapshot took, failed attempts included.
+struct LiveCosts {
+  std::uint64_t captured_bytes = 0;  // that the changes take
+  std::uint64_t resent_tensors = 0;  // written without capture(), or with more than could be kept
+  double capture_ms = 0;             // of capture(), since the last version
+  double sweep_ms = 0;               // what the changes add up to, and the proof
 };
 
 struct PublishReport {
@@ -77,6 +93,7 @@ struct PublishReport {
   std::uint64_t mirror_bytes = 0;
   bool anchor = false;             // an anchor of it was published, too
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
+  LiveCosts live;                  // of this rank; zero if it keeps a snapshot
   double process_ms = 0;           // diff, encoding, writing; of this rank
   double flush_ms = 0;             // of that: until all that was written is where receivers look
   double manifest_publish_ms = 0;  // agreement and seal
@@ -91,10 +108,14 @@ class Publisher {
   // name and offset (kWrongLayout). `history` (null: nothing to resume) is read where the road
   // holds versions already: the snapshot is then brought to the newest of them, so that the first
   // publish() takes the receivers from there to the weights it is given.
+  //
+  // Without a snapshot (options.keep_snapshot) `base` is read once, and `live` (null: it is `base`)
+  // offers the same tensors where the trainer has them: they stay there, and are updated in place.
   [[nodiscard]] static Result<std::unique_ptr<Publisher>> open(const PublisherOptions& options,
                                                                Group& group, SendRoad& road,
                                                                ReceiveRoad* history,
-                                                               WeightSource& base);
+                                                               WeightSource& base,
+                                                               WeightSource* live = nullptr);
   virtual ~Publisher() = default;
 
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
@@ -102,6 +123,21 @@ class Publisher {
   // names the rank and what failed there. kWrongRun: another publisher has taken the road over;
   // nothing of this one becomes visible any more, and every further call says so.
   [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;
+  // Without a snapshot, not collective: before weights are written, what they become. `values` has
+  // entries of the source's tensors() by number, of their type, or float32 that is rounded to it as
+  // it is written. Compares and keeps what changes, until a version with it is committed. May be
+  // called several times for a version. Not ok: the next publish() finds out what is missing.
+  struct NewTensor {
+    std::size_t tensor = 0;
+    const std::byte* data = nullptr;
+    DType dtype = DType::kBF16;
+    MemoryKind memory = MemoryKind::kHost;
+  };
+  [[nodiscard]] virtual Status capture(std::span<const NewTensor> values) = 0;
+  // The part of publish() that must be over before weights are written that capture() does not see
+  // (WeightSource::watched()). Not collective; publish() with the same source does it if nobody
+  // has.
+  [[nodiscard]] virtual Status observe(WeightSource& weights) = 0;
   // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
   // because it fell too far behind (kAnchorWanted in its report).
   virtual void request_anchor() = 0;

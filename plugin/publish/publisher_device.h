@@ -9,7 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 
+#include "core/delta_view.h"
 #include "core/status.h"
 
 namespace driftless {
@@ -17,10 +20,11 @@ namespace driftless {
 class RankPayload;
 struct PayloadContext;
 class WeightMemory;
+struct TensorPair;
 
 // Where a publisher keeps what the receivers have.
-enum class SnapshotPlace : unsigned char { kHost, kPinned, kDevice };
-[[nodiscard]] std::string_view to_string(SnapshotPlace place);  // "host", "pinned", "device"
+enum class SnapshotPlace : unsigned char { kHost, kPinned, kDevice, kNone };
+[[nodiscard]] std::string_view to_string(SnapshotPlace place);  // "host", ..., "none"
 
 struct DeviceOptions {
   SnapshotPlace snapshot = SnapshotPlace::kPinned;  // not kHost
@@ -42,7 +46,7 @@ class PublisherDevice {
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   // From and to either side; done when it returns.
   [[nodiscard]] virtual Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
-  // The GPU's memory, if the snapshot lies there; else null.
+  // The GPU's memory, if the snapshot lies there, or if there is none; else null.
   [[nodiscard]] virtual std::shared_ptr<WeightMemory> memory() const = 0;
 
   // Compares on the device. kUnsupported if the layout needs the snapshot in host memory.
@@ -52,6 +56,13 @@ class PublisherDevice {
   [[nodiscard]] virtual Status commit() = 0;
   // It is dropped.
   virtual void abort() = 0;
+
+  // Without a snapshot (LiveWeights). Compares where both sides lie; when it returns they have been
+  // read. What changed stays on the device until fetch_captured() brings it over, in the order of
+  // the calls: deltas that lie in one piece of a ChangeStore each, and their old values.
+  [[nodiscard]] virtual Status capture(std::span<const TensorPair> pairs) = 0;
+  [[nodiscard]] virtual Status fetch_captured(
+      const std::function<void(const DeltaView&, const std::byte* old_values)>& use) = 0;
 };
 
 }  // namespace driftless

@@ -157,6 +157,7 @@ Status PublisherRank::write_mirror(const PayloadContext& made,
   PayloadContext whole = made;
   whole.snapshot = &mirror_;
   whole.undo = &mirror_undo_;
+  whole.live = nullptr;
   whole.buffers = &*mirror_buffers_;
   whole.frame.rank = group_.size();
   whole.dense_above_units = ~std::uint64_t{0};

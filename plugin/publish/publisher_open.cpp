@@ -24,13 +24,13 @@ PublisherRank::PublisherRank(const PublisherOptions& options, Group& group, Send
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
                                                    SendRoad& road, ReceiveRoad* history,
-                                                   WeightSource& base) {
+                                                   WeightSource& base, WeightSource* live) {
   try {
     const Deadline deadline = Deadline::after(options.deadline);
     auto rank = std::make_unique<PublisherRank>(options, group, road, history);
     group.next_epoch();
     DRIFTLESS_RETURN_IF_ERROR(rank->assemble(base, deadline));
-    DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, live != nullptr ? *live : base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->start_or_resume(deadline));
     return std::unique_ptr<Publisher>(std::move(rank));
   } catch (const std::exception& caught) {
@@ -246,8 +246,13 @@ Status PublisherRank::own(const LeaderMessage& told) {
                                OwnedTensor::make(tensor, offered_[offer], boxes_[offer],
                                                  cut != cuts.end() ? cut->second : nullptr));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
-                             Snapshot::create(layout_, std::move(owned), options_.device.get()));
+  if (options_.keep_snapshot) {
+    DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
+                               Snapshot::create(layout_, std::move(owned), options_.device.get()));
+  } else {
+    snapshot_ = Snapshot::without_memory(layout_, std::move(owned), options_.device.get());
+    live_.emplace(snapshot_, options_.device.get(), options_.capture_bytes, threads_);
+  }
   return takes_blocks() ? Status() : open_mirror();
 }
 
@@ -270,15 +275,20 @@ std::vector<std::uint32_t> PublisherRank::owned_tensors() const {
   return tensors;
 }
 
-Status PublisherRank::seed(WeightSource& base, const Deadline& deadline) {
+Status PublisherRank::seed(WeightSource& base, WeightSource& live, const Deadline& deadline) {
   RankMessage mine;
-  const unsigned threads = options_.device == nullptr ? threads_ : 1;
-  mine.status = visit(base, [&](std::span<const PairedTensor> batch) {
-    return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) {
-      return snapshot_.write(batch[task].number, batch[task].new_data);
+  if (live_) {
+    mine.status = open_live(live);
+    if (mine.status.ok()) mine.status = digest_base(base);
+  } else {
+    const unsigned threads = options_.device == nullptr ? threads_ : 1;
+    mine.status = visit(base, [&](std::span<const PairedTensor> batch) {
+      return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) {
+        return snapshot_.write(batch[task].number, batch[task].new_data);
+      });
     });
-  });
-  if (mine.status.ok()) mine.status = digest_snapshot();
+    if (mine.status.ok()) mine.status = digest_snapshot();
+  }
   for (const std::uint32_t tensor : owned_tensors()) {
     if (mine.status.ok()) mine.tensor_digests.push_back({tensor, tensor_digests_[tensor]});
   }
@@ -435,15 +445,21 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   if (group_.leads()) message = find_start(deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage start, tell(message, deadline));
   RankMessage mine;
-  mine.status = seed_mirror(catch_up(start.version, deadline), deadline);
-  mine.digest = part_digest_;
+  if (live_) {
+    mine = look_at_live(start.version);
+  } else {
+    mine.status = catch_up(start.version, deadline);
+    mine.digest = part_digest_;
+  }
+  mine.status = seed_mirror(mine.status, deadline);
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage ready = start;
   ready.status = ranks.status();
   if (ranks.ok() && group_.leads()) {
     Digest sum;
     for (const RankMessage& rank : *ranks) sum += rank.digest;
-    if (sum != start.digest) {
+    ready.full = live_ && sum != start.digest;
+    if (!live_ && sum != start.digest) {
       ready.status = error(StatusCode::kMismatch, "version ", start.version,
                            " as read back from the road has digest ", to_hex(sum), ", expected ",
                            to_hex(start.digest), "; start a new run on an empty road");
@@ -454,6 +470,10 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
     // Of a run that goes on, with anchors among its versions, a whole one is there or will be.
     const bool among = anchors_among_versions() && start.version > 0;
     ready.anchor = ready.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
+    if (ready.full && ready.anchor) {  // these weights are not the version
+      ready.anchor = false;
+      anchor_requested_ = true;
+    }
     if (ready.anchor) {
       ready.status = road_.begin({start.version, PublicationKind::kAnchor}, deadline);
     }
@@ -462,6 +482,13 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   id_ = {told.run, told.version};
   digest_ = told.digest;
   resumed_ = told.resume;
+  if (told.full && told.version > 0) needs_full_ = true;
+  if (told.full) {
+    notes_.push_back(concat("the weights are not those of version ", told.version,
+                            told.version > 0 ? ", and there is no snapshot of it: the next version"
+                                               " goes out in full"
+                                             : ": the next version carries what differs"));
+  }
   if (told.resume)
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
   if (highest_number_ > id_.version) {

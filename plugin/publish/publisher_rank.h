@@ -5,6 +5,7 @@
 
 #include "formats/receiver_needs.h"
 #include "plugin/publish/encoding_chooser.h"
+#include "plugin/publish/live_weights.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/publish/rank_payload.h"
 
@@ -20,13 +21,14 @@ struct RankMessage {
   std::vector<TensorBox> boxes;     // which part of each
   std::uint64_t version = 0;        // that it has committed
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
-  bool needs_full = false;          // its snapshot is not what the receivers have
+  bool needs_full = false;          // no delta leads from what the receivers have to its weights
   Digest digest;                    // of its weights
   // Of tensors that it owns: of the base and of a full version of all, of a delta of the changed.
   TensorDigests tensor_digests;
   TensorDigests unchanged;  // of a delta: of the other tensors that it shares with other ranks
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
+  std::vector<std::string> notes;  // for all
 };
 
 enum class Verdict : unsigned char { kNone, kCommit, kAbort, kRedoFull, kDoubt };
@@ -67,10 +69,12 @@ class PublisherRank final : public Publisher {
 
   // The steps of Publisher::open(), in order. publisher_open.cpp.
   [[nodiscard]] Status assemble(WeightSource& base, const Deadline& deadline);
-  [[nodiscard]] Status seed(WeightSource& base, const Deadline& deadline);
+  [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, const Deadline& deadline);
   [[nodiscard]] Status start_or_resume(const Deadline& deadline);
 
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
+  [[nodiscard]] Status capture(std::span<const NewTensor> values) override;
+  [[nodiscard]] Status observe(WeightSource& weights) override;
   void request_anchor() override { anchor_requested_ = true; }
   [[nodiscard]] Status publish_anchor() override;
   [[nodiscard]] const WeightLayout& layout() const override { return layout_; }
@@ -189,6 +193,15 @@ class PublisherRank final : public Publisher {
                      const std::vector<std::vector<std::byte>>& frames, const Deadline& deadline,
                      RankMessage& mine);
 
+  // publisher_live.cpp: without a snapshot.
+  [[nodiscard]] Status look_at(WeightSource& weights);
+  [[nodiscard]] Status open_live(WeightSource& live);
+  [[nodiscard]] Status digest_base(WeightSource& base);
+  [[nodiscard]] RankMessage look_at_live(std::uint64_t version);
+  [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
+  // What was captured, proven; the notes name what is not as it was said to be.
+  [[nodiscard]] Status prove_live(RankMessage& mine);
+
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
@@ -235,6 +248,10 @@ class PublisherRank final : public Publisher {
   std::vector<bool> in_blocks_;        // per tensor of the layout: no rank owns all of it
   Snapshot snapshot_;
   UndoLog undo_;
+  std::optional<LiveWeights> live_;        // if there is no snapshot; then snapshot_ is the weights
+  std::optional<Status> observed_;         // of observe(), until publish()
+  std::uint64_t since_sweep_ = 0;          // versions
+  LiveCosts live_costs_;                   // since the last version
   std::optional<PayloadBuffers> buffers_;  // once the layout is known
   Encoding encoding_;                      // of deltas: the options', or what all receivers read
   std::vector<std::uint32_t> plain_;       // tensors that `compact` must not code

@@ -26,6 +26,7 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   made.layout = &layout_;
   made.snapshot = &snapshot_;
   made.undo = &undo_;
+  made.live = live_ ? &*live_ : nullptr;
   made.buffers = &*buffers_;
   made.road = &road_;
   made.frame.id = {id_.run, id.version};
@@ -208,8 +209,11 @@ Status PublisherRank::seal_publication(const PublicationId& id, std::uint64_t ba
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, manifest_of(id, base_version, full, ranks));
   if (id.kind == PublicationKind::kAnchor && manifest.digest != digest_) {
-    return error(StatusCode::kMismatch, "the snapshot has digest ", to_hex(manifest.digest),
-                 ", expected ", to_hex(digest_), ": memory was damaged; restart the trainer");
+    return error(StatusCode::kMismatch, live_ ? "the weights have" : "the snapshot has", " digest ",
+                 to_hex(manifest.digest), ", expected ", to_hex(digest_),
+                 live_ ? ": they have moved on since that version, and there is no snapshot of it; "
+                         "request an anchor of the next version"
+                       : ": memory was damaged; restart the trainer");
   }
   outcome.digest = manifest.digest;
   outcome.changed_units = manifest.changed_units;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <exception>
 
+#include "plugin/publish/live_weights.h"
+
 namespace driftless {
 namespace {
 
@@ -122,6 +124,7 @@ std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context) {
 Status HostPayload::compare(std::span<const PairedTensor> batch,
                             const std::function<Status(const DiffPiece&)>& collect) {
   if (findings_.dense) return {};
+  if (context_.live != nullptr) return look_up(batch, collect);
   std::vector<TensorPair> pairs;
   for (const PairedTensor& offered : batch) {
     const Snapshot& snapshot = *context_.snapshot;
@@ -153,6 +156,25 @@ Status HostPayload::absorb(const DiffPiece& piece) {
   findings_.changed_units += piece.delta.count();
   findings_.dense = findings_.changed_units > context_.dense_above_units;
   return findings_.dense ? error(StatusCode::kUnsupported, "dense") : Status();
+}
+
+Status HostPayload::look_up(std::span<const PairedTensor> batch,
+                            const std::function<Status(const DiffPiece&)>& collect) {
+  for (const PairedTensor& offered : batch) {
+    const std::uint32_t tensor = context_.snapshot->owned(offered.number).tensor();
+    const Digest* const change = context_.live->change(tensor);
+    if (change == nullptr) continue;
+    findings_.digests[tensor] = *change;
+    DRIFTLESS_RETURN_IF_ERROR(context_.live->each_piece(
+        offered.number, [&](const DeltaView& delta, const std::byte* old_values) -> Status {
+          findings_.changed_units += delta.count();
+          findings_.dense = findings_.changed_units > context_.dense_above_units;
+          if (findings_.dense) return {};
+          return collect({nullptr, delta.origin, 0, delta, old_values});
+        }));
+    if (findings_.dense) return {};
+  }
+  return {};
 }
 
 Result<std::span<const std::byte>> HostPayload::take_whole(const PairedTensor& offered) {
@@ -218,6 +240,7 @@ std::string_view to_string(SnapshotPlace place) {
   switch (place) {
     case SnapshotPlace::kPinned: return "pinned";
     case SnapshotPlace::kDevice: return "device";
+    case SnapshotPlace::kNone: return "none";
     default: return "host";
   }
 }
@@ -245,6 +268,17 @@ Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedT
   return snapshot;
 }
 
+Snapshot Snapshot::without_memory(const WeightLayout& layout, std::vector<OwnedTensor> owned,
+                                  PublisherDevice* device) {
+  Snapshot snapshot;
+  snapshot.layout_ = &layout;
+  snapshot.owned_ = std::move(owned);
+  snapshot.device_ = device;
+  snapshot.memory_ = device != nullptr ? device->memory() : make_host_memory();
+  snapshot.data_.resize(snapshot.owned_.size());
+  return snapshot;
+}
+
 Status Snapshot::recut(std::span<const BlockCut> cuts) {
   std::vector<OwnedTensor> owned;
   for (const OwnedTensor& each : owned_) {
@@ -267,17 +301,22 @@ Status Snapshot::write(std::uint32_t number, const std::byte* from) {
   return {};
 }
 
-Result<Digest> Snapshot::digest(std::uint32_t number, unsigned threads) const {
+Result<Digest> Snapshot::digest(std::uint32_t number, const std::byte* units, MemoryKind kind,
+                                unsigned threads) const {
   const DigestTensorKey key = digest_tensor_key(spec(number).name);
   const BlockPlace& place = owned(number).place();
   const unsigned unit = unit_bytes(spec(number).dtype);
-  const DensePiece all{place.first * unit, bytes(number), memory_kind(),
-                       place.contiguous() ? nullptr : &place, 0};
+  const DensePiece all{place.first * unit,
+                       {units, size_bytes(number)},
+                       kind,
+                       place.contiguous() ? nullptr : &place,
+                       0};
   std::vector<TensorBytes> stretches;
   DRIFTLESS_RETURN_IF_ERROR(all.each_stretch(unit, [&](const DensePiece& stretch) {
     stretches.push_back({stretch, &key});
     return Status();
   }));
+  if (kind == MemoryKind::kHost) return digest_on_host(stretches, threads);
   return memory_->digest(stretches, threads);
 }
 

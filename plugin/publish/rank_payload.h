@@ -16,6 +16,8 @@
 
 namespace driftless {
 
+class LiveWeights;
+
 // Snapshot: what the receivers have, as far as this publisher rank owns it; and the undo log that
 // takes a version back which did not come through.
 
@@ -30,12 +32,19 @@ class Snapshot {
                                                std::vector<OwnedTensor> owned,
                                                PublisherDevice* device = nullptr);
 
+  // No memory of its own: place() says where each lies, in memory of the device if there is one.
+  [[nodiscard]] static Snapshot without_memory(const WeightLayout& layout,
+                                               std::vector<OwnedTensor> owned,
+                                               PublisherDevice* device);
+  void place(std::uint32_t number, std::byte* data) { data_[number] = data; }
+
   [[nodiscard]] std::span<const OwnedTensor> owned() const { return owned_; }
   [[nodiscard]] const OwnedTensor& owned(std::uint32_t number) const { return owned_[number]; }
   // The tensor's, of which this number is a block.
   [[nodiscard]] const TensorSpec& spec(std::uint32_t number) const {
     return (*layout_)[owned_[number].tensor()];
   }
+  [[nodiscard]] const WeightLayout& layout() const { return *layout_; }
   [[nodiscard]] std::byte* data(std::uint32_t number) const { return data_[number]; }
   [[nodiscard]] std::span<const std::byte> bytes(std::uint32_t number) const {
     return {data_[number], size_bytes(number)};
@@ -50,8 +59,12 @@ class Snapshot {
   [[nodiscard]] Status recut(std::span<const BlockCut> cuts);
   // All of it; `from` may lie on either side.
   [[nodiscard]] Status write(std::uint32_t number, const std::byte* from);
-  // What its units add to the tensor's digest.
-  [[nodiscard]] Result<Digest> digest(std::uint32_t number, unsigned threads) const;
+  // What its units add to the tensor's digest; or others for them, that lie elsewhere.
+  [[nodiscard]] Result<Digest> digest(std::uint32_t number, unsigned threads) const {
+    return digest(number, data_[number], memory_kind(), threads);
+  }
+  [[nodiscard]] Result<Digest> digest(std::uint32_t number, const std::byte* units, MemoryKind kind,
+                                      unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;
@@ -110,6 +123,9 @@ struct PayloadContext {
   std::vector<std::vector<std::byte>>* frames = nullptr;
   Snapshot* snapshot = nullptr;
   UndoLog* undo = nullptr;
+  // What changed, if that was captured; the snapshot is the weights themselves then. Null: it is
+  // compared with what is offered.
+  const LiveWeights* live = nullptr;
   PayloadBuffers* buffers = nullptr;
   SendRoad* road = nullptr;
   FrameContext frame;  // run, version, base, layout, encoding, rank
@@ -165,9 +181,9 @@ class RankPayload {
 class HostPayload : public RankPayload {
  protected:
   explicit HostPayload(const PayloadContext& context) : context_(context) {}
-  // Compares the batch with the snapshot, which takes what changed. `collect` sees the changes in
-  // order; the tensor of a delta is the number in the snapshot. Ok also if the comparison was
-  // stopped because the version is dense.
+  // Compares the batch with the snapshot, which takes what changed; or looks up what was captured
+  // of it. `collect` sees the changes in order; the tensor of a delta is the number in the
+  // snapshot. Ok also if that was stopped because the version is dense.
   [[nodiscard]] Status compare(std::span<const PairedTensor> batch,
                                const std::function<Status(const DiffPiece&)>& collect);
   // The snapshot takes all of it. Its bytes there.
@@ -177,6 +193,8 @@ class HostPayload : public RankPayload {
 
  private:
   [[nodiscard]] Status absorb(const DiffPiece& piece);
+  [[nodiscard]] Status look_up(std::span<const PairedTensor> batch,
+                               const std::function<Status(const DiffPiece&)>& collect);
 
   std::mutex mutex_;  // for the findings while pieces are compared
 };

@@ -27,6 +27,9 @@ class WeightSource {
   // sizes. Blocks of all ranks make up a tensor; of one that a rank holds in several, each is an
   // entry of tensors() with the same name.
   [[nodiscard]] virtual std::span<const TensorBox> boxes() const { return {}; }
+  // Of a publisher without a snapshot: whether others than capture() write this entry of tensors().
+  // It is compared with a copy of its own at every publish(). The same on every call.
+  [[nodiscard]] virtual bool watched(std::size_t /*tensor*/) const { return false; }
   // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
   // source's choice; the data of a batch is valid until `use` returns. May be called again, and
   // then offers the same bytes again: a version that turns out to be dense is sent in full from a

@@ -117,6 +117,85 @@ TEST_P(Kernels, DiffComparesBitsNotNumbers) {
   }
 }
 
+// What a weight of 2 bytes becomes: near it, so that it stays; ties, both ways; the ends of the
+// ranges of both types, denormals, infinities, and NaNs of any payload.
+std::uint32_t new_f32(Random& random, ValueCast cast, std::uint16_t old_bits) {
+  constexpr std::uint32_t kEdges[] = {
+      0,           0x80000000U, 1,           0x80000001U, 0x007fffffU, 0x7f7fffffU, 0x7f7f8000U,
+      0x7f800000U, 0xff800000U, 0x7f800001U, 0xffc12345U, 0x7fffffffU, 0x33000000U, 0x33000001U,
+      0x387fe000U, 0x387ff000U, 0x477fe000U, 0x477fefffU, 0x477ff000U, 0xc77ff000U};
+  const std::uint32_t wide =
+      cast == ValueCast::kF32ToBF16 ? f32_of_bf16(old_bits) : f32_of_f16(old_bits);
+  const std::uint32_t half = cast == ValueCast::kF32ToBF16 ? 0x8000U : 0x1000U;
+  switch (random() % 8) {
+    case 0: return kEdges[random() % std::size(kEdges)];
+    case 1: return static_cast<std::uint32_t>(random());
+    case 2: return wide + half;
+    case 3: return wide + half + 1;
+    case 4: return wide - half;
+    default: return wide + static_cast<std::uint32_t>(random() % half);
+  }
+}
+
+TEST_P(Kernels, DiffCastFindsWhatReferenceFinds) {
+  for (const ValueCast cast : {ValueCast::kF32ToBF16, ValueCast::kF32ToF16}) {
+    for (const std::uint32_t units :
+         {0U, 1U, 63U, 64U, 65U, 300U, 2047U, 2048U, 2049U, 4133U, 65537U}) {
+      SCOPED_TRACE(::testing::Message() << units << " units to type " << static_cast<int>(cast));
+      Random random(units + 3);
+      GuardedBytes before(std::size_t{units} * 2, units % 13 * 2);
+      GuardedBytes after(std::size_t{units} * 4, units % 7 * 4);
+      fill_units(random, 2, before.data(), units);
+      for (std::uint32_t i = 0; i < units; ++i) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, before.data() + std::size_t{i} * 2, 2);
+        const std::uint32_t value = new_f32(random, cast, bits);
+        std::memcpy(after.data() + std::size_t{i} * 4, &value, 4);
+      }
+      const std::size_t room = units + kDiffSlackUnits;
+      std::vector<std::uint32_t> expected_offsets(room);
+      std::vector<std::byte> expected_values(room * 2), expected_old(room * 2);
+      const std::uint32_t expected =
+          reference().diff_cast(before.data(), after.data(), units, cast, expected_offsets.data(),
+                                expected_values.data(), expected_old.data());
+      GuardedBytes offsets(room * sizeof(std::uint32_t)), values(room * 2), old_values(room * 2);
+      for (std::byte* const old_out : {static_cast<std::byte*>(nullptr), old_values.data()}) {
+        ASSERT_EQ(kernels().diff_cast(before.data(), after.data(), units, cast,
+                                      reinterpret_cast<std::uint32_t*>(offsets.data()),
+                                      values.data(), old_out),
+                  expected);
+        EXPECT_EQ(std::memcmp(offsets.data(), expected_offsets.data(), expected * 4), 0);
+        EXPECT_EQ(std::memcmp(values.data(), expected_values.data(), expected * 2), 0);
+        if (old_out == nullptr) continue;
+        EXPECT_EQ(std::memcmp(old_out, expected_old.data(), expected * 2), 0);
+      }
+      EXPECT_TRUE(offsets.intact() && values.intact() && old_values.intact());
+    }
+  }
+}
+
+// As torch's copy_() does it: to nearest, ties to even, and a NaN is the quiet one.
+TEST_P(Kernels, DiffCastRoundsAsTorchDoes) {
+  const auto converted = [&](std::uint32_t value, ValueCast cast) {
+    const std::uint16_t before = 0x1234;
+    std::uint32_t offsets[1 + kDiffSlackUnits];
+    std::uint16_t values[1 + kDiffSlackUnits] = {before};
+    kernels().diff_cast(&before, &value, 1, cast, offsets, values, nullptr);
+    return values[0];
+  };
+  for (const auto& [from, to] : {std::pair{0x3f808000U, 0x3f80}, std::pair{0x3f818000U, 0x3f82},
+                                 std::pair{0x3f808001U, 0x3f81}, std::pair{0x7f7fffffU, 0x7f80},
+                                 std::pair{0x80000000U, 0x8000}, std::pair{0x00008001U, 0x0001},
+                                 std::pair{0xff800001U, 0x7fc0}}) {
+    EXPECT_EQ(converted(from, ValueCast::kF32ToBF16), to) << std::hex << from;
+  }
+  for (const auto& [from, to] : {std::pair{0x3f801000U, 0x3c00}, std::pair{0x3f803000U, 0x3c02},
+                                 std::pair{0x477ff000U, 0x7c00}, std::pair{0x477fefffU, 0x7bff},
+                                 std::pair{0x33000001U, 0x0001}, std::pair{0xff800001U, 0xfe00}}) {
+    EXPECT_EQ(converted(from, ValueCast::kF32ToF16), to) << std::hex << from;
+  }
+}
+
 std::vector<std::uint32_t> some_offsets(Random& random, std::uint32_t units, Pattern pattern) {
   std::vector<std::uint32_t> offsets;
   for (std::uint32_t i = 0; i < units; ++i) {

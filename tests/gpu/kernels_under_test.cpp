@@ -19,14 +19,16 @@ DeviceBytes place(const void* host, std::uint64_t bytes, unsigned unit_bytes) {
   return DeviceBytes({static_cast<const std::byte*>(host), bytes}, shift_of(host, unit_bytes));
 }
 
-std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
-                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
+std::uint32_t diff_through(ValueCast cast, const void* old_units, const void* new_units,
+                           std::uint32_t count, unsigned unit_bytes, std::uint32_t* offsets,
+                           void* values, void* old_values) {
   const std::uint64_t bytes = std::uint64_t{count} * unit_bytes;
+  const unsigned from = source_bytes(cast, unit_bytes);
   const DeviceBytes before = place(old_units, bytes, unit_bytes);
-  const DeviceBytes after = place(new_units, bytes, unit_bytes);
+  const DeviceBytes after = place(new_units, std::uint64_t{count} * from, from);
   const std::uint64_t units[] = {count};
   const WorkMemory work(cuda::DiffBatch::workspace_size(units, unit_bytes, count));
-  auto batch = cuda::DiffBatch::make(units, unit_bytes, count, work.get(), nullptr);
+  auto batch = cuda::DiffBatch::make(units, unit_bytes, count, work.get(), nullptr, cast);
   must(batch.status());
   const DeviceBytes positions(std::uint64_t{count} * 4), found(bytes);
   const cuda::DiffBatch::Tensor tensor{before.data(), after.data()};
@@ -44,6 +46,17 @@ std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t c
                 old_bytes + std::uint64_t{offsets[k]} * unit_bytes, unit_bytes);
   }
   return static_cast<std::uint32_t>(results.changed);
+}
+
+std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
+  return diff_through(ValueCast::kNone, old_units, new_units, count, unit_bytes, offsets, values,
+                      old_values);
+}
+
+std::uint32_t diff_cast(const void* old_units, const void* new_values, std::uint32_t count,
+                        ValueCast cast, std::uint32_t* offsets, void* values, void* old_values) {
+  return diff_through(cast, old_units, new_values, count, 2, offsets, values, old_values);
 }
 
 // A patch of one tensor whose positions are `origin` + offsets, as 64-bit ones.
@@ -349,9 +362,10 @@ bool compact_decode(const CompactTable& table, const void* old_units, std::uint3
 }  // namespace
 
 std::vector<HostKernels> kernels_under_test() {
-  HostKernels kernels{"cuda",           diff,           gather,           scatter,
-                      masked_overwrite, digest,         scatter_digested, gather_strided,
-                      scatter_strided,  digest_strided, compact_encode,   compact_decode};
+  HostKernels kernels{
+      "cuda",           diff,           diff_cast,        gather,         scatter,
+      masked_overwrite, digest,         scatter_digested, gather_strided, scatter_strided,
+      digest_strided,   compact_encode, compact_decode};
   return {kernels};
 }
 

@@ -41,12 +41,17 @@ class Trainer {
       histories_.push_back(hub.receiver());
     }
     publishers_.resize(ranks);
+    for (unsigned rank = 0; rank < ranks && !options.keep_snapshot; ++rank) {
+      live_.push_back(offer(live_weights_ ? *live_weights_ : base, rank));
+      live_.back().stay();
+      for (const std::string& name : watched_) live_.back().watch(name);
+    }
     statuses_ = each([&](unsigned rank) -> Status {
       MemorySource source = offer(base, rank);
       PublisherOptions own = options;
       if (rank < devices.size()) own.device = devices[rank];
-      auto opened =
-          Publisher::open(own, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
+      auto opened = Publisher::open(own, *groups_[rank], *roads_[rank], histories_[rank].get(),
+                                    source, live_.empty() ? nullptr : &live_[rank]);
       if (opened.ok()) publishers_[rank] = std::move(*opened);
       return opened.status();
     });
@@ -57,7 +62,38 @@ class Trainer {
     reports_.assign(publishers_.size(), {});
     return each([&](unsigned rank) -> Status {
       MemorySource source = offer(weights, rank);
-      auto report = publishers_[rank]->publish(source);
+      if (!live_.empty()) DRIFTLESS_RETURN_IF_ERROR(step(rank, source));
+      auto report = publishers_[rank]->publish(live_.empty() ? source : live_[rank]);
+      if (report.ok()) reports_[rank] = *report;
+      return report.status();
+    });
+  }
+
+  // Without a snapshot: an optimizer's step to these weights, captured before they are written.
+  Status step(unsigned rank, MemorySource& after, const std::string& unseen = "nothing") {
+    std::vector<Publisher::NewTensor> values;
+    for (std::size_t i = 0; i < after.tensors().size(); ++i) {
+      if (after.tensors()[i].name == unseen) continue;
+      values.push_back({i, after.bytes(i).data(), after.tensors()[i].dtype});
+    }
+    const Status captured = publishers_[rank]->capture(values);
+    for (std::size_t i = 0; i < after.tensors().size(); ++i) {
+      std::ranges::copy(after.bytes(i), live_[rank].bytes(i).begin());
+    }
+    return captured;
+  }
+  // Of all ranks; capture() does not see the tensor `unseen`.
+  void step(const Weights& weights, const std::string& unseen = "nothing") {
+    for (unsigned rank = 0; rank < live_.size(); ++rank) {
+      MemorySource after = offer(weights, rank);
+      EXPECT_TRUE(step(rank, after, unseen).ok());
+    }
+  }
+  // A version of what was captured, of every rank.
+  std::vector<Status> publish_live() {
+    reports_.assign(publishers_.size(), {});
+    return each([&](unsigned rank) -> Status {
+      auto report = publishers_[rank]->publish(live_[rank]);
       if (report.ok()) reports_[rank] = *report;
       return report.status();
     });
@@ -79,6 +115,11 @@ class Trainer {
     if (shared_ && rank > 0) source.add("model.embed.weight", weights.at("model.embed.weight"));
     return source;
   }
+  // Without a snapshot: what trainers hold when they are opened, unless it is the base; and tensors
+  // that nobody captures.
+  static void hold_at_first(std::optional<Weights> weights) { live_weights_ = std::move(weights); }
+  static void watch(std::vector<std::string> names) { watched_ = std::move(names); }
+  [[nodiscard]] MemorySource& live(unsigned rank) { return live_[rank]; }
   static void share_embedding(bool shared) { shared_ = shared; }
   // What every rank offers instead; null: every so many tensors.
   using Offers = std::function<MemorySource(const Weights&, unsigned rank)>;
@@ -91,11 +132,14 @@ class Trainer {
 
  private:
   static inline bool shared_ = false;
+  static inline std::optional<Weights> live_weights_;
+  static inline std::vector<std::string> watched_;
   static inline Offers offers_;
   LoopbackHub mail_;  // for the groups alone: they are a new job's, the road is not
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::unique_ptr<FaultyRoad>> roads_;
   std::vector<std::unique_ptr<ReceiveRoad>> histories_;
+  std::vector<MemorySource> live_;  // of each rank, if there is no snapshot
   std::vector<std::unique_ptr<Publisher>> publishers_;
   std::vector<PublishReport> reports_;
   std::vector<Status> statuses_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,13 @@ class MemorySource final : public WeightSource {
  public:
   // Two of three tensors are offered there.
   void lie_on_device(PlaceBytes place) { place_ = std::move(place); }
+  // Offers its own memory, at the same places on every visit, as a trainer has its weights.
+  void stay() { stays_ = true; }
+  void watch(const std::string& name) { watched_.insert(name); }
+  [[nodiscard]] bool watched(std::size_t tensor) const override {
+    return watched_.contains(tensors_[tensor].name);
+  }
+  [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return bytes_[tensor]; }
   explicit MemorySource(const Weights& weights, std::size_t batch = 3) : batch_(batch) {
     for (const auto& [name, tensor] : weights) add(name, tensor);
   }
@@ -65,8 +73,8 @@ class MemorySource final : public WeightSource {
           offered.push_back({i, placed.back().get(), MemoryKind::kDevice});
           continue;
         }
-        held.push_back(bytes_[i]);
-        offered.push_back({i, held.back().data()});
+        if (!stays_) held.push_back(bytes_[i]);
+        offered.push_back({i, stays_ ? bytes_[i].data() : held.back().data()});
       }
       DRIFTLESS_RETURN_IF_ERROR(use(offered));
     }
@@ -75,6 +83,8 @@ class MemorySource final : public WeightSource {
 
  private:
   std::size_t batch_;
+  bool stays_ = false;
+  std::set<std::string> watched_;
   PlaceBytes place_;
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;

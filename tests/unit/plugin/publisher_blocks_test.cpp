@@ -19,6 +19,7 @@ struct BlockWay {
   Encoding encoding;
   unsigned cuts;
   unsigned pieces = 1;
+  bool snapshot = true;
 };
 
 class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
@@ -28,6 +29,7 @@ class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
       return in_blocks(weights, rank, GetParam().ranks, GetParam().pieces);
     });
     options_.encoding = GetParam().encoding;
+    options_.keep_snapshot = GetParam().snapshot;
     if (GetParam().cuts == 0) return;
     options_.cuts = {{"model.embed.weight", 1, GetParam().cuts},
                      {"model.layers.0.up.weight", 0, GetParam().cuts},
@@ -48,7 +50,12 @@ INSTANTIATE_TEST_SUITE_P(
                       BlockWay{3, Encoding::kDeltasZstd, 5}, BlockWay{1, Encoding::kDeltas, 0, 2},
                       BlockWay{2, Encoding::kIndices, 0, 3},
                       BlockWay{3, Encoding::kDeltasZstd, 4, 2}, BlockWay{3, Encoding::kCompact, 6},
-                      BlockWay{2, Encoding::kCompact, 0, 2}));
+                      BlockWay{2, Encoding::kCompact, 0, 2},
+                      BlockWay{1, Encoding::kDeltas, 0, 1, false},
+                      BlockWay{3, Encoding::kIndices, 0, 2, false},
+                      BlockWay{2, Encoding::kDeltasZstd, 4, 1, false},
+                      BlockWay{3, Encoding::kCompact, 6, 1, false},
+                      BlockWay{2, Encoding::kCompact, 0, 2, false}));
 
 // Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
 // base and without, end with the trainer's bits, and with the digests of every tensor.
@@ -186,6 +193,7 @@ struct WholeWay {
   DirectoryLayout layout;
   Encoding encoding;
   unsigned pieces = 1;
+  bool snapshot = true;
 };
 class MirroredBlocks : public ::testing::TestWithParam<WholeWay> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -195,7 +203,10 @@ INSTANTIATE_TEST_SUITE_P(
                       WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas},
                       WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd},
                       WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor, 2},
-                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas, 2}));
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltas, 2},
+                      WholeWay{DirectoryLayout::kHfDelta, Encoding::kXor, 2, false},
+                      WholeWay{DirectoryLayout::kHfDelta, Encoding::kOverwrite, 1, false},
+                      WholeWay{DirectoryLayout::kFlush, Encoding::kDeltasZstd, 2, false}));
 
 // Layouts of whole tensors get them from the leader's mirror, through steps, an aborted one, a
 // dense one, anchors and a restart.
@@ -207,6 +218,7 @@ TEST_P(MirroredBlocks, AreWholeTensorsForOthers) {
   PublisherOptions options = quick_options();
   options.layout = GetParam().layout;
   options.encoding = GetParam().encoding;
+  options.keep_snapshot = GetParam().snapshot;
   options.anchor_every = 6;
   LoopbackHub hub({}, kRanks);
   const Weights base = random_weights(1);

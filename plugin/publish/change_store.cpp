@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/change_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace driftless {
+
+ChangeStore::ChangeStore(std::span<const Block> blocks, std::uint64_t limit_bytes)
+    : limit_bytes_(limit_bytes) {
+  for (const Block& block : blocks) {
+    OwnBlock& own = blocks_.emplace_back(OwnBlock{block, {}, false});
+    own.pieces.resize((block.units + piece_units(block) - 1) / piece_units(block));
+  }
+}
+
+ChangeStore& ChangeStore::operator=(ChangeStore&& other) noexcept {
+  blocks_ = std::move(other.blocks_);
+  limit_bytes_ = other.limit_bytes_;
+  bytes_ = other.bytes_.load();
+  return *this;
+}
+
+// Both ascend. A position that both have keeps its older old value; with the same new value it is
+// no change any more.
+void ChangeStore::merge(Piece& kept, const DeltaView& later, const std::byte* old_values) {
+  const std::size_t width = later.unit_bytes;
+  Piece merged;
+  const std::size_t most = kept.offsets.size() + later.offsets.size();
+  merged.offsets.reserve(most);
+  merged.values.reserve(most * width);
+  merged.old_values.reserve(most * width);
+  const auto put = [&](std::uint32_t offset, const std::byte* value, const std::byte* before) {
+    if (std::memcmp(value, before, width) == 0) return;
+    merged.offsets.push_back(offset);
+    merged.values.insert(merged.values.end(), value, value + width);
+    merged.old_values.insert(merged.old_values.end(), before, before + width);
+  };
+  std::size_t i = 0, k = 0;
+  while (i < kept.offsets.size() || k < later.offsets.size()) {
+    const bool own = k == later.offsets.size() ||
+                     (i < kept.offsets.size() && kept.offsets[i] <= later.offsets[k]);
+    if (!own) {
+      put(later.offsets[k], later.values + k * width, old_values + k * width);
+      ++k;
+      continue;
+    }
+    const bool both = k < later.offsets.size() && kept.offsets[i] == later.offsets[k];
+    put(kept.offsets[i], both ? later.values + k * width : kept.values.data() + i * width,
+        kept.old_values.data() + i * width);
+    ++i;
+    if (both) ++k;
+  }
+  kept = std::move(merged);
+}
+
+void ChangeStore::add(const DeltaView& later, const std::byte* old_values) {
+  if (later.offsets.empty()) return;
+  OwnBlock& block = blocks_[later.tensor];
+  const std::atomic_ref<bool> whole(block.whole);
+  if (whole) return;
+  const std::uint64_t units = piece_units(block);
+  Piece& piece = block.pieces[later.origin / units];
+  const std::uint64_t before = piece.size_bytes();
+  const std::uint64_t more =
+      later.offsets.size() * (sizeof(std::uint32_t) + 2 * std::uint64_t{later.unit_bytes});
+  if (bytes_ + more > limit_bytes_) {
+    whole = true;
+    return;
+  }
+  if (piece.offsets.empty() && later.origin % units == 0) {
+    const std::span<const std::byte> values = later.value_bytes();
+    piece.offsets.assign(later.offsets.begin(), later.offsets.end());
+    piece.values.assign(values.begin(), values.end());
+    piece.old_values.assign(old_values, old_values + values.size());
+  } else {
+    std::vector<std::uint32_t> offsets(later.offsets.begin(), later.offsets.end());
+    for (std::uint32_t& offset : offsets)
+      offset += static_cast<std::uint32_t>(later.origin % units);
+    DeltaView moved = later;
+    moved.offsets = offsets;
+    merge(piece, moved, old_values);
+  }
+  bytes_ += piece.size_bytes() - before;
+}
+
+void ChangeStore::settle() {
+  for (OwnBlock& block : blocks_) {
+    if (!block.whole) continue;
+    for (Piece& piece : block.pieces) {
+      bytes_ -= piece.size_bytes();
+      piece = {};
+    }
+  }
+}
+
+void ChangeStore::add(ChangeStore& later) {
+  if (empty()) {
+    std::swap(blocks_, later.blocks_);
+    bytes_ = later.bytes_.exchange(bytes_);
+    return;
+  }
+  for (std::uint32_t number = 0; number < blocks(); ++number) {
+    blocks_[number].whole = blocks_[number].whole || later.whole(number);
+    for (std::uint64_t piece = 0; piece < pieces(number); ++piece) {
+      add(later.delta(number, piece), later.old_values(number, piece));
+    }
+  }
+  settle();
+  later.clear();
+}
+
+void ChangeStore::mark_whole(std::uint32_t number) { blocks_[number].whole = true; }
+
+DeltaView ChangeStore::delta(std::uint32_t number, std::uint64_t piece) const {
+  const OwnBlock& block = blocks_[number];
+  const Piece& own = block.pieces[piece];
+  return {number, block.unit_bytes, piece * piece_units(block), own.offsets, own.values.data()};
+}
+
+bool ChangeStore::empty() const {
+  return bytes_ == 0 && std::ranges::none_of(blocks_, &OwnBlock::whole);
+}
+
+void ChangeStore::clear() {
+  for (OwnBlock& block : blocks_) {
+    block.whole = false;
+    for (Piece& piece : block.pieces) piece = {};
+  }
+  bytes_ = 0;
+}
+
+}  // namespace driftless

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// LiveWeights: the weights of a publisher rank that keeps no snapshot. They are read where the
+// trainer has them; what changed comes from capture(), which compares new values with the weights
+// just before those are written. A sweep proves that the weights are what the captured changes make
+// of the last version.
+//
+// Changes are kept until the version that carries them is committed. Those captured meanwhile are
+// kept apart, because the outcome of a version may become known later.
+#pragma once
+
+#include <map>
+
+#include "plugin/publish/change_store.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/publish/rank_payload.h"
+
+namespace driftless {
+
+// What capture() compares a block with.
+struct NewValues {
+  std::uint32_t number = 0;  // in the snapshot
+  const std::byte* data = nullptr;
+  ValueCast cast = ValueCast::kNone;
+  MemoryKind memory = MemoryKind::kHost;
+};
+
+// One thread at a time.
+class LiveWeights {
+ public:
+  // Where a block lies, and whether it is compared with a copy of its own.
+  struct Place {
+    const std::byte* data = nullptr;
+    MemoryKind memory = MemoryKind::kHost;
+    bool watched = false;
+  };
+  // The snapshot (Snapshot::without_memory()) and the device (may be null) outlive it.
+  LiveWeights(Snapshot& snapshot, PublisherDevice* device, std::uint64_t limit_bytes,
+              unsigned threads);
+
+  // One place for each number of the snapshot, which gets them. What is watched is copied.
+  [[nodiscard]] Status open(std::vector<Place> places);
+  // Ok if a block lies where it lay.
+  [[nodiscard]] Status check(std::uint32_t number, const std::byte* data) const;
+
+  [[nodiscard]] Status capture(std::span<const NewValues> blocks);
+  // Captures what is watched: until the next call the snapshot has it as it is now.
+  [[nodiscard]] Status watch();
+  // What was captured until now is what the next version carries, beside what no version did.
+  [[nodiscard]] Status freeze();
+
+  // Works out what those changes add to the digest of each tensor, and compares with a sweep.
+  // `tracked`: the digests at the last version, by tensor. Of all tensors, or of those alone that
+  // go out whole anyway. Returns the tensors that are not what the changes say: they go out whole,
+  // too.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> prove(std::span<const Digest> tracked, bool all);
+  // By tensor, of the weights as they are; other tensors than these ranks' have none.
+  [[nodiscard]] Result<std::vector<Digest>> sweep() const;
+  // As prove() found it; null: the tensor does not change.
+  [[nodiscard]] const Digest* change(std::uint32_t tensor) const;
+  // The changes of a block in order. Of one that goes out whole all units, and no old values
+  // (null).
+  [[nodiscard]] Status each_piece(
+      std::uint32_t number,
+      const std::function<Status(const DeltaView&, const std::byte* old_values)>& use) const;
+  [[nodiscard]] bool whole(std::uint32_t number) const { return sent_.whole(number); }
+  [[nodiscard]] std::size_t whole_tensors() const;
+
+  // The last version has what freeze() took.
+  void commit() { sent_.clear(); }
+  // A capture failed, so that changes may be missing.
+  [[nodiscard]] bool doubtful() const { return doubtful_; }
+  [[nodiscard]] std::uint64_t held_bytes() const {
+    return fresh_.size_bytes() + sent_.size_bytes();
+  }
+
+ private:
+  [[nodiscard]] Status compare(std::span<const TensorPair> pairs, MemoryKind memory);
+  [[nodiscard]] Status fetch();
+
+  Snapshot& snapshot_;
+  PublisherDevice* device_;
+  unsigned threads_;
+  std::vector<Place> places_;
+  std::shared_ptr<std::byte> copies_;  // of what is watched
+  std::vector<WeightMap> maps_;        // of what is not empty: the snapshot's places, in its tensor
+  ChangeStore fresh_, sent_;
+  bool doubtful_ = false;
+  std::map<std::uint32_t, Digest> changes_;  // by tensor
+};
+
+}  // namespace driftless

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// A publisher without a snapshot: versions are made from the weights where they lie and from what
+// was captured of their changes (LiveWeights).
+#include <algorithm>
+
+#include "core/stopwatch.h"
+#include "plugin/publish/publisher_rank.h"
+
+namespace driftless {
+
+Status PublisherRank::open_live(WeightSource& live) {
+  DRIFTLESS_RETURN_IF_ERROR(check_source(live));
+  std::vector<LiveWeights::Place> places(snapshot_.owned().size());
+  DRIFTLESS_RETURN_IF_ERROR(visit(live, [&](std::span<const PairedTensor> batch) {
+    for (const PairedTensor& offered : batch) {
+      places[offered.number].data = offered.new_data;
+      places[offered.number].memory = offered.memory;
+    }
+    return Status();
+  }));
+  for (std::size_t i = 0; i < number_.size(); ++i) {
+    if (number_[i] != kNotOurs) places[number_[i]].watched = live.watched(i);
+  }
+  return live_->open(std::move(places));
+}
+
+Status PublisherRank::digest_base(WeightSource& base) {
+  tensor_digests_.assign(layout_.size(), Digest());
+  part_digest_ = Digest();
+  return visit(base, [&](std::span<const PairedTensor> batch) -> Status {
+    for (const PairedTensor& offered : batch) {
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          const Digest digest,
+          snapshot_.digest(offered.number, offered.new_data, offered.memory, threads_));
+      tensor_digests_[snapshot_.owned(offered.number).tensor()] += digest;
+      part_digest_ += digest;
+    }
+    return {};
+  });
+}
+
+// After a restart nobody has the weights of the version on the road, unless they are these.
+RankMessage PublisherRank::look_at_live(std::uint64_t version) {
+  RankMessage mine;
+  const Result<std::vector<Digest>> now = live_->sweep();
+  mine.status = now.status();
+  if (!now.ok()) return mine;
+  for (const Digest& digest : *now) mine.digest += digest;
+  if (version == 0) return mine;
+  tensor_digests_ = *now;
+  part_digest_ = mine.digest;
+  return mine;
+}
+
+Status PublisherRank::capture(std::span<const NewTensor> values) {
+  if (!live_) {
+    return error(StatusCode::kInvalidArgument,
+                 "capture() is for publishers without a snapshot: set snapshot: none");
+  }
+  Stopwatch watch;
+  std::vector<NewValues> blocks;
+  for (const NewTensor& value : values) {
+    if (value.tensor >= number_.size()) {
+      return error(StatusCode::kInvalidArgument, "capture() of tensor number ", value.tensor,
+                   " of ", number_.size());
+    }
+    const TensorSpec& spec = offered_[value.tensor];
+    const std::optional<ValueCast> cast = value_cast(value.dtype, spec.dtype);
+    const bool known =
+        cast == ValueCast::kNone || cast == ValueCast::kF32ToBF16 || cast == ValueCast::kF32ToF16;
+    if (!known) {
+      return error(StatusCode::kUnsupported, "tensor '", spec.name, "' is ", info(spec.dtype).name,
+                   ", and its new values are ", info(value.dtype).name,
+                   ": expected the same type, or float32 for a type of 16 bits");
+    }
+    if (number_[value.tensor] == kNotOurs) continue;
+    blocks.push_back({number_[value.tensor], value.data, *cast, value.memory});
+  }
+  const Status captured = live_->capture(blocks);
+  live_costs_.capture_ms += watch.lap_ms();
+  return captured;
+}
+
+Status PublisherRank::observe(WeightSource& weights) {
+  observed_ = look_at(weights);
+  return *observed_;
+}
+
+Status PublisherRank::look_at(WeightSource& weights) {
+  DRIFTLESS_RETURN_IF_ERROR(check_source(weights));
+  if (!live_) return {};
+  DRIFTLESS_RETURN_IF_ERROR(visit(weights, [&](std::span<const PairedTensor> batch) -> Status {
+    for (const PairedTensor& offered : batch) {
+      DRIFTLESS_RETURN_IF_ERROR(live_->check(offered.number, offered.new_data));
+    }
+    return {};
+  }));
+  return live_->watch();
+}
+
+Status PublisherRank::prove_live(RankMessage& mine) {
+  constexpr std::size_t kNamed = 8;
+  Stopwatch watch;
+  const bool due = options_.sweep_every > 0 && ++since_sweep_ >= options_.sweep_every;
+  const bool all = due || live_->doubtful();
+  if (all) since_sweep_ = 0;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing,
+                             live_->prove(tensor_digests_, all));
+  for (std::size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
+    mine.notes.push_back(concat("tensor '", layout_[differing[i]].name, "' of publisher rank ",
+                                group_.rank(), " was written without capture(): it is sent whole"));
+  }
+  if (differing.size() > kNamed) {
+    mine.notes.push_back(concat("and ", differing.size() - kNamed, " further tensors"));
+  }
+  live_costs_.resent_tensors = live_->whole_tensors();
+  live_costs_.sweep_ms += watch.lap_ms();
+  return {};
+}
+
+RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadline& deadline) {
+  RankMessage proof;
+  proof.status = live_->freeze();
+  live_costs_.captured_bytes = live_->held_bytes();
+  const bool full = made.frame.encoding == Encoding::kFull;
+  if (!full && proof.status.ok()) proof.status = prove_live(proof);
+  // The layouts of others know a change by its old value, or a whole version.
+  proof.needs_full =
+      !full && live_->whole_tensors() > 0 && options_.layout == DirectoryLayout::kHfDelta;
+  RankMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(proof.status);
+    return proof.needs_full ? Status() : add(offer_snapshot(false));
+  });
+  mine.needs_full = proof.needs_full;
+  mine.notes = std::move(proof.notes);
+  return mine;
+}
+
+}  // namespace driftless
