@@ -70,9 +70,7 @@ def _columns(tensor: HfTensor, region: Region, begin: int, end: int) -> Iterator
     first = max(region.src_offset, begin) - region.src_offset
     last = min(region.src_offset + region.count, end) - region.src_offset
     for at, (offset, sizes) in _boxes(region.shape, first, last):
-        yield Block(
-            tensor, (row + offset[0], column + offset[1]), sizes, region.src_offset + at
-        )
+        yield Block(tensor, (row + offset[0], column + offset[1]), sizes, region.src_offset + at)
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int, Box]]:

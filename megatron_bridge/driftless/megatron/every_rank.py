@@ -8,7 +8,7 @@ is shown the new values, and keeps what changes. For the optimizers of `optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 

@@ -347,7 +347,9 @@ class Session:
         if not self.leads or self.report.end(version, engines):
             return
         if self.options.strict:
-            raise SyncError("not every engine took every version, and --update-weight-strict is set")
+            raise SyncError(
+                "not every engine took every version, and --update-weight-strict is set"
+            )
         atexit.register(exit_with_failure)
 
     def _wait_for_rollouts(self) -> None:

@@ -119,6 +119,9 @@ class Run:
     def __init__(self, job):
         self.job, self.work = job, Path(job["work"])
         self.trainer = tiny_model.Trainer(job)
+        if job.get("foreign_optimizer"):
+            for child in self.trainer.optimizer.chained_optimizers:
+                child.__class__ = type("Foreign", (type(child),), {})
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:
@@ -155,13 +158,16 @@ class Run:
         path = self.job.get("load")
         if not path:
             return
+        self.make_optimizer_state()
+        self.load(path)
+        self.trainer.steps = self.job["load_step"]
+
+    def load(self, path):
         from megatron.core import dist_checkpointing
 
-        self.make_optimizer_state()
         loaded = dist_checkpointing.load(self.state(loading=True), path)
         unwrapped(self.trainer.model[0]).load_state_dict(loaded["model"])
         self.trainer.optimizer.load_state_dict(loaded["optimizer"])
-        self.trainer.steps = self.job["load_step"]
 
     def make_optimizer_state(self):
         """What a checkpoint is loaded into: torch's Adam makes it only with its first step."""
@@ -191,7 +197,8 @@ class Run:
         chunks, layers = [], []
         for chunk in self.trainer.model:
             model = unwrapped(chunk)
-            chunks.append({name: bits(p) for name, p in model.named_parameters()})
+            held = [*model.named_parameters(), *model.named_buffers()]
+            chunks.append({n: bits(t) for n, t in held if "router.local" not in n})
             layers.append([layer.layer_number - 1 for layer in model.decoder.layers])
         path = self.work / "shards" / f"{label}_{place['rank']}.pickle"
         path.write_bytes(pickle.dumps({"place": place, "chunks": chunks, "layers": layers}))
@@ -211,6 +218,7 @@ class Run:
                 "ms": step.total_ms,
                 "visible_ms": step.visible_ms,
                 "notes": list(made.notes),
+                "resent": made.live.resent_tensors,
                 "total": made.total_units,
                 "wire_bytes": made.wire_bytes,
                 "full_bytes": made.full_bytes,
@@ -231,7 +239,9 @@ class Run:
             until = time.monotonic() + self.job.get("patience_s", 60)
             while not path.exists():
                 if time.monotonic() > until:
-                    raise TimeoutError(f"{name} did not get to version {session.last.published.version}")
+                    raise TimeoutError(
+                        f"{name} did not get to version {session.last.published.version}"
+                    )
                 time.sleep(0.005)
 
     @contextlib.contextmanager
@@ -258,7 +268,10 @@ class Run:
     def steps(self):
         job = self.job
         for step in range(1, job["steps"] + 1):
-            before = [s.last.published.version if s and s.publishes and s.last else 0 for s in self.sessions]
+            before = [
+                s.last.published.version if s and s.publishes and s.last else 0
+                for s in self.sessions
+            ]
             begin = time.perf_counter()
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
@@ -279,6 +292,16 @@ class Run:
                 print(f"step {step} successful {bool(successful)} ms {took * 1e3:.1f}", flush=True)
             self.save(step)
             dist.barrier()
+            if step == job.get("reload_at"):
+                self.load(str(self.work / "checkpoint"))
+            if step == job.get("edit_at"):
+                self.edit()
+
+    def edit(self):
+        """A foreign hand in a parameter, on all ranks alike."""
+        for name, parameter in unwrapped(self.trainer.model[0]).named_parameters():
+            if name == "decoder.layers.0.mlp.linear_fc2.weight":
+                parameter.data[3:5] = 0.25
 
     def close(self):
         path = self.work / f"messages_{dist.get_rank()}.json"
