@@ -22,6 +22,7 @@ class Shard(NamedTuple):
     shape: Sequence[int]  # of the whole tensor
     offset: Sequence[int]  # where the box begins
     owner: bool = True  # whether this rank publishes it: of replicas, one does
+    watched: bool = False  # snapshot: none: others than Publisher.capture() write it
 
 
 class ShardedSource:
@@ -57,13 +58,16 @@ class ShardedSource:
             for s in self.shards()
         ]
 
+    def watched(self) -> list[bool]:
+        return [s.watched for s in self.shards()]
+
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         batch: list[tuple[int, Any]] = []
         held = 0
         for number, shard in enumerate(self.shards()):
-            tensor = self.ready(shard)
+            tensor = TensorRef(self.ready(shard))
             batch.append((number, tensor))
-            held += tensor.nbytes
+            held += tensor.size_bytes
             if held >= self._bucket_bytes:
                 yield batch
                 batch, held = [], 0

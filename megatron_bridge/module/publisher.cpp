@@ -17,21 +17,39 @@ namespace {
 class HeldPublisher final : public HeldSession<PublisherSession> {
  public:
   HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group,
-                const py::object& before_visible)
+                const py::object& before_visible, const py::object& live,
+                const std::optional<std::string>& snapshot)
       : HeldSession(std::move(job), JobRole::kTrainer, "publisher"),
         before_visible_(callback<const std::string&>(before_visible, "before_visible")) {
     std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
+    Config config = job_->config();
+    if (snapshot) config.gpu.snapshot = take(parse_snapshot(*snapshot));
+    if (config.gpu.snapshot == SnapshotPlace::kNone) {
+      live_ = std::make_unique<LiveSource>(live.is_none() ? base : live, failure_);
+    }
     const std::shared_ptr<WeightSource> source = make_source(base, failure_);
     JobProcess& process = job_->process();
     const InUse::Turn turn = job_->in_use().take("the job");
     session_ = python::native_call(
-        failure_, [&] { return open(*source, process, std::move(own)); }, [] {});
+        failure_, [&] { return open(std::move(config), *source, process, std::move(own)); }, [] {});
     refresh();
   }
   HeldPublisher(const HeldPublisher&) = delete;
   HeldPublisher& operator=(const HeldPublisher&) = delete;
   ~HeldPublisher() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     drop_now();
+  }
+  // Waits for a version under way. Raises how it went, if nobody has asked.
+  void close() {
+    if (session_ == nullptr) return;
+    std::optional<Status> failed;
+    {
+      const InUse::Turn turn = take_turn();
+      const auto last = without_gil([&] { return session_->wait(); });
+      if (last && !last->ok()) failed = last->status();
+    }
+    drop();
+    if (failed) check(*failed);
   }
 
   // The last version that was committed, as of the last call: another thread may be at work.
@@ -41,11 +59,45 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   }
   [[nodiscard]] Publisher& publisher() { return session().publisher(); }
 
-  [[nodiscard]] PublishReport publish(const py::object& object) {
+  // The report; nothing if it goes on behind the next step.
+  [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    const std::shared_ptr<WeightSource> source = make_source(object, failure_);
-    return native_call([&] { return made.publish(*source); });
+    const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get());
+    if (wait) return native_call([&] { return made.publish(*source); });
+    LiveSource& weights = live();
+    native_call([&] {
+      made.publish_behind(*source, weights);
+      return Status();
+    });
+    return std::nullopt;
+  }
+
+  [[nodiscard]] std::optional<PublishReport> wait() {
+    return call([](PublisherSession& made) -> Result<std::optional<PublishReport>> {
+      std::optional<Result<PublishReport>> last = made.wait();
+      if (!last) return std::optional<PublishReport>();
+      if (!last->ok()) return last->status();
+      return std::optional<PublishReport>(std::move(**last));
+    });
+  }
+
+  void capture(const py::iterable& pairs) {
+    PublisherSession& made = session();
+    const InUse::Turn turn = take_turn();
+    const LiveSource& weights = live();
+    std::vector<TensorRef> refs;
+    std::vector<Publisher::NewTensor> values;
+    bool on_gpu = false;
+    for (const py::handle entry : pairs) {
+      const auto [number, tensor] = entry.cast<std::pair<std::size_t, py::object>>();
+      const TensorRef& ref = refs.emplace_back(weights.new_values(number, tensor));
+      values.push_back(
+          {number, ref.data, ref.dtype, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
+      on_gpu = on_gpu || !ref.on_host();
+    }
+    if (on_gpu) wait_for_gpu();
+    native_call([&] { return made.capture(values); });
   }
 
   [[nodiscard]] std::vector<std::string> tell_engines() {
@@ -74,18 +126,25 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return make_group(group, failure_);
   }
 
-  [[nodiscard]] Result<std::unique_ptr<PublisherSession>> open(WeightSource& source,
+  [[nodiscard]] Result<std::unique_ptr<PublisherSession>> open(Config config, WeightSource& source,
                                                                JobProcess& process,
                                                                std::unique_ptr<Group> group) const {
-    Config config = job_->config();
-    DRIFTLESS_ASSIGN_OR_RETURN(config.publisher.device, open_device(config));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        config.publisher.device,
+        open_device(config, live_ != nullptr ? live_->memory() : MemoryKind::kHost));
     config.publisher.before_visible = before_visible_;
-    return PublisherSession::open(config, process, source, std::move(group));
+    return PublisherSession::open(config, process, source, std::move(group), live_.get());
+  }
+  [[nodiscard]] LiveSource& live() const {
+    if (live_ != nullptr) return *live_;
+    fail(StatusCode::kInvalidArgument,
+         "capture() and wait=False are for publishers without a snapshot: set snapshot: none");
   }
 
   void refresh() override { newest_ = session_->newest(); }
 
   const std::function<Status(const std::string&)> before_visible_;
+  std::unique_ptr<LiveSource> live_;  // if there is no snapshot
   EndOfRun newest_;
 };
 
@@ -97,7 +156,15 @@ void bind_publish_reports(py::module_& module) {
              "total_units", &Report::total_units, "full_bytes", &Report::full_bytes, "delta_bytes",
              &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "anchor", &Report::anchor,
              "notes", &Report::notes, "process_ms", &Report::process_ms, "manifest_publish_ms",
-             &Report::manifest_publish_ms, "total_ms", &Report::total_ms);
+             &Report::manifest_publish_ms, "total_ms", &Report::total_ms, "live", &Report::live);
+  py::class_<LiveCosts> live(
+      module, "LiveCosts",
+      "What a version without a snapshot took: memory of the captured changes, tensors that were "
+      "sent whole because they were not what was captured, and times. step_ms: all that held up "
+      "the trainer's steps.");
+  def_fields(live, "captured_bytes", &LiveCosts::captured_bytes, "resent_tensors",
+             &LiveCosts::resent_tensors, "capture_ms", &LiveCosts::capture_ms, "sweep_ms",
+             &LiveCosts::sweep_ms, "step_ms", &LiveCosts::step_ms);
   report.def("__repr__", [](const Report& self) {
     return concat("PublishReport(version=", self.version, ", encoding='", info(self.encoding).name,
                   "', changed_units=", self.changed_units, ", wire_bytes=", self.wire_bytes, ")");
@@ -128,16 +195,36 @@ void bind_publisher(py::module_& module) {
       "gather(bytes, timeout_s), which on rank 0 returns the messages of all ranks, "
       "broadcast(bytes, timeout_s), and perhaps begin_epoch(number). `before_visible` is called on "
       "every rank with the directory that its files of a version lie in (on shared_fs; else ''), "
-      "before any process can see the version; if it raises, the version is not published.")
+      "before any process can see the version; if it raises, the version is not published. "
+      "`snapshot` overrides the configuration's. With 'none', `base` is read once, and `live` (if "
+      "it is not `base`) offers the trainer's own weights, which stay where they are; what changes "
+      "comes by capture(). A source may then have watched(): of each tensor whether others write "
+      "it, too.")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
-                       const py::object& group, const py::object& before_visible) {
-             auto made = std::make_shared<HeldPublisher>(job, base, group, before_visible);
+                       const py::object& group, const py::object& before_visible,
+                       const py::object& live, const std::optional<std::string>& snapshot) {
+             auto made =
+                 std::make_shared<HeldPublisher>(job, base, group, before_visible, live, snapshot);
              job->enter(made);
              return made;
            }),
            py::arg("job"), py::arg("base"), py::arg("group") = py::none(),
-           py::arg("before_visible") = py::none())
-      .def("publish", &HeldPublisher::publish, py::arg("source"))
+           py::arg("before_visible") = py::none(), py::arg("live") = py::none(),
+           py::arg("snapshot") = py::none())
+      .def(
+          "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait") = true,
+          "The report. With wait=False, for snapshot: none, the version goes on on a thread of its "
+          "own while training does, and nothing is returned: capture(), publish() and the other "
+          "calls wait for it. How it went, wait() says, or close(); if nobody asks, the next "
+          "version carries what a failed one did not.")
+      .def("wait", &HeldPublisher::wait,
+           "Waits for the version of publish(wait=False): its report, or what failed is raised. "
+           "None if there is none, or it was asked before.")
+      .def("capture", &HeldPublisher::capture, py::arg("pairs"),
+           "For snapshot: none, before weights are written. pairs: (number in the source's "
+           "tensors(), what the weights become): as many values, of the same type, or float32 that "
+           "is rounded to bfloat16 or float16 as it is written. Keeps what changes until a version "
+           "has it. May be called several times for a version. Not collective.")
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
@@ -181,7 +268,7 @@ void bind_publisher(py::module_& module) {
       .def_property_readonly("resumed",
                              [](HeldPublisher& held) { return held.publisher().resumed(); })
       .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })
-      .def("close", &HeldPublisher::drop)
+      .def("close", &HeldPublisher::close)
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](HeldPublisher& held, const py::object&, const py::object&,
                           const py::object&) { held.drop(); });

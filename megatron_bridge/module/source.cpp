@@ -18,6 +18,10 @@ namespace {
 
 constexpr std::string_view kSource = "the weight source";
 
+MemoryKind memory_of(const TensorRef& ref) {
+  return ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice;
+}
+
 using Sizes = std::vector<std::uint64_t>;
 
 class PythonSource final : public WeightSource {
@@ -36,8 +40,17 @@ class PythonSource final : public WeightSource {
     }
   }
 
+  // What it offers is known.
+  PythonSource(py::object object, PythonFailure& failure, const LiveSource& live)
+      : object_(std::move(object)),
+        failure_(&failure),
+        tensors_(live.tensors().begin(), live.tensors().end()),
+        boxes_(live.boxes().begin(), live.boxes().end()) {}
+
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
+  // Tensors are kept there beyond their batch.
+  void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
 
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
@@ -103,19 +116,13 @@ class PythonSource final : public WeightSource {
       seen[index] = true;
       const TensorRef& ref = refs.emplace_back(tensor_ref(pair[1], spec.name));
       check(check_offered(ref, index));
-      offered.push_back({index, ref.data, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
+      offered.push_back({index, ref.data, memory_of(ref)});
       on_gpu = on_gpu || !ref.on_host();
     }
     if (on_gpu) wait_for_gpu();
+    if (held_ != nullptr) held_->insert(held_->end(), refs.begin(), refs.end());
     const py::gil_scoped_release released;
     return use(offered);
-  }
-
-  // What torch has queued to write the batch is done. Others see to that themselves.
-  static void wait_for_gpu() {
-    const py::dict modules = py::module_::import("sys").attr("modules");
-    if (!modules.contains("torch")) return;
-    py::module_::import("torch").attr("cuda").attr("current_stream")().attr("synchronize")();
   }
 
   // One that is left out would pass for unchanged.
@@ -131,6 +138,7 @@ class PythonSource final : public WeightSource {
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;  // none: all are whole
   Status broken_;
+  std::vector<TensorRef>* held_ = nullptr;
 };
 
 // A checkpoint and the source over it, as one object that Python holds.
@@ -275,11 +283,61 @@ TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::stri
 
 }  // namespace
 
-std::shared_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure) {
+std::shared_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure,
+                                          const LiveSource* live) {
   if (py::isinstance<HeldCheckpoint>(object)) {
     return object.cast<std::shared_ptr<HeldCheckpoint>>();
   }
+  if (live != nullptr && live->made_of(object)) {
+    return std::make_shared<PythonSource>(object, failure, *live);
+  }
   return std::make_shared<PythonSource>(object, failure);
+}
+
+void wait_for_gpu() {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch")) return;
+  py::module_::import("torch").attr("cuda").attr("current_stream")().attr("synchronize")();
+}
+
+LiveSource::LiveSource(const py::object& object, PythonFailure& failure) : object_(object) {
+  if (py::isinstance<HeldCheckpoint>(object)) {
+    fail(StatusCode::kInvalidArgument,
+         "snapshot: none reads the trainer's own weights: pass live=, a source that offers them");
+  }
+  PythonSource source(object, failure);
+  source.hold_in(refs_);
+  const Status visited = source.visit([&](std::span<const OfferedTensor> batch) {
+    offered_.insert(offered_.end(), batch.begin(), batch.end());
+    return Status();
+  });
+  if (!visited.ok()) failure.rethrow();
+  check(visited);
+  tensors_.assign(source.tensors().begin(), source.tensors().end());
+  boxes_.assign(source.boxes().begin(), source.boxes().end());
+  std::ranges::sort(offered_, {}, &OfferedTensor::tensor);
+  if (py::hasattr(object, "watched")) {
+    watched_ = object.attr("watched")().cast<std::vector<bool>>();
+  }
+  watched_.resize(tensors_.size());
+}
+
+MemoryKind LiveSource::memory() const {
+  const bool on_gpu = std::ranges::any_of(
+      offered_, [](const OfferedTensor& each) { return each.memory == MemoryKind::kDevice; });
+  return on_gpu ? MemoryKind::kDevice : MemoryKind::kHost;
+}
+
+TensorRef LiveSource::new_values(std::size_t number, const py::object& tensor) const {
+  if (number >= tensors_.size()) {
+    fail(StatusCode::kInvalidArgument, "capture() of item ", number, " of ", tensors_.size());
+  }
+  const TensorSpec& spec = tensors_[number];
+  TensorRef ref = tensor_ref(tensor, spec.name);
+  const BlockPlace place = take(place_of(spec, boxes_.empty() ? TensorBox() : boxes_[number]));
+  if (units_of(ref) == place.units) return ref;
+  fail(StatusCode::kInvalidArgument, "capture() of item ", number, ", tensor '", spec.name,
+       "': ", units_of(ref), " new values for ", place.units, " weights");
 }
 
 std::unique_ptr<Group> make_group(const py::object& object, PythonFailure& failure) {

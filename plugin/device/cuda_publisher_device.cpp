@@ -25,7 +25,7 @@ class CudaPublisherDevice final : public PublisherDevice {
 
   [[nodiscard]] const DeviceOptions& options() const override { return work_.options; }
   [[nodiscard]] std::uint64_t device_bytes() const override {
-    return work_.differ.device_bytes() + work_.found.held_bytes();
+    return work_.differ.device_bytes() + work_.found.held_bytes() + captured_.device_bytes();
   }
 
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
@@ -70,6 +70,18 @@ class CudaPublisherDevice final : public PublisherDevice {
     return {};
   }
 
+  Result<std::vector<std::uint32_t>> capture(std::span<const TensorPair> pairs,
+                                             std::uint64_t limit_bytes) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    return captured_.capture(work_, pairs, limit_bytes);
+  }
+
+  Status fetch_captured(
+      const std::function<void(const DeltaView&, const std::byte*)>& use) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    return captured_.fetch(work_, use);
+  }
+
   void abort() override {
     work_.differ.drop();
     work_.changes.clear();
@@ -78,19 +90,21 @@ class CudaPublisherDevice final : public PublisherDevice {
 
  private:
   DeviceWork work_;
+  DeviceCapture captured_;
 };
 
 }  // namespace
 
-Result<cuda::Patch> DeviceWork::make_patch(std::span<const cuda::Patch::Tensor> tensors,
-                                           unsigned unit_bytes, cuda::PositionCoding coding,
-                                           const std::byte* positions_dev) {
+Result<cuda::Patch> DeviceWork::make_patch_in(DeviceArena& dev, DeviceArena& pinned,
+                                              std::span<const cuda::Patch::Tensor> tensors,
+                                              unsigned unit_bytes, cuda::PositionCoding coding,
+                                              const std::byte* positions_dev) const {
   const cuda::WorkspaceSize size = cuda::Patch::workspace_size(tensors);
   cuda::Workspace workspace;
   workspace.dev_bytes = size.dev_bytes;
   workspace.host_bytes = size.host_bytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(workspace.dev, found.take(size.dev_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(workspace.host, host.take(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.dev, dev.take(size.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.host, pinned.take(size.host_bytes));
   return cuda::Patch::make(tensors, unit_bytes, coding, positions_dev, workspace, stream.get());
 }
 

@@ -32,15 +32,7 @@ constexpr Choice<EngineAction> kActions[] = {
 
 constexpr std::string_view kLayouts = "auto, flush, hf_delta, hdf5, frames or trl";
 constexpr std::string_view kChecksums = "xxh3-128, blake3 or adler32";
-constexpr std::string_view kSnapshots = "host, pinned or device";
-
-Result<SnapshotPlace> parse_snapshot(std::string_view value) {
-  for (const SnapshotPlace place :
-       {SnapshotPlace::kHost, SnapshotPlace::kPinned, SnapshotPlace::kDevice}) {
-    if (value == to_string(place)) return place;
-  }
-  return not_one_of(kSnapshots, value);
-}
+constexpr std::string_view kSnapshots = "host, pinned, device or none";
 
 struct EncodingName {
   static Result<Encoding> parse(std::string_view value) {
@@ -153,11 +145,19 @@ constexpr std::array kKeys = {
         "buffer_size", "Bytes of a bucket: memory against overhead per part"),
     key<Named<parse_snapshot, kSnapshots>, DRIFTLESS_FIELD(gpu.snapshot)>(
         "snapshot",
-        "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU"),
+        "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU. "
+        "none: changes are captured as the trainer writes them"),
     key<Count<0, 1024>, DRIFTLESS_FIELD(gpu.device)>("gpu.device",
                                                      "Number of this process' GPU, as CUDA counts"),
     key<Size<kMiB, 16 * kGiB>, DRIFTLESS_FIELD(gpu.slice_bytes)>(
         "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
+    key<Size<kMiB, 1024 * kGiB>, DRIFTLESS_FIELD(publisher.capture_bytes)>(
+        "capture.size",
+        "snapshot: none: captured changes that are kept; a tensor with more goes out whole"),
+    key<Count<0, 1'000'000>, DRIFTLESS_FIELD(publisher.sweep_every)>(
+        "capture.sweep_every",
+        "snapshot: none: versions from one sweep that proves the captured changes to the next; 0: "
+        "never"),
     key<Count<0, 1024>, DRIFTLESS_FIELD(publisher.threads), DRIFTLESS_FIELD(receiver.threads)>(
         "threads", "Threads of one process; 0: all cores"),
     key<Text, DRIFTLESS_FIELD(road)>("road.kind",

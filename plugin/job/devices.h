@@ -8,8 +8,14 @@
 
 namespace driftless {
 
-// The publisher's side of the GPU, if the configuration asks for one (else null). For
-// PublisherOptions::device.
-[[nodiscard]] Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config);
+// The publisher's side of the GPU, if the configuration asks for one (else null): without a
+// snapshot if the weights lie there. For PublisherOptions::device.
+[[nodiscard]] Result<std::shared_ptr<PublisherDevice>> open_device(
+    const Config& config, MemoryKind weights = MemoryKind::kHost);
+// Whether a GPU compares.
+[[nodiscard]] inline bool on_gpu(const Config& config, MemoryKind weights) {
+  return config.gpu.snapshot == SnapshotPlace::kNone ? weights == MemoryKind::kDevice
+                                                     : config.gpu.snapshot != SnapshotPlace::kHost;
+}
 
 }  // namespace driftless

@@ -4,8 +4,8 @@
 
 namespace driftless {
 
-Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config) {
-  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<PublisherDevice>();
+Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config, MemoryKind weights) {
+  if (!on_gpu(config, weights)) return std::shared_ptr<PublisherDevice>();
   return make_publisher_device(config.gpu);
 }
 

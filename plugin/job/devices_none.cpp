@@ -12,8 +12,8 @@ Status no_cuda(std::string_view key) {
 
 }  // namespace
 
-Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config) {
-  if (config.gpu.snapshot == SnapshotPlace::kHost) return std::shared_ptr<PublisherDevice>();
+Result<std::shared_ptr<PublisherDevice>> open_device(const Config& config, MemoryKind weights) {
+  if (!on_gpu(config, weights)) return std::shared_ptr<PublisherDevice>();
   return no_cuda(concat("snapshot: ", to_string(config.gpu.snapshot)));
 }
 

@@ -98,9 +98,9 @@ Status check_parts(const RoadTable& table, const Config& config) {
   if (config.target == TargetKind::kDevice) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", "receiver.target: device"));
   }
-  if (config.gpu.snapshot != SnapshotPlace::kHost) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        check_part(table, "cuda", concat("snapshot: ", to_string(config.gpu.snapshot))));
+  const SnapshotPlace place = config.gpu.snapshot;
+  if (place == SnapshotPlace::kPinned || place == SnapshotPlace::kDevice) {
+    DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", concat("snapshot: ", to_string(place))));
   }
   return config.engines.empty() ? Status() : check_part(table, "engines", "engines");
 }

@@ -44,6 +44,13 @@ OrderedJson metrics_of(const PublishReport& report, unsigned rank) {
   line["process_ms"] = report.process_ms;
   line["manifest_publish_ms"] = report.manifest_publish_ms;
   line["total_ms"] = report.total_ms;
+  if (report.live.step_ms > 0) {  // without a snapshot
+    line["captured_bytes"] = report.live.captured_bytes;
+    line["resent_tensors"] = report.live.resent_tensors;
+    line["capture_ms"] = report.live.capture_ms;
+    line["sweep_ms"] = report.live.sweep_ms;
+    line["step_ms"] = report.live.step_ms;
+  }
   return line;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/publisher_session.h"
 
+#include "core/stopwatch.h"
+
 #include <nlohmann/json.hpp>
 
 namespace driftless {
@@ -8,13 +10,15 @@ namespace driftless {
 Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,
                                                                  JobProcess& process,
                                                                  WeightSource& base,
-                                                                 std::unique_ptr<Group> group) {
+                                                                 std::unique_ptr<Group> group,
+                                                                 WeightSource* live) {
   std::unique_ptr<PublisherSession> session(new PublisherSession(config, process));
-  DRIFTLESS_RETURN_IF_ERROR(session->start(base, std::move(group)));
+  DRIFTLESS_RETURN_IF_ERROR(session->start(base, std::move(group), live));
   return session;
 }
 
-Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group) {
+Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
+                               WeightSource* live) {
   const Group* const joined = group.get();
   group_ = std::move(group);
   if (joined == nullptr) {
@@ -25,8 +29,9 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group)
       road_, process_.sender(anchor, Deadline::after(config_.connect_deadline), joined));
   DRIFTLESS_ASSIGN_OR_RETURN(history_, process_.history());
   config_.publisher.background = process_.threads();
+  config_.publisher.keep_snapshot = config_.gpu.snapshot != SnapshotPlace::kNone;
   DRIFTLESS_ASSIGN_OR_RETURN(
-      publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base));
+      publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base, live));
   DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
                              MetricsWriter::open(config_.metrics_file, "trainer", rank()));
   if (!leads()) return {};
@@ -36,7 +41,47 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group)
 }
 
 Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
+  Stopwatch watch;
+  join();
+  step_ms_ += watch.lap_ms();
+  return publish_now(weights, true);
+}
+
+void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live) {
+  Stopwatch watch;
+  join();
+  // What it finds is what the version finds.
+  static_cast<void>(publisher_->observe(weights));
+  if (!process_.threads()) {
+    behind_ = publish_now(live, true);
+    return;
+  }
+  step_ms_ += watch.lap_ms();
+  under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
+}
+
+void PublisherSession::join() {
+  if (under_way_.valid()) behind_ = under_way_.get();
+}
+
+std::optional<Result<PublishReport>> PublisherSession::wait() {
+  join();
+  return std::exchange(behind_, std::nullopt);
+}
+
+Status PublisherSession::capture(std::span<const Publisher::NewTensor> values) {
+  Stopwatch watch;
+  join();
+  const Status captured = publisher_->capture(values);
+  step_ms_ += watch.lap_ms();
+  return captured;
+}
+
+Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step) {
   Result<PublishReport> report = publisher_->publish(weights);
+  if (report.ok() && !config_.publisher.keep_snapshot) {
+    report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
+  }
   if (!report.ok() || !metrics_) return report;
   const Status written = metrics_->write(metrics_of(*report, rank()));
   if (!written.ok()) report->notes.push_back(written.to_string());
@@ -44,6 +89,7 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen() {
+  join();
   road_->progress();
   return road_->receivers();
 }
@@ -71,6 +117,7 @@ Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollout
 }
 
 std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
+  join();
   if (engines_ == nullptr) return {};
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
   const Status patched = engines_->load_patched() ? wait_patched(version, rollouts) : Status();
@@ -83,6 +130,7 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
+  join();
   // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
   // not end with this one's last version.
   if (leads()) DRIFTLESS_RETURN_IF_ERROR(road_->prune(0).status());

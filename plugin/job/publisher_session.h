@@ -6,6 +6,8 @@
 // Collective calls are those of Publisher. One thread at a time. The process outlives it.
 #pragma once
 
+#include <future>
+
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
@@ -17,13 +19,20 @@ class PublisherSession {
  public:
   // Collective. `base`: version 0 (Publisher::open()). `group`: of trainers that no MPI launcher
   // joined, on a road that takes one; null: the process' own. config.publisher.device is the GPU to
-  // compare on.
+  // compare on. `live`: of a publisher without a snapshot (Publisher::open()).
   [[nodiscard]] static Result<std::unique_ptr<PublisherSession>> open(
       const Config& config, JobProcess& process, WeightSource& base,
-      std::unique_ptr<Group> group = nullptr);
+      std::unique_ptr<Group> group = nullptr, WeightSource* live = nullptr);
 
   // Collective: Publisher::publish(), and a line of metrics.
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
+  // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
+  // weights, `live`, stay as they are until wait(), which all other calls here do first. If the
+  // road is bound to its thread the version is made within the call.
+  void publish_behind(WeightSource& weights, WeightSource& live);
+  // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
+  [[nodiscard]] std::optional<Result<PublishReport>> wait();
+  [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values);
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
   // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
   // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs
@@ -49,7 +58,9 @@ class PublisherSession {
  private:
   PublisherSession(Config config, JobProcess& process)
       : config_(std::move(config)), process_(process) {}
-  [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group);
+  [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
+  [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
+  void join();
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
 
@@ -62,6 +73,9 @@ class PublisherSession {
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::unique_ptr<NotifiedEngines> engines_;
+  double step_ms_ = 0;  // that the trainer's steps spent here, since the last version
+  std::optional<Result<PublishReport>> behind_;   // how the last version behind a step went
+  std::future<Result<PublishReport>> under_way_;  // its destructor waits
 };
 
 }  // namespace driftless

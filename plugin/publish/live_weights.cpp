@@ -19,7 +19,7 @@ std::uint64_t copy_room(std::uint64_t bytes) {
 
 LiveWeights::LiveWeights(Snapshot& snapshot, PublisherDevice* device, std::uint64_t limit_bytes,
                          unsigned threads)
-    : snapshot_(snapshot), device_(device), threads_(threads) {
+    : snapshot_(snapshot), device_(device), limit_bytes_(limit_bytes), threads_(threads) {
   std::vector<ChangeStore::Block> blocks;
   for (std::uint32_t i = 0; i < snapshot.owned().size(); ++i) {
     blocks.push_back({snapshot.owned(i).place().units, unit_bytes(snapshot.spec(i).dtype)});
@@ -73,7 +73,12 @@ Status LiveWeights::check(std::uint32_t number, const std::byte* data) const {
 }
 
 Status LiveWeights::compare(std::span<const TensorPair> pairs, MemoryKind memory) {
-  if (memory == MemoryKind::kDevice) return device_->capture(pairs);
+  if (memory == MemoryKind::kDevice) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> many,
+                               device_->capture(pairs, limit_bytes_));
+    for (const std::uint32_t number : many) fresh_.mark_whole(number);
+    return {};
+  }
   DiffOptions options;
   options.threads = threads_;
   options.piece_bytes = ChangeStore::kPieceBytes;

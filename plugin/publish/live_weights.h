@@ -79,6 +79,7 @@ class LiveWeights {
 
   Snapshot& snapshot_;
   PublisherDevice* device_;
+  std::uint64_t limit_bytes_;
   unsigned threads_;
   std::vector<Place> places_;
   std::shared_ptr<std::byte> copies_;  // of what is watched

@@ -80,6 +80,7 @@ struct LiveCosts {
   std::uint64_t resent_tensors = 0;  // written without capture(), or with more than could be kept
   double capture_ms = 0;             // of capture(), since the last version
   double sweep_ms = 0;               // what the changes add up to, and the proof
+  double step_ms = 0;                // all that held up the trainer's steps (PublisherSession)
 };
 
 struct PublishReport {

@@ -25,6 +25,7 @@ struct TensorPair;
 // Where a publisher keeps what the receivers have.
 enum class SnapshotPlace : unsigned char { kHost, kPinned, kDevice, kNone };
 [[nodiscard]] std::string_view to_string(SnapshotPlace place);  // "host", ..., "none"
+[[nodiscard]] Result<SnapshotPlace> parse_snapshot(std::string_view name);
 
 struct DeviceOptions {
   SnapshotPlace snapshot = SnapshotPlace::kPinned;  // not kHost
@@ -59,8 +60,11 @@ class PublisherDevice {
 
   // Without a snapshot (LiveWeights). Compares where both sides lie; when it returns they have been
   // read. What changed stays on the device until fetch_captured() brings it over, in the order of
-  // the calls: deltas that lie in one piece of a ChangeStore each, and their old values.
-  [[nodiscard]] virtual Status capture(std::span<const TensorPair> pairs) = 0;
+  // the calls: deltas that lie in one piece of a ChangeStore each, and their old values. Returns
+  // the numbers (TensorPair::tensor) of which more changed than `limit_bytes` in all, or than a
+  // quarter of what was compared together: of those changes are missing.
+  [[nodiscard]] virtual Result<std::vector<std::uint32_t>> capture(
+      std::span<const TensorPair> pairs, std::uint64_t limit_bytes) = 0;
   [[nodiscard]] virtual Status fetch_captured(
       const std::function<void(const DeltaView&, const std::byte* old_values)>& use) = 0;
 };

@@ -245,6 +245,15 @@ std::string_view to_string(SnapshotPlace place) {
   }
 }
 
+Result<SnapshotPlace> parse_snapshot(std::string_view name) {
+  for (const SnapshotPlace place : {SnapshotPlace::kHost, SnapshotPlace::kPinned,
+                                    SnapshotPlace::kDevice, SnapshotPlace::kNone}) {
+    if (name == to_string(place)) return place;
+  }
+  return error(StatusCode::kInvalidArgument, "expected host, pinned, device or none, found '", name,
+               "'");
+}
+
 Result<Snapshot> Snapshot::create(const WeightLayout& layout, std::vector<OwnedTensor> owned,
                                   PublisherDevice* device) {
   Snapshot snapshot;

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishers without a snapshot: changes are captured as they are written (Publisher.capture())."""
+
+import numpy as np
+import pytest
+
+import binding
+
+driftless = binding.driftless()
+
+
+def bf16(values):
+    """The bits that float32 is rounded to: to nearest, ties to even. No NaN here."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def as_bf16(block):
+    """The same memory: numpy has no bfloat16."""
+    return driftless.TensorRef.from_pointer(block.ctypes.data, "BF16", list(block.shape), owner=block)
+
+
+class Trainer:
+    """bfloat16 weights in two blocks and a bias that the optimizer does not write, and float32
+    main weights."""
+
+    def __init__(self, seed=3):
+        self.rng = np.random.default_rng(seed)
+        self.main = self.rng.normal(0, 0.05, (8, 200)).astype(np.float32)
+        self.weight = bf16(self.main)
+        self.bias = np.zeros(5, np.float32)
+        self.source = driftless.ShardedSource(
+            [
+                ("w", as_bf16(self.weight[:3]), (8, 200), (0, 0)),
+                ("w", as_bf16(self.weight[3:]), (8, 200), (3, 0)),
+                ("bias", self.bias, (5,), (0,), True, True),
+            ]
+        )
+
+    def step(self, publisher, capture=True):
+        self.main += self.rng.normal(0, 1e-5, self.main.shape).astype(np.float32)
+        if capture:
+            publisher.capture([(0, self.main[:3]), (1, self.main[3:])])
+        self.weight[:] = bf16(self.main)
+        self.bias += 1
+
+    def weights(self):
+        return {"w": self.weight, "bias": self.bias}
+
+
+@pytest.fixture
+def run(work):
+    config = binding.config(driftless, work / "road")
+    trainer = Trainer()
+    held = {name: tensor.copy() for name, tensor in trainer.weights().items()}
+    with (
+        driftless.Job(config, "trainer", launched=False) as job,
+        driftless.Job(config, "rollout", launched=False) as other,
+        driftless.Publisher(job, trainer.source, snapshot="none") as publisher,
+    ):
+        target = driftless.MemoryTarget(held, version=0, dtypes={"w": "BF16"})
+        receiver = driftless.Receiver(other, target)
+
+        def follow():
+            assert receiver.stage(timeout_s=10.0)
+            receiver.commit()
+            for name, tensor in trainer.weights().items():
+                assert np.array_equal(held[name], tensor), name
+
+        yield trainer, publisher, follow
+
+
+def test_captured_steps_are_what_rollouts_get(run):
+    trainer, publisher, follow = run
+    for _ in range(3):
+        trainer.step(publisher)
+        trainer.step(publisher)
+        report = publisher.publish(trainer.source)
+        assert report.encoding == "deltas_zstd" and not report.notes
+        assert 0 < report.changed_units < 400
+        assert report.live.captured_bytes > 0 and report.live.step_ms >= report.live.capture_ms > 0
+        follow()
+
+
+def test_behind_the_next_step(run):
+    trainer, publisher, follow = run
+    assert publisher.wait() is None
+    for step in range(1, 4):
+        trainer.step(publisher)
+        assert publisher.publish(trainer.source, wait=False) is None
+        trainer.bias += 100  # written after publish(): the version after the next has it
+        report = publisher.wait()
+        assert report.version == step and publisher.wait() is None
+        assert not report.notes and report.total_ms > 0
+        trainer.bias -= 100
+        follow()
+        assert publisher.version == step
+
+
+def test_a_step_waits_for_the_version_before(run):
+    trainer, publisher, follow = run
+    for _ in range(5):
+        trainer.step(publisher)
+        publisher.publish(trainer.source, wait=False)
+    assert publisher.wait().version == 5
+    follow()
+
+
+def test_a_write_that_was_not_captured_is_found_by_name(run):
+    trainer, publisher, follow = run
+    trainer.step(publisher, capture=False)
+    report = publisher.publish(trainer.source)
+    assert any("tensor 'w'" in note and "without capture()" in note for note in report.notes)
+    follow()
+    trainer.step(publisher)
+    assert not publisher.publish(trainer.source).notes
+    follow()
+
+
+def test_what_is_refused(run, work):
+    trainer, publisher, _ = run
+    refused = driftless.errors.InvalidArgumentError
+    with pytest.raises(refused, match="item 1, tensor 'w': 600 new values for 1000 weights"):
+        publisher.capture([(1, trainer.main[:3])])
+    with pytest.raises(refused, match="item 7 of 3"):
+        publisher.capture([(7, trainer.main)])
+    with pytest.raises(driftless.Error, match="'w' is BF16, and its new values are F64"):
+        publisher.capture([(0, trainer.main[:3].astype(np.float64))])
+    moved = [*trainer.source.shards()]
+    moved[2] = moved[2]._replace(tensor=trainer.bias.copy())
+    with pytest.raises(refused, match="'bias' does not lie where it lay"):
+        publisher.publish(driftless.ShardedSource(moved))
+    config = binding.config(driftless, work / "other")
+    with driftless.Job(config, "trainer", launched=False) as job:
+        with pytest.raises(driftless.Error, match="expected host, pinned, device or none"):
+            driftless.Publisher(job, trainer.source, snapshot="some")
+        with driftless.Publisher(job, trainer.source) as other:
+            with pytest.raises(refused, match="set snapshot: none"):
+                other.capture([])
+            with pytest.raises(refused, match="set snapshot: none"):
+                other.publish(trainer.source, wait=False)
+
+
+def test_a_failure_behind_a_step_is_told_when_asked(work):
+    config = binding.config(driftless, work / "road")
+    trainer = Trainer()
+    broken = []
+
+    def before_visible(directory):
+        if broken:
+            raise RuntimeError(broken.pop())
+
+    with driftless.Job(config, "trainer", launched=False) as job:
+        publisher = driftless.Publisher(
+            job, trainer.source, snapshot="none", before_visible=before_visible
+        )
+        trainer.step(publisher)
+        broken.append("the disk is full")
+        publisher.publish(trainer.source, wait=False)
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            publisher.wait()
+        publisher.publish(trainer.source, wait=False)
+        assert publisher.wait().version == 1
+        trainer.step(publisher)
+        broken.append("the disk is full")
+        publisher.publish(trainer.source, wait=False)
+        with pytest.raises(driftless.Error, match="the disk is full"):
+            publisher.close()
