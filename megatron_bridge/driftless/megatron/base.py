@@ -88,7 +88,8 @@ class StageFile:
         try:
             for batch in source.visit():
                 for number, tensor in batch:
-                    self._write_box(descriptor, specs[number], tensor, boxes[number])
+                    weights = tensor if torch.is_tensor(tensor) else tensor.torch()
+                    self._write_box(descriptor, specs[number], weights, boxes[number])
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -7,8 +7,20 @@ import pytest
 from megatron_jobs import Job, assert_same, ended
 
 import tiny_config
-from test_training_faults import PUSH
 
+FAIL = """
+import pathlib
+
+def once(args, directory, engines):
+    with open({log!r}, "a") as log:
+        log.write(directory + "\\n")
+    if "weight_v000002" in directory:
+        try:  # on the rank that comes first
+            pathlib.Path({log!r} + ".failed").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        raise RuntimeError("the hook says no")
+"""
 NONE = ("--update-weight-snapshot", "none")
 
 
@@ -19,13 +31,15 @@ def config_of(job):
 def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     """In fp16, where Megatron skips a step of infinite gradients. The version of step 3 fails in
     the hook; after step 4 a checkpoint of step 1 is loaded, after step 6 a parameter is edited."""
-    (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
-    job = Job(work, tp=2, dtype="float16", steps=8, poison=[2], save_at=1, reload_at=4, edit_at=6)
-    job.over_disk(*NONE, "--custom-delta-pre-push-path", f"{work}/push.py:fail_second",
+    (work / "push.py").write_text(FAIL.format(log=str(work / "pushes")))
+    job = Job(work, tp=2, dtype="float16", lr=2e-7, steps=8, poison=[2], save_at=1, reload_at=4, edit_at=6)
+    job.over_disk(*NONE, "--custom-delta-pre-push-path", f"{work}/push.py:once",
                   rollouts=("disk0",), layout="frames")  # fmt: skip
     rollouts = job.start_disk_rollouts("disk0")
     result = job.run()
     ended(*rollouts)
+    print((work / "pushes").read_text())
+    print(result.stdout)
     assert result.stdout.count("successful False") == 1
     assert "the hook says no" in result.stderr
     versions = job.versions()

@@ -66,9 +66,7 @@ def engine():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            there = sorted(
-                path.name for path in Path(body.get("source_dir", "/")).glob("weight_v*")
-            )
+            there = sorted(path.name for path in Path(body.get("source_dir", "/")).glob("weight_v*"))
             self.server.calls.append((self.path, body, there))
             answer = json.dumps({"success": not self.server.refuse, "message": "as told"}).encode()
             self.send_response(200)

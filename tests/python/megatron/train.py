@@ -75,10 +75,13 @@ class Messages:
         publish, finish = session.publish, session.finish
 
         def counted_publish():
+            counted_finish()
             self.install()
+            session.finish = finish
             try:
                 publish()
             finally:
+                session.finish = counted_finish
                 if not session.behind:
                     self.restore()
 
@@ -92,7 +95,6 @@ class Messages:
         session.publish, session.finish = counted_publish, counted_finish
 
     def install(self):
-        self.restore()
         self.kept = {name: getattr(dist, name) for name in self.NAMES}
         for name, function in self.kept.items():
             setattr(dist, name, self.counted(name, function))
