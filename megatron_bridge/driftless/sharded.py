@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ._native import TensorRef, TensorSpec
+from ._native import CheckpointSource, TensorRef, TensorSpec
 from .errors import InvalidArgumentError
 
 BUCKET_BYTES = 64 << 20  # of tensors that visit() holds at a time
+
+Boxes = list[tuple[list[int], list[int]] | None]
 
 
 class Shard(NamedTuple):
@@ -49,7 +51,7 @@ class ShardedSource:
     def tensors(self) -> list[TensorSpec]:
         return [TensorSpec(s.name, self.dtype(s), list(s.shape)) for s in self.shards()]
 
-    def boxes(self) -> list[tuple[list[int], list[int]] | None]:
+    def boxes(self) -> Boxes:
         """Of each of tensors(): (offsets, sizes) of what this rank has; None: all of it."""
         return [
             None if tuple(s.tensor.shape) == tuple(s.shape) else (list(s.offset), _sizes(s))
@@ -71,6 +73,29 @@ class ShardedSource:
                 batch, held = [], 0
         if batch:
             yield batch
+
+
+class CheckpointShards(ShardedSource):
+    """The boxes that a source offers, out of a checkpoint: what its publisher is opened with."""
+
+    def __init__(self, base: CheckpointSource, specs: list[TensorSpec], boxes: Boxes) -> None:
+        super().__init__(_of_base(base, spec, box) for spec, box in zip(specs, boxes, strict=True))
+        self._specs = specs
+
+    def tensors(self) -> list[TensorSpec]:
+        return self._specs
+
+    def ready(self, shard: Shard) -> Any:
+        return shard.tensor.contiguous()
+
+
+def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:
+    """The files are mapped: nothing is read before it is asked for."""
+    tensor = base.tensor(spec.name).torch()
+    offset, sizes = box or ([0] * tensor.dim(), tensor.shape)
+    for dimension, (begin, size) in enumerate(zip(offset, sizes, strict=True)):
+        tensor = tensor.narrow(dimension, begin, size)
+    return Shard(spec.name, tensor, spec.shape, offset)
 
 
 def published(shards: Iterable[Sequence[Any]]) -> list[Shard]:

@@ -16,11 +16,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from ._native import CheckpointSource, TensorSpec
 from .errors import UnsupportedError, WrongLayoutError
-from .sharded import Shard
+from .sharded import Boxes, CheckpointShards, Shard
 from .torch import shard_of, unstack
 from .torch_dtypes import dtype_name
-
-Boxes = list[tuple[list[int], list[int]] | None]
 
 
 class EngineShards:
@@ -101,8 +99,8 @@ class EngineShards:
                 )
             yield [(number, shard.tensor.to("cpu").contiguous())]
 
-    def of_base(self) -> _BaseShards:
-        return _BaseShards(self._base, self._specs, self._boxes)
+    def of_base(self) -> CheckpointShards:
+        return CheckpointShards(self._base, self._specs, self._boxes)
 
     def _all(self) -> Iterator[Shard | None]:
         """None: one that only verl can translate."""
@@ -118,32 +116,6 @@ class EngineShards:
                 yield shard
             else:
                 yield from unstack(shard, [name for name, _ in spec.hf_slots].__getitem__)
-
-
-class _BaseShards:
-    """The same boxes of the base."""
-
-    def __init__(
-        self,
-        base: CheckpointSource,
-        specs: list[TensorSpec],
-        boxes: Boxes,
-    ) -> None:
-        self._base, self._specs, self._boxes = base, specs, boxes
-
-    def tensors(self) -> list[TensorSpec]:
-        return self._specs
-
-    def boxes(self) -> Boxes:
-        return self._boxes
-
-    def visit(self) -> Iterator[list[tuple[int, Any]]]:
-        for number, (spec, box) in enumerate(zip(self._specs, self._boxes, strict=True)):
-            tensor = self._base.tensor(spec.name).torch()
-            if box is not None:
-                for dimension, (begin, size) in enumerate(zip(*box, strict=True)):
-                    tensor = tensor.narrow(dimension, begin, size)
-            yield [(number, tensor.contiguous())]
 
 
 @dataclass

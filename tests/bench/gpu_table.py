@@ -54,6 +54,28 @@ def megatron_table(rows: list[dict]) -> None:
               f" {row['share']:.1%} | {parts} |")
 
 
+def whole_step_table(rows: list[dict]) -> None:
+    """What is asked of `none`: 2 % of a step, 64 MiB and 16 bytes a change, and no more than half
+    as long again until a version is visible as with a snapshot on the device."""
+    print("\nwhole steps of Megatron with and without updates, every step, over files in memory to a"
+          " rollout in host memory (ms)\n")
+    print("| snapshot | changed | step without | with | more | added | visible after | capture |"
+          " sweep | MiB of changes | MiB more on the GPU | tensors resent | asked |")
+    print("|---" * 13 + "|")
+    today = next((row["visible_ms"] for row in rows if row["snapshot"] == "device"), None)
+    for row in rows:
+        asked = ""
+        if row["snapshot"] == "none":
+            changes = row["parameters"] * row["density"] * 16 / (1 << 20)
+            late = today is not None and row["visible_ms"] > 1.5 * today
+            kept = row["share"] <= 0.02 and row["captured_mib"] <= 64 + changes and not late
+            asked = "ok" if kept else "MISSED"
+        print(f"| {row['snapshot']} | {row['density']:.2%} | {row['plain_ms']:.1f} |"
+              f" {row['step_ms']:.1f} | {row['share']:.1%} | {row['added_ms']:.1f} |"
+              f" {row['visible_ms']:.1f} | {row['capture_ms']:.1f} | {row['sweep_ms']:.1f} |"
+              f" {row['captured_mib']:.0f} | {row['gpu_mib']:.0f} | {row['resent']} | {asked} |")
+
+
 def module_table(rows: list[dict]) -> None:
     """What is asked: 3 ms of pause by maps, at most half of torch's way by masked overwrite; staging
     never holds the GPU for more than 2 ms, and takes the changes' memory and at most a chunk's."""
@@ -80,6 +102,7 @@ def module_table(rows: list[dict]) -> None:
 
 def main() -> None:
     gpu, figures, torch, nccl, megatron, modules = "", [], {}, [], [], []
+    whole_steps = []
     for line in open(sys.argv[1], encoding="utf-8"):
         row = json.loads(line)
         gpu = row.get("gpu", gpu)
@@ -91,6 +114,8 @@ def main() -> None:
             nccl.append(row)
         elif "megatron_overhead" in row:
             megatron.append(row["megatron_overhead"])
+        elif "megatron_step" in row:
+            whole_steps.append(row["megatron_step"])
         elif "module" in row:
             modules.append(row["module"])
     print(f"\n{gpu}; 1.6 G bf16 elements in 24 tensors; medians\n")
@@ -113,6 +138,8 @@ def main() -> None:
         nccl_table(nccl)
     if megatron:
         megatron_table(megatron)
+    if whole_steps:
+        whole_step_table(whole_steps)
     if modules:
         module_table(modules)
 

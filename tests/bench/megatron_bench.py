@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What weight updates add to a step of real Megatron: a model of 1 G parameters on one GPU.
 
+    python3 tests/bench/megatron_bench.py steps [none|device|pinned ...]
+
+Mode delta, every step, over files in memory to a rollout in host memory, in a process of its own.
+Steps without us come before, between and after, so that whole steps are compared in one run.
+
     mpirun -n 1 python3 tests/bench/megatron_bench.py trainer : -n 1 python3 tests/bench/megatron_bench.py rollout
 
-Mode delta, every step, over the nccl road to a rollout that shares the GPU. Prints the medians, and
-our time as a share of a forward and backward pass. Needs torch, megatron-core, and our package and
+The same over the nccl road to a rollout that shares the GPU, with our time as a share of a forward
+and backward pass. Both print medians. Need torch, megatron-core, and our package and
 tests/python/megatron on PYTHONPATH.
 """
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 os.environ["DRIFTLESS_TEST_GPU"] = "1"
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -39,87 +48,187 @@ SIZES = {
 JOB = {"tp": 1, "pp": 1, "ep": 1, "sizes": SIZES, "sequence": 4096, "batch": 1, "lr": 3e-7}
 STEPS, WARM = 12, 4
 PARTS = ("gather", "convert", "diff", "encode", "send")
-YAML = """
-road: {{ kind: nccl }}
-anchors: {{ first: true }}
-snapshot: {snapshot}
-deadlines: {{ connect: 120s, publish: 60s }}
-"""
+ROADS = {
+    "nccl": "road: {{ kind: nccl }}\nanchors: {{ first: true }}\n",
+    "disk": "road: {{ kind: shared_fs, dir: {directory}, layout: frames, poll_longest: 2ms }}\n",
+}
+DEADLINES = "deadlines: { connect: 120s, publish: 60s }\n"
 
 
-def flags(snapshot):
+def flags(snapshot, road, directory=""):
     path = f"/tmp/driftless-megatron-bench-{os.getpid()}.yaml"
+    atexit.register(Path(path).unlink, missing_ok=True)
     with open(path, "w") as file:
-        file.write(YAML.format(snapshot=snapshot))
+        file.write(ROADS[road].format(directory=directory) + DEADLINES)
     parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
-    return parser.parse_args(["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
-                              "--update-weight-config", path]), path  # fmt: skip
+    return parser.parse_args(["--update-weight-mode", "delta", "--update-weight-snapshot", snapshot,
+                              "--update-weight-config", path])  # fmt: skip
 
 
-def train(snapshot):
-    import torch.distributed as dist
+class Trainer:
+    """The model, and how long its passes and steps take, in ms."""
 
-    import tiny_config
-    import tiny_model
+    def __init__(self):
+        import torch.distributed as dist
 
-    driftless.megatron.torch_environment()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl")
-    trainer = tiny_model.Trainer(JOB)
-    parameters = sum(p.numel() for chunk in trainer.model for p in chunk.parameters())
-    args, path = flags(snapshot)
-    session = driftless.megatron.attach(
-        trainer.model, trainer.optimizer, args, tiny_config.hf_config(JOB)
+        import tiny_config
+        import tiny_model
+
+        driftless.megatron.torch_environment()
+        torch.cuda.set_device(0)
+        dist.init_process_group("nccl")
+        self.inner = tiny_model.Trainer(JOB)
+        self.hf_config = tiny_config.hf_config(JOB)
+        self.parameters = sum(p.numel() for chunk in self.inner.model for p in chunk.parameters())
+        self.passes = []
+        forward_backward = self.inner.forward_backward
+
+        def timed(**kwargs):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            result = forward_backward(**kwargs)
+            torch.cuda.synchronize()
+            self.passes.append((time.perf_counter() - begin) * 1e3)
+            return result
+
+        self.inner.forward_backward = timed
+
+    def attach(self, args):
+        return driftless.megatron.attach(
+            self.inner.model, self.inner.optimizer, args, self.hf_config
+        )
+
+    def detach(self):
+        """Steps without us again."""
+        self.inner.optimizer.__dict__.pop("step")
+        for child in self.inner.optimizer.chained_optimizers:
+            child.__dict__.pop("_copy_main_params_to_model_params", None)
+
+    def steps(self, session=None):
+        """Milliseconds of each whole step, and what the session says of its version."""
+        took, told = [], []
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            self.inner.step()
+            torch.cuda.synchronize()
+            took.append((time.perf_counter() - begin) * 1e3)
+            if session is not None and session.last is not None:
+                told.append(session.last)
+        return took, told
+
+
+def median(values):
+    return statistics.median(values[WARM:])
+
+
+def split_of(told):
+    values = {
+        "gather": [t.sync_ms + t.gather_ms for t in told],
+        "convert": [t.convert_ms for t in told],
+        "diff": [t.diff_ms for t in told],
+        "encode": [t.encode_ms for t in told],
+        "send": [t.send_ms for t in told],
+    }
+    return {name: median(values[name]) for name in PARTS}
+
+
+def density_of(told):
+    return median([t.published.changed_units / t.published.total_units for t in told])
+
+
+def used_bytes():
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def compare(*snapshots):
+    """Whole steps, with and without us."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT="29431")  # fmt: skip
+    trainer = Trainer()
+    trainer.steps()
+    plain = [median(trainer.steps()[0])]
+    rows = []
+    for snapshot in snapshots or ("none", "device", "pinned"):
+        rows.append(with_us(trainer, snapshot))
+        plain.append(median(trainer.steps()[0]))
+        rows[-1]["plain_ms"] = (plain[-2] + plain[-1]) / 2
+        rows[-1]["share"] = rows[-1]["step_ms"] / rows[-1]["plain_ms"] - 1
+        print(json.dumps({"megatron_step": rows[-1]}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def with_us(trainer, snapshot):
+    directory = Path(f"/dev/shm/driftless-megatron-bench-{os.getpid()}-{snapshot}")
+    follower = subprocess.Popen(
+        [sys.executable, __file__, "follow", snapshot, str(directory)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
-    passes, steps, ours, splits, density = [], [], [], [], []
-    inner = trainer.forward_backward
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = used_bytes()
+        session = trainer.attach(flags(snapshot, "disk", directory))
+        steps, told = trainer.steps(session)
+        held = used_bytes() - before
+        session.close()
+        trainer.detach()
+        if follower.wait(60) != 0:
+            raise RuntimeError("the rollout failed")
+    finally:
+        follower.kill()
+        shutil.rmtree(directory, ignore_errors=True)
+    return {
+        "parameters": trainer.parameters,
+        "snapshot": snapshot,
+        "density": density_of(told),
+        "forward_backward_ms": median(trainer.passes[-STEPS:]),
+        "step_ms": median(steps),
+        "added_ms": median([t.total_ms for t in told]),
+        "visible_ms": median([t.visible_ms for t in told]),
+        "capture_ms": median([t.published.live.capture_ms for t in told]),
+        "sweep_ms": median([t.published.live.sweep_ms for t in told]),
+        "captured_mib": max(t.published.live.captured_bytes for t in told) / (1 << 20),
+        "gpu_mib": held / (1 << 20),
+        "resent": sum(t.published.live.resent_tensors for t in told),
+        "split_ms": split_of(told),
+    }
 
-    def timed(**kwargs):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        result = inner(**kwargs)
-        torch.cuda.synchronize()
-        passes.append((time.perf_counter() - begin) * 1e3)
-        return result
 
-    trainer.forward_backward = timed
-    for _ in range(STEPS):
-        begin = time.perf_counter()
-        trainer.step()
-        torch.cuda.synchronize()
-        steps.append((time.perf_counter() - begin) * 1e3)
-        last = session.last
-        ours.append(last.total_ms)
-        density.append(last.published.changed_units / last.published.total_units)
-        values = (last.sync_ms + last.gather_ms, last.convert_ms, last.diff_ms, last.encode_ms,
-                  last.send_ms)  # fmt: skip
-        splits.append(dict(zip(PARTS, values)))
+def train(snapshot="device"):
+    """Over NCCL, under mpirun."""
+    trainer = Trainer()
+    session = trainer.attach(flags(snapshot, "nccl"))
+    steps, told = trainer.steps(session)
     session.close()
-    os.unlink(path)
-
-    def median(values):
-        return statistics.median(values[WARM:])
-
+    ours = median([t.total_ms for t in told])
     found = {
-        "parameters": parameters,
+        "parameters": trainer.parameters,
         "tokens": 2 * JOB["sequence"] * JOB["batch"],
         "snapshot": snapshot,
-        "forward_backward_ms": median(passes),
+        "forward_backward_ms": median(trainer.passes),
         "step_ms": median(steps),
-        "ours_ms": median(ours),
-        "density": median(density),
-        "share": median(ours) / median(passes),
-        "split_ms": {name: median([s[name] for s in splits]) for name in PARTS},
+        "ours_ms": ours,
+        "density": density_of(told),
+        "share": ours / median(trainer.passes),
+        "split_ms": split_of(told),
     }
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
     print(json.dumps({"megatron_overhead": found}), flush=True)
 
 
-def follow(snapshot):
-    args, path = flags(snapshot)
-    options = driftless.megatron.options_from(args)
+def follow(snapshot="device", directory=None):
+    """A rollout; over files it starts from the run's base."""
+    base = None
+    if directory is not None:
+        base = Path(directory) / "base"
+        while not base.exists():
+            time.sleep(0.05)
+    options = driftless.megatron.options_from(
+        flags(snapshot, "disk" if directory else "nccl", directory)
+    )
     with driftless.Job(driftless.megatron.load_config(options), "rollout") as job:
-        target = driftless.OwnedTarget()
+        target = driftless.OwnedTarget(base)
         receiver = driftless.Receiver(job, target, id="rollout")
         end = None
         while end is None or receiver.version < end.version:
@@ -128,7 +237,7 @@ def follow(snapshot):
             end = end or receiver.end()
         receiver.leave()
         receiver.close()
-    os.unlink(path)
 
 
-{"trainer": train, "rollout": follow}[sys.argv[1]](sys.argv[2] if len(sys.argv) > 2 else "device")
+WAYS = {"steps": compare, "trainer": train, "rollout": follow, "follow": follow}
+WAYS[sys.argv[1]](*sys.argv[2:])

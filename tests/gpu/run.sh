@@ -118,6 +118,13 @@ megatron_step() {
     grep -h '^{"megatron_overhead"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
 }
+# megatron_steps: whole steps of it, with and without updates in one run, by snapshot.
+megatron_steps() {
+  PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} timeout 400 \
+    python3 tests/bench/megatron_bench.py steps none device pinned >"$results/megatron" 2>&1 &&
+    grep -h '^{"megatron_step"' "$results/megatron" >>"$results/figures" ||
+    { tail -n 40 "$results/megatron"; return 1; }
+}
 # module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
 module_pause() {
   PYTHONPATH=$build/python:${PYTHONPATH:-} timeout 200 \
@@ -143,6 +150,7 @@ if wanted bench; then
     for snapshot in device pinned; do
       step "Megatron's step, snapshot $snapshot" megatron_step $snapshot
     done
+    step "Megatron's whole steps" megatron_steps
   else
     echo "torch, megatron-core or the Python module is not here: the share of a step is left out"
   fi

@@ -21,6 +21,7 @@ TRANSPORTS = ("nccl", "mpi_rma", "disk")
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
+SNAPSHOTS = ("none", "host", "pinned", "device")
 
 Hook = Callable[..., Any]
 
@@ -117,6 +118,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "model, and its weights, where they are there, are version 0. Default: the model as it is.",
     )
     add(
+        "--update-weight-snapshot",
+        choices=SNAPSHOTS,
+        help="none: every rank publishes what its own optimizer writes, and no copy of the weights "
+        "is kept. host, pinned, device: the source rank of each pipeline stage gathers its tensors "
+        "and compares them with a copy there. Default: none if the optimizer is known.",
+    )
+    add(
+        "--update-weight-wait",
+        action="store_true",
+        help="A version is there when step() returns. Default: with --update-weight-snapshot none "
+        "what is left of it once changes are known goes on behind the next step.",
+    )
+    add(
         "--update-weight-strict",
         action="store_true",
         help="A weight update that fails ends the training. Default: it is reported, every time.",
@@ -158,6 +172,8 @@ class Options:
     hf_checkpoint: str | None = None
     pre_push: Hook | None = None
     pre_read: Hook | None = None
+    wait: bool = False
+    snapshot: str | None = None  # None: none, if it can be
     colocate: bool = False  # judged by load_config(): the mode may be in the file
     notes: tuple[str, ...] = field(default=())
 
@@ -182,6 +198,8 @@ def options_from(args: Any) -> Options | None:
         hf_checkpoint=flag("update_weight_hf_checkpoint"),
         pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
         pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+        wait=bool(flag("update_weight_wait")),
+        snapshot=flag("update_weight_snapshot"),
         colocate=bool(flag("colocate")),
     )
 
@@ -269,6 +287,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "encoding": encoding or flag("update_weight_encoding"),
         "checksum": flag("update_weight_delta_checksum"),
         "buffer_size": flag("update_weight_buffer_size"),
+        "snapshot": flag("update_weight_snapshot"),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),

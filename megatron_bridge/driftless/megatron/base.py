@@ -3,8 +3,8 @@
 proves its run by.
 
 A trainer on files keeps one beside its versions, unless it was given the checkpoint that the
-rollouts have. Each publishing rank writes the tensors of its stage; the directory appears whole or
-not at all.
+rollouts have. Each publishing rank writes what it has of its stage's tensors at its place in the
+stage's file; the directory appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 
 import driftless
 
+from ..sharded import Boxes, CheckpointShards
 from .errors import SyncError
 
 INDEX = "model.safetensors.index.json"
@@ -30,54 +31,90 @@ def has_weights(directory: str | Path) -> bool:
     return any(Path(directory).glob("*.safetensors"))
 
 
-class CheckpointBase:
-    """The tensors of `specs` out of a checkpoint: a source of weights."""
+def checkpoint_base(
+    directory: str | Path, specs: list[driftless.TensorSpec], boxes: Boxes
+) -> CheckpointShards:
+    """The boxes of the tensors of `specs` out of a checkpoint: a source of weights."""
+    source = driftless.CheckpointSource(directory)
+    there = {spec.name: spec for spec in source.layout.tensors}
+    for spec in specs:
+        found = there.get(spec.name)
+        if found is None:
+            raise SyncError(
+                f"{directory}: tensor {spec.name} of the model is not in this checkpoint"
+            )
+        if found != spec:
+            raise SyncError(
+                f"{directory}: {spec.name} is {found.dtype} {list(found.shape)}, the model has "
+                f"{spec.dtype} {list(spec.shape)}"
+            )
+    return CheckpointShards(source, specs, boxes)
 
-    def __init__(self, directory: str | Path, specs: list[driftless.TensorSpec]) -> None:
-        self._specs, self._source = specs, driftless.CheckpointSource(directory)
-        there = {spec.name: spec for spec in self._source.layout.tensors}
+
+class StageFile:
+    """One file with the tensors of a pipeline stage, in the order of `specs`."""
+
+    def __init__(
+        self, directory: Path, stage: int, stages: int, specs: list[driftless.TensorSpec]
+    ) -> None:
+        self.path = directory / f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        self._size = 0
         for spec in specs:
-            found = there.get(spec.name)
-            if found is None:
-                raise SyncError(
-                    f"{directory}: tensor {spec.name} of the model is not in this checkpoint"
-                )
-            if found != spec:
-                raise SyncError(
-                    f"{directory}: {spec.name} is {found.dtype} {list(found.shape)}, the model has "
-                    f"{spec.dtype} {list(spec.shape)}"
-                )
+            end = self._size + spec.size_bytes
+            header[spec.name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [self._size, end],
+            }
+            self._size = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._head = struct.pack("<Q", len(text)) + text
+        self._begin = {name: entry["data_offsets"][0] for name, entry in header.items()
+                       if "data_offsets" in entry}  # fmt: skip
 
-    def tensors(self) -> list[driftless.TensorSpec]:
-        return self._specs
+    def begin(self) -> None:
+        """[one rank, before the others write]"""
+        with self.path.open("wb") as stream:
+            stream.write(self._head)
+            stream.truncate(len(self._head) + self._size)
 
-    def visit(self) -> Iterator[list[tuple[int, driftless.TensorRef]]]:
-        """The files are mapped, so all of it at once takes no memory."""
-        yield [(index, self._source.tensor(spec.name)) for index, spec in enumerate(self._specs)]
+    def write(self, source: Any) -> None:
+        """[each rank that has weights of the stage] What the source has, at its place."""
+        specs = source.tensors()
+        boxes = source.boxes() if hasattr(source, "boxes") else [None] * len(specs)
+        descriptor = os.open(self.path, os.O_WRONLY)
+        try:
+            for batch in source.visit():
+                for number, tensor in batch:
+                    weights = tensor if torch.is_tensor(tensor) else tensor.torch()
+                    self._write_box(descriptor, specs[number], weights, boxes[number])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _write_box(
+        self, descriptor: int, spec: driftless.TensorSpec, tensor: torch.Tensor, box: Any
+    ) -> None:
+        """A whole tensor, or rows of one or two dimensions."""
+        size = tensor.element_size()
+        offset = box[0] if box else [0] * tensor.dim()
+        first = sum(at * prod(spec.shape[n + 1 :]) for n, at in enumerate(offset))
+        begin = len(self._head) + self._begin[spec.name] + first * size
+        local = tensor.detach().cpu().contiguous()
+        if tuple(local.shape[1:]) == tuple(spec.shape[1:]):
+            local = local.view(1, -1)  # in one piece there, too
+        for row in local:
+            _write_all(descriptor, row.view(torch.uint8).numpy(), begin)
+            begin += prod(spec.shape[1:]) * size
 
 
-def write_stage(export: Any, directory: Path, stage: int, stages: int) -> None:
-    """[each publishing rank] One file with the tensors of its stage."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for spec in export.tensors():
-        header[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [offset, offset + spec.size_bytes],
-        }
-        offset += spec.size_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file = directory / f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for batch in export.visit():
-            for _, tensor in batch:
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                stream.write(flat.view(torch.uint8).numpy().tobytes())
-        stream.flush()
-        os.fsync(stream.fileno())
+def _write_all(descriptor: int, data: Any, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
 
 
 def finish(partial: Path, directory: Path, config: dict[str, Any]) -> None:

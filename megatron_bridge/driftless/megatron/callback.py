@@ -25,8 +25,13 @@ class WeightUpdates:
 
     def on_train_start(self, context: Any) -> None:
         if self._options is not None:
-            model = context.model
-            self.session = Session(model, self._options, self._given, self._hf_config)
+            self.session = Session(
+                context.model,
+                self._options,
+                self._given,
+                self._hf_config,
+                getattr(context, "optimizer", None),
+            )
 
     def on_train_step_end(self, context: Any) -> None:
         if self.session is not None:

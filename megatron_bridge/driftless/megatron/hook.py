@@ -22,7 +22,7 @@ def attach(
     options = options_from(args)
     if options is None:
         return None
-    session = Session(model, options, args, hf_config)
+    session = Session(model, options, args, hf_config, optimizer)
     wrap_step(optimizer, session)
     return session
 

@@ -15,7 +15,7 @@ from .export import Times
 @dataclass(frozen=True)
 class VersionReport:
     """One version as it was published, and where the milliseconds went that it added to the step of
-    this rank."""
+    this rank: total_ms. If it went on behind the next step, the rest was no part of that."""
 
     published: driftless.PublishReport
     sync_ms: float  # forcing the parameter gather, with overlap
@@ -25,6 +25,26 @@ class VersionReport:
     encode_ms: float  # encoding and writing, as far as they took longer than what they run behind
     send_ms: float  # agreeing, and making the version visible
     total_ms: float
+    visible_ms: float  # from the end of the optimizer's step until receivers can take it
+    captured: bool = False  # no snapshot: what changed was seen as it was written
+
+    @staticmethod
+    def of_captured(
+        report: driftless.PublishReport, added_s: float, visible_s: float
+    ) -> VersionReport:
+        live = report.live
+        return VersionReport(
+            published=report,
+            sync_ms=0.0,
+            gather_ms=0.0,
+            convert_ms=0.0,
+            diff_ms=live.capture_ms + live.sweep_ms,
+            encode_ms=max(0.0, report.process_ms - live.sweep_ms),
+            send_ms=report.manifest_publish_ms,
+            total_ms=added_s * 1e3,
+            visible_ms=visible_s * 1e3,
+            captured=True,
+        )
 
     @staticmethod
     def of(
@@ -40,6 +60,22 @@ class VersionReport:
             encode_ms=max(0.0, report.process_ms - spent),
             send_ms=report.manifest_publish_ms,
             total_ms=total_s * 1e3,
+            visible_ms=total_s * 1e3,
+        )
+
+    def split(self) -> str:
+        """Where the time went."""
+        live = self.published.live
+        if self.captured:
+            return (
+                f"{self.total_ms:.1f} ms added to the step, visible after {self.visible_ms:.1f} ms "
+                f"(capture {live.capture_ms:.1f}, sweep {live.sweep_ms:.1f}, encode "
+                f"{self.encode_ms:.1f}, send {self.send_ms:.1f})"
+            )
+        return (
+            f"{self.total_ms:.1f} ms (gather {self.sync_ms + self.gather_ms:.1f}, convert "
+            f"{self.convert_ms:.1f}, diff {self.diff_ms:.1f}, encode {self.encode_ms:.1f}, send "
+            f"{self.send_ms:.1f})"
         )
 
 
@@ -54,9 +90,7 @@ class Reporter:
         share = 100.0 * made.changed_units / made.total_units if made.total_units else 0.0
         print(
             f"driftless: version {made.version}: {share:.2f} % changed, {made.wire_bytes} of "
-            f"{made.full_bytes} bytes, {made.encoding}, {step.total_ms:.1f} ms (gather "
-            f"{step.sync_ms + step.gather_ms:.1f}, convert {step.convert_ms:.1f}, diff "
-            f"{step.diff_ms:.1f}, encode {step.encode_ms:.1f}, send {step.send_ms:.1f})",
+            f"{made.full_bytes} bytes, {made.encoding}, {step.split()}",
             flush=True,
         )
         for note in made.notes:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training run's weight updates: made by `attach()`, called after every optimizer step.
 
-Every trainer rank has one. The source rank of each pipeline stage publishes; ranks that hold shards
-of its tensors send them; the others only take part in what is collective over all. Used by the
-thread that trains. A failure is reported every time, and ends training only where `strict` is set.
+Every trainer rank has one. If the optimizer is known, every rank publishes what it owns
+(every_rank.py); else the source rank of each pipeline stage publishes what the others send it
+(source_ranks.py). Used by the thread that trains. A failure is reported every time, and ends
+training only where `strict` is set.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ import driftless
 
 from ..torch import PublisherGroup
 from . import base as base_checkpoint
-from . import binding, topology
+from . import binding, optimizers, topology
 from .arguments import Options, load_config
 from .errors import MapError, SyncError
-from .export import StageExport
+from .every_rank import EveryRank
 from .maps import family_of
 from .map_command import read_config
 from .model_config import config_of
+from .plan import StagePlan
 from .report import Reporter, VersionReport
+from .source_ranks import SourceRanks
 
 T = TypeVar("T")
 
@@ -45,14 +48,17 @@ class Session:
         options: Options,
         args: Any = None,
         hf_config: dict[str, Any] | None = None,
+        optimizer: Any = None,
     ) -> None:
         self.options, self._args = options, args
+        self._optimizer = optimizer
         self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
         self.rank = dist.get_rank()
         self.report = Reporter(self.rank)
         self.last: VersionReport | None = None
         self._since = 0  # successful steps since the last publication
         self._closed = False
+        self._added_s = 0.0  # to steps, since the last version was told of
         self._publisher: Any = None
         self._job: Any = None
         self.config = self._all_ranks("reading the configuration", self._read_config)
@@ -67,12 +73,13 @@ class Session:
     def _read_config(self) -> Any:
         """Weights on a GPU are compared there, by this rank's; where the snapshot lies may be set."""
         config = load_config(self.options)
+        self._asked = config.settings()["snapshot"]
         device = next(binding.unwrap(self.model[0]).parameters()).device
         if device.type != "cuda":
             return config
         number = device.index or 0
         more = [f"gpu.device={number}", f"road.nccl.device={number}"]
-        if config.settings()["snapshot"] == "host":
+        if self._asked == "host":
             more.append("snapshot=pinned")
         return load_config(self.options, more)
 
@@ -83,20 +90,46 @@ class Session:
             "finding the source ranks", lambda: topology.stages_of(everyone, sizes)
         )
         self.stage, self._stages = stages[facts.pp], stages
-        timeout_s = 2 * max(self.config.publish_s, self.config.connect_s)
-        # As much of the shards is gathered at a time as fills one of the publisher's buckets.
-        self._bucket_bytes = self.config.buffer_bytes
-        self.groups = topology.Groups(stages, timeout_s)
-        self.leads = self.rank == stages[0].source
-        self.publishes = self.rank == self.stage.source
-        self.holds = self.rank in self.stage.members
-        bound = self._all_ranks("reading the model", lambda: self._bind(hf_config, sizes))
-        self._export = None
-        if self.holds:
-            device = next(binding.unwrap(self.model[0]).parameters()).device
-            self._export = StageExport(bound, self.stage, self.groups, self._bucket_bytes, device)
+        every_rank = self._every_rank_publishes()
+        self.leads = self.rank == (0 if every_rank else stages[0].source)
 
-    def _bind(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> Any:
+        def bind() -> EveryRank | SourceRanks:
+            plan = self._plan(hf_config, sizes)
+            if every_rank:
+                return EveryRank(plan, self.model, self.stage, facts, sizes, self._optimizer)
+            return SourceRanks(plan, self.model, self.stage, facts)
+
+        self.way = self._all_ranks("reading the model", bind)
+        self.publishes = self.way.publishes
+        timeout_s = 2 * max(self.config.publish_s, self.config.connect_s)
+        self.groups = topology.Groups(stages, timeout_s, every_rank)
+        # As much of the weights is read at a time as fills one of the publisher's buckets.
+        self.way.start(self.groups, self.config.buffer_bytes)
+
+    def _every_rank_publishes(self) -> bool:
+        """Whether all ranks can, and it was not asked for otherwise."""
+        reasons = topology.gather_objects(self._why_gather())
+        reason = next((text for text in reasons if text), None)
+        if reason is None:
+            return True
+        if self._asked == "none":
+            raise MapError(f"no snapshot was asked for: {reason}")
+        if self.rank == 0:
+            self.report.note(
+                f"the source rank of each stage gathers its tensors and compares them with a "
+                f"snapshot ({self.settings['snapshot']}): {reason}"
+            )
+        return False
+
+    def _why_gather(self) -> str | None:
+        if self._asked in ("pinned", "device") or self.options.snapshot == "host":
+            return "that snapshot was asked for"
+        layout = self.settings["road.layout"]
+        if self.settings["road.kind"] == "shared_fs" and layout in ("flush", "hf_delta"):
+            return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
+        return optimizers.unknown(self._optimizer)
+
+    def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
         directory = self.options.hf_checkpoint
         if hf_config is None:
             first = binding.unwrap(self.model[0])
@@ -109,37 +142,45 @@ class Session:
                 "them as they were before it, and the next one brings them"
             )
         plan = binding.plan_of(family, self.model, sizes, self.stage.number)
-        here = sorted(layer for chunk in plan.chunks for layer in chunk)
-        self.layers = here
-        return binding.bind(plan, self.model, self.stage, self.rank)
+        self.layers = sorted(layer for chunk in plan.chunks for layer in chunk)
+        return plan
 
     def _join(self) -> None:
         self._job = driftless.Job(self.config, "trainer" if self.publishes else "bystander")
 
     def _open(self) -> None:
         """Version 0: the checkpoint that the rollouts have, or the model as it is."""
-        seen = topology.gather_objects(self.layers if self.publishes else [])
+        speaks = self.rank == self.stage.source
+        seen = topology.gather_objects(self.layers if speaks else [])
         self._all_ranks("checking the stages", lambda: self._check_layers(seen))
         directory = self._base_directory()
-        self._export_sync()
+        self.way.sync()
         if directory is not None and not self.options.hf_checkpoint:
             self._keep_base(directory)
         group = None if self._job.launched else PublisherGroup(self.groups.publishers)
 
-        def open_publisher() -> Any:
-            source: Any = self._export
+        def open_publisher(source: Any) -> Any:
             if directory is not None:
-                source = base_checkpoint.CheckpointBase(directory, source.specs)
+                source = base_checkpoint.checkpoint_base(
+                    directory, source.tensors(), self.way.boxes
+                )
             return driftless.Publisher(
-                self._job, source, group=group, before_visible=self._before_visible()
-            )
+                self._job, source, group=group, before_visible=self._before_visible(),
+                live=self.way.live, snapshot=None if self.way.live is None else "none",
+            )  # fmt: skip
 
         self._publisher = self._all_ranks(
-            "opening the publisher", lambda: self._with_shards(open_publisher)
+            "opening the publisher", lambda: self.way.run(open_publisher)
         )
         if self.publishes:
             for note in self._publisher.notes if self.leads else ():
                 self.report.note(note)
+        # An engine is told of a version when it is there, and a failure that ends training must be
+        # known in the step.
+        waits = self.options.wait or self.options.strict or bool(self._engine_urls())
+        self.behind = self.way.live is not None and not waits
+        if self.way.live is not None:
+            optimizers.before_copies(self._optimizer, self._capture)
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
             self._guarded(
                 self.publish
@@ -171,12 +212,15 @@ class Session:
         self._all_ranks(
             f"making {partial}", lambda: base_checkpoint.begin(directory) if self.leads else None
         )
-        number, count = self.stage.number, len(self._stages)
+        file: base_checkpoint.StageFile | None = None
+        if self.publishes:
+            number, count = self.stage.number, len(self._stages)
+            file = base_checkpoint.StageFile(partial, number, count, self.way.specs)
+        first = self.rank == self.stage.source
+        self._all_ranks(f"beginning {partial}", lambda: file.begin() if file and first else None)
         self._all_ranks(
             f"writing {partial}",
-            lambda: self._with_shards(
-                lambda: base_checkpoint.write_stage(self._export, partial, number, count)
-            ),
+            lambda: self.way.run(lambda source: file.write(source) if file else None),
         )
         self._all_ranks(
             f"naming {directory}",
@@ -197,25 +241,64 @@ class Session:
         self._since = 0
         self._guarded(self.publish)
 
+    def _capture(self, child: int) -> None:
+        """Before an optimizer of ours writes its parameters, which a version under way still reads.
+        If it fails, the next version finds by itself what was not seen."""
+        self._quietly(self.finish)
+        begin = time.perf_counter()
+        self._quietly(lambda: self._publisher.capture(self.way.new_values(child)))
+        self._added_s += time.perf_counter() - begin
+
     def publish(self) -> None:
         """Collective: the weights as they are now, as the next version."""
+        if self.way.live is not None:
+            self._publish_captured()
+            return
         begin = time.perf_counter()
-        if self._export is not None:
-            self._export.times.take()
-        self._export_sync()
+        self.way.times()
+        self.way.sync()
         synced = time.perf_counter()
-        report = self._with_shards(lambda: self._publisher.publish(self._export))
+        report = self.way.run(self._publisher.publish if self._publisher else _nothing)
         if report is None:
             return
-        assert self._export is not None
-        times = self._export.times.take()
-        end = time.perf_counter()
-        self.last = VersionReport.of(report, times, synced - begin, end - begin)
-        if self.leads:
-            self.report.version(self.last)
-        if self.leads:
-            for text in self._publisher.tell_engines():
-                self.report.engine_failure(text)
+        times = self.way.times()
+        self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+
+    def _publish_captured(self) -> None:
+        """What was captured; the rest of it goes on behind the next step, unless it is waited for."""
+        self._quietly(self.finish)
+        begin = time.perf_counter()
+        try:
+            report = self._publisher.publish(self.way.live, wait=not self.behind)
+        finally:
+            took = time.perf_counter() - begin
+            self._added_s += took
+        if report is not None:
+            self._tell_captured(report, took)
+
+    def finish(self) -> None:
+        """Waits for the version that goes on behind the step; what failed there is raised."""
+        if not self.behind:
+            return
+        begin = time.perf_counter()
+        try:
+            report = self._publisher.wait()
+        finally:
+            self._added_s += time.perf_counter() - begin
+        if report is not None:
+            self._tell_captured(report, report.total_ms / 1e3)
+
+    def _tell_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
+        added_s, self._added_s = self._added_s, 0.0
+        self._tell(VersionReport.of_captured(report, added_s, visible_s))
+
+    def _tell(self, made: VersionReport) -> None:
+        self.last = made
+        if not self.leads:
+            return
+        self.report.version(made)
+        for text in self._publisher.tell_engines():
+            self.report.engine_failure(text)
 
     def _before_visible(self) -> Callable[[str], None] | None:
         """The hook of --custom-delta-pre-push-path: on every publishing rank, before any process can
@@ -249,6 +332,7 @@ class Session:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
+        self._quietly(self.finish)
         try:
             if self.leads and self._job.together:
                 self._wait_for_rollouts()
@@ -263,7 +347,9 @@ class Session:
         if not self.leads or self.report.end(version, engines):
             return
         if self.options.strict:
-            raise SyncError("not every engine took every version, and --update-weight-strict is set")
+            raise SyncError(
+                "not every engine took every version, and --update-weight-strict is set"
+            )
         atexit.register(exit_with_failure)
 
     def _wait_for_rollouts(self) -> None:
@@ -285,27 +371,6 @@ class Session:
 
     # --- all together ----------------------------------------------------------------------------
 
-    def _export_sync(self) -> None:
-        """With overlap_param_gather a rank has only its own part of the step's result: the rest is
-        fetched now, as it would be by the next forward pass."""
-        for chunk in self.model:
-            ddp = getattr(chunk, "ddp_config", None)
-            if ddp is not None and getattr(ddp, "overlap_param_gather", False):
-                chunk.start_param_sync(force_sync=True)
-
-    def _with_shards(self, work: Callable[[], T]) -> T | None:
-        """Runs `work` on the publishing ranks while the other holders send what it asks for."""
-        if not self.holds:
-            return None
-        assert self._export is not None
-        if not self.publishes:
-            self._export.serve()
-            return None
-        try:
-            return work()
-        finally:
-            self._export.finish()
-
     def _all_ranks(self, what: str, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all of them raise."""
         failure, result = None, None
@@ -323,6 +388,13 @@ class Session:
 
     def _agree_any(self, mine: bool) -> bool:
         return any(topology.gather_objects(mine))
+
+    def _quietly(self, work: Callable[[], Any]) -> None:
+        """A failure is told, and no more."""
+        try:
+            work()
+        except Exception as caught:
+            self.report.failure(caught)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A failure of ours is told, and is no failure of training unless it is asked to be."""
@@ -355,6 +427,10 @@ class Session:
             self.report.failure(failure)
         if self.report.engines_failed:
             exit_with_failure()
+
+
+def _nothing(_: Any) -> None:
+    """What a rank publishes that has no publisher."""
 
 
 def exit_with_failure() -> None:

@@ -7,7 +7,7 @@ Every call is collective over all trainer ranks unless it says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,8 @@ class Sizes:
     pp: int
     ep: int
     etp: int
+    dp: int  # with context parallelism
+    edp: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Stage:
     source: int
     holder: dict[Place, int]  # global rank
     members: tuple[int, ...]  # all holders, ascending
+
+    def of(self, facts: RankFacts) -> Stage:
+        """As one of its ranks sees it that counts on no other's shards: its own are its own."""
+        own = {("dense", facts.tp, 0): facts.rank, ("expert", facts.etp, facts.ep): facts.rank}
+        return replace(self, holder={**dict.fromkeys(self.holder, -1), **own})
 
 
 def my_facts() -> tuple[RankFacts, Sizes]:
@@ -63,6 +70,8 @@ def my_facts() -> tuple[RankFacts, Sizes]:
         pp=ps.get_pipeline_model_parallel_world_size(),
         ep=ps.get_expert_model_parallel_world_size(),
         etp=ps.get_expert_tensor_parallel_world_size(),
+        dp=ps.get_data_parallel_world_size(with_context_parallel=True),
+        edp=ps.get_expert_data_parallel_world_size(),
     )
     return facts, sizes
 
@@ -101,23 +110,25 @@ def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
 
 
 class Groups:
-    """Our process groups. `data` moves shards within this rank's stage, `control` words beside
-    them, `publishers` joins the sources of all stages. None where this rank is not in it, or
-    alone."""
+    """Our process groups. If the stages' sources publish, `data` moves shards within this rank's
+    stage, and `control` words beside them; if every rank publishes, there are neither.
+    `publishers` joins those that publish. None where this rank is not in it, or alone."""
 
-    def __init__(self, stages: list[Stage], timeout_s: float) -> None:
+    def __init__(self, stages: list[Stage], timeout_s: float, every_rank: bool) -> None:
         timeout = timedelta(seconds=timeout_s)
         rank = dist.get_rank()
         self.data: dist.ProcessGroup | None = None
         self.control: dist.ProcessGroup | None = None
         self.publishers: dist.ProcessGroup | None = None
-        for stage in stages:
+        for stage in () if every_rank else stages:
             if len(stage.members) > 1:
                 data = dist.new_group(list(stage.members), timeout=timeout)
                 control = dist.new_group(list(stage.members), timeout=timeout, backend="gloo")
                 if rank in stage.members:
                     self.data, self.control = data, control
         sources = [stage.source for stage in stages]
+        if every_rank:
+            sources = list(range(dist.get_world_size()))
         if len(sources) > 1:
             group = dist.new_group(sources, timeout=timeout, backend="gloo")
             if rank in sources:

@@ -69,6 +69,10 @@ def mpirun(*parts):
     return line
 
 
+# The source rank of each stage gathers and compares: the way for optimizers that are not known.
+GATHERED = ("--update-weight-snapshot", "host")
+
+
 class Job:
     """A directory that a training job and its rollouts leave their results in."""
 
@@ -104,26 +108,28 @@ class Job:
         self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
         self.rma_name = "nccl"
 
-    def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"), **more):
+    def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"),
+                  layout="flush", **more):  # fmt: skip
         """A session over files, with rollouts of their own."""
         self.road = self.work / road
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "disk",
                  "--update-weight-disk-dir", str(self.road), "--update-weight-buffer-size", "65536",
-                 "--update-weight-config", self.yaml("disk"), *flags]  # fmt: skip
+                 "--update-weight-config", self.yaml("disk", layout), *flags]  # fmt: skip
         session = {"flags": flags, "rollouts": list(rollouts), "outside_mpi": outside_mpi}
         self.job["sessions"].append(session)
         self.disk = self.write(
             f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more}
         )
 
-    def yaml(self, name):
+    def yaml(self, name, layout="flush"):
         text = {
             "rma": "anchors: { first: true }\n",
             "nccl": "road: { kind: nccl }\nanchors: { first: true }\n",
-            "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms }\n"
+            "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms, "
+            f"layout: {layout} }}\n"
             "anchors: { first: true }\n",
         }[name]
-        path = self.work / f"{name}.yaml"
+        path = self.work / (f"{name}_{layout}.yaml" if name == "disk" else f"{name}.yaml")
         path.write_text(text + "threads: 1\ndeadlines: { connect: 120s, publish: 60s }\n")
         return str(path)
 

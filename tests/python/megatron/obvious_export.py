@@ -17,7 +17,7 @@ def export(ranks, config):
         for chunk, names in enumerate(dense[0]["chunks"]):
             layers = dense[0]["layers"][chunk]
             for name in names:
-                if ".experts." in name:
+                if ".mlp.experts." in name:
                     _expert(out, name, layers, [r["chunks"][chunk][name] for r in experts], config)
                 else:
                     _dense(out, name, layers, [r["chunks"][chunk][name] for r in dense], config)
@@ -46,31 +46,34 @@ def _block(out, prefix, rest, parts, config):
         "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
         "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
         "mlp.router.weight": "mlp.gate.weight",
+        "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
     }
     if rest in renamed:
         out[prefix + renamed[rest]] = parts[0]
     elif rest == "self_attention.linear_proj.weight":
         out[prefix + "self_attn.o_proj.weight"] = np.concatenate(parts, axis=1)
-    elif rest == "mlp.linear_fc2.weight":
-        out[prefix + "mlp.down_proj.weight"] = np.concatenate(parts, axis=1)
-    elif rest == "mlp.linear_fc1.weight":
+    elif rest.endswith("linear_fc2.weight"):
+        name = rest.replace("linear_fc2", "down_proj")
+        out[prefix + name] = np.concatenate(parts, axis=1)
+    elif rest.endswith("linear_fc1.weight"):
         halves = [np.split(part, 2) for part in parts]
-        out[prefix + "mlp.gate_proj.weight"] = np.concatenate([gate for gate, _ in halves])
-        out[prefix + "mlp.up_proj.weight"] = np.concatenate([up for _, up in halves])
-    elif rest == "self_attention.linear_qkv.weight":
+        gate, up = (rest.replace("linear_fc1", f"{half}_proj") for half in ("gate", "up"))
+        out[prefix + gate] = np.concatenate([gate for gate, _ in halves])
+        out[prefix + up] = np.concatenate([up for _, up in halves])
+    elif rest.startswith("self_attention.linear_qkv."):
         groups, heads = config["num_key_value_heads"], config["num_attention_heads"]
-        dim, hidden = config["head_dim"], config["hidden_size"]
-        fused = np.concatenate(parts).reshape(groups, heads // groups + 2, dim, hidden)
-        out[prefix + "self_attn.q_proj.weight"] = fused[:, :-2].reshape(-1, hidden)
-        out[prefix + "self_attn.k_proj.weight"] = fused[:, -2].reshape(-1, hidden)
-        out[prefix + "self_attn.v_proj.weight"] = fused[:, -1].reshape(-1, hidden)
+        kind, tail = rest.rsplit(".", 1)[1], parts[0].shape[1:]
+        fused = np.concatenate(parts).reshape(groups, heads // groups + 2, -1, *tail)
+        out[prefix + f"self_attn.q_proj.{kind}"] = fused[:, :-2].reshape(-1, *tail)
+        out[prefix + f"self_attn.k_proj.{kind}"] = fused[:, -2].reshape(-1, *tail)
+        out[prefix + f"self_attn.v_proj.{kind}"] = fused[:, -1].reshape(-1, *tail)
     else:
         raise AssertionError(f"the obvious export does not know {rest}")
 
 
 def _expert(out, name, layers, parts, config):
     _, _, local, _, _, _, number, kind, _ = name.split(".")
-    each = config["num_experts"] // len(parts)
+    each = config.get("num_experts", config.get("n_routed_experts")) // len(parts)
     for ep_rank, part in enumerate(parts):
         prefix = f"model.layers.{layers[int(local)]}.mlp.experts.{ep_rank * each + int(number)}."
         if kind == "linear_fc1":

@@ -15,6 +15,7 @@ import tiny_config
 sys.path.insert(0, str(PACKAGE))
 megatron = pytest.importorskip("driftless.megatron", reason="the Python module is not built")
 
+from driftless.megatron import blocks  # noqa: E402
 from driftless.megatron import plan as planning  # noqa: E402
 from driftless.megatron import regions  # noqa: E402
 
@@ -45,6 +46,43 @@ def test_every_element_has_one_place_and_no_shard_is_read_outside(family, parall
             for shard in used:
                 assert shard.max() <= 1
                 assert item.split == "vocab" or shard.min() == 1, item.names
+
+
+@pytest.mark.parametrize("family", tiny_config.FAMILIES)
+@pytest.mark.parametrize("parallel", LAYOUTS, ids=str)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_flat_ranges_become_blocks_that_have_every_element_once(family, parallel, ranks):
+    """`ranks` data-parallel ranks own a range each; what they own is put where the regions put it."""
+    config = tiny_config.hf_config({"family": family})
+    for plan in planning.plan_model(config, parallel):
+        for item in plan.items:
+            size = int(np.prod(item.local_shape))
+            found = {t.name: np.full(t.shape, -1) for t in item.tensors}
+            for piece in range(len(item.places)):
+                for rank in range(ranks):
+                    begin, end = (size * n // ranks for n in (rank, rank + 1))
+                    for block in blocks.blocks_of(item, piece, begin, end):
+                        assert begin <= block.begin < block.end <= end
+                        place = tuple(map(slice, block.offset, np.add(block.offset, block.sizes)))
+                        there = found[block.tensor.name][place]
+                        assert there.shape == block.sizes and (there == -1).all()
+                        values = piece * size + np.arange(block.begin, block.end)
+                        there[...] = values.reshape(block.sizes)
+            for tensor in item.tensors:
+                wanted = np.zeros(int(np.prod(tensor.shape)), int)
+                for region in tensor.regions:
+                    src = positions(region, region.src_offset, region.src_strides)
+                    dst = positions(region, region.dst_offset, region.dst_strides)
+                    wanted[dst] = region.piece * size + src
+                assert (found[tensor.name] == wanted.reshape(tensor.shape)).all(), tensor.name
+
+
+def test_a_flat_range_of_a_matrix_is_at_most_three_blocks():
+    config = tiny_config.hf_config({})
+    (plan,) = planning.plan_model(config, planning.Parallel())
+    item = next(i for i in plan.items if i.tensors[0].name.endswith("down_proj.weight"))
+    found = [(b.offset, b.sizes, b.begin) for b in blocks.blocks_of(item, 0, 100, 96 * 4 + 7)]
+    assert found == [((1, 4), (1, 92), 100), ((2, 0), (2, 96), 192), ((4, 0), (1, 7), 384)]
 
 
 def positions(region, offset, strides):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from megatron_jobs import STEPS, Job, ended, shown
+from megatron_jobs import GATHERED, STEPS, Job, ended, shown
 
 import tiny_config
 
@@ -31,8 +31,8 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name n
 def test_rollouts_hold_the_weights_after_every_step(work, layout):
     """Over both roads at once: 2 rollouts under the same mpirun, 2 that only see the files."""
     job = Job(work, **LAYOUTS[layout])
-    job.over_rma()
-    job.over_disk()
+    job.over_rma(*GATHERED)
+    job.over_disk(*GATHERED)
     rollouts = job.start_disk_rollouts("disk0", "disk1")
     job.run(rma_rollouts=2)
     ended(*rollouts)

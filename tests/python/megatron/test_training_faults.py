@@ -4,7 +4,7 @@
 import signal
 
 import jobs
-from megatron_jobs import Job, ended
+from megatron_jobs import GATHERED, Job, ended
 
 import tiny_config
 
@@ -97,7 +97,7 @@ def test_killed_and_slow_rollouts_hold_nobody_up(work):
     """On both pull roads: a rollout that takes its time, one that is killed and starts again."""
     slow_s = 3.0
     job = Job(work, pp=2, steps=6)
-    job.over_rma(rollouts=(), slow_s=slow_s)
+    job.over_rma(*GATHERED, rollouts=(), slow_s=slow_s)
     job.over_disk(rollouts=())
     killed = job.start_disk_rollouts("killed", die_at=2)[0]
     slow = job.start_disk_rollouts("slow", slow_s=slow_s)[0]

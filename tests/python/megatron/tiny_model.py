@@ -171,7 +171,7 @@ class Trainer:
             chunks = [Float16Module(self.config, chunk) for chunk in chunks]
         overlap = job.get("overlap", False)
         ddp = DistributedDataParallelConfig(
-            use_distributed_optimizer=True,
+            use_distributed_optimizer=job.get("distributed", True),
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap,
             grad_reduce_in_fp32=True,
@@ -204,7 +204,7 @@ class Trainer:
             fp16=dtype == torch.float16,
             params_dtype=dtype,
             initial_loss_scale=256.0,
-            use_distributed_optimizer=True,
+            use_distributed_optimizer=self.job.get("distributed", True),
             overlap_param_gather=overlap,
             clip_grad=1.0,
         )

@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -61,10 +62,68 @@ def unwrapped(chunk):
     return chunk
 
 
+class Messages:
+    """What torch.distributed is asked to carry for a session's versions: "step" (by the thread that
+    trains) or "behind", and of each function [calls, bytes]."""
+
+    NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast",
+             "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter_tensor", "scatter",
+             "send", "barrier")  # fmt: skip
+
+    def __init__(self, session):
+        self.seen = {"step": {}, "behind": {}}
+        publish, finish = session.publish, session.finish
+
+        def counted_publish():
+            counted_finish()
+            self.install()
+            session.finish = finish
+            try:
+                publish()
+            finally:
+                session.finish = counted_finish
+                if not session.behind:
+                    self.restore()
+
+        def counted_finish():
+            try:
+                finish()
+            finally:
+                self.restore()
+
+        self.kept = {}
+        session.publish, session.finish = counted_publish, counted_finish
+
+    def install(self):
+        self.kept = {name: getattr(dist, name) for name in self.NAMES}
+        for name, function in self.kept.items():
+            setattr(dist, name, self.counted(name, function))
+
+    def restore(self):
+        for name, function in self.kept.items():
+            setattr(dist, name, function)
+        self.kept = {}
+
+    def counted(self, name, inner):
+        def call(*args, **kwargs):
+            given = [*args, *kwargs.values()]
+            flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
+            trains = threading.current_thread() is threading.main_thread()
+            count = self.seen["step" if trains else "behind"].setdefault(name, [0, 0])
+            count[0] += 1
+            count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
+            return inner(*args, **kwargs)
+
+        return call
+
+
 class Run:
     def __init__(self, job):
         self.job, self.work = job, Path(job["work"])
         self.trainer = tiny_model.Trainer(job)
+        if job.get("foreign_optimizer"):
+            for child in self.trainer.optimizer.chained_optimizers:
+                child.__class__ = type("Foreign", (type(child),), {})
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:
@@ -76,6 +135,9 @@ class Run:
                     self.trainer.model, self.trainer.optimizer, args, config
                 )
             self.sessions.append(session)
+        self.messages = []
+        if job.get("count_messages"):
+            self.messages = [Messages(session) for session in self.sessions]
         self.leave_shards("start")
         for number, session in enumerate(self.sessions):
             if session is not None and session.publishes and session.last:  # it was resumed
@@ -98,13 +160,16 @@ class Run:
         path = self.job.get("load")
         if not path:
             return
+        self.make_optimizer_state()
+        self.load(path)
+        self.trainer.steps = self.job["load_step"]
+
+    def load(self, path):
         from megatron.core import dist_checkpointing
 
-        self.make_optimizer_state()
         loaded = dist_checkpointing.load(self.state(loading=True), path)
         unwrapped(self.trainer.model[0]).load_state_dict(loaded["model"])
         self.trainer.optimizer.load_state_dict(loaded["optimizer"])
-        self.trainer.steps = self.job["load_step"]
 
     def make_optimizer_state(self):
         """What a checkpoint is loaded into: torch's Adam makes it only with its first step."""
@@ -134,7 +199,8 @@ class Run:
         chunks, layers = [], []
         for chunk in self.trainer.model:
             model = unwrapped(chunk)
-            chunks.append({name: bits(p) for name, p in model.named_parameters()})
+            held = [*model.named_parameters(), *model.named_buffers()]
+            chunks.append({n: bits(t) for n, t in held if "router.local" not in n})
             layers.append([layer.layer_number - 1 for layer in model.decoder.layers])
         path = self.work / "shards" / f"{label}_{place['rank']}.pickle"
         path.write_bytes(pickle.dumps({"place": place, "chunks": chunks, "layers": layers}))
@@ -149,8 +215,12 @@ class Run:
                 "version": made.version,
                 "digest": made.digest,
                 "encoding": made.encoding,
+                "publishers": dist.get_world_size(session.groups.publishers),
                 "changed": made.changed_units,
                 "ms": step.total_ms,
+                "visible_ms": step.visible_ms,
+                "notes": list(made.notes),
+                "resent": made.live.resent_tensors,
                 "total": made.total_units,
                 "wire_bytes": made.wire_bytes,
                 "full_bytes": made.full_bytes,
@@ -171,16 +241,19 @@ class Run:
             until = time.monotonic() + self.job.get("patience_s", 60)
             while not path.exists():
                 if time.monotonic() > until:
-                    raise TimeoutError(f"{name} did not get to version {session.last.published.version}")
+                    raise TimeoutError(
+                        f"{name} did not get to version {session.last.published.version}"
+                    )
                 time.sleep(0.005)
 
     @contextlib.contextmanager
     def broken(self, wanted):
         """The last stage's source fails in the middle of a pass."""
-        export = next((s._export for s in self.sessions if s and s.publishes and not s.leads), None)
-        if not wanted or export is None:
+        publishing = [s.way.source for s in self.sessions if s and s.publishes and not s.leads]
+        if not wanted or not publishing:
             yield
             return
+        export = publishing[0]
         assemble, calls = export._assemble, []
 
         def fail(*args):
@@ -197,11 +270,16 @@ class Run:
     def steps(self):
         job = self.job
         for step in range(1, job["steps"] + 1):
-            before = [s.last.published.version if s and s.publishes and s.last else 0 for s in self.sessions]
+            before = [
+                s.last.published.version if s and s.publishes and s.last else 0
+                for s in self.sessions
+            ]
             begin = time.perf_counter()
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
+            for session in filter(None, () if job.get("behind") else self.sessions):
+                session._quietly(session.finish)  # what went on behind the step
             self.trainer.sync_parameters()
             if step == job["steps"] or not job.get("last_shards_only"):
                 self.leave_shards(f"step{step}")
@@ -216,8 +294,20 @@ class Run:
                 print(f"step {step} successful {bool(successful)} ms {took * 1e3:.1f}", flush=True)
             self.save(step)
             dist.barrier()
+            if step == job.get("reload_at"):
+                self.load(str(self.work / "checkpoint"))
+            if step == job.get("edit_at"):
+                self.edit()
+
+    def edit(self):
+        """A foreign hand in a parameter, on all ranks alike."""
+        for name, parameter in unwrapped(self.trainer.model[0]).named_parameters():
+            if name == "decoder.layers.0.mlp.linear_fc2.weight":
+                parameter.data[3:5] = 0.25
 
     def close(self):
+        path = self.work / f"messages_{dist.get_rank()}.json"
+        path.write_text(json.dumps([each.seen for each in self.messages]))
         for session in self.sessions:
             if session is not None:
                 session.close()

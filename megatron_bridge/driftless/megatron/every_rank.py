@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every rank publishes what its own optimizer writes: no gather, no copy of the weights.
+
+What a rank owns of a parameter is a flat range of its shard; `blocks.py` cuts it into boxes of
+Hugging Face tensors, each read where it lies. Just before the optimizer writes them, the publisher
+is shown the new values, and keeps what changes. For the optimizers of `optimizers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+import driftless
+
+from ..sharded import Boxes, Shard, ShardedSource
+from ..torch_dtypes import dtype_name
+from . import binding, optimizers
+from .blocks import blocks_of
+from .errors import SyncError
+from .export import Bound
+from .plan import StagePlan
+from .topology import Groups, RankFacts, Sizes, Stage
+
+T = TypeVar("T")
+
+# Weights of attention that qk_clip scales.
+_CLIPPED = ("linear_qkv.weight", "linear_q_proj.weight", "linear_q_up_proj.weight",
+            "linear_kv_up_proj.weight")  # fmt: skip
+
+
+@dataclass
+class _Written:
+    """A block whose new values an optimizer has, in a stretch of its fp32 values."""
+
+    number: int  # of the source's tensors
+    main: torch.Tensor
+    begin: int
+    end: int
+    values: driftless.TensorRef | None = None
+    address: int = 0  # of all of main, when `values` were cut from it
+
+    def now(self) -> driftless.TensorRef:
+        """An optimizer's state may be moved to the host and back."""
+        if self.values is None or self.main.data_ptr() != self.address:
+            self.address = self.main.data_ptr()
+            values = self.main.detach().view(-1)[self.begin : self.end]
+            self.values = driftless.TensorRef(values)
+        return self.values
+
+
+class EveryRank:
+    """How this rank takes part, as SourceRanks has it."""
+
+    publishes = True
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        model: Sequence[Any],
+        stage: Stage,
+        facts: RankFacts,
+        sizes: Sizes,
+        optimizer: Any,
+    ) -> None:
+        self._facts = facts
+        bound = binding.bind(plan, model, stage.of(facts), facts.rank)
+        owned = optimizers.owned(optimizer, facts, sizes)
+        self.specs = [
+            driftless.TensorSpec(tensor.name, dtype_name(one.dtype), list(tensor.shape))
+            for one in bound
+            for tensor in one.item.tensors
+        ]
+        self._clipped = getattr(binding.unwrap(model[0]).config, "qk_clip", False)
+        self._shards: list[Shard] = []
+        self._written: dict[int, list[_Written]] = {}  # by the optimizer's number
+        self._addresses: list[tuple[str, torch.Tensor, int]] = []  # of the parameters
+        for one in bound:
+            self._add(one, owned)
+        self.source: ShardedSource | None = None
+
+    def start(self, groups: Groups, bucket_bytes: int) -> None:
+        self.source = ShardedSource(self._shards, bucket_bytes)
+
+    @property
+    def live(self) -> ShardedSource | None:
+        """What is read where it lies, instead of being compared with a snapshot."""
+        return self.source
+
+    @property
+    def boxes(self) -> Boxes:
+        assert self.source is not None
+        return self.source.boxes()
+
+    def sync(self) -> None:
+        """What this rank owns is new when the step returns."""
+
+    def run(self, work: Callable[[Any], T]) -> T:
+        return work(self.source)
+
+    def new_values(self, child: int) -> list[tuple[int, driftless.TensorRef]]:
+        """What an optimizer is about to write: (number in the source, values) of each block."""
+        for name, parameter, address in self._addresses:
+            if parameter.data_ptr() != address:
+                raise SyncError(
+                    f"rank {self._facts.rank}: {name} was at {address:#x} when weight updates were "
+                    f"attached, and is at {parameter.data_ptr():#x} now: attach() again after "
+                    "parameters were moved, or use --update-weight-snapshot pinned"
+                )
+        return [(each.number, each.now()) for each in self._written.get(child, ())]
+
+    def _add(self, bound: Bound, owned: dict[torch.Tensor, optimizers.Owned]) -> None:
+        item = bound.item
+        for piece, shard in enumerate(bound.shards):
+            if shard is None:
+                continue
+            part = owned.get(shard) or self._unwritten(bound, piece, shard)
+            if not part.owner:
+                continue
+            self._addresses.append((item.names[0], shard, shard.data_ptr()))
+            flat = shard.detach().view(-1)
+            for block in blocks_of(item, piece, part.begin, part.end):
+                local = flat[block.begin : block.end].view(block.sizes)
+                watched = self._written_elsewhere(item.names[0], shard)
+                if part.main is not None and part.child is not None and not watched:
+                    first = part.main_begin + block.begin - part.begin
+                    self._written.setdefault(part.child, []).append(
+                        _Written(len(self._shards), part.main, first, first + local.numel())
+                    )
+                place = block.tensor.shape, block.offset
+                self._shards.append(Shard(block.tensor.name, local, *place, watched=watched))
+
+    def _written_elsewhere(self, name: str, tensor: torch.Tensor) -> bool:
+        """Buffers (the router's bias of its experts), and what qk_clip edits after a step."""
+        clipped = self._clipped and any(part in name for part in _CLIPPED)
+        return clipped or not isinstance(tensor, torch.nn.Parameter)
+
+    def _unwritten(self, bound: Bound, piece: int, shard: torch.Tensor) -> optimizers.Owned:
+        """What this rank's optimizer does not write, other ranks' do, if it is trained. Of what is
+        not (frozen parameters, buffers) every data-parallel rank has a copy: the first owns it."""
+        kind = bound.item.places[piece][0]
+        first = (self._facts.edp if kind == "expert" else self._facts.dp) == 0
+        return optimizers.Owned(0, shard.numel(), first and not shard.requires_grad)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron's optimizers as far as we know them: which elements of each parameter a rank's optimizer
+writes, and the fp32 values that it writes them from.
+
+Known are those that keep fp32 values beside bf16 (or fp16) parameters and copy them there in
+`_copy_main_params_to_model_params()`: just before, old and new values of exactly what the rank owns
+are both there. Of any other optimizer `unknown()` says why it is not one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from .topology import RankFacts, Sizes
+
+COPY = "_copy_main_params_to_model_params"
+
+
+class Owned(NamedTuple):
+    """Elements [begin, end) of a flat parameter, which this rank's optimizer writes."""
+
+    begin: int
+    end: int
+    owner: bool  # whether this rank publishes them
+    child: int | None = None  # of children(), which writes them; None: no optimizer does
+    main: torch.Tensor | None = None  # what it writes them from, in fp32
+    main_begin: int = 0  # where they begin in that
+
+
+def children(optimizer: Any) -> list[Any]:
+    """Those that have parameters on this rank."""
+    found = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [child for child in found if not getattr(child, "is_stub_optimizer", False)]
+
+
+def unknown(optimizer: Any) -> str | None:
+    """Why changes cannot be taken where this optimizer makes them; None: they can."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.optimizer.optimizer import (
+        ChainedOptimizer,
+        Float16OptimizerWithFloat16Params,
+    )
+
+    if optimizer is None:
+        return "the optimizer was not handed over"
+    known = (DistributedOptimizer, Float16OptimizerWithFloat16Params)
+    if type(optimizer) not in (ChainedOptimizer, *known):
+        return f"the optimizer {type(optimizer).__name__} is not known"
+    for child in children(optimizer):
+        if type(child) not in known:
+            return f"the optimizer {type(child).__name__} is not known"
+        reason = _unusual(child)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _unusual(child: Any) -> str | None:
+    """What makes an optimizer of a known class write parameters elsewhere, or in another way."""
+    config, ddp = child.config, getattr(child, "ddp_config", None)
+    for holder, name in (
+        (config, "use_precision_aware_optimizer"),
+        (config, "optimizer_cpu_offload"),
+        (config, "optimizer_cuda_graph"),
+        (config, "reuse_grad_buf_for_mxfp8_param_ag"),
+        (ddp, "use_megatron_fsdp"),
+        (ddp, "use_custom_fsdp"),
+        (ddp, "fp8_param_gather"),
+        (ddp, "fp4_param_gather"),
+    ):
+        if getattr(holder, name, False):
+            return f"{name} is set"
+    for parameter, main in _pairs(child):
+        if parameter.dtype not in (torch.bfloat16, torch.float16):
+            return f"a parameter of type {parameter.dtype} is written in place"
+        if not parameter.is_contiguous() or main is None or not main.is_contiguous():
+            return f"a parameter of shape {tuple(parameter.shape)} has no contiguous fp32 values"
+    return None
+
+
+def _pairs(child: Any) -> Iterator[tuple[Any, Any]]:
+    """Every parameter of which this rank's optimizer writes something, with its fp32 values."""
+    ranges = hasattr(child, "shard_fp32_from_float16_groups")
+    names = (
+        ("model_float16_groups", "shard_fp32_from_float16_groups", "model_fp32_groups")
+        if ranges
+        else ("float16_groups", "fp32_from_float16_groups", "fp32_from_fp32_groups")
+    )
+    models, mains, in_place = (getattr(child, name) for name in names)
+    for model_group, main_group in zip(models, mains, strict=True):
+        yield from zip(model_group, main_group, strict=True)
+    for group in in_place:
+        yield from zip(group, group, strict=True)
+
+
+def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, Owned]:
+    """Of every parameter of which this rank's known optimizer writes something. The distributed one
+    says it itself; of replicas that every data-parallel rank updates, each publishes a part."""
+    found = {}
+    for number, child in enumerate(children(optimizer)):
+        distributed = hasattr(child, "shard_fp32_from_float16_groups")
+        first = getattr(child, "distributed_optimizer_instance_id", 0) == 0
+        for parameter, main in _pairs(child):
+            if distributed:
+                part = child._get_model_param_range_map(parameter)["param"]
+                found[parameter] = Owned(part.start, part.end, first, number, main)
+                continue
+            expert = not getattr(parameter, "allreduce", True)
+            rank, count = (facts.edp, sizes.edp) if expert else (facts.dp, sizes.dp)
+            begin, end = (parameter.numel() * n // count for n in (rank, rank + 1))
+            found[parameter] = Owned(begin, end, True, number, main, begin)
+    return found
+
+
+def before_copies(optimizer: Any, call: Callable[[int], None]) -> None:
+    """`call` runs before fp32 values are copied to the parameters, with the number of the optimizer
+    of children() that does it."""
+    for number, child in enumerate(children(optimizer)):
+        setattr(child, COPY, _preceded(getattr(child, COPY), call, number))
+
+
+def _preceded(
+    inner: Callable[..., Any], call: Callable[[int], None], number: int
+) -> Callable[..., Any]:
+    def copy(*args: Any, **kwargs: Any) -> Any:
+        call(number)
+        return inner(*args, **kwargs)
+
+    return copy
