@@ -20,6 +20,7 @@
 // Memory: a piece of 8 MiB for each stream under way; larger parts are spooled to `spool_dir`.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "collectives/object_store/object_store.h"
@@ -34,16 +35,23 @@ inline constexpr std::string_view kEndKey = "closed.json";
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> open_object_store(
     const ObjectStoreOptions& options);
 
-// `ranks` publisher ranks share the prefix; each makes its own sender.
+// The parts that a manifest names, for `what`: a road does not read manifests itself, and signs
+// links of what they name.
+using ReadParts = std::function<Result<std::vector<PartReceipt>>(std::string_view manifest,
+                                                                 std::string_view what)>;
+
+// `ranks` publisher ranks share the prefix; each makes its own sender. Without `read` it makes no
+// links.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_object_store_sender(
     std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options, unsigned rank,
-    unsigned ranks);
+    unsigned ranks, ReadParts read = {});
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_object_store_receiver(
     std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options);
 
 // Puts fresh presigned links into index.json and returns a presigned URL of that object: a
 // receiver's road.url, for one without credentials. kUnsupported if the store has none such.
-[[nodiscard]] Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds valid,
+[[nodiscard]] Result<std::string> share_object_store(ObjectStore& store, const ReadParts& read,
+                                                     std::chrono::seconds valid,
                                                      const Deadline& deadline);
 
 }  // namespace driftless

@@ -11,16 +11,21 @@ namespace driftless {
 namespace object_store {
 namespace {
 
+// How long a version that is there waits for its index to be written, and a further try for itself.
+constexpr std::chrono::milliseconds kIndexWait{10'000}, kIndexRetryWait{1'000};
+
 class Sender final : public SendRoad {
  public:
   Sender(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options, unsigned rank,
-         unsigned ranks)
+         unsigned ranks, ReadParts read)
       : store_(std::move(store)),
         options_(options),
         rank_(rank),
         ranks_(ranks),
         claim_(store_, options.single_writer),
         attempts_(store_, claim_, options.streams),
+        index_(*store_, claim_, std::move(read),
+               std::chrono::ceil<std::chrono::seconds>(options.presign)),
         receivers_(store_, options),
         senders_(options.streams) {}
   Sender(const Sender&) = delete;
@@ -38,6 +43,7 @@ class Sender final : public SendRoad {
   Result<std::vector<ReceiverReport>> receivers() override;
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
   Result<std::uint64_t> highest_number() override;
+  void progress() override;
 
  private:
   struct Pending {
@@ -63,13 +69,15 @@ class Sender final : public SendRoad {
                                                    const Deadline& deadline);
   [[nodiscard]] Status check_alone(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
-  [[nodiscard]] Status write_index(const Deadline& deadline);
+  [[nodiscard]] Status write_index(std::chrono::milliseconds wait);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
   const unsigned rank_, ranks_;
   Claim claim_;
   Attempts attempts_;
+  IndexWriter index_;
+  Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));  // if it is due
   ReceiverObjects receivers_;
   // [leader] What is there, as far as this publisher knows: others that publish are found out when
   // a name turns out to be taken. And the newest numbers that were ever used.
@@ -132,7 +140,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return claim_.fence(
         concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
   }
-  DRIFTLESS_RETURN_IF_ERROR(write_index(deadline));
+  DRIFTLESS_RETURN_IF_ERROR(index_.write(there_, deadline));
   return attempts_.clear(deadline);
 }
 
@@ -312,15 +320,29 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   parts_.clear();
   there_.insert(attempt.id);
   newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
-  // Neither is needed to see the version: a failure is made up for by the next one.
-  const Status cleared = attempts_.decided(attempt, deadline);
-  const Status indexed = write_index(deadline);
-  return {};
+  index_.sealed(attempt.id, version.manifest);
+  // Whatever becomes of these, the version is there.
+  const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
+  const Status indexed = write_index(kIndexWait);
+  // Fenced: every further call says so.
+  return indexed.code() == StatusCode::kWrongRun ? Status() : indexed;
 }
 
-Status Sender::write_index(const Deadline& deadline) {
-  return object_store::write_index(
-      *store_, claim_, there_, std::chrono::ceil<std::chrono::seconds>(options_.presign), deadline);
+// Readers that cannot list learn of a version by the index alone.
+Status Sender::write_index(std::chrono::milliseconds wait) {
+  const Status written = index_.write(there_, Deadline::after(wait));
+  index_again_ = Deadline::after(kIndexWait);
+  if (written.ok() || written.code() == StatusCode::kWrongRun) return written;
+  return error(
+      StatusCode::kIncomplete, path(kIndexKey),
+      " is not as new as the versions: ", written.message(),
+      ". Rollouts whose road.url is http(s):// do not see the newest; it is written again ",
+      "now and then, with the next version, and at the end");
+}
+
+void Sender::progress() {
+  if (rank_ != 0 || !index_.due() || !claim_.fenced().ok() || !index_again_.expired()) return;
+  const Status ignored = write_index(kIndexRetryWait);
 }
 
 Status Sender::abort() {
@@ -369,7 +391,9 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
     removed.push_back(id);
   }
   DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
-  if (!removed.empty()) const Status ignored = write_index(deadline);
+  if (removed.empty() && !index_.due()) return removed;
+  const Status indexed = write_index(kIndexWait);
+  if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
   return removed;
 }
 
@@ -378,12 +402,13 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
 
 Result<std::unique_ptr<SendRoad>> make_object_store_sender(std::shared_ptr<ObjectStore> store,
                                                            const ObjectStoreOptions& options,
-                                                           unsigned rank, unsigned ranks) {
+                                                           unsigned rank, unsigned ranks,
+                                                           ReadParts read) {
   if (rank >= ranks) {
     return error(StatusCode::kInvalidArgument, store->name(), ": rank ", rank, " of ", ranks);
   }
-  return std::unique_ptr<SendRoad>(
-      std::make_unique<object_store::Sender>(std::move(store), options, rank, ranks));
+  return std::unique_ptr<SendRoad>(std::make_unique<object_store::Sender>(
+      std::move(store), options, rank, ranks, std::move(read)));
 }
 
 }  // namespace driftless
