@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/object_store/attempts.h"
+#include "collectives/object_store/copies.h"
 #include "collectives/object_store/index.h"
 #include "collectives/object_store/part_upload.h"
 #include "collectives/object_store/receiver_objects.h"
@@ -26,6 +27,7 @@ class Sender final : public SendRoad {
         attempts_(store_, claim_, options.streams),
         index_(*store_, claim_, std::move(read),
                std::chrono::ceil<std::chrono::seconds>(options.presign)),
+        copies_(*store_),
         receivers_(store_, options),
         senders_(options.streams) {}
   Sender(const Sender&) = delete;
@@ -70,6 +72,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status check_alone(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
   [[nodiscard]] Status write_index(std::chrono::milliseconds wait);
+  [[nodiscard]] Status load_copies(const Deadline& deadline);
+  [[nodiscard]] Status keep_copies(const PublicationId& id, const std::string& text);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
@@ -78,6 +82,9 @@ class Sender final : public SendRoad {
   Attempts attempts_;
   IndexWriter index_;
   Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));  // if it is due
+  Copies copies_;
+  bool copies_loaded_ = false;
+  bool copied_[2] = {};  // by kind: the first one has a copy
   ReceiverObjects receivers_;
   // [leader] What is there, as far as this publisher knows: others that publish are found out when
   // a name turns out to be taken. And the newest numbers that were ever used.
@@ -126,6 +133,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, path(kRunKey), ": an announcement of ", run_info.size(),
                  " bytes, at most ", kMaxTextBytes, " are allowed");
   }
+  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
@@ -137,11 +145,34 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   // One that was overtaken must not write an old list over a newer one: from here on it cannot.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   if (began_ && !there_.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));  // whose run.json this one wrote over
     return claim_.fence(
         concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
   }
+  if (!claim_.conditional() && began_) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(std::string(kRunKey), std::string(run_info), deadline));
+  }
   DRIFTLESS_RETURN_IF_ERROR(index_.write(there_, deadline));
   return attempts_.clear(deadline);
+}
+
+// Before anything is read of what a publisher that was overtaken may have written over.
+Status Sender::load_copies(const Deadline& deadline) {
+  if (copies_loaded_ || !options_.single_writer) return {};
+  DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
+  copies_loaded_ = true;
+  return {};
+}
+
+// On a store without conditions one that was overtaken may still put the version that it was about
+// to seal, or the anchor: this one's first.
+Status Sender::keep_copies(const PublicationId& id, const std::string& text) {
+  if (claim_.conditional()) return {};
+  const Deadline deadline = Deadline::after(kIndexWait);
+  if (!std::exchange(copied_[static_cast<std::size_t>(id.kind)], true)) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), text, deadline));
+  }
+  return copies_.check(deadline);
 }
 
 // A publisher that was overtaken has passed its last look at publisher.json and may be about to
@@ -183,6 +214,7 @@ Status Sender::load_list(const Deadline& deadline) {
 Result<std::uint64_t> Sender::highest_number() {
   DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
   const Deadline deadline = soon();
+  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
   for (;;) {  // a list may be behind what a name tells
@@ -315,7 +347,8 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
                  " bytes, at most ", kMaxTextBytes / 2, " are allowed");
   }
   VersionObject version{.manifest = std::string(manifest), .attempt = attempt.number};
-  DRIFTLESS_RETURN_IF_ERROR(put_manifest(version_text(version), deadline));
+  const std::string text = version_text(version);
+  DRIFTLESS_RETURN_IF_ERROR(put_manifest(text, deadline));
   pending_.reset();
   parts_.clear();
   there_.insert(attempt.id);
@@ -323,9 +356,11 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   index_.sealed(attempt.id, version.manifest);
   // Whatever becomes of these, the version is there.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
+  const Status kept = keep_copies(attempt.id, text);
   const Status indexed = write_index(kIndexWait);
-  // Fenced: every further call says so.
-  return indexed.code() == StatusCode::kWrongRun ? Status() : indexed;
+  if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
+  for (const Status& each : {copies_.take_report(), kept}) DRIFTLESS_RETURN_IF_ERROR(each);
+  return indexed;
 }
 
 // Readers that cannot list learn of a version by the index alone.
@@ -384,6 +419,7 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
                                read_version(*store_, id, deadline));
     // The name stays taken: a publisher that wakes up late must not find it free.
     DRIFTLESS_RETURN_IF_ERROR(store_->put(version_key(id), {}, false, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(copies_.removed(version_key(id), deadline));
     there_.erase(id);
     if (object && !object->removed) {
       DRIFTLESS_RETURN_IF_ERROR(attempts_.remove_parts({id, object->attempt}, deadline));
@@ -391,9 +427,12 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
     removed.push_back(id);
   }
   DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
-  if (removed.empty() && !index_.due()) return removed;
-  const Status indexed = write_index(kIndexWait);
-  if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
+  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(copies_.check(deadline));
+  if (!removed.empty() || index_.due()) {
+    const Status indexed = write_index(kIndexWait);
+    if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
+  }
+  if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(copies_.take_report());
   return removed;
 }
 

@@ -87,8 +87,11 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
             # Done; fenced; a version appeared while it was starting; two runs began at once.
             assert result.returncode in (0, 4, 6, 7), (number, result.stderr)
         if any(unguarded) and servers.needs_single_writer(job.name):
-            # Nothing keeps it there from what is another's by now; it is noticed afterwards.
-            continue
+            # Nothing kept it from what is another's by now: that is put back, and told of.
+            noticed = run(*direct, env=job.environment)
+            job.said += [noticed.stdout, noticed.stderr]
+            told = first.stderr + noticed.stdout + noticed.stderr
+            assert "wrote over it" in told or "taken over" in told, (number, told)
         job.ok(*direct)
         assert_tidy(job, f"{work.name}/{prefix}")
         assert_index_is_true(job, f"{work.name}/{prefix}")
@@ -99,6 +102,37 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         text = job.ok(*reader, "--timeout", "60s", "--save", save)
         assert json.loads(text.splitlines()[-1])["version"] >= 5, number
         assert read_checkpoint(save / "rollout_00") == history[5], number
+
+
+LATE = ("run.json", "1.version.json", "2.version.json", "3.version.json", "0.anchor.json")
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late):
+    """On a store without conditions: nothing but the newest version and its base is kept, so that each
+    object is needed. Another trainer goes on as if nothing had happened, and tells of it."""
+    if not servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has conditions: nothing is written over")
+    work, history = job.work, make_run(job.work / "run", rng, 4)
+    line = job.line("trainer", "--replay", work / "run", "--json")
+    direct = job.line("trainer", "--replay", work / "run", "--json", **{"road.endpoint": job.endpoint})
+    second = []
+
+    def overtake(request):
+        if request.method == "PUT" and request.path.endswith(late) and not second:
+            second.append(job.ok(*direct, "--steps", "3"))
+        return None
+
+    job.proxy.fault = overtake
+    first = run(*line, "--steps", "3", env=job.environment)
+    job.said += [first.stdout, first.stderr]
+    assert first.returncode == 4 and "Another publisher has taken over" in first.stderr
+    assert versions_of(second[0])[-1] == 3
+    text = job.ok(*direct)
+    assert versions_of(text) == [4]
+    assert late == "run.json" or "wrote over it" in text, text
+    job.ok(*job.line("rollout", "--base", work / "run/step_000000", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
 FOREIGN = (
