@@ -8,8 +8,10 @@
 //   parts/0000000000000000007.version.<attempt>/<name>   parts, under a number of their own
 //   receivers/<id>.json                             what a receiver last said
 //   publisher.json                                  the session that publishes here
-//   index.json                                      what is there, for readers that cannot list
-//   closed.json                                     the trainer's last word, to its rollouts
+//   sealed/...                                      copies, on a store without conditions
+//   (copies.h) index.json                                      what is there, for readers that
+//   cannot list closed.json                                     the trainer's last word, to its
+//   rollouts
 //
 // Parts are uploaded while they are written. A version appears by one conditional PUT of its object
 // (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). What was

@@ -123,6 +123,9 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   }
   DRIFTLESS_RETURN_IF_ERROR(there.status());
   if (*there == run_info) return {};
+  if (const Status over = copies_.take_report(); !over.ok()) {
+    return error(StatusCode::kBusy, over.message(), "; start this publisher again");
+  }
   return error(StatusCode::kAlreadyExists, path(key),
                ": the prefix belongs to another run; use another one, or empty this one");
 }
@@ -165,10 +168,16 @@ Status Sender::load_copies(const Deadline& deadline) {
 }
 
 // On a store without conditions one that was overtaken may still put the version that it was about
-// to seal, or the anchor: this one's first.
+// to seal, or the anchor: this one's first. If this is the one, it puts back what it wrote over.
 Status Sender::keep_copies(const PublicationId& id, const std::string& text) {
   if (claim_.conditional()) return {};
   const Deadline deadline = Deadline::after(kIndexWait);
+  const Status alone = claim_.check(deadline);
+  if (alone.code() == StatusCode::kWrongRun) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
+    return copies_.take_report().ok() ? Status() : alone;
+  }
+  DRIFTLESS_RETURN_IF_ERROR(alone);
   if (!std::exchange(copied_[static_cast<std::size_t>(id.kind)], true)) {
     DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), text, deadline));
   }
@@ -357,6 +366,7 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   // Whatever becomes of these, the version is there.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
   const Status kept = keep_copies(attempt.id, text);
+  if (kept.code() == StatusCode::kWrongRun) return kept;  // and it is not visible any more
   const Status indexed = write_index(kIndexWait);
   if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
   for (const Status& each : {copies_.take_report(), kept}) DRIFTLESS_RETURN_IF_ERROR(each);

@@ -11,7 +11,7 @@ import jobs
 from jobs import make_run
 from support import assert_refusal, read_checkpoint, run
 from test_object_store import server, versions_of  # noqa: F401
-from test_object_store_faults import assert_tidy, job, objects, servers  # noqa: F401
+from test_object_store_faults import assert_tidy, job, killed_at, objects, servers  # noqa: F401
 
 # ruff: noqa: F811
 
@@ -104,13 +104,14 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         assert read_checkpoint(save / "rollout_00") == history[5], number
 
 
-LATE = ("run.json", "1.version.json", "2.version.json", "3.version.json", "0.anchor.json")
+LATE = ("run.json", "1.version.json", "2.version.json", "3.version.json")
 
 
 @pytest.mark.parametrize("late", LATE)
-def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late):
-    """On a store without conditions: nothing but the newest version and its base is kept, so that each
-    object is needed. Another trainer goes on as if nothing had happened, and tells of it."""
+@pytest.mark.parametrize("killed", [False, True], ids=["fenced", "killed"])
+def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late, killed):
+    """On a store without conditions: by itself; or, if it dies before it can, by the next trainer, who
+    tells of it. Each version is needed, since there is no anchor but the first."""
     if not servers.needs_single_writer(job.name):
         pytest.skip(f"{job.name} has conditions: nothing is written over")
     work, history = job.work, make_run(job.work / "run", rng, 4)
@@ -124,13 +125,22 @@ def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late):
         return None
 
     job.proxy.fault = overtake
-    first = run(*line, "--steps", "3", env=job.environment)
-    job.said += [first.stdout, first.stderr]
-    assert first.returncode == 4 and "Another publisher has taken over" in first.stderr
+    if killed:
+        # It is killed when it comes to look whether it is still the one.
+        over = lambda r: second and r.method == "GET" and not r.path.endswith(late)  # noqa: E731
+        assert killed_at(job, "cut", [*line, "--steps", "3"], lambda r: overtake(r) or over(r))
+    else:
+        first = run(*line, "--steps", "3", env=job.environment)
+        job.said += [first.stdout, first.stderr]
+        assert first.returncode == 4 and "Another publisher has taken over" in first.stderr
     assert versions_of(second[0])[-1] == 3
+    told = ""
+    if killed and late == "run.json":  # what it read first was the other's
+        told = run(*direct, env=job.environment).stderr
+        assert "start this publisher again" in told
     text = job.ok(*direct)
     assert versions_of(text) == [4]
-    assert late == "run.json" or "wrote over it" in text, text
+    assert ("wrote over it" in told + text) == killed, text
     job.ok(*job.line("rollout", "--base", work / "run/step_000000", "--save", work / "a", "--timeout", "60s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
 
