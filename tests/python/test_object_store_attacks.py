@@ -145,6 +145,21 @@ def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late, kil
     assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
+def test_a_step_whose_parts_are_gone_is_passed_over_by_an_anchor(job, rng):
+    if job.name == "rclone":
+        pytest.skip("rclone does not see what others remove from its directory")
+    work, history = job.work, make_run(job.work / "run", rng, 5)
+    job.ok(*job.line("trainer", "--replay", work / "run", "--steps", 4, **{"anchors.every": 2}))
+    for key in objects(job, work.name):
+        if key.startswith("parts/0000000000000000001.version."):
+            request = request_of(job, work.name, key, method="DELETE")
+            urllib.request.urlopen(request, timeout=30).close()
+    job.ok(*job.line("trainer", "--replay", work / "run"))  # which follows the steps as well
+    line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "15s"]
+    job.ok(*job.line("rollout", *line))
+    assert read_checkpoint(work / "a/rollout_00") == history[5]
+
+
 FOREIGN = (
     "README.md", "versions/notes.txt", "versions/7.version.json", "versions/0000000000000000009.other.json",
     "parts/readme", "parts/0000000000000000001.version.xyz/part", "attempts/notes.txt",
