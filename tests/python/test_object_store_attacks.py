@@ -84,8 +84,10 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         job.proxy.fault = lambda request: None
         for result in (first, *woken):
             job.said += [result.stdout, result.stderr]
-            # Done; fenced; a version appeared while it was starting; two runs began at once.
-            assert result.returncode in (0, 4, 6, 7), (number, result.stderr)
+            # Done; fenced; a version appeared while it was starting; two runs began at once; the answer
+            # to a request that has a deadline of its own came too late.
+            late = result.returncode == 5 and "gave up after" in result.stderr
+            assert late or result.returncode in (0, 4, 6, 7), (number, result.stderr)
         if any(unguarded) and servers.needs_single_writer(job.name):
             # Nothing kept it from what is another's by now: that is put back, and told of.
             noticed = run(*direct, env=job.environment)
