@@ -54,9 +54,9 @@ def hostile(answer):
 
 
 def reply(handler, text, status=200, **headers):
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode()
     handler.send_response(status)
-    for name, value in ({"Content-Length": str(len(data))} | headers).items():
+    for name, value in ({"Content_Length": str(len(data))} | headers).items():
         handler.send_header(name.replace("_", "-"), value)
     handler.end_headers()
     if handler.command != "HEAD":
@@ -129,7 +129,7 @@ def echo(handler):
 
 
 def negative(handler):
-    reply(handler, "x", **{"Content_Length": "-5", "ETag": '"x"'})
+    reply(handler, "x", Content_Length="-5", ETag='"x"')
 
 
 def not_http(handler):
@@ -154,7 +154,7 @@ def ends(role, server, work, *more):
     """Exit status, output, peak memory in MiB and seconds of a role against a server."""
     jobs.need("object_store")
     line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
-    settings = {"url": "s3://road/p", "endpoint": server.url}
+    settings = {"url": "s3://road/p", "endpoint": server.url, "single_writer": "true"}
     for key, value in settings.items():
         line += ["--set", f"road.{key}={value}"]
     for key in ("connect", "fetch", "publish"):
@@ -194,6 +194,8 @@ def test_a_hostile_server_ends_nothing_but_the_call(work, rng, role, name):
         status, text, peak, seconds = ends(role, server, work, *more)
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0, text
     assert text.strip() and "\x1b" not in text and len(text) < 4000
+    if role == "trainer" and "list" in name:  # under load the deadline may be earlier than the limit
+        assert "a list " in text or ("endless" in name and "gave up" in text), text
     assert seconds < 45 and peak < 450, (seconds, peak, text)
 
 
