@@ -131,7 +131,8 @@ class SendRoad {
   // [leader] Room may be made by removing steps up to `version` and anchors before it, except those
   // that a listed receiver still needs to get on: steps past its version, and, for one that has
   // nothing yet, the oldest anchor there and the steps past that. Returns what was removed; a road
-  // that makes room by itself returns nothing.
+  // that makes room by itself returns nothing. kIncomplete: this publisher is not fenced, but some
+  // receivers have not been told of what is there.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t /*version*/) {
     return std::vector<PublicationId>();
   }

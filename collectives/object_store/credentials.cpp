@@ -37,13 +37,6 @@ std::string file_path() {
   return path;
 }
 
-// How long the credentials of an answer are good for, from "2030-01-01T00:00:00Z".
-std::optional<seconds> left_until(const std::string& text) {
-  std::tm parts{};
-  if (strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &parts) == nullptr) return std::nullopt;
-  return seconds(timegm(&parts) - std::time(nullptr));
-}
-
 struct Answer {
   Credentials credentials;
   std::optional<seconds> left;
@@ -78,6 +71,12 @@ Result<std::string> fetch(HttpClient& http, std::string method, std::string url,
 }
 
 }  // namespace
+
+std::optional<seconds> left_until(const std::string& text) {
+  std::tm parts{};
+  if (strptime(text.c_str(), "%Y-%m-%dT%H:%M:%SZ", &parts) == nullptr) return std::nullopt;
+  return seconds(timegm(&parts) - std::time(nullptr));
+}
 
 Result<std::optional<Credentials>> parse_credentials_file(std::string_view text,
                                                           std::string_view profile) {

@@ -47,6 +47,9 @@ class CredentialChain {
   std::optional<Found> found_;
 };
 
+// How long it is until "2030-01-01T00:00:00Z", which may be over; nothing if the text is no time.
+[[nodiscard]] std::optional<std::chrono::seconds> left_until(const std::string& text);
+
 // The credentials of one profile in the text of a shared file; nothing if it has none. kCorrupt
 // names the line, not what is in it.
 [[nodiscard]] Result<std::optional<Credentials>> parse_credentials_file(std::string_view text,

@@ -14,6 +14,8 @@ namespace {
 // A transfer this slow for this long is dead, whatever the deadline.
 constexpr long kSlowBytesPerSecond = 1;
 constexpr long kSlowSeconds = 30;
+// Of one answer: a server could send them for ever.
+constexpr std::size_t kMostHeaders = 256, kMaxHeaderBytes = std::size_t{64} << 10;
 
 Status init_curl() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
@@ -103,9 +105,14 @@ std::size_t take_body(char* bytes, std::size_t size, std::size_t count, void* da
 }
 
 std::size_t take_header(char* bytes, std::size_t size, std::size_t count, void* data) {
-  auto& reply = static_cast<Transfer*>(data)->reply;
+  auto& transfer = *static_cast<Transfer*>(data);
+  auto& reply = transfer.reply;
   const std::string_view line(bytes, size * count);
   if (line.starts_with("HTTP/")) reply.headers.clear();  // after a 100
+  if (reply.headers.size() == kMostHeaders || line.size() > kMaxHeaderBytes) {
+    transfer.too_long = true;
+    return 0;
+  }
   if (const auto colon = line.find(':'); colon != std::string_view::npos) {
     std::string name(line.substr(0, colon));
     std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -191,8 +198,8 @@ Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
   // "bytes 100-199/1234"
   const auto range = reply.header("content-range");
   if (!range || range->starts_with(concat("bytes ", offset, "-"))) return reply.received;
-  return error(StatusCode::kCorrupt, what, ": bytes from ", offset, " on were asked for, '", *range,
-               "' came");
+  return error(StatusCode::kCorrupt, what, ": bytes from ", offset,
+               " on were asked for, and others came");
 }
 
 namespace {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/object_store/index.h"
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "collectives/object_store/http_client.h"
+#include "collectives/object_store/credentials.h"
 
 namespace driftless {
 namespace object_store {
@@ -11,6 +12,8 @@ namespace {
 
 // Readers pass over what they do not know.
 constexpr int kFormat = 1;
+// Longer than a publisher takes between reading its index and putting it.
+constexpr std::chrono::milliseconds kSettle{500};
 
 nlohmann::json links_json(const Links& links) {
   return {{"base", links.signed_by.base},
@@ -52,6 +55,53 @@ Status put_index(ObjectStore& store, const std::optional<Found>& found, bool con
                : store.put(key, bytes_of(text), true, deadline);
 }
 
+// How long its links still hold; 0: there are none, or they have expired.
+std::chrono::seconds links_left(const std::optional<Found>& found) {
+  if (!found || !found->index.links) return std::chrono::seconds(0);
+  const auto left = left_until(found->index.links->signed_by.expires);
+  return std::clamp<std::chrono::seconds>(left.value_or(std::chrono::seconds(0)),
+                                          std::chrono::seconds(0), kLongestPresigned);
+}
+
+// Links of all objects that a reader of these versions needs.
+Result<Links> make_links(ObjectStore& store, PartKeys& parts,
+                         const std::set<PublicationId>& versions, std::chrono::seconds valid,
+                         const Deadline& deadline) {
+  std::vector<std::string> keys{std::string(kRunKey), std::string(kEndKey)};
+  for (const PublicationId& id : versions) {
+    DRIFTLESS_ASSIGN_OR_RETURN(auto of_version, parts.of(id, deadline));
+    if (!of_version) continue;
+    keys.push_back(version_key(id));
+    std::ranges::move(*of_version, std::back_inserter(keys));
+  }
+  Links links;
+  DRIFTLESS_ASSIGN_OR_RETURN(links.signed_by, store.presign(keys, valid, deadline));
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    links.signatures.emplace(std::move(keys[i]), std::move(links.signed_by.signatures[i]));
+  }
+  links.signed_by.signatures.clear();
+  return links;
+}
+
+// What is there, whatever an index says: by a list, and, since that may be behind, by name.
+Result<std::set<PublicationId>> versions_there(ObjectStore& store,
+                                               const std::set<PublicationId>& known,
+                                               const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> objects,
+                             store.list(std::string(kVersionsPrefix), "", deadline));
+  std::set<PublicationId> found = known;
+  for (const PublicationId& id : version_list(objects).there) found.insert(id);
+  PublicationId next;
+  if (!found.empty()) next.version = found.rbegin()->version;
+  for (;;) {
+    ++next.version;
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
+                               read_version(store, next, deadline));
+    if (!version || !version->reserved_by.empty()) return found;
+    if (!version->removed) found.insert(next);
+  }
+}
+
 // Another one was written or removed since it was read.
 bool overtaken(const Status& put) {
   return put.code() == StatusCode::kAlreadyExists || put.code() == StatusCode::kNotFound;
@@ -90,39 +140,60 @@ Result<Index> parse_index(const std::string& text, std::string_view what) {
   }
 }
 
-Result<Links> make_links(ObjectStore& store, const std::set<PublicationId>& versions,
-                         std::chrono::seconds valid, const Deadline& deadline) {
-  std::vector<std::string> keys{std::string(kRunKey), std::string(kEndKey)};
-  for (const PublicationId& id : versions) keys.push_back(version_key(id));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> parts,
-                             store.list(std::string(kPartsPrefix), "", deadline));
-  for (const ObjectInfo& part : parts) {
-    const auto attempt = parse_part_key(part.key);
-    if (attempt && versions.contains(attempt->id)) keys.push_back(part.key);
+Status PartKeys::add(const PublicationId& id, const std::string& manifest) {
+  if (!read_) {
+    return error(StatusCode::kUnsupported, store_.name(), ": nobody here reads manifests");
   }
-  Links links;
-  DRIFTLESS_ASSIGN_OR_RETURN(links.signed_by, store.presign(keys, valid, deadline));
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    links.signatures.emplace(std::move(keys[i]), std::move(links.signed_by.signatures[i]));
-  }
-  links.signed_by.signatures.clear();
-  return links;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> parts,
+                             read_(manifest, concat(store_.name(), "/", version_key(id))));
+  std::vector<std::string>& keys = known_[id];
+  keys.clear();
+  for (const PartReceipt& part : parts) keys.push_back(part_key(id, part));
+  return {};
 }
 
-Status write_index(ObjectStore& store, Claim& claim, const std::set<PublicationId>& versions,
-                   std::chrono::seconds presign, const Deadline& deadline) {
-  Index index{.session = claim.session(), .versions = versions, .links = std::nullopt};
-  if (presign.count() > 0) {
-    DRIFTLESS_ASSIGN_OR_RETURN(index.links, make_links(store, versions, presign, deadline));
+Result<std::optional<std::vector<std::string>>> PartKeys::of(const PublicationId& id,
+                                                             const Deadline& deadline) {
+  if (!known_.contains(id)) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
+                               read_version(store_, id, deadline));
+    if (!version || version->removed) return std::optional<std::vector<std::string>>();
+    DRIFTLESS_RETURN_IF_ERROR(add(id, version->manifest));
   }
+  return std::optional(known_[id]);
+}
+
+void PartKeys::keep(const std::set<PublicationId>& versions) {
+  std::erase_if(known_, [&](const auto& each) { return !versions.contains(each.first); });
+}
+
+void IndexWriter::sealed(const PublicationId& id, const std::string& manifest) {
+  if (presign_.count() == 0) return;
+  const Status read = parts_.add(id, manifest);  // else write() reads it again, and says why not
+}
+
+Status IndexWriter::write(const std::set<PublicationId>& versions, const Deadline& deadline) {
+  Status written = try_write(versions, deadline);
+  due_ = !written.ok();
+  return written;
+}
+
+Status IndexWriter::try_write(const std::set<PublicationId>& versions, const Deadline& deadline) {
+  parts_.keep(versions);
   Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Found> found, read_index(store, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Found> found, read_index(store_, deadline));
+    Index index{.session = claim_.session(), .versions = versions, .links = std::nullopt};
+    const std::chrono::seconds valid = std::max(presign_, links_left(found));
+    if (valid.count() > 0) {
+      DRIFTLESS_ASSIGN_OR_RETURN(index.links,
+                                 make_links(store_, parts_, index.versions, valid, deadline));
+    }
     // After this one's first, every other session's is a successor's.
-    const bool own = found && found->index.session == claim.session();
-    if (!own || !claim.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim.check(deadline));
-    const Status put = put_index(store, found, claim.replaces(), index, deadline);
-    if (!claim.replaces() || !overtaken(put)) return put;
+    const bool own = found && found->index.session == claim_.session();
+    if (!own || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
+    const Status put = put_index(store_, found, claim_.replaces(), index, deadline);
+    if (!claim_.replaces() || !overtaken(put)) return put;
     if (!backoff.sleep(deadline)) return put.with_context("gave up");
   }
 }
@@ -133,29 +204,66 @@ std::string Presigned::url(const std::string& key, const std::string& signature)
   return concat(base, object_store::percent_encode(key, true), "?", query, signature);
 }
 
-Result<std::string> share_object_store(ObjectStore& store, std::chrono::seconds valid,
-                                       const Deadline& deadline) {
+namespace object_store {
+namespace {
+
+// Puts links into the index. False if another one was written meanwhile.
+Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds valid,
+                       const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<Found> found, read_index(store, deadline));
+  if (!found) {
+    return error(StatusCode::kNotFound, store.name(), "/", kIndexKey,
+                 ": there is none: a publisher writes it when it starts");
+  }
+  if (!found->parsed.ok()) {
+    return found->parsed.with_context("the next version of the publisher writes it anew");
+  }
+  Index& index = found->index;
+  DRIFTLESS_ASSIGN_OR_RETURN(index.versions, versions_there(store, index.versions, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(index.links,
+                             make_links(store, parts, index.versions, valid, deadline));
+  std::erase_if(index.versions, [&](const PublicationId& id) {  // they have been removed
+    return !index.links->signatures.contains(version_key(id));
+  });
+  const Status put = put_index(store, found, !found->tag.empty(), index, deadline);
+  if (overtaken(put)) return false;
+  DRIFTLESS_RETURN_IF_ERROR(put);
+  return true;
+}
+
+// A publisher that is at work may have written its index meanwhile, over this one, or under it: a
+// store may ignore If-Match. Whether what is there a moment later has links, and all versions.
+Result<bool> links_stay(ObjectStore& store, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<PublicationId> there,
+                             versions_there(store, {}, deadline));
+  (void)Backoff(kSettle, kSettle).sleep(deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Found> found, read_index(store, deadline));
+  if (!found || !found->parsed.ok() || !found->index.links) return false;
+  const std::set<PublicationId>& listed = found->index.versions;
+  return there.empty() || (!listed.empty() && listed.rbegin()->version >= there.rbegin()->version);
+}
+
+}  // namespace
+}  // namespace object_store
+
+Result<std::string> share_object_store(ObjectStore& store, const ReadParts& read,
+                                       std::chrono::seconds valid, const Deadline& deadline) {
   using namespace object_store;
   const std::string key(kIndexKey);
+  PartKeys parts(store, read);
   Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::optional<Found> found, read_index(store, deadline));
-    if (!found) {
-      return error(StatusCode::kNotFound, store.name(), "/", key,
-                   ": there is none: a publisher writes it when it starts");
+    DRIFTLESS_ASSIGN_OR_RETURN(bool done, put_links(store, parts, valid, deadline));
+    if (done) {
+      DRIFTLESS_ASSIGN_OR_RETURN(done, links_stay(store, deadline));
     }
-    if (!found->parsed.ok()) {
-      return found->parsed.with_context("the next version of the publisher writes it anew");
+    if (done) break;
+    if (!backoff.sleep(deadline)) {
+      return deadline.check(concat(store.name(), "/", key, ": is written again and again"));
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(found->index.links,
-                               make_links(store, found->index.versions, valid, deadline));
-    // A publisher may be at work: what it wrote meanwhile is looked at again.
-    const Status put = put_index(store, found, true, found->index, deadline);
-    if (overtaken(put) && backoff.sleep(deadline)) continue;
-    DRIFTLESS_RETURN_IF_ERROR(put);
-    DRIFTLESS_ASSIGN_OR_RETURN(const Presigned link, store.presign({&key, 1}, valid, deadline));
-    return link.url(key, link.signatures.front());
   }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Presigned link, store.presign({&key, 1}, valid, deadline));
+  return link.url(key, link.signatures.front());
 }
 
 }  // namespace driftless

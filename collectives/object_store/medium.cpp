@@ -69,6 +69,10 @@ std::string parts_prefix(const Attempt& attempt) {
   return concat(kPartsPrefix, publication_name(attempt.id), ".", hex16(attempt.number), "/");
 }
 
+std::string part_key(const PublicationId& id, const PartReceipt& part) {
+  return concat(parts_prefix({id, part.locator}), part.name);
+}
+
 std::string attempt_key(const PublicationId& id, std::string_view session) {
   return concat(kAttemptsPrefix, publication_name(id), ".", session, kJsonSuffix);
 }

@@ -35,6 +35,8 @@ struct Attempt {
 };
 // "parts/0000000000000000007.version.0123456789abcdef/", and back, from a key below it.
 [[nodiscard]] std::string parts_prefix(const Attempt& attempt);
+// Where a part of a publication lies, by its receipt.
+[[nodiscard]] std::string part_key(const PublicationId& id, const PartReceipt& part);
 // Where the leader of a session tells the other ranks the number of an attempt.
 [[nodiscard]] std::string attempt_key(const PublicationId& id, std::string_view session);
 // Whether the road wrote an object below kAttemptsPrefix: others may lie there.

@@ -206,7 +206,7 @@ Result<SpooledMemory> Receiver::read_part(const std::string& key, std::uint64_t 
 Result<MappedFile> Receiver::fetch_part(const PublicationId& id, const PartReceipt& part,
                                         const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-  const std::string key = concat(parts_prefix({id, part.locator}), part.name);
+  const std::string key = part_key(id, part);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path(key))));
   DRIFTLESS_RETURN_IF_ERROR(check_sealed(id, deadline));
   Result<SpooledMemory> memory = read_part(key, part.size_bytes, deadline);
@@ -220,7 +220,7 @@ Result<std::vector<MappedFile>> Receiver::fetch_ranges(const PublicationId& id,
                                                        std::span<const ByteRange> ranges,
                                                        const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
-  const std::string key = concat(parts_prefix({id, part.locator}), part.name);
+  const std::string key = part_key(id, part);
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", path(key))));
   DRIFTLESS_RETURN_IF_ERROR(check_ranges("object_store", id, part, ranges));
   DRIFTLESS_RETURN_IF_ERROR(check_sealed(id, deadline));

@@ -2,6 +2,7 @@
 // An S3-compatible store over HTTP. Requests that failed in a way that may pass (no answer, 408,
 // 429, 5xx) are sent again inside the deadline, ever more rarely.
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <mutex>
 #include <pugixml.hpp>
@@ -19,6 +20,8 @@ using std::chrono::milliseconds;
 
 constexpr long kPastTheEnd = 416;  // a range behind the object's end
 constexpr std::size_t kMaxListText = std::size_t{16} << 20;
+constexpr std::size_t kMaxListed = 1'000'000;  // objects; a server that goes on for ever is ended
+constexpr std::size_t kMaxCode = 64;
 
 // One request as the store sees it.
 struct S3Call {
@@ -34,11 +37,16 @@ struct S3Call {
   std::size_t max_text = std::size_t{1} << 20;
 };
 
-// <Error><Code>NoSuchKey</Code><Message>...</Message></Error>
+// <Error><Code>NoSuchKey</Code><Message>...</Message></Error>. It goes into messages: a word, or
+// nothing of it.
 std::string error_code(const std::string& text) {
   pugi::xml_document document;
   if (!document.load_buffer(text.data(), text.size())) return "";
-  return document.child("Error").child_value("Code");
+  const std::string code = document.child("Error").child_value("Code");
+  const bool word = code.size() <= kMaxCode && std::ranges::all_of(code, [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                    });
+  return word ? code : code.empty() ? "" : "an unreadable code";
 }
 
 // Answers with a status that says otherwise, after which a request is sent again all the same.
@@ -363,9 +371,10 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
       if (!dropped.ok() && dropped.code() != StatusCode::kNotFound) return dropped;
     }
     if (std::string_view(root.child_value("IsTruncated")) != "true") return {};
+    const std::string before = concat(key_marker, "\n", id_marker);
     key_marker = root.child_value("NextKeyMarker");
     id_marker = root.child_value("NextUploadIdMarker");
-    if (key_marker.empty()) return {};
+    if (key_marker.empty() || concat(key_marker, "\n", id_marker) == before) return {};
   }
 }
 
@@ -393,9 +402,14 @@ Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const s
       std::string key(full.substr(front));
       if (key > after) found.push_back({std::move(key), each.child("Size").text().as_ullong()});
     }
+    if (found.size() > kMaxListed) {
+      return error(StatusCode::kCorrupt, name_, "/", prefix, ": a list of more than ", kMaxListed,
+                   " objects");
+    }
     const bool more = std::string_view(root.child_value("IsTruncated")) == "true";
+    const std::string before = std::exchange(token, {});
     token = more ? root.child_value("NextContinuationToken") : "";
-    if (more && token.empty()) {
+    if (more && (token.empty() || token == before)) {
       return error(StatusCode::kCorrupt, name_, ": a list that goes on, and does not say where");
     }
   } while (!token.empty());

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/object_store/attempts.h"
+#include "collectives/object_store/copies.h"
 #include "collectives/object_store/index.h"
 #include "collectives/object_store/part_upload.h"
 #include "collectives/object_store/receiver_objects.h"
@@ -11,16 +12,22 @@ namespace driftless {
 namespace object_store {
 namespace {
 
+// How long a version that is there waits for its index to be written, and a further try for itself.
+constexpr std::chrono::milliseconds kIndexWait{10'000}, kIndexRetryWait{1'000};
+
 class Sender final : public SendRoad {
  public:
   Sender(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options, unsigned rank,
-         unsigned ranks)
+         unsigned ranks, ReadParts read)
       : store_(std::move(store)),
         options_(options),
         rank_(rank),
         ranks_(ranks),
         claim_(store_, options.single_writer),
         attempts_(store_, claim_, options.streams),
+        index_(*store_, claim_, std::move(read),
+               std::chrono::ceil<std::chrono::seconds>(options.presign)),
+        copies_(*store_),
         receivers_(store_, options),
         senders_(options.streams) {}
   Sender(const Sender&) = delete;
@@ -38,6 +45,7 @@ class Sender final : public SendRoad {
   Result<std::vector<ReceiverReport>> receivers() override;
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
   Result<std::uint64_t> highest_number() override;
+  void progress() override;
 
  private:
   struct Pending {
@@ -63,13 +71,20 @@ class Sender final : public SendRoad {
                                                    const Deadline& deadline);
   [[nodiscard]] Status check_alone(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
-  [[nodiscard]] Status write_index(const Deadline& deadline);
+  [[nodiscard]] Status write_index(std::chrono::milliseconds wait);
+  [[nodiscard]] Status load_copies(const Deadline& deadline);
+  [[nodiscard]] Status keep_copies(const PublicationId& id, const std::string& text);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
   const unsigned rank_, ranks_;
   Claim claim_;
   Attempts attempts_;
+  IndexWriter index_;
+  Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));  // if it is due
+  Copies copies_;
+  bool copies_loaded_ = false;
+  bool copied_[2] = {};  // by kind: the first one has a copy
   ReceiverObjects receivers_;
   // [leader] What is there, as far as this publisher knows: others that publish are found out when
   // a name turns out to be taken. And the newest numbers that were ever used.
@@ -108,6 +123,9 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   }
   DRIFTLESS_RETURN_IF_ERROR(there.status());
   if (*there == run_info) return {};
+  if (const Status over = copies_.take_report(); !over.ok()) {
+    return error(StatusCode::kBusy, over.message(), "; start this publisher again");
+  }
   return error(StatusCode::kAlreadyExists, path(key),
                ": the prefix belongs to another run; use another one, or empty this one");
 }
@@ -118,6 +136,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, path(kRunKey), ": an announcement of ", run_info.size(),
                  " bytes, at most ", kMaxTextBytes, " are allowed");
   }
+  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
@@ -129,11 +148,40 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   // One that was overtaken must not write an old list over a newer one: from here on it cannot.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   if (began_ && !there_.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));  // whose run.json this one wrote over
     return claim_.fence(
         concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
   }
-  DRIFTLESS_RETURN_IF_ERROR(write_index(deadline));
+  if (!claim_.conditional() && began_) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(std::string(kRunKey), std::string(run_info), deadline));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(index_.write(there_, deadline));
   return attempts_.clear(deadline);
+}
+
+// Before anything is read of what a publisher that was overtaken may have written over.
+Status Sender::load_copies(const Deadline& deadline) {
+  if (copies_loaded_ || !options_.single_writer) return {};
+  DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
+  copies_loaded_ = true;
+  return {};
+}
+
+// On a store without conditions one that was overtaken may still put the version that it was about
+// to seal, or the anchor: this one's first. If this is the one, it puts back what it wrote over.
+Status Sender::keep_copies(const PublicationId& id, const std::string& text) {
+  if (claim_.conditional()) return {};
+  const Deadline deadline = Deadline::after(kIndexWait);
+  const Status alone = claim_.check(deadline);
+  if (alone.code() == StatusCode::kWrongRun) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
+    return copies_.take_report().ok() ? Status() : alone;
+  }
+  DRIFTLESS_RETURN_IF_ERROR(alone);
+  if (!std::exchange(copied_[static_cast<std::size_t>(id.kind)], true)) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), text, deadline));
+  }
+  return copies_.check(deadline);
 }
 
 // A publisher that was overtaken has passed its last look at publisher.json and may be about to
@@ -175,6 +223,7 @@ Status Sender::load_list(const Deadline& deadline) {
 Result<std::uint64_t> Sender::highest_number() {
   DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
   const Deadline deadline = soon();
+  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
   for (;;) {  // a list may be behind what a name tells
@@ -307,20 +356,38 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
                  " bytes, at most ", kMaxTextBytes / 2, " are allowed");
   }
   VersionObject version{.manifest = std::string(manifest), .attempt = attempt.number};
-  DRIFTLESS_RETURN_IF_ERROR(put_manifest(version_text(version), deadline));
+  const std::string text = version_text(version);
+  DRIFTLESS_RETURN_IF_ERROR(put_manifest(text, deadline));
   pending_.reset();
   parts_.clear();
   there_.insert(attempt.id);
   newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
-  // Neither is needed to see the version: a failure is made up for by the next one.
-  const Status cleared = attempts_.decided(attempt, deadline);
-  const Status indexed = write_index(deadline);
-  return {};
+  index_.sealed(attempt.id, version.manifest);
+  // Whatever becomes of these, the version is there.
+  const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
+  const Status kept = keep_copies(attempt.id, text);
+  if (kept.code() == StatusCode::kWrongRun) return kept;  // and it is not visible any more
+  const Status indexed = write_index(kIndexWait);
+  if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
+  for (const Status& each : {copies_.take_report(), kept}) DRIFTLESS_RETURN_IF_ERROR(each);
+  return indexed;
 }
 
-Status Sender::write_index(const Deadline& deadline) {
-  return object_store::write_index(
-      *store_, claim_, there_, std::chrono::ceil<std::chrono::seconds>(options_.presign), deadline);
+// Readers that cannot list learn of a version by the index alone.
+Status Sender::write_index(std::chrono::milliseconds wait) {
+  const Status written = index_.write(there_, Deadline::after(wait));
+  index_again_ = Deadline::after(kIndexWait);
+  if (written.ok() || written.code() == StatusCode::kWrongRun) return written;
+  return error(
+      StatusCode::kIncomplete, path(kIndexKey),
+      " is not as new as the versions: ", written.message(),
+      ". Rollouts whose road.url is http(s):// do not see the newest; it is written again ",
+      "now and then, with the next version, and at the end");
+}
+
+void Sender::progress() {
+  if (rank_ != 0 || !index_.due() || !claim_.fenced().ok() || !index_again_.expired()) return;
+  const Status ignored = write_index(kIndexRetryWait);
 }
 
 Status Sender::abort() {
@@ -362,6 +429,7 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
                                read_version(*store_, id, deadline));
     // The name stays taken: a publisher that wakes up late must not find it free.
     DRIFTLESS_RETURN_IF_ERROR(store_->put(version_key(id), {}, false, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(copies_.removed(version_key(id), deadline));
     there_.erase(id);
     if (object && !object->removed) {
       DRIFTLESS_RETURN_IF_ERROR(attempts_.remove_parts({id, object->attempt}, deadline));
@@ -369,7 +437,12 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
     removed.push_back(id);
   }
   DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
-  if (!removed.empty()) const Status ignored = write_index(deadline);
+  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(copies_.check(deadline));
+  if (!removed.empty() || index_.due()) {
+    const Status indexed = write_index(kIndexWait);
+    if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
+  }
+  if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(copies_.take_report());
   return removed;
 }
 
@@ -378,12 +451,13 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
 
 Result<std::unique_ptr<SendRoad>> make_object_store_sender(std::shared_ptr<ObjectStore> store,
                                                            const ObjectStoreOptions& options,
-                                                           unsigned rank, unsigned ranks) {
+                                                           unsigned rank, unsigned ranks,
+                                                           ReadParts read) {
   if (rank >= ranks) {
     return error(StatusCode::kInvalidArgument, store->name(), ": rank ", rank, " of ", ranks);
   }
-  return std::unique_ptr<SendRoad>(
-      std::make_unique<object_store::Sender>(std::move(store), options, rank, ranks));
+  return std::unique_ptr<SendRoad>(std::make_unique<object_store::Sender>(
+      std::move(store), options, rank, ranks, std::move(read)));
 }
 
 }  // namespace driftless

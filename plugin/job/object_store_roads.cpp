@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The object_store road, for a process of a job.
 #include "collectives/object_store/object_store_road.h"
+#include "formats/manifest.h"
 #include "plugin/job/road_openers.h"
 
 namespace driftless {
@@ -17,6 +18,15 @@ Result<std::optional<std::string>> read_end(ObjectStore& store) {
   return std::optional<std::string>(std::move(*read));
 }
 
+Result<std::vector<PartReceipt>> read_parts(std::string_view manifest, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Manifest parsed, parse_manifest(manifest, what));
+  std::vector<PartReceipt> parts;
+  for (const ManifestFile& file : parsed.files) {
+    parts.push_back({file.name, file.rank, file.size_bytes, file.hash, file.locator});
+  }
+  return parts;
+}
+
 }  // namespace
 
 Result<OpenRoad> open_object_store_road(const Config& config, const RoadPlace& place) {
@@ -24,7 +34,7 @@ Result<OpenRoad> open_object_store_road(const Config& config, const RoadPlace& p
                              open_object_store(config.object_store));
   OpenRoad road;
   road.sender = [store, options = config.object_store, place] {
-    return make_object_store_sender(store, options, place.rank, place.trainers);
+    return make_object_store_sender(store, options, place.rank, place.trainers, read_parts);
   };
   road.receiver = [store, options = config.object_store] {
     return make_object_store_receiver(store, options);
@@ -55,7 +65,8 @@ Status tell_object_store_end(const Config& config, std::string_view text) {
 Result<std::string> share_object_store_road(const Config& config, std::chrono::seconds valid) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store,
                              open_object_store(config.object_store));
-  return share_object_store(*store, valid, Deadline::after(config.object_store.request_timeout));
+  return share_object_store(*store, read_parts, valid,
+                            Deadline::after(config.object_store.request_timeout));
 }
 
 }  // namespace driftless

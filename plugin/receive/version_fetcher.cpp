@@ -110,6 +110,13 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     // That the time is over says nothing; what was waited for does.
     const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
     if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
+    // A step that is listed again and again, and is gone: an anchor leads past it.
+    const bool gone = chain.status().code() == StatusCode::kNotFound;
+    if (gone && failure.code() == StatusCode::kNotFound && mode == FetchMode::kAny) {
+      Result<std::optional<FetchedChain>> full =
+          attempt(state, FetchMode::kFullOnly, needs, deadline);
+      if (full.ok()) return full;
+    }
     if (!late) failure = chain.status();
     if (late || !backoff.sleep(deadline)) {
       return failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));

@@ -47,7 +47,8 @@ class VersionFetcher {
   // Returns once there may be something for a target in this state; false: the deadline passed.
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
-  // tried again until the deadline of the options; then the last failure is returned. Every part
+  // tried again until the deadline of the options; then the last failure is returned. A step that
+  // is listed and stays gone is passed over by a newer anchor, if there is one. Every part
   // or block that was fetched has its hash, and is memory of its own or listed as mapped; every
   // manifest is of the run.
   // Nothing: there is nothing newer.

@@ -22,6 +22,7 @@ ANSWERS = {
     "503": (503, "SlowDown"),
     "412": (412, "PreconditionFailed"),
     "409": (409, "ConditionalRequestConflict"),
+    "403": (403, "AccessDenied"),
     "expired": (400, "ExpiredToken"),
     "skewed": (403, "RequestTimeTooSkewed"),
 }

@@ -131,14 +131,6 @@ def test_an_expired_link_is_said_to_be_expired(shared):
     assert result.returncode == 0, result.stderr
 
 
-def test_an_index_without_links_says_how_to_make_them(job, rng):
-    make_run(job.work / "run", rng, 1)
-    job.ok(*job.line("trainer", "--replay", job.work / "run"))
-    url = presign(job)
-    job.ok(*job.line("trainer", "--replay", job.work / "run"))  # its index has none
-    assert_refusal(read_presigned(job, url), 2, "index.json", "road.presign")
-
-
 def test_what_cannot_be_presigned_is_refused(job, rng):
     nothing = run(*job.line("presign"), env=job.environment)
     assert_refusal(nothing, 3, "index.json", "publisher")

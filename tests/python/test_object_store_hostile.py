@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that mean harm: lists without an end, documents made to fill memory, lengths that are not
+so, answers that lead to other hosts, echoes of what was sent. A rollout and a trainer end, in time and
+with little memory, and say nothing of their credentials."""
+
+import contextlib
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import jobs
+from jobs import make_run
+from support import COMMAND, REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
+
+PAGE = '<?xml version="1.0"?><ListBucketResult><IsTruncated>{}</IsTruncated>{}{}</ListBucketResult>'
+
+
+@contextlib.contextmanager
+def hostile(answer):
+    """A server that answers by `answer(handler)`; it has heard the requests that are in `heard`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            server.heard.append((self.command, self.path, dict(self.headers)))
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+        def log_message(self, *ignored):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.heard = []
+    server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def reply(handler, text, status=200, **headers):
+    data = text.encode()
+    handler.send_response(status)
+    for name, value in ({"Content_Length": str(len(data))} | headers).items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(data)
+
+
+def lists(handler):
+    return "list-type=2" in handler.path
+
+
+def or_nothing(listed):
+    """Lists are answered by `listed`; there are no objects, and what is written is taken."""
+
+    def answer(handler):
+        if lists(handler):
+            listed(handler)
+        elif handler.command in ("GET", "HEAD"):
+            reply(handler, "<Error><Code>NoSuchKey</Code></Error>", 404)
+        else:
+            reply(handler, "", ETag='"tag"')
+
+    return answer
+
+
+def contents(count, first=0):
+    key = "<Contents><Key>p/versions/{:019d}.version.json</Key><Size>9</Size></Contents>"
+    return "".join(key.format(first + i + 1) for i in range(count))
+
+
+def endless_list(handler):
+    number = len(handler.server.heard)
+    token = f"<NextContinuationToken>t{number}</NextContinuationToken>"
+    reply(handler, PAGE.format("true", contents(50_000, 50_000 * number), token))
+
+
+def list_in_a_circle(handler):
+    token = "<NextContinuationToken>again</NextContinuationToken>"
+    reply(handler, PAGE.format("true", contents(10), token))
+
+
+def laughs(handler):
+    entities = '<!ENTITY a0 "ha">' + "".join(
+        f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(12)
+    )
+    reply(handler, f"<!DOCTYPE l [{entities}]><ListBucketResult><Contents><Key>&a12;</Key></Contents></ListBucketResult>")
+
+
+def deep(handler):
+    reply(handler, "<ListBucketResult>" + "<a>" * 4_000_000)
+
+
+def endless_body(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(1 << 50))
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b"x" * (1 << 20))
+
+
+def endless_headers(handler):
+    handler.send_response(200)
+    while True:
+        handler.wfile.write(b"X-More: " + b"x" * 1000 + b"\r\n")
+
+
+def echo(handler):
+    """What it was sent, as the code of an error."""
+    sent = handler.headers.get("Authorization", "") + handler.headers.get("x-amz-date", "")
+    reply(handler, f"<Error><Code>{sent}\x1b[2J</Code><Message>{sent}</Message></Error>", 400)
+
+
+def negative(handler):
+    reply(handler, "x", Content_Length="-5", ETag='"x"')
+
+
+def not_http(handler):
+    handler.wfile.write(os.urandom(1 << 16))
+    handler.close_connection = True
+
+
+ANSWERS = {
+    "endless list": or_nothing(endless_list),
+    "list in a circle": or_nothing(list_in_a_circle),
+    "laughs": or_nothing(laughs),
+    "deep": or_nothing(deep),
+    "endless body": endless_body,
+    "endless headers": endless_headers,
+    "echo": echo,
+    "negative length": negative,
+    "not HTTP": not_http,
+}
+
+
+def ends(role, server, work, *more):
+    """Exit status, output, peak memory in MiB and seconds of a role against a server."""
+    jobs.need("object_store")
+    line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
+    settings = {"url": "s3://road/p", "endpoint": server.url, "single_writer": "true"}
+    for key, value in settings.items():
+        line += ["--set", f"road.{key}={value}"]
+    for key in ("connect", "fetch", "publish"):
+        line += ["--set", f"deadlines.{key}=4s"]
+    began = time.monotonic()
+    with open(work / "out", "w+") as out:
+        process = subprocess.Popen(
+            [*map(str, line)], env=servers.client_environment(), stdout=out, stderr=out
+        )
+        killer = threading.Timer(60, process.kill)
+        killer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status  # it has been waited for
+        killer.cancel()
+        out.seek(0)
+        text = out.read()
+    signed = {
+        part.removeprefix("Signature=")
+        for _, _, headers in server.heard
+        for part in headers.get("Authorization", "").split(", ")
+        if part.startswith("Signature=")
+    }
+    for secret in (servers.SECRET_KEY, servers.ACCESS_KEY, *signed):
+        assert secret not in text, text
+    return status, text, usage.ru_maxrss / 1024, time.monotonic() - began
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_a_hostile_server_ends_nothing_but_the_call(work, rng, role, name):
+    make_run(work / "run", rng, 1)
+    more = {
+        "rollout": ["--base", work / "run/step_000000", "--timeout", "8s"],
+        "trainer": ["--replay", work / "run"],
+    }[role]
+    with hostile(ANSWERS[name]) as server:
+        status, text, peak, seconds = ends(role, server, work, *more)
+    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0, text
+    assert text.strip() and "\x1b" not in text and len(text) < 4000
+    if role == "trainer" and "list" in name:  # under load the deadline may be earlier than the limit
+        assert "a list " in text or ("endless" in name and "gave up" in text), text
+    assert seconds < 45 and peak < 450, (seconds, peak, text)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirection_is_followed(work, rng, status):
+    """Neither with credentials nor without."""
+    make_run(work / "run", rng, 1)
+    with hostile(lambda handler: reply(handler, "")) as elsewhere:
+        lead = lambda handler: reply(handler, "", status, Location=elsewhere.url + handler.path)  # noqa: E731
+        with hostile(lead) as server:
+            for role, more in (("rollout", ["--timeout", "5s"]), ("trainer", ["--replay", work / "run"])):
+                code, text, _, _ = ends(role, server, work, *more)
+                assert os.WEXITSTATUS(code) != 0 and f"status {status}" in text, text
+            web = ["--set", f"road.url={server.url}/p?token=s3cr3t", "--timeout", "5s"]
+            code, text, _, _ = ends("rollout", server, work, *web)
+            assert os.WEXITSTATUS(code) != 0 and "s3cr3t" not in text, text
+            assert len(server.heard) >= 3
+        assert elsewhere.heard == []
