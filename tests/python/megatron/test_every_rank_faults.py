@@ -38,8 +38,6 @@ def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     rollouts = job.start_disk_rollouts("disk0")
     result = job.run()
     ended(*rollouts)
-    print((work / "pushes").read_text())
-    print(result.stdout)
     assert result.stdout.count("successful False") == 1
     assert "the hook says no" in result.stderr
     versions = job.versions()
@@ -50,8 +48,8 @@ def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     # What capture() saw is what there is, but for what others wrote.
     assert [by_step[s]["resent"] for s in ("step4", "step6", "step8")] == [0, 0, 0], versions
     assert by_step["step5"]["resent"] > 10
-    assert by_step["step7"]["resent"] >= 1
-    assert any("model.layers.0.mlp.down_proj.weight" in n for n in by_step["step7"]["notes"])
+    edited = [n for n in by_step["step7"]["notes"] if "without capture" in n]
+    assert edited and all("model.layers.0.mlp.down_proj.weight" in n for n in edited), edited
 
 
 def test_several_steps_become_one_version(work):

@@ -209,13 +209,14 @@ class Run:
         """A line per version: which step it was, and what the publisher said of it."""
         if session.leads:
             step, made = session.last, session.last.published
+            group = session.groups.publishers  # None: it is alone
             line = {
                 "label": label,
                 "session": number,
                 "version": made.version,
                 "digest": made.digest,
                 "encoding": made.encoding,
-                "publishers": dist.get_world_size(session.groups.publishers),
+                "publishers": group and dist.get_world_size(group) or 1,
                 "changed": made.changed_units,
                 "ms": step.total_ms,
                 "visible_ms": step.visible_ms,
