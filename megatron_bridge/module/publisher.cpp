@@ -149,14 +149,6 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 };
 
 void bind_publish_reports(py::module_& module) {
-  using Report = PublishReport;
-  py::class_<Report> report(module, "PublishReport");
-  def_fields(report, "version", &Report::version, "base_version", &Report::base_version, "encoding",
-             &Report::encoding, "digest", &Report::digest, "changed_units", &Report::changed_units,
-             "total_units", &Report::total_units, "full_bytes", &Report::full_bytes, "delta_bytes",
-             &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "anchor", &Report::anchor,
-             "notes", &Report::notes, "process_ms", &Report::process_ms, "manifest_publish_ms",
-             &Report::manifest_publish_ms, "total_ms", &Report::total_ms, "live", &Report::live);
   py::class_<LiveCosts> live(
       module, "LiveCosts",
       "What a version without a snapshot took: memory of the captured changes, tensors that were "
@@ -165,6 +157,14 @@ void bind_publish_reports(py::module_& module) {
   def_fields(live, "captured_bytes", &LiveCosts::captured_bytes, "resent_tensors",
              &LiveCosts::resent_tensors, "capture_ms", &LiveCosts::capture_ms, "sweep_ms",
              &LiveCosts::sweep_ms, "step_ms", &LiveCosts::step_ms);
+  using Report = PublishReport;
+  py::class_<Report> report(module, "PublishReport");
+  def_fields(report, "version", &Report::version, "base_version", &Report::base_version, "encoding",
+             &Report::encoding, "digest", &Report::digest, "changed_units", &Report::changed_units,
+             "total_units", &Report::total_units, "full_bytes", &Report::full_bytes, "delta_bytes",
+             &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "anchor", &Report::anchor,
+             "notes", &Report::notes, "process_ms", &Report::process_ms, "manifest_publish_ms",
+             &Report::manifest_publish_ms, "total_ms", &Report::total_ms, "live", &Report::live);
   report.def("__repr__", [](const Report& self) {
     return concat("PublishReport(version=", self.version, ", encoding='", info(self.encoding).name,
                   "', changed_units=", self.changed_units, ", wire_bytes=", self.wire_bytes, ")");
@@ -212,7 +212,11 @@ void bind_publisher(py::module_& module) {
            py::arg("before_visible") = py::none(), py::arg("live") = py::none(),
            py::arg("snapshot") = py::none())
       .def(
-          "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait") = true,
+          "publish",
+          [](HeldPublisher& held, const py::object& source) { return *held.publish(source, true); },
+          py::arg("source"))
+      .def(
+          "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait"),
           "The report. With wait=False, for snapshot: none, the version goes on on a thread of its "
           "own while training does, and nothing is returned: capture(), publish() and the other "
           "calls wait for it. How it went, wait() says, or close(); if nobody asks, the next "

@@ -335,6 +335,7 @@ TensorRef LiveSource::new_values(std::size_t number, const py::object& tensor) c
   const TensorSpec& spec = tensors_[number];
   TensorRef ref = tensor_ref(tensor, spec.name);
   const BlockPlace place = take(place_of(spec, boxes_.empty() ? TensorBox() : boxes_[number]));
+  if (ref.plain_bits && unit_bytes(ref.dtype) == unit_bytes(spec.dtype)) ref.dtype = spec.dtype;
   if (units_of(ref) == place.units) return ref;
   fail(StatusCode::kInvalidArgument, "capture() of item ", number, ", tensor '", spec.name,
        "': ", units_of(ref), " new values for ", place.units, " weights");

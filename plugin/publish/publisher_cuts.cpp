@@ -118,8 +118,8 @@ std::string PublisherRank::who_cannot(Encoding encoding) const {
 Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
   if (wanted == Encoding::kCompact && !codes_compact()) {
     notes.emplace_back(
-        "'compact' is coded where the snapshot is compared, and this one is compared on a GPU and "
-        "lies in pinned memory: versions are published in 'deltas'");
+        "'compact' is coded on the host, or with a snapshot on the GPU, and these weights lie on a "
+        "GPU that has none: versions are published in 'deltas'");
     wanted = Encoding::kDeltas;
   }
   const std::string who = who_cannot(wanted);

@@ -10,6 +10,16 @@ namespace driftless {
 
 Status PublisherRank::open_live(WeightSource& live) {
   DRIFTLESS_RETURN_IF_ERROR(check_source(live));
+  if (options_.device != nullptr && !takes_blocks()) {
+    return error(
+        StatusCode::kUnsupported, "layout ", to_string(options_.layout),
+        " is made from tensors in host memory, and these lie on a GPU, without a snapshot: "
+        "set snapshot: pinned, or publish frames");
+  }
+  if (encoding_ == Encoding::kCompact && !codes_compact()) {  // also if no receiver is heard
+    encoding_ = Encoding::kDeltas;
+    buffers_.emplace(layout_, encoding_);
+  }
   std::vector<LiveWeights::Place> places(snapshot_.owned().size());
   DRIFTLESS_RETURN_IF_ERROR(visit(live, [&](std::span<const PairedTensor> batch) {
     for (const PairedTensor& offered : batch) {

@@ -48,6 +48,32 @@ void bench_diff(Bench& bench) {
   }
 }
 
+__global__ void widen(std::uint32_t* values, const std::uint16_t* units, std::uint64_t count) {
+  for (std::uint64_t i = blockIdx.x * 256ULL + threadIdx.x; i < count; i += gridDim.x * 256ULL) {
+    values[i] = f32_of_bf16(units[i]) + static_cast<std::uint32_t>(mix(i) % 0x7000);
+  }
+}
+
+// float32 main weights against bfloat16 ones. NaNs among the made-up bits are changes, too.
+void bench_capture(Bench& bench) {
+  bench.set_changed(10000);
+  bench.make_room(kUnits / 25);
+  Cut few(bench, 24, false);
+  std::byte* const main_weights = device(kUnits * 4);
+  widen<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(main_weights), Bench::units(bench.after),
+                       kUnits);
+  must(cudaDeviceSynchronize());
+  for (cuda::DiffBatch::Tensor& tensor : few.tensors) {
+    tensor.new_dev = main_weights + (tensor.old_dev - bench.before) * 2;
+  }
+  Diff diff(few, bench.room, ValueCast::kF32ToBF16);
+  const double ms = diff.time(bench, few, cuda::PositionCoding::kIndices);
+  const auto changed = static_cast<double>(diff.batch->results().changed);
+  print("capture, float32 to bfloat16, 1 %", ms, "read both", bench.read_both * 1.5,
+        kUnits * 6.0 + changed * 6);
+  cudaFree(main_weights);
+}
+
 void bench_patch(Bench& bench) {
   const Cut few(bench, 24, false);
   bench.set_changed(10000);
@@ -202,6 +228,7 @@ int main() {
   bench.set_changed(10000);
   bench.floors();
   bench_diff(bench);
+  bench_capture(bench);
   bench_patch(bench);
   bench_digest(bench);
   bench_sweep(bench);

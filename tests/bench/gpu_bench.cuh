@@ -183,9 +183,9 @@ struct Diff {
   cuda::Workspace work;
   Result<cuda::DiffBatch> batch;
 
-  Diff(const Cut& cut, std::uint64_t room)
+  Diff(const Cut& cut, std::uint64_t room, ValueCast cast = ValueCast::kNone)
       : work(allocate(cuda::DiffBatch::workspace_size(cut.units, 2, room))),
-        batch(cuda::DiffBatch::make(cut.units, 2, room, work, nullptr)) {
+        batch(cuda::DiffBatch::make(cut.units, 2, room, work, nullptr, cast)) {
     must(batch.status());
   }
   ~Diff() {

@@ -37,6 +37,27 @@ def train(driftless, job, made):
     publisher.declare_end()
 
 
+def train_live(driftless, job, made):
+    """Without a snapshot, and behind the next step."""
+    mine = [share(weights, job.rank, job.trainers) for weights in made]
+    weights = {name: (dtype, array.copy()) for name, (dtype, array) in mine[0].items()}
+    source = binding.Source(driftless, weights)
+    publisher = driftless.Publisher(job, source, snapshot="none")
+    for number, after in enumerate(mine[1:], 1):
+        publisher.capture((i, after[name][1]) for i, name in enumerate(weights))
+        for name, (_, array) in weights.items():
+            array[...] = after[name][1]
+        publisher.publish(source, wait=False)
+        if number % 2 == 0:
+            report = publisher.wait()
+            assert report.version == number and not report.notes, report.notes
+            assert report.encoding != "full", report
+    publisher.wait()
+    whole = driftless.digest((n, a) for n, (_, a) in made[-1].items())
+    assert publisher.digest == whole
+    publisher.declare_end()
+
+
 def roll_out(driftless, job, made):
     target = driftless.OwnedTarget()
     receiver = driftless.Receiver(job, target)
@@ -56,6 +77,7 @@ def main():
     parser.add_argument("config")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--live", action="store_true", help="trainers keep no snapshot")
     parser.add_argument("--mpi4py", action="store_true", help="somebody else has initialized MPI")
     arguments = parser.parse_args()
     if arguments.mpi4py:
@@ -66,7 +88,8 @@ def main():
     with driftless.Job(config, arguments.role) as job:
         if job.role != "bystander":
             assert job.together
-            (train if job.role == "trainer" else roll_out)(driftless, job, made)
+            trains = train_live if arguments.live else train
+            (trains if job.role == "trainer" else roll_out)(driftless, job, made)
         place = f"{job.role} {job.rank} of {job.trainers}+{job.rollouts}"
     assert job.closed
     if arguments.mpi4py:

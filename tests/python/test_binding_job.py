@@ -51,6 +51,16 @@ def test_trainers_bystander_and_rollouts(work, road):
     assert done == expected, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("road", jobs.ROADS)
+def test_trainers_without_a_snapshot(work, road):
+    jobs.need_mpirun()
+    jobs.need(*jobs.NEEDS.get(road, []))
+    roles = [(3, "trainer"), (1, "rollout")]
+    result = mpirun([(count, process(role, road, work, "--live")) for count, role in roles])
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"done \w+ \d of 3\+1", result.stdout)) == 4, result.stdout
+
+
 def test_mpi_of_somebody_else(work):
     """MPI initialized by another is used, and left running."""
     jobs.need_mpirun()

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// A publisher without a snapshot whose weights lie on the GPU: receivers get what capture() saw,
+// and what it did not see, too.
+#include <algorithm>
+#include <memory>
+
+#include "collectives/loopback/loopback_road.h"
+#include "gpu/device.h"
+#include "plugin/device/device_factories.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
+#include "support/faulty_road.h"
+#include "support/loopback_job.h"
+
+namespace driftless {
+namespace {
+
+using namespace driftless::testing;
+
+// bfloat16 weights on the GPU with float32 main weights, in two blocks that are not aligned; and a
+// float32 tensor that nobody captures.
+class GpuTrainer final : public WeightSource {
+ public:
+  static constexpr std::uint64_t kRows = 1700, kColumns = 1001, kFirst = 333;
+
+  explicit GpuTrainer(std::uint64_t seed) : random_(seed), main_(kRows * kColumns), bias_(77) {
+    for (std::uint32_t& value : main_) {
+      value = static_cast<std::uint32_t>(0x3d000000U + random_() % 0x02000000U);
+    }
+    specs_ = {*TensorSpec::make("bias", DType::kF32, {77}),
+              *TensorSpec::make("w", DType::kBF16, {kRows, kColumns}),
+              *TensorSpec::make("w", DType::kBF16, {kRows, kColumns})};
+    boxes_ = {{}, {{0, 0}, {kFirst, kColumns}}, {{kFirst, 0}, {kRows - kFirst, kColumns}}};
+    write();
+  }
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return specs_; }
+  [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
+  [[nodiscard]] bool watched(std::size_t tensor) const override { return tensor == 0; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    const OfferedTensor all[] = {
+        {0, bias_dev_.data(), MemoryKind::kDevice},
+        {1, weight_dev_.data(), MemoryKind::kDevice},
+        {2, weight_dev_.data() + kFirst * kColumns * 2, MemoryKind::kDevice}};
+    return use(all);
+  }
+
+  // A step of the optimizer: main weights, capture() unless `seen` is false, weights.
+  Status step(Publisher& publisher, std::uint32_t most, bool seen = true) {
+    for (std::uint32_t& value : main_) value += static_cast<std::uint32_t>(random_() % most);
+    for (std::uint32_t& value : bias_) value += 1;
+    must(cudaMemcpy(main_dev_.data(), main_.data(), main_.size() * 4, cudaMemcpyHostToDevice));
+    const Publisher::NewTensor values[] = {
+        {1, main_dev_.data(), DType::kF32, MemoryKind::kDevice},
+        {2, main_dev_.data() + kFirst * kColumns * 4, DType::kF32, MemoryKind::kDevice}};
+    const Status captured = seen ? publisher.capture(values) : Status();
+    write();
+    return captured;
+  }
+  [[nodiscard]] Weights weights() const {
+    Weights all;
+    all["bias"] = {DType::kF32, {77}, bytes_of(bias_)};
+    all["w"] = {DType::kBF16, {kRows, kColumns}, bytes_of(narrow())};
+    return all;
+  }
+
+ private:
+  template <typename Value>
+  static std::vector<std::byte> bytes_of(const std::vector<Value>& values) {
+    const auto bytes = std::as_bytes(std::span(values));
+    return {bytes.begin(), bytes.end()};
+  }
+  [[nodiscard]] std::vector<std::uint16_t> narrow() const {
+    std::vector<std::uint16_t> units;
+    for (const std::uint32_t value : main_) units.push_back(bf16_of_f32(value));
+    return units;
+  }
+  void write() {
+    const std::vector<std::uint16_t> units = narrow();
+    must(cudaMemcpy(weight_dev_.data(), units.data(), units.size() * 2, cudaMemcpyHostToDevice));
+    must(cudaMemcpy(bias_dev_.data(), bias_.data(), bias_.size() * 4, cudaMemcpyHostToDevice));
+    must(cudaDeviceSynchronize());
+  }
+
+  std::mt19937_64 random_;
+  std::vector<std::uint32_t> main_, bias_;
+  DeviceBytes weight_dev_{kRows * kColumns * 2}, bias_dev_{77 * 4}, main_dev_{kRows * kColumns * 4};
+  std::vector<TensorSpec> specs_;
+  std::vector<TensorBox> boxes_;
+};
+
+class LiveOnGpu : public ::testing::Test {
+ protected:
+  void open(const PublisherOptions& like = quick_options()) {
+    DeviceOptions gpu;
+    gpu.snapshot = SnapshotPlace::kNone;
+    auto device = make_publisher_device(gpu);
+    ASSERT_TRUE(device.ok()) << device.status().to_string();
+    PublisherOptions options = like;
+    options.device = *device;
+    options.keep_snapshot = false;
+    auto opened = Publisher::open(options, *group_, road_, history_.get(), trainer_);
+    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+    publisher_ = std::move(*opened);
+    rollout_.emplace(hub_, trainer_.weights());
+  }
+  PublishReport publish() {
+    auto report = publisher_->publish(trainer_);
+    EXPECT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_EQ(rollout_->follow().to_string(), "ok");
+    EXPECT_TRUE(rollout_->holds(trainer_.weights()));
+    return report.ok() ? *report : PublishReport();
+  }
+
+  LoopbackHub hub_{{}, 1};
+  LoopbackHub mail_{{}, 1};
+  std::unique_ptr<Group> group_ = mail_.group(0);
+  FaultyRoad road_{hub_.sender(0)};
+  std::unique_ptr<ReceiveRoad> history_ = hub_.receiver();
+  GpuTrainer trainer_{5};
+  std::unique_ptr<Publisher> publisher_;
+  std::optional<Rollout> rollout_;
+};
+
+class LiveEncodings : public LiveOnGpu, public ::testing::WithParamInterface<Encoding> {};
+INSTANTIATE_TEST_SUITE_P(All, LiveEncodings,
+                         ::testing::Values(Encoding::kDeltas, Encoding::kIndices,
+                                           Encoding::kDeltasZstd, Encoding::kCompact));
+
+// `compact` is coded from tensors in host memory, so it becomes deltas.
+TEST_P(LiveEncodings, ReceiversGetWhatWasCaptured) {
+  PublisherOptions options = quick_options();
+  options.encoding = GetParam();
+  options.anchor_every = 2;
+  open(options);
+  for (int version = 1; version <= 4; ++version) {
+    ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    if (version > 2) ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    const PublishReport report = publish();
+    EXPECT_EQ(report.encoding, GetParam() == Encoding::kCompact ? Encoding::kDeltas : GetParam());
+    EXPECT_GT(report.changed_units, 1000U);
+    EXPECT_EQ(report.live.resent_tensors, 0U);
+    EXPECT_EQ(report.anchor, version % 2 == 0);
+  }
+}
+
+TEST_F(LiveOnGpu, AFailedVersionKeepsItsChanges) {
+  open();
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  road_.arm(RoadFault::kFlush);
+  EXPECT_FALSE(publisher_->publish(trainer_).ok());
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  EXPECT_EQ(publish().encoding, Encoding::kDeltas);
+}
+
+TEST_F(LiveOnGpu, AWriteThatWasNotCapturedIsFound) {
+  open();
+  ASSERT_TRUE(trainer_.step(*publisher_, 900, false).ok());
+  const PublishReport report = publish();
+  EXPECT_GT(report.live.resent_tensors, 0U);
+  EXPECT_NE(report.notes.front().find("tensor 'w' of publisher rank 0 was written without"),
+            std::string::npos);
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  EXPECT_TRUE(publish().notes.empty());
+}
+
+TEST_F(LiveOnGpu, ADenseStepGoesOutInFull) {
+  open();
+  ASSERT_TRUE(trainer_.step(*publisher_, 0x400000).ok());
+  EXPECT_EQ(publish().encoding, Encoding::kFull);
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  EXPECT_EQ(publish().encoding, Encoding::kDeltas);
+}
+
+TEST_F(LiveOnGpu, WhatCannotBeKeptGoesOutWhole) {
+  PublisherOptions options = quick_options();
+  options.capture_bytes = 1000;
+  options.full_above_density = 1;
+  open(options);
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  const PublishReport report = publish();
+  EXPECT_EQ(report.encoding, Encoding::kDeltas);
+  EXPECT_EQ(report.live.resent_tensors, 1U);
+}
+
+// After a restart with the same weights a delta follows.
+TEST_F(LiveOnGpu, GoesOnAfterARestart) {
+  open();
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  publish();
+  publisher_.reset();
+  GpuTrainer at_base(5);
+  DeviceOptions gpu;
+  gpu.snapshot = SnapshotPlace::kNone;
+  PublisherOptions options = quick_options();
+  options.device = *make_publisher_device(gpu);
+  options.keep_snapshot = false;
+  auto opened = Publisher::open(options, *group_, road_, history_.get(), at_base, &trainer_);
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  publisher_ = std::move(*opened);
+  EXPECT_TRUE(publisher_->resumed());
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  EXPECT_EQ(publish().encoding, Encoding::kDeltas);
+}
+
+}  // namespace
+}  // namespace driftless
