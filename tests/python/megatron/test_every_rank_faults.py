@@ -78,6 +78,19 @@ def test_training_goes_on_while_a_version_is_made(work):
     assert result.stdout.count("ms added to the step, visible after") == 6
 
 
+def test_parameters_that_were_moved_fail_every_version_and_say_so(work):
+    """What lies where they were is no more what is trained."""
+    job = Job(work, tp=2, steps=4, move_at=2)
+    job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
+    rollouts = job.start_disk_rollouts("disk0")
+    result = job.run()
+    ended(*rollouts)
+    assert [v["label"] for v in job.versions()] == ["step1", "step2"]
+    assert "decoder.final_layernorm.weight was at" in result.stderr
+    assert "ended at version 2, 2 weight updates failed" in result.stdout
+    job.check(0, ["disk0"], config_of(job))
+
+
 def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
     first = Job(work, tp=2, steps=3, save_at=1, die=True)
     first.over_disk(*NONE, rollouts=("disk0",), layout="frames")

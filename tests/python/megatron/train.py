@@ -299,6 +299,9 @@ class Run:
                 self.load(str(self.work / "checkpoint"))
             if step == job.get("edit_at"):
                 self.edit()
+            if step == job.get("move_at"):
+                norm = unwrapped(self.trainer.model[0]).decoder.final_layernorm.weight
+                norm.data = norm.data.clone()
 
     def edit(self):
         """A foreign hand in a parameter, on all ranks alike."""
