@@ -63,6 +63,19 @@ def test_several_steps_become_one_version(work):
     job.check(0, ["disk0"], config_of(job))
 
 
+def test_what_qk_clip_edits_is_watched(work):
+    """It is compared with a copy of its own, so that an edit after the step is no surprise."""
+    job = Job(work, tp=2, steps=4, clip=True)
+    job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
+    rollouts = job.start_disk_rollouts("disk0")
+    job.run()
+    ended(*rollouts)
+    versions = job.versions()
+    assert [v["version"] for v in versions] == [1, 2, 3, 4]
+    assert not any("without capture" in note for v in versions for note in v["notes"])
+    job.check(0, ["disk0"], config_of(job))
+
+
 def test_training_goes_on_while_a_version_is_made(work):
     """Nobody waits for a version before the next step: the rollout has those that it saw."""
     job = Job(work, tp=2, steps=6, behind=True)
