@@ -67,9 +67,19 @@ def plan_of(family: Family, model: Sequence[Any], sizes: Sizes, stage: int) -> S
     return plan_stage(family, parallel, stage, chunks_of(model))
 
 
+def keep_types(model: Sequence[Any]) -> None:
+    """Float16Module casts the router's bias with everything else, and the router casts it back in
+    its first forward pass, to other memory: before that it has not the type, nor the place, that
+    it keeps."""
+    for wrapped in model:
+        for module in unwrap(wrapped).modules():
+            getattr(module, "_maintain_float32_expert_bias", lambda: None)()
+
+
 def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list[Bound]:
     """The plan's items with this rank's shards. Every parameter that this rank has must be one of
     them (or one that the plan leaves out), every shard that it should hold must be there."""
+    keep_types(model)
     local = [tensors_of(unwrap(wrapped)) for wrapped in model]
     dtype = _parameter_dtype(model)
     known = [{name for c, name in plan.dropped if c == chunk} for chunk in range(len(local))]

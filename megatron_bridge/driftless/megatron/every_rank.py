@@ -8,7 +8,7 @@ is shown the new values, and keeps what changes. For the optimizers of `optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,6 +52,21 @@ class _Written:
         return self.values
 
 
+class _LiveBlocks(ShardedSource):
+    """Blocks of parameters, which are looked at in every step: all is ready, but that it is asked
+    whether they are still there."""
+
+    def __init__(self, shards: Sequence[Shard], check: Callable[[], None]) -> None:
+        super().__init__(shards)
+        self._check = check
+        self._refs = [(n, driftless.TensorRef(s.tensor)) for n, s in enumerate(shards)]
+
+    def visit(self) -> Iterator[list[tuple[int, Any]]]:
+        self._check()
+        if self._refs:
+            yield self._refs
+
+
 class EveryRank:
     """How this rank takes part, as SourceRanks has it."""
 
@@ -83,7 +98,7 @@ class EveryRank:
         self.source: ShardedSource | None = None
 
     def start(self, groups: Groups, bucket_bytes: int) -> None:
-        self.source = ShardedSource(self._shards, bucket_bytes)
+        self.source = _LiveBlocks(self._shards, self._check_places)
 
     @property
     def live(self) -> ShardedSource | None:
@@ -103,6 +118,9 @@ class EveryRank:
 
     def new_values(self, child: int) -> list[tuple[int, driftless.TensorRef]]:
         """What an optimizer is about to write: (number in the source, values) of each block."""
+        return [(each.number, each.now()) for each in self._written.get(child, ())]
+
+    def _check_places(self) -> None:
         for name, parameter, address in self._addresses:
             if parameter.data_ptr() != address:
                 raise SyncError(
@@ -110,7 +128,6 @@ class EveryRank:
                     f"attached, and is at {parameter.data_ptr():#x} now: attach() again after "
                     "parameters were moved, or use --update-weight-snapshot pinned"
                 )
-        return [(each.number, each.now()) for each in self._written.get(child, ())]
 
     def _add(self, bound: Bound, owned: dict[torch.Tensor, optimizers.Owned]) -> None:
         item = bound.item

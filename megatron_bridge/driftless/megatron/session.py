@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -178,13 +179,14 @@ class Session:
         # An engine is told of a version when it is there, and a failure that ends training must be
         # known in the step.
         waits = self.options.wait or self.options.strict or bool(self._engine_urls())
-        self.behind = self.way.live is not None and not waits
-        if self.way.live is not None:
-            optimizers.before_copies(self._optimizer, self._capture)
+        way = self.way
+        self.behind = isinstance(way, EveryRank) and not waits
+        if isinstance(way, EveryRank):
+            optimizers.before_copies(self._optimizer, functools.partial(self._capture, way))
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
-            self._guarded(
-                self.publish
-            )  # the receivers may be ahead of what was restored, or behind
+            # The receivers may be ahead of what was restored, or behind.
+            self._guarded(self.publish)
+            self._quietly(self.finish)
 
     def _check_layers(self, seen: list[list[int]]) -> None:
         found = sorted(layer for layers in seen for layer in layers)
@@ -241,17 +243,17 @@ class Session:
         self._since = 0
         self._guarded(self.publish)
 
-    def _capture(self, child: int) -> None:
+    def _capture(self, way: EveryRank, child: int) -> None:
         """Before an optimizer of ours writes its parameters, which a version under way still reads.
         If it fails, the next version finds by itself what was not seen."""
         self._quietly(self.finish)
         begin = time.perf_counter()
-        self._quietly(lambda: self._publisher.capture(self.way.new_values(child)))
+        self._quietly(lambda: self._publisher.capture(way.new_values(child)))
         self._added_s += time.perf_counter() - begin
 
     def publish(self) -> None:
         """Collective: the weights as they are now, as the next version."""
-        if self.way.live is not None:
+        if isinstance(self.way, EveryRank):
             self._publish_captured()
             return
         begin = time.perf_counter()

@@ -44,6 +44,8 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         assert all(v["changed"] > 0 for v in versions)
         assert all(v["encoding"].startswith("deltas") for v in versions[1:])
         assert all(v["publishers"] == 4 for v in versions)
+        # All of it was seen where the optimizers write it.
+        assert not any("without capture" in note for v in versions[1:] for note in v["notes"])
         job.check(session, [name], config_of(job))
 
 

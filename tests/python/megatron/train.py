@@ -124,6 +124,7 @@ class Run:
         if job.get("foreign_optimizer"):
             for child in self.trainer.optimizer.chained_optimizers:
                 child.__class__ = type("Foreign", (type(child),), {})
+        self.trainer.config.qk_clip = bool(job.get("clip"))
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:
@@ -209,13 +210,14 @@ class Run:
         """A line per version: which step it was, and what the publisher said of it."""
         if session.leads:
             step, made = session.last, session.last.published
+            group = session.groups.publishers  # None: it is alone
             line = {
                 "label": label,
                 "session": number,
                 "version": made.version,
                 "digest": made.digest,
                 "encoding": made.encoding,
-                "publishers": dist.get_world_size(session.groups.publishers),
+                "publishers": group and dist.get_world_size(group) or 1,
                 "changed": made.changed_units,
                 "ms": step.total_ms,
                 "visible_ms": step.visible_ms,
@@ -297,12 +299,17 @@ class Run:
             if step == job.get("reload_at"):
                 self.load(str(self.work / "checkpoint"))
             if step == job.get("edit_at"):
-                self.edit()
+                self.edit("decoder.layers.0.mlp.linear_fc2.weight")
+            if job.get("clip"):  # as qk_clip does after a step
+                self.edit("self_attention.linear_qkv.weight")
+            if step == job.get("move_at"):
+                norm = unwrapped(self.trainer.model[0]).decoder.final_layernorm.weight
+                norm.data = norm.data.clone()
 
-    def edit(self):
-        """A foreign hand in a parameter, on all ranks alike."""
+    def edit(self, which):
+        """A foreign hand in parameters, on all ranks alike."""
         for name, parameter in unwrapped(self.trainer.model[0]).named_parameters():
-            if name == "decoder.layers.0.mlp.linear_fc2.weight":
+            if name.endswith(which):
                 parameter.data[3:5] = 0.25
 
     def close(self):
