@@ -147,6 +147,26 @@ def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late, kil
     assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
+def test_copies_of_a_run_that_was_removed_do_not_come_back(job, rng):
+    """Somebody removed what the docs of an older release named, and began anew."""
+    if not servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has conditions: there are no copies")
+    work, history = job.work, make_run(job.work / "run", rng, 4)
+    line = job.line("trainer", "--replay", work / "run", "--json", **{"anchors.every": 2})
+    for steps in ("1", "3"):
+        job.ok(*line, "--steps", steps)
+    prefix = f"{work.name}/again"
+    for key in objects(job, work.name):
+        if key.startswith("sealed/"):
+            put_object(job, prefix, key, read_object(job, work.name, key))
+    again = job.line("trainer", "--replay", work / "run", "--json", **{"road.url": f"{job.url}/again"})
+    for steps in ("3", "4"):
+        assert "wrote over" not in job.ok(*again, "--steps", steps)
+    save = ["--save", work / "a", "--timeout", "60s"]
+    job.ok(*job.line("rollout", *save, **{"road.url": f"{job.url}/again"}))
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+
+
 def test_a_step_whose_parts_are_gone_is_passed_over_by_an_anchor(job, rng):
     if job.name == "rclone":
         pytest.skip("rclone does not see what others remove from its directory")
