@@ -22,6 +22,13 @@ Status Copies::load(const Deadline& deadline) {
   return {};
 }
 
+Status Copies::clear(const Deadline& deadline) {
+  for (const std::string& key : std::exchange(known_, {})) {
+    DRIFTLESS_RETURN_IF_ERROR(store_.remove(concat(kCopiesPrefix, key), deadline));
+  }
+  return {};
+}
+
 Status Copies::keep(const std::string& key, const std::string& text, const Deadline& deadline) {
   known_.insert(key);
   own_[key] = text;

@@ -21,6 +21,8 @@ class Copies {
 
   // Those of publishers before this one; puts back what was written over since.
   [[nodiscard]] Status load(const Deadline& deadline);
+  // A run begins: what lies there is of another one that was here before.
+  [[nodiscard]] Status clear(const Deadline& deadline);
   // The object holds `text`, and should go on so.
   [[nodiscard]] Status keep(const std::string& key, const std::string& text,
                             const Deadline& deadline);

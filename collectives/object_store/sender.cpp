@@ -153,6 +153,7 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
         concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
   }
   if (!claim_.conditional() && began_) {
+    DRIFTLESS_RETURN_IF_ERROR(copies_.clear(deadline));
     DRIFTLESS_RETURN_IF_ERROR(copies_.keep(std::string(kRunKey), std::string(run_info), deadline));
   }
   DRIFTLESS_RETURN_IF_ERROR(index_.write(there_, deadline));

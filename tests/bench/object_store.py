@@ -32,18 +32,20 @@ def bench(what, endpoint, prefix, mib):
     return json.loads(done.stdout)
 
 
-def rclone_copy(endpoint, directory, prefix):
+def rclone(endpoint, prefix, command, *arguments):
+    """Runs rclone with the prefix as its last argument."""
     remote = (
         f":s3,provider=Other,endpoint='{endpoint}',access_key_id='{servers.ACCESS_KEY}',"
         f"secret_access_key='{servers.SECRET_KEY}':{servers.BUCKET}/{prefix}"
     )
-    line = [
-        servers.environment() / "bin/rclone", "copy", "--config", "/dev/null",
-        "--transfers", str(STREAMS), "--s3-upload-concurrency", str(STREAMS),
-        "--s3-chunk-size", "8M", directory, remote,
-    ]  # fmt: skip
-    begin = time.perf_counter()
+    line = [servers.environment() / "bin/rclone", command, "--config", "/dev/null", *arguments, remote]
     subprocess.run(line, env=servers.client_environment(), check=True, capture_output=True)
+
+
+def rclone_copy(endpoint, directory, prefix):
+    options = ["--transfers", str(STREAMS), "--s3-upload-concurrency", str(STREAMS)]
+    begin = time.perf_counter()
+    rclone(endpoint, prefix, "copy", *options, "--s3-chunk-size", "8M", directory)
     return (time.perf_counter() - begin) * 1000
 
 

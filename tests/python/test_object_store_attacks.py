@@ -11,7 +11,7 @@ import jobs
 from jobs import make_run
 from support import assert_refusal, read_checkpoint, run
 from test_object_store import server, versions_of  # noqa: F401
-from test_object_store_faults import assert_tidy, job, killed_at, objects, servers  # noqa: F401
+from test_object_store_faults import assert_tidy, job, killed_at, object_store, objects, servers  # noqa: F401
 
 # ruff: noqa: F811
 
@@ -144,6 +144,23 @@ def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late, kil
     assert versions_of(text) == [4]
     assert ("wrote over it" in told + text) == killed, text
     job.ok(*job.line("rollout", "--base", work / "run/step_000000", "--save", work / "a", "--timeout", "60s"))
+    assert read_checkpoint(work / "a/rollout_00") == history[4]
+
+
+def test_copies_of_a_run_that_was_removed_do_not_come_back(job, rng):
+    """Somebody removed what the docs of an older release named, and began anew."""
+    if not servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has conditions: there are no copies")
+    work, history = job.work, make_run(job.work / "run", rng, 4)
+    line = job.line("trainer", "--replay", work / "run", "--json", **{"anchors.every": 2})
+    for steps in ("1", "3"):
+        job.ok(*line, "--steps", steps)
+    copies = [key for key in objects(job, work.name) if key.startswith("sealed/")]
+    assert len(copies) >= 4
+    object_store.rclone(job.endpoint, work.name, "delete", "--exclude", "sealed/**")
+    for steps in ("3", "4"):
+        assert "wrote over" not in job.ok(*line, "--steps", steps)
+    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
     assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
