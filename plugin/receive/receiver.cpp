@@ -128,7 +128,7 @@ class FollowingReceiver final : public Receiver {
     Stopwatch watch;
     Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
         state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny,
-        {&digests_.layout(), target_->needs()});
+        {&digests_.layout(), target_->needs(), target_});
     // Said at once, and again by every report() until something helped.
     const bool not_there =
         fetched.status().code() == StatusCode::kMismatch;  // an agent left it out

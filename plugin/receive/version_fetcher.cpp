@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "plugin/receive/block_fetcher.h"
 #include "plugin/receive/run_digests.h"
+#include "plugin/targets/stage_ahead.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -131,9 +132,14 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   if (chosen.empty()) return std::optional<FetchedChain>();
   FetchedChain chain;
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
+  std::shared_ptr<StageAhead> ahead;
+  if (needs.target != nullptr) {
+    ahead = needs.target->begin_stage(chosen.front().manifest, chosen.back().manifest);
+  }
   for (Candidate& candidate : chosen) {
     const std::size_t manifest_bytes = candidate.manifest_bytes;
-    const Status fetched = fetch_parts(std::move(candidate), chain, needs, deadline);
+    const Status fetched =
+        fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain, needs, deadline);
     // What is whole goes ahead; the next round looks at the failure.
     if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
     DRIFTLESS_RETURN_IF_ERROR(fetched);
@@ -266,14 +272,16 @@ std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const Weig
   return base;
 }
 
-Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,
-                                   const FetchNeeds& needs, const Deadline& deadline) {
+Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhead> ahead,
+                                   FetchedChain& chain, const FetchNeeds& needs,
+                                   const Deadline& deadline) {
   FetchedVersion version;
   version.source = to_string(candidate.id);
   version.manifest = std::move(candidate.manifest);
   const std::vector<ManifestFile>& files = version.manifest.files;
   version.frames.resize(files.size());
   DRIFTLESS_RETURN_IF_ERROR(fetch_blocks(candidate.id, version, chain, needs, deadline));
+  const bool decoded_ahead = ahead && version.manifest.encoding == Encoding::kCompact;
   std::vector<MappedPart> mapped;
   std::uint64_t copied =
       0;  // of all versions of the chain: follow() keeps deltas within fold_bytes
@@ -301,8 +309,12 @@ Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,
       part = MappedFile(kept.path(), mapped.back().file, kept.bytes());
     }
     version.parts.push_back(std::move(*part));
+    if (!decoded_ahead) continue;
+    DRIFTLESS_RETURN_IF_ERROR(take_part(version, i));
+    ahead->add(version.parts.back());
   }
-  DRIFTLESS_RETURN_IF_ERROR(take_parts(version));
+  if (!decoded_ahead) DRIFTLESS_RETURN_IF_ERROR(take_parts(version));
+  version.ahead = std::move(ahead);
   chain.mapped.insert(chain.mapped.end(), mapped.begin(), mapped.end());
   chain.versions.push_back(std::move(version));
   return {};
@@ -311,23 +323,26 @@ Status VersionFetcher::fetch_parts(Candidate candidate, FetchedChain& chain,
 // Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
 // writes into the file later changes what was compared.
 Status VersionFetcher::take_parts(FetchedVersion& version) const {
-  const std::vector<ManifestFile>& files = version.manifest.files;
-  return parallel_for(files.size(), options_.threads, [&](std::size_t i, unsigned) -> Status {
-    MappedFile& part = version.parts[i];
-    if (version.frames[i] != nullptr) return {};
-    if (part.mapped()) {
-      DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
-    }
-    const std::span<const std::byte> bytes = part.bytes();
-    // What is on the device was compared there, by the road.
-    const bool compared = part.memory_kind() == MemoryKind::kDevice;
-    if (compared && bytes.size() == files[i].size_bytes) return {};
-    const Hash128 found = xxh3_128(bytes);
-    if (bytes.size() == files[i].size_bytes && found == files[i].hash) return {};
-    return error(StatusCode::kCorrupt, version.source, ": part ", files[i].name, " has ",
-                 bytes.size(), " bytes with xxh3-128 ", to_hex(found), ", the manifest says ",
-                 files[i].size_bytes, " with ", to_hex(files[i].hash));
-  });
+  return parallel_for(version.parts.size(), options_.threads,
+                      [&](std::size_t i, unsigned) { return take_part(version, i); });
+}
+
+Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i) {
+  const ManifestFile& file = version.manifest.files[i];
+  MappedFile& part = version.parts[i];
+  if (version.frames[i] != nullptr) return {};
+  if (part.mapped()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
+  }
+  const std::span<const std::byte> bytes = part.bytes();
+  // What is on the device was compared there, by the road.
+  const bool compared = part.memory_kind() == MemoryKind::kDevice;
+  if (compared && bytes.size() == file.size_bytes) return {};
+  const Hash128 found = xxh3_128(bytes);
+  if (bytes.size() == file.size_bytes && found == file.hash) return {};
+  return error(StatusCode::kCorrupt, version.source, ": part ", file.name, " has ", bytes.size(),
+               " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
+               " with ", to_hex(file.hash));
 }
 
 Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& version,

@@ -32,6 +32,7 @@ struct FetchedChain {
 struct FetchNeeds {
   const WeightLayout* layout = nullptr;                    // of the run
   std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
+  WeightTarget* target = nullptr;  // that may begin before all is there; null: none may
 };
 
 // Whether the steps may be followed, or the target needs a full version.
@@ -78,14 +79,17 @@ class VersionFetcher {
   // The manifests that lead to a version, newest first, down to a full one or to version 0.
   [[nodiscard]] Result<std::vector<Manifest>> manifests_to(std::uint64_t version,
                                                            const Deadline& deadline);
-  [[nodiscard]] Status fetch_parts(Candidate candidate, FetchedChain& chain,
-                                   const FetchNeeds& needs, const Deadline& deadline);
+  // `ahead` sees the parts as they come, one after the other; null: nobody does.
+  [[nodiscard]] Status fetch_parts(Candidate candidate, std::shared_ptr<StageAhead> ahead,
+                                   FetchedChain& chain, const FetchNeeds& needs,
+                                   const Deadline& deadline);
   // Of the frames of which not every block is needed, those that are: version.frames. The others
   // are left to be fetched whole.
   [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline);
   [[nodiscard]] Status take_parts(FetchedVersion& version) const;
+  [[nodiscard]] static Status take_part(FetchedVersion& version, std::size_t file);
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
                                                             FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline);

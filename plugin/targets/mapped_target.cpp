@@ -5,65 +5,16 @@
 #include <limits>
 #include <mutex>
 
+#include "core/environment.h"
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
+#include "plugin/targets/frame_heads.h"
 #include "plugin/targets/held_copies.h"
+#include "plugin/targets/stage_ahead.h"
 #include "plugin/targets/weight_sums.h"
 
 namespace driftless {
 namespace {
-
-// The heads of the frames that stay in the weights' memory, by their address.
-using FrameHeads = std::map<const std::byte*, std::vector<std::byte>>;
-
-// Appends bytes of the part, as far as it has them.
-Status fetch_part(WeightMemory& memory, const MappedFile& part, std::uint64_t offset,
-                  std::uint64_t bytes, std::vector<std::byte>& to) {
-  const std::uint64_t size = part.bytes().size();
-  offset = std::min(offset, size);
-  bytes = std::min(bytes, size - offset);
-  to.resize(to.size() + bytes);
-  return memory.fetch(std::span(to).last(bytes), part.bytes().data() + offset)
-      .with_context(part.path());
-}
-
-// As much of a frame as says what it holds.
-Result<std::vector<std::byte>> fetch_head(WeightMemory& memory, const MappedFile& part) {
-  std::vector<std::byte> head;
-  DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, 0, kFrameHeaderBytes, head));
-  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(head));
-  DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, frame_places(info).table,
-                                       info.table_bytes + kFrameTrailerBytes, head));
-  return head;
-}
-
-// Parts that came into the GPU's memory: of frames that can be used there, their heads; others
-// come to the host.
-Result<FrameHeads> fetch_parts(WeightMemory& memory, bool in_place,
-                               std::vector<FetchedVersion>& chain) {
-  FrameHeads heads;
-  for (FetchedVersion& version : chain) {
-    const Manifest& manifest = version.manifest;
-    const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
-                        manifest.directory_layout == DirectoryLayout::kHdf5;
-    const bool stays = in_place && frames && manifest.encoding != Encoding::kDeltasZstd;
-    for (MappedFile& part : version.parts) {
-      if (part.memory_kind() != MemoryKind::kDevice) continue;
-      const std::string what = join_path(version.source, part.path());
-      if (stays) {
-        Result<std::vector<std::byte>> head = fetch_head(memory, part);
-        if (!head.ok()) return head.status().with_context(what);
-        heads[part.bytes().data()] = std::move(*head);
-        continue;
-      }
-      const auto held = std::make_shared<std::vector<std::byte>>();
-      DRIFTLESS_RETURN_IF_ERROR(
-          fetch_part(memory, part, 0, part.bytes().size(), *held).with_context(what));
-      part = MappedFile(part.path(), held, *held);
-    }
-  }
-  return heads;
-}
 
 constexpr std::uint64_t kTensorAlignment = 256;
 constexpr std::uint64_t kLoadBytes = std::uint64_t{16} << 20;  // of one task
@@ -269,6 +220,16 @@ class MemoryTarget final : public MappedTarget {
     return read_copies(*weights, tensor, first, count);
   }
 
+  // An engine may move its tensors at any time, and the fetch may be long: theirs are not read.
+  std::shared_ptr<StageAhead> begin_stage(const Manifest& first, const Manifest& last) override {
+    const std::shared_ptr<MappedWeights> weights = this->weights();
+    if (!environment().has_threads() || !in_share(weights.get()) || weights->writer ||
+        weights->memory->kind() != MemoryKind::kHost || first.encoding == Encoding::kFull) {
+      return nullptr;
+    }
+    return std::make_shared<StageAhead>(weights, sweep_is_due(*weights, first, last));
+  }
+
   Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
     const std::shared_ptr<MappedWeights> weights = this->weights();
     if (!weights) {
@@ -277,12 +238,20 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain));
     if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check(false));
     weights->proof = proof_;
-    if (sweep_is_due(*weights, chain)) DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
+    const std::shared_ptr<StageAhead> ahead = std::move(chain.front().ahead);
+    if (ahead) ahead->finish();
+    if (sweep_is_due(*weights, chain.front().manifest, chain.back().manifest)) {
+      if (ahead && ahead->swept(*weights)) {
+        swept_ = weights->state.id.version;
+      } else {
+        DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
+      }
+    }
     const bool in_place = applies_in_place(*weights, chain);
     FrameHeads heads;
     HeadReader head;
     if (weights->memory->kind() == MemoryKind::kDevice) {
-      DRIFTLESS_ASSIGN_OR_RETURN(heads, fetch_parts(*weights->memory, in_place, chain));
+      DRIFTLESS_ASSIGN_OR_RETURN(heads, fetch_heads(*weights->memory, in_place, chain));
       head = [&heads](const MappedFile& part) {
         return std::span<const std::byte>(heads.at(part.bytes().data()));
       };
@@ -291,7 +260,7 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
                                open_chain(posix_file_system(), std::move(chain), weights->layout,
                                           {}, weights->threads, head));
-    return stage_update(weights, std::move(versions), in_place);
+    return stage_update(weights, std::move(versions), in_place, ahead.get());
   }
 
   Status read(std::size_t tensor, std::uint64_t byte_offset,
@@ -395,11 +364,11 @@ class MemoryTarget final : public MappedTarget {
   }
 
   // A full version is compared with all weights, or replaces them.
-  [[nodiscard]] bool sweep_is_due(const MappedWeights& weights,
-                                  const std::vector<FetchedVersion>& chain) const {
-    if (!weights.state.valid || chain.front().manifest.encoding == Encoding::kFull) return false;
+  [[nodiscard]] bool sweep_is_due(const MappedWeights& weights, const Manifest& first,
+                                  const Manifest& last) const {
+    if (!weights.state.valid || first.encoding == Encoding::kFull) return false;
     if (proof_.always || proof_.every == 0) return false;
-    const std::uint64_t next = chain.back().manifest.id.version;
+    const std::uint64_t next = last.id.version;
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
   }
 

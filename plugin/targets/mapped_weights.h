@@ -8,6 +8,8 @@
 
 namespace driftless {
 
+class StageAhead;  // stage_ahead.h
+
 // What the weights add up to.
 struct WeightSums {
   std::vector<Digest> maps;  // of what each map holds; zero of one that cannot be read back
@@ -66,8 +68,10 @@ struct MappedWeights {
 
 // `versions`, adjoining deltas or one full version, made ready. The update owns the states before
 // and after, the proof between them, the commit (the writer first; then compare and write) and the
-// way back. With `in_place` buckets are applied by the memory, where they lie.
+// way back. With `in_place` buckets are applied by the memory, where they lie. `ahead`: what was
+// done of it before; null: nothing.
 [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage_update(
-    std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place);
+    std::shared_ptr<MappedWeights> weights, std::vector<VersionSource> versions, bool in_place,
+    StageAhead* ahead);
 
 }  // namespace driftless

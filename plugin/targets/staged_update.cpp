@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/stopwatch.h"
+#include "plugin/targets/stage_ahead.h"
 #include "plugin/targets/tensor_changes.h"
 #include "plugin/targets/weight_sums.h"
 
@@ -50,12 +51,12 @@ class StagedUpdate final : public StagedChange {
     if (external_) weights_->writer->drop();
   }
 
-  Status fill(std::vector<VersionSource> versions, bool in_place) {
+  Status fill(std::vector<VersionSource> versions, bool in_place, StageAhead* ahead) {
     if (versions.front().version().full()) {
       DRIFTLESS_RETURN_IF_ERROR(fill_full(std::move(versions)));
       return check_held_of_full();
     }
-    return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions));
+    return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions), ahead);
   }
 
   Result<CommitReport> commit() override {
@@ -147,11 +148,12 @@ class StagedUpdate final : public StagedChange {
     std::optional<Digest> digest;
     std::string source;
   };
-  Status fill_deltas(std::vector<VersionSource> versions) {
+  Status fill_deltas(std::vector<VersionSource> versions, StageAhead* ahead) {
     goals_.erase(goals_.begin(), goals_.end() - 1);  // they are folded
     goals_.back().source = source_;
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
-    DRIFTLESS_RETURN_IF_ERROR(changes_->fold().with_context(source_));
+    DecodedBlocks decoded = ahead != nullptr ? ahead->take_decoded(*weights_) : DecodedBlocks();
+    DRIFTLESS_RETURN_IF_ERROR(changes_->fold(std::move(decoded)).with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(sum_parts());
     return stage_external();
@@ -413,9 +415,9 @@ class StagedUpdate final : public StagedChange {
 
 Result<std::unique_ptr<StagedChange>> stage_update(std::shared_ptr<MappedWeights> weights,
                                                    std::vector<VersionSource> versions,
-                                                   bool in_place) {
+                                                   bool in_place, StageAhead* ahead) {
   auto update = std::make_unique<StagedUpdate>(std::move(weights), versions);
-  DRIFTLESS_RETURN_IF_ERROR(update->fill(std::move(versions), in_place));
+  DRIFTLESS_RETURN_IF_ERROR(update->fill(std::move(versions), in_place, ahead));
   return std::unique_ptr<StagedChange>(std::move(update));
 }
 

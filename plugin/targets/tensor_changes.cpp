@@ -213,6 +213,21 @@ Result<bool> decode_mapped(const MappedWeights& weights, std::span<CompactUnits>
 
 }  // namespace
 
+Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights, const MappedFile& part,
+                    DecodedBlocks& decoded) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const Frame frame,
+      Frame::decode(part.bytes(), weights->layout, max_frame_body_bytes(weights->layout)));
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t tensor = 0; tensor < weights->tensors.size(); ++tensor) {
+    const MappedWeights::Tensor& own = weights->tensors[tensor];
+    if (own.maps > 0 && !own.external && (!own.converted || own.complete)) wanted.push_back(tensor);
+  }
+  const std::shared_ptr<const TargetNeeds> needs = needs_of(weights);
+  return decode_frame(weights->layout, frame, mapped_units(*weights),
+                      {wanted, needs.get(), weights->threads}, decoded);
+}
+
 TensorChanges::TensorChanges(std::shared_ptr<const MappedWeights> weights,
                              std::vector<VersionSource> versions)
     : weights_(std::move(weights)), versions_(std::move(versions)) {
@@ -235,14 +250,14 @@ Status TensorChanges::check_followed() const {
   return {};
 }
 
-Status TensorChanges::fold() {
+Status TensorChanges::fold(DecodedBlocks decoded) {
   DRIFTLESS_RETURN_IF_ERROR(check_followed());
   const auto all = [this](bool (VersionSource::*is)() const) {
     return std::all_of(versions_.begin(), versions_.end(),
                        [is](const VersionSource& each) { return (each.*is)(); });
   };
   DRIFTLESS_RETURN_IF_ERROR(all(&VersionSource::positional)      ? fold_versions()
-                            : all(&VersionSource::has_positions) ? fold_coded()
+                            : all(&VersionSource::has_positions) ? fold_coded(std::move(decoded))
                                                                  : fold_effect());
   for (const DeltaPiece& piece : pieces_.pieces) {
     if (!weights_->tensors[piece.tensor].external) continue;
@@ -288,7 +303,7 @@ Status TensorChanges::check_readable() const {
 }
 
 // Versions of which some are coded given the weights before them.
-Status TensorChanges::fold_coded() {
+Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   std::set<std::uint32_t> held;
   for (const std::uint32_t tensor : changed_tensors(versions_)) {
@@ -303,7 +318,7 @@ Status TensorChanges::fold_coded() {
   };
   DRIFTLESS_ASSIGN_OR_RETURN(auto folded,
                              fold_chain(weights_->layout, versions_, mapped_units(*weights_),
-                                        {wanted, needs.get(), threads, there}));
+                                        {wanted, needs.get(), threads, there, &decoded}));
   std::vector<TensorVersions> tensors;
   for (auto& [tensor, changes] : folded) {
     if (!changes.positions.empty()) tensors.push_back({tensor, {}, std::move(changes)});

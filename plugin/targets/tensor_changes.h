@@ -4,6 +4,7 @@
 #pragma once
 
 #include "plugin/targets/mapped_weights.h"
+#include "plugin/targets/version_fold.h"
 
 namespace driftless {
 
@@ -17,7 +18,8 @@ class TensorChanges {
   // Of deltas: decodes and folds them. kUnsupported, naming the tensor, if one changes that cannot
   // be followed; in `xor`, `overwrite` and `compact`, which are changes to a tensor's own bits,
   // also if it is converted here, or the writer's; in `compact`, if some of a block is held here.
-  [[nodiscard]] Status fold();
+  // `decoded`: blocks of the first version, decoded with the weights as they are.
+  [[nodiscard]] Status fold(DecodedBlocks decoded = {});
   // Of a full version: what differs is all that goes through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
   // kUnsupported, naming the tensor, if one changes that cannot be followed.
@@ -44,7 +46,7 @@ class TensorChanges {
 
  private:
   [[nodiscard]] Status fold_versions();
-  [[nodiscard]] Status fold_coded();
+  [[nodiscard]] Status fold_coded(DecodedBlocks decoded);
   [[nodiscard]] Status fold_effect();
   [[nodiscard]] Status check_readable() const;
   [[nodiscard]] unsigned width(std::uint32_t tensor) const {
@@ -58,6 +60,11 @@ class TensorChanges {
   DeltaPieces pieces_;
   std::vector<std::uint32_t> external_;
 };
+
+// Adds the blocks of a part that is a frame of `compact`, as far as they can be decoded here.
+// Nothing of others. The part outlives what is added.
+[[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
+                                  const MappedFile& part, DecodedBlocks& decoded);
 
 // What a full version, whose bytes lie on the host, changes in weights that are another version, so
 // that only that is written, in O(changed), and can be taken back. Nothing if the weights differ in

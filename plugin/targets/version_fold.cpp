@@ -250,6 +250,13 @@ Result<std::map<std::uint32_t, UnitChanges>> decode_version(const WeightLayout& 
         }));
     for (const CompactPiece& piece : version.compact(*change)) {
       if (options.needs != nullptr && !options.needs->has(tensor, piece.block.block)) continue;
+      if (first && options.decoded != nullptr) {
+        auto known = options.decoded->extract(piece.block.tiles.data());
+        if (!known.empty()) {
+          append_changes(own, std::move(known.mapped()));
+          continue;
+        }
+      }
       coded.emplace_back().piece = &piece;
     }
   }
@@ -353,6 +360,23 @@ Result<std::map<std::uint32_t, UnitChanges>> fold_chain(const WeightLayout& layo
     }
   }
   return all;
+}
+
+Status decode_frame(const WeightLayout& layout, const Frame& frame, const OldUnits& old_units,
+                    const FoldOptions& options, DecodedBlocks& decoded) {
+  std::vector<CompactPiece> pieces;
+  for (const CompactBlock& block : frame.compact_blocks()) {
+    if (!std::ranges::binary_search(options.tensors, block.tensor)) continue;
+    if (options.needs != nullptr && !options.needs->has(block.tensor, block.block)) continue;
+    pieces.push_back({block, &frame.compact_tables()[block.table]});
+  }
+  std::vector<CodedBlock> coded(pieces.size());
+  for (std::size_t i = 0; i < pieces.size(); ++i) coded[i].piece = &pieces[i];
+  DRIFTLESS_RETURN_IF_ERROR(decode_blocks(layout, coded, old_units, options, true));
+  for (CodedBlock& block : coded) {
+    decoded[block.piece->block.tiles.data()] = std::move(block.changes);
+  }
+  return {};
 }
 
 }  // namespace driftless

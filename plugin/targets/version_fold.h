@@ -32,6 +32,9 @@ void sort_changes(UnitChanges& changes, unsigned width);
 using OldUnits = std::function<Result<const std::byte*>(std::uint32_t tensor, std::uint64_t first,
                                                         std::uint64_t count, std::byte* scratch)>;
 
+// Blocks of `compact` that are decoded and proven already, by where their tiles lie.
+using DecodedBlocks = std::map<const std::byte*, UnitChanges>;
+
 struct FoldOptions {
   std::span<const std::uint32_t> tensors;  // that are wanted, ascending
   // Whether a block is: null if all are. Of the others the old units are not asked for.
@@ -40,6 +43,8 @@ struct FoldOptions {
   // Decodes blocks of these tensors where the weights lie (WeightMemory::decode_compact()), but for
   // their maps, which it adds. Empty, or false: the host does, with the old units.
   std::function<Result<bool>(std::span<CompactUnits>, std::span<const std::uint32_t>)> there = {};
+  // Of the chain's first version, with the weights as they are. What is used is taken out.
+  DecodedBlocks* decoded = nullptr;
 };
 
 // The changes of a chain whose versions are positional or `compact`, by tensor, sorted. Every block
@@ -49,5 +54,11 @@ struct FoldOptions {
 [[nodiscard]] Result<std::map<std::uint32_t, UnitChanges>> fold_chain(
     const WeightLayout& layout, std::span<const VersionSource> chain, const OldUnits& old_units,
     const FoldOptions& options);
+
+// The blocks of one frame of the version that follows the weights: all of them, or nothing. Proven
+// like those of a chain.
+[[nodiscard]] Status decode_frame(const WeightLayout& layout, const Frame& frame,
+                                  const OldUnits& old_units, const FoldOptions& options,
+                                  DecodedBlocks& decoded);
 
 }  // namespace driftless

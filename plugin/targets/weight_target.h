@@ -11,6 +11,8 @@
 
 namespace driftless {
 
+class StageAhead;  // stage_ahead.h
+
 // A publication, fetched; every part has the hash that the manifest says.
 struct FetchedVersion {
   Manifest manifest;
@@ -19,6 +21,7 @@ struct FetchedVersion {
   // Likewise, of parts that are frames of which only some blocks were fetched, each with its hash;
   // null, or missing, if the part is there.
   std::vector<std::shared_ptr<Frame>> frames = {};
+  std::shared_ptr<StageAhead> ahead = nullptr;  // of a chain's first one: WeightTarget::begin_stage
 };
 
 // What a target holds of a tensor, as it adds up: its units that are held here (each once, however
@@ -148,6 +151,12 @@ class WeightTarget {
   }
   // From the next stage() on. A target that proves its weights in another way takes no notice.
   virtual void set_proof(const ProofRule& /*rule*/) {}
+  // Before a chain whose manifests begin and end with these is fetched: what can be done of its
+  // stage() meanwhile, if it is given to it with the first version. Null: nothing.
+  [[nodiscard]] virtual std::shared_ptr<StageAhead> begin_stage(const Manifest& /*first*/,
+                                                                const Manifest& /*last*/) {
+    return nullptr;
+  }
   // `chain`: adjoining deltas from the target's version on, to be committed as one; or one full
   // version. The target's weights are read, not written; the engine may go on reading them. What
   // was staged before must be dropped first.

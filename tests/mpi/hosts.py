@@ -76,6 +76,8 @@ class Hosts:
             for number in self.pids(i):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
+            # Its namespace may outlive its name, and would hold the link until its processes end.
+            call("ip", "link", "del", f"{self.tag}v{i}", check=False)
             call("ip", "netns", "del", f"{self.tag}{i}", check=False)
         call("ip", "link", "del", f"{self.tag}b", check=False)
 
@@ -119,7 +121,8 @@ class Hosts:
 
         yields: waiting processes offer their core to others, as on a machine with too few.
         """
-        words = ["exec", "mpirun", "--allow-run-as-root", "--oversubscribe",
+        # Unbound: every host would bind its first process to the machine's first core.
+        words = ["exec", "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                  "--leave-session-attached", "--mca", "plm_rsh_agent", str(self.enter),
                  "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include", f"{NET}.0/24",
                  "--mca", "btl_tcp_if_include", f"{NET}.0/24",
