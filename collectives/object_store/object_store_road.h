@@ -9,9 +9,8 @@
 //   receivers/<id>.json                             what a receiver last said
 //   publisher.json                                  the session that publishes here
 //   sealed/...                                      copies, on a store without conditions
-//   (copies.h) index.json                                      what is there, for readers that
-//   cannot list closed.json                                     the trainer's last word, to its
-//   rollouts
+//   index.json                                      what is there, for readers that cannot list
+//   closed.json                                     the trainer's last word, to its rollouts
 //
 // Parts are uploaded while they are written. A version appears by one conditional PUT of its object
 // (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). What was
