@@ -104,6 +104,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
       std::vector<std::string> texts;
       if (!made.leads()) return texts;
+      made.settle();
       for (const Status& failure : made.tell_engines(made.newest().version)) {
         texts.push_back(failure.to_string());
       }
@@ -141,7 +142,9 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
          "capture() and wait=False are for publishers without a snapshot: set snapshot: none");
   }
 
-  void refresh() override { newest_ = session_->newest(); }
+  void refresh() override {
+    if (!session_->under_way()) newest_ = session_->newest();
+  }
 
   const std::function<Status(const std::string&)> before_visible_;
   std::unique_ptr<LiveSource> live_;  // if there is no snapshot
@@ -232,14 +235,17 @@ void bind_publisher(py::module_& module) {
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
+               session.settle();
                session.publisher().request_anchor();
                return Status();
              });
            })
       .def("publish_anchor",
            [](HeldPublisher& held) {
-             held.call(
-                 [](PublisherSession& session) { return session.publisher().publish_anchor(); });
+             held.call([](PublisherSession& session) {
+               session.settle();
+               return session.publisher().publish_anchor();
+             });
            })
       .def(
           "declare_end",
@@ -253,6 +259,7 @@ void bind_publisher(py::module_& module) {
       .def("progress",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
+               session.settle();
                session.road().progress();
                return Status();
              });

@@ -27,11 +27,15 @@ class PublisherSession {
   // Collective: Publisher::publish(), and a line of metrics.
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
   // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
-  // weights, `live`, stay as they are until wait(), which all other calls here do first. If the
+  // weights, `live`, stay as they are until settle(), which all other calls here do first. If the
   // road is bound to its thread the version is made within the call.
   void publish_behind(WeightSource& weights, WeightSource& live);
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
+  // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
+  // used.
+  void settle();
+  [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values);
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
   // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
@@ -60,7 +64,6 @@ class PublisherSession {
       : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
   [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
-  void join();
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
 

@@ -62,6 +62,14 @@ RankMessage PublisherRank::look_at_live(std::uint64_t version) {
   return mine;
 }
 
+void PublisherRank::start_otherwise(std::uint64_t version) {
+  needs_full_ = version > 0;
+  notes_.push_back(concat("the weights are not those of version ", version,
+                          needs_full_ ? ", and there is no snapshot of it: the next version goes "
+                                        "out in full"
+                                      : ": the next version carries what differs"));
+}
+
 Status PublisherRank::capture(std::span<const NewTensor> values) {
   if (!live_) {
     return error(StatusCode::kInvalidArgument,

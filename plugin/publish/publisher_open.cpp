@@ -482,13 +482,7 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
   id_ = {told.run, told.version};
   digest_ = told.digest;
   resumed_ = told.resume;
-  if (told.full && told.version > 0) needs_full_ = true;
-  if (told.full) {
-    notes_.push_back(concat("the weights are not those of version ", told.version,
-                            told.version > 0 ? ", and there is no snapshot of it: the next version"
-                                               " goes out in full"
-                                             : ": the next version carries what differs"));
-  }
+  if (told.full) start_otherwise(told.version);
   if (told.resume)
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
   if (highest_number_ > id_.version) {

@@ -198,6 +198,7 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status open_live(WeightSource& live);
   [[nodiscard]] Status digest_base(WeightSource& base);
   [[nodiscard]] RankMessage look_at_live(std::uint64_t version);
+  void start_otherwise(std::uint64_t version);  // the weights are not the version's
   [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
   // What was captured, proven; the notes name what is not as it was said to be.
   [[nodiscard]] Status prove_live(RankMessage& mine);

@@ -135,7 +135,9 @@ TEST_P(LiveEncodings, ReceiversGetWhatWasCaptured) {
   open(options);
   for (int version = 1; version <= 4; ++version) {
     ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
-    if (version > 2) ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    if (version > 2) {
+      ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    }
     const PublishReport report = publish();
     EXPECT_EQ(report.encoding, GetParam() == Encoding::kCompact ? Encoding::kDeltas : GetParam());
     EXPECT_GT(report.changed_units, 1000U);

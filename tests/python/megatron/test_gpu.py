@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 LAYOUTS = {"tp2_pp2": {"tp": 2, "pp": 2}, "moe_ep2": {"ep": 2, "moe": True}}
 
 
-@pytest.mark.parametrize("snapshot", ["pinned", "device"])
+@pytest.mark.parametrize("snapshot", ["none", "pinned", "device"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rollouts_hold_the_weights_after_every_step(work, layout, snapshot):
     job = Job(work, **LAYOUTS[layout])
