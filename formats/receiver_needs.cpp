@@ -58,7 +58,7 @@ Status read_tensors(const Json& json, std::string_view what, ReceiverNeeds& need
 
 std::uint64_t rounded_speed(double per_s) {
   if (!(per_s >= 1)) return 0;
-  return static_cast<std::uint64_t>(std::exp2(std::round(2 * std::log2(per_s)) / 2));
+  return static_cast<std::uint64_t>(std::exp2(std::round(8 * std::log2(per_s)) / 8));
 }
 
 Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_bytes) {

@@ -37,7 +37,7 @@ struct ReceiverNeeds {
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
 
-// Rounded to a power of the square root of 2, so that it seldom changes.
+// Rounded to a power of the eighth root of 2, 9 % apart, so that it seldom changes.
 [[nodiscard]] std::uint64_t rounded_speed(double per_s);
 
 // Compressed. If it would have more than `most_bytes`, without the tensors: it wants everything

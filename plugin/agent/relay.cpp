@@ -37,6 +37,23 @@ Status check_manifest(const Manifest& manifest, const PublicationId& id, const H
                to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
 }
 
+PartReceipt receipt_of(const ManifestFile& file) {
+  return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
+}
+
+// A part as it came.
+Status check_part(const MappedFile& part, const ManifestFile& file) {
+  if (part.memory_kind() != MemoryKind::kHost) {
+    return error(StatusCode::kUnsupported, "part ", file.name,
+                 ": lies in device memory: set road.nccl.arrival: host for an agent");
+  }
+  const Hash128 found = xxh3_128(part.bytes());
+  if (part.bytes().size() == file.size_bytes && found == file.hash) return {};
+  return error(StatusCode::kCorrupt, "part ", file.name, " has ", part.bytes().size(),
+               " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
+               " with ", to_hex(file.hash));
+}
+
 // --- parts without compression
 
 bool has_frames(const Manifest& manifest) {
@@ -223,6 +240,14 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
   report.process_ms = watch.lap_ms();
+  note_speed(report);
+  if (mirror_) {
+    report.mirror_bytes = mirror_->size_bytes();
+    const Status followed = mirror_->follow();
+    if (!followed.ok()) {
+      update.notes.push_back(concat("the agent's mirror is behind: ", followed.to_string()));
+    }
+  }
   return report;
 }
 
@@ -231,6 +256,7 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
                     const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> said, down_->receivers());
   listen(said);
+  if (decodes(manifest)) return carry_decoded(id, manifest, report, deadline);
   DRIFTLESS_RETURN_IF_ERROR(carry_blocks(id, manifest, report.update, deadline));
   const bool by_need =
       std::ranges::any_of(manifest.files, [](const ManifestFile& file) { return file.partial; });
@@ -268,6 +294,53 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
   return {};
 }
 
+bool Relay::decodes(const Manifest& manifest) const {
+  return mirror_ && manifest.encoding == Encoding::kCompact && mirror_->at(manifest.base_version) &&
+         !(knows_needs() && needs_.old_values());
+}
+
+// The parts are the mirror's frames then.
+Status Relay::carry_decoded(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
+                            const Deadline& deadline) {
+  Stopwatch watch;
+  FetchedVersion fetched{manifest, to_string(id), {}};
+  for (const ManifestFile& file : manifest.files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile part, up_->fetch_part(id, receipt_of(file), deadline));
+    DRIFTLESS_RETURN_IF_ERROR(check_part(part, file));
+    fetched.parts.push_back(std::move(part));
+    report.update.needed_bytes += file.size_bytes;
+    report.update.wire_bytes += file.size_bytes;
+  }
+  report.update.fetch_ms += watch.lap_ms();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::vector<std::byte>> frames,
+                             mirror_->plain_frames(std::move(fetched)));
+  std::map<std::string, Hash128> tables;
+  for (std::uint32_t i = 0; i < frames.size(); ++i) {
+    const std::string name = frame_file_name(0, i);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> out, down_->create_part(name));
+    DRIFTLESS_RETURN_IF_ERROR(out->pwrite(0, frames[i]));
+    DRIFTLESS_RETURN_IF_ERROR(out->sync());
+    tables[name] = frame_table_hash(frames[i]);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> receipts, down_->flush(deadline));
+  manifest.files.clear();
+  manifest.payload_bytes = 0;
+  for (const PartReceipt& receipt : receipts) {
+    ManifestFile& file = manifest.files.emplace_back();
+    file.name = receipt.name;
+    file.rank = receipt.rank;
+    file.size_bytes = receipt.size_bytes;
+    file.hash = receipt.hash;
+    file.locator = receipt.locator;
+    file.table = tables.at(receipt.name);
+    manifest.payload_bytes += receipt.size_bytes;
+  }
+  report.plain_bytes += manifest.payload_bytes;
+  manifest.encoding = Encoding::kDeltas;
+  manifest.ranks = 1;
+  return {};
+}
+
 void Relay::listen(std::span<const ReceiverReport> receivers) {
   for (const ReceiverReport& receiver : receivers) {
     if (needs_.add(layout_, receiver)) unchanged_ = 0;
@@ -279,7 +352,23 @@ bool Relay::knows_needs() const {
   return needs_.workers() > 0 && unchanged_ >= options_.versions;
 }
 
-std::string Relay::needs() const { return knows_needs() ? needs_.text(layout_) : std::string(); }
+std::string Relay::needs() const {
+  const bool alone = knows_needs() && needs_.old_values();
+  if (mirror_ && !alone && mirror_->at(version_)) return needs_.mirrored_text(layout_);
+  return knows_needs() ? needs_.text(layout_) : std::string();
+}
+
+// For a publisher that chooses its encoding by that.
+void Relay::note_speed(const DeliveryReport& report) {
+  constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // less shows the latency
+  const UpdateReport& update = report.update;
+  if (update.anchor || update.wire_bytes < kLeastBytes || update.fetch_ms <= 0) return;
+  const auto per_s = [](std::uint64_t count, double ms) {
+    return rounded_speed(static_cast<double>(count) / std::max(ms, 0.1) * 1e3);
+  };
+  needs_.note_speed(per_s(update.wire_bytes, update.fetch_ms),
+                    per_s(layout_.total_units(), report.process_ms - update.fetch_ms));
+}
 
 // Blocks that nobody needs stay holes: the table, and with it the hashes of all others, are as they
 // were, and a worker fetches its own by need.
@@ -326,7 +415,6 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
                                          Encoding plain_as, const ManifestFile& file,
                                          const Deadline& deadline) {
   const std::string what = concat("part ", file.name);
-  const PartReceipt receipt{file.name, file.rank, file.size_bytes, file.hash, file.locator};
   const MemoryBudget::Hold held(fetched_budget_, file.size_bytes);
   Carried carried;
   Result<MappedFile> part = error(StatusCode::kInternal, what);
@@ -334,20 +422,12 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   {
     const std::scoped_lock lock(roads_);
     Stopwatch watch;
-    part = up_->fetch_part(id, receipt, deadline);
+    part = up_->fetch_part(id, receipt_of(file), deadline);
     if (!part.ok()) return part.status().with_context(what);
     carried.fetch_ms = watch.lap_ms();
     DRIFTLESS_ASSIGN_OR_RETURN(out, down_->create_part(file.name));
   }
-  if (part->memory_kind() != MemoryKind::kHost) {
-    return error(StatusCode::kUnsupported, what,
-                 ": lies in device memory: set road.nccl.arrival: host for an agent");
-  }
-  if (part->bytes().size() != file.size_bytes || xxh3_128(part->bytes()) != file.hash) {
-    return error(StatusCode::kCorrupt, what, " has ", part->bytes().size(), " bytes with xxh3-128 ",
-                 to_hex(xxh3_128(part->bytes())), ", the manifest says ", file.size_bytes, " with ",
-                 to_hex(file.hash));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_part(*part, file));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
   const MemoryBudget::Hold also_held(inflated_budget_, inflated);

@@ -17,6 +17,7 @@
 #include "formats/manifest.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/union_needs.h"
+#include "plugin/agent/weight_mirror.h"
 
 namespace driftless {
 
@@ -38,6 +39,10 @@ class Relay {
   [[nodiscard]] static Result<std::unique_ptr<Relay>> open(const RelayOptions& options,
                                                            ReceiveRoad& up, SendRoad& down,
                                                            const Deadline& deadline);
+
+  // Decodes `compact` with this mirror, which follows `down`, for workers that cannot. Before the
+  // first step.
+  void set_mirror(std::unique_ptr<WeightMirror> mirror) { mirror_ = std::move(mirror); }
 
   // Waits until a step past version() is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
@@ -83,6 +88,11 @@ class Relay {
   [[nodiscard]] Result<Carried> carry_part(const PublicationId& id, const Manifest& manifest,
                                            Encoding plain_as, const ManifestFile& file,
                                            const Deadline& deadline);
+  // Whether the workers get the version in `deltas`, by the mirror.
+  [[nodiscard]] bool decodes(const Manifest& manifest) const;
+  [[nodiscard]] Status carry_decoded(const PublicationId& id, Manifest& manifest,
+                                     DeliveryReport& report, const Deadline& deadline);
+  void note_speed(const DeliveryReport& report);
   // Of the frames of which not everything is needed, what is. Marks them in the manifest.
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
                                     UpdateReport& update, const Deadline& deadline);
@@ -101,6 +111,7 @@ class Relay {
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;
+  std::unique_ptr<WeightMirror> mirror_;
   std::uint64_t unchanged_ = 0;  // steps relayed since needs_ changed
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time

@@ -65,16 +65,27 @@ bool UnionNeeds::has(std::uint32_t tensor, const TensorBlock* block) const {
   });
 }
 
-std::string UnionNeeds::text(const WeightLayout& layout) const {
+bool UnionNeeds::old_values() const {
+  const bool alike =
+      std::ranges::all_of(of_tensor_, [](const auto& each) { return each.size() < 2; });
+  return old_values_ && !unread_.contains(Encoding::kCompact) && (everything_ ? !sliced_ : alike);
+}
+
+ReceiverNeeds UnionNeeds::common(const WeightLayout& layout) const {
   ReceiverNeeds needs;
   for (const EncodingInfo& each : all_encodings()) {
     if (!unread_.contains(each.encoding)) needs.encodings.push_back(each.encoding);
   }
-  const bool alike =
-      std::ranges::all_of(of_tensor_, [](const auto& each) { return each.size() < 2; });
-  needs.old_values = old_values_ && (everything_ ? !sliced_ : alike);
+  needs.old_values = old_values();
   needs.ranges = true;
   needs.layout = layout.signature();
+  needs.bytes_per_s = bytes_per_s_;
+  needs.units_per_s = units_per_s_;
+  return needs;
+}
+
+std::string UnionNeeds::text(const WeightLayout& layout) const {
+  ReceiverNeeds needs = common(layout);
   if (!everything_) {
     for (const std::set<TensorNeed>& each : of_tensor_) needs.tensors.push_back(least_around(each));
   }
@@ -84,6 +95,15 @@ std::string UnionNeeds::text(const WeightLayout& layout) const {
   if (told.ok() && told->tensors == needs.tensors) return *text;
   needs.old_values = false;  // without the slices, nobody cuts blocks to them
   text = needs_to_text(needs, kMaxNeedsBytes);
+  return text.ok() ? *text : std::string();
+}
+
+std::string UnionNeeds::mirrored_text(const WeightLayout& layout) const {
+  ReceiverNeeds needs = common(layout);
+  needs.old_values = true;
+  const bool plain = !unread_.contains(Encoding::kDeltas);  // what they get
+  if (plain && unread_.contains(Encoding::kCompact)) needs.encodings.push_back(Encoding::kCompact);
+  const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
   return text.ok() ? *text : std::string();
 }
 

@@ -28,8 +28,18 @@ class UnionNeeds {
   // all of them read. They have the old values if all do, and each holds what is announced: blocks
   // are cut to one slice of a tensor.
   [[nodiscard]] std::string text(const WeightLayout& layout) const;
+  // The same of an agent that decodes for them: it has all old values, and needs everything.
+  [[nodiscard]] std::string mirrored_text(const WeightLayout& layout) const;
+  // How fast the last version came, and was made ready; announced with the rest.
+  void note_speed(std::uint64_t bytes_per_s, std::uint64_t units_per_s) {
+    bytes_per_s_ = bytes_per_s;
+    units_per_s_ = units_per_s;
+  }
+  // Whether each of them holds the old values of what text() announces.
+  [[nodiscard]] bool old_values() const;
 
  private:
+  [[nodiscard]] ReceiverNeeds common(const WeightLayout& layout) const;
   struct Heard {
     std::string text;
     std::optional<ReceiverNeeds> needs;  // without its speeds; nothing if they cannot be read
@@ -40,6 +50,7 @@ class UnionNeeds {
   bool sliced_ = false;  // one holds slices
   bool old_values_ = true;
   std::set<Encoding> unread_;  // by one of them
+  std::uint64_t bytes_per_s_ = 0, units_per_s_ = 0;
 };
 
 }  // namespace driftless

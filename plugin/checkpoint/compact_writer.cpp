@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "kernels/compact_ops.h"
 #include "kernels/tensor_ops.h"
+#include "plugin/checkpoint/compact_tables.h"
 
 namespace driftless {
 namespace {
@@ -29,23 +30,11 @@ struct StretchInput {
   std::vector<std::byte> values, old_values;
 };
 
-void copy_units(const ChangedBlock& block, std::uint64_t first, std::uint64_t count, unsigned width,
-                std::byte* out) {
-  const BlockPlace& inside = block.inside;
-  for (std::uint64_t done = 0; done < count;) {
-    const std::uint64_t unit = first + done;
-    const std::uint64_t some =
-        inside.contiguous() ? count : std::min(count - done, inside.run - unit % inside.run);
-    std::memcpy(out + done * width, block.units + inside.at(unit) * width, some * width);
-    done += some;
-  }
-}
-
 // The changes from unit `first` on, below first + count; the stretch's units are as they were then.
 void read_stretch(const ChangedBlock& block, std::uint64_t first, std::uint64_t count,
                   unsigned width, StretchInput& input) {
   input.units.resize(count * width);
-  copy_units(block, first, count, width, input.units.data());
+  block.copy_units(first, count, width, input.units.data());
   input.offsets.clear();
   input.values.clear();
   input.old_values.clear();
@@ -75,48 +64,6 @@ void read_stretch(const ChangedBlock& block, std::uint64_t first, std::uint64_t 
   }
   host_kernels().scatter(input.units.data(), width, input.offsets.data(), input.offsets.size(),
                          input.old_values.data());
-}
-
-// From all changes, and a sample of the units. That they are the new ones matters to no table.
-CompactTable table_of(const CompactFields& fields, std::span<const ChangedBlock> blocks,
-                      std::span<const CodedStretch> stretches, unsigned threads) {
-  std::vector<std::unique_ptr<CompactCounts>> counts(std::max(1U, threads));
-  const auto of_worker = [&](unsigned worker) -> CompactCounts& {
-    if (counts[worker] == nullptr) counts[worker] = std::make_unique<CompactCounts>();
-    return *counts[worker];
-  };
-  const unsigned width = fields.unit_bytes;
-  std::vector<std::vector<std::byte>> scratch(counts.size());
-  // Of many stretches every fourth is enough.
-  const std::size_t every = stretches.size() < 64 ? 1 : 4;
-  const std::size_t tasks = (stretches.size() + every - 1) / every;
-  const Status units = parallel_for(tasks, threads, [&](std::size_t task, unsigned worker) {
-    const CodedStretch& stretch = stretches[task * every];
-    const ChangedBlock& block = blocks[stretch.block];
-    const std::byte* at = block.units + block.inside.at(stretch.first) * width;
-    if (!block.inside.contiguous()) {
-      scratch[worker].resize(stretch.units * width);
-      copy_units(block, stretch.first, stretch.units, width, scratch[worker].data());
-      at = scratch[worker].data();
-    }
-    count_compact_units(fields, at, stretch.units, of_worker(worker));
-    return Status();
-  });
-  static_cast<void>(units);  // nothing there fails
-  for (const std::unique_ptr<CompactCounts>& each : counts) {
-    if (each == nullptr) continue;
-    for (std::uint64_t& count : each->units) count *= every;
-  }
-  for (const ChangedBlock& block : blocks) {
-    for (const ChangedBlock::Piece& piece : block.pieces) {
-      count_compact_changes(fields, piece.old_values.data(), piece.values.data(),
-                            piece.offsets.size(), of_worker(0));
-    }
-  }
-  for (std::size_t i = 1; i < counts.size(); ++i) {
-    if (counts[i] != nullptr) of_worker(0).add(*counts[i]);
-  }
-  return make_compact_table(fields, of_worker(0));
 }
 
 Status code_stretch(const WeightLayout& layout, const CompactTable& table,
@@ -172,20 +119,21 @@ Status encode_changed_blocks(const FrameContext& context, const WeightLayout& la
       stretches.push_back({i, at, std::min(kStretchUnits, blocks[i].inside.units - at), {}, {}});
     }
   }
-  const CompactTable table = table_of(*fields, blocks, stretches, threads);
+  const BlockTables tables = choose_tables(*fields, blocks, threads);
   std::vector<StretchInput> inputs(std::max(1U, threads));
   DRIFTLESS_RETURN_IF_ERROR(
       parallel_for(stretches.size(), threads, [&](std::size_t i, unsigned worker) {
-        return code_stretch(layout, table, blocks[stretches[i].block], inputs[worker],
-                            stretches[i]);
+        const std::size_t block = stretches[i].block;
+        return code_stretch(layout, tables.tables[tables.of_block[block]], blocks[block],
+                            inputs[worker], stretches[i]);
       }));
   const std::vector<JoinedBlock> joined = join(blocks.size(), stretches);
   std::vector<CompactBlock> coded;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    coded.push_back({blocks[i].tensor, blocks[i].block, 0, blocks[i].changes(), joined[i].index,
-                     joined[i].tiles});
+    coded.push_back({blocks[i].tensor, blocks[i].block, tables.of_block[i], blocks[i].changes(),
+                     joined[i].index, joined[i].tiles});
   }
-  return encode_compact_frame(context, layout, dtype, std::span(&table, 1), coded, out);
+  return encode_compact_frame(context, layout, dtype, tables.tables, coded, out);
 }
 
 }  // namespace driftless

@@ -31,6 +31,8 @@ struct ChangedBlock {
                       {old_values, old_values + values.size()}});
     return delta.offsets.size_bytes() + 2 * values.size();
   }
+  // Units from `first` on, as they lie now, to where they adjoin.
+  void copy_units(std::uint64_t first, std::uint64_t count, unsigned width, std::byte* out) const;
   [[nodiscard]] std::uint64_t changes() const {
     std::uint64_t sum = 0;
     for (const Piece& piece : pieces) sum += piece.offsets.size();
@@ -38,8 +40,9 @@ struct ChangedBlock {
   }
 };
 
-// Appends a frame of these blocks, which have this dtype and change, to `out`. One table serves
-// them all. Memory: the coded blocks, and a megabyte for each thread.
+// Appends a frame of these blocks, which have this dtype and change, to `out`. Blocks share a
+// table but for those that a table of their own makes smaller. Memory: the coded blocks, and a
+// megabyte for each thread.
 [[nodiscard]] Status encode_changed_blocks(const FrameContext& context, const WeightLayout& layout,
                                            DType dtype, std::span<const ChangedBlock> blocks,
                                            unsigned threads, std::vector<std::byte>& out);

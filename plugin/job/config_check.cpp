@@ -26,6 +26,7 @@ void complete_layout(Config& config) {
     case DirectoryLayout::kFrames:
     case DirectoryLayout::kHdf5:
       config.publisher.encoding = Encoding::kDeltas;
+      config.publisher.encoding_auto = true;
       return;
   }
 }

@@ -138,7 +138,9 @@ constexpr std::array kKeys = {
         "mode", "delta or full", "What a version carries: what changed, or all weights"),
     auto_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding)>(
         "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
-        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else deltas"),
+        "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else what ends "
+        "soonest "
+        "on the link"),
     key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(
@@ -368,6 +370,10 @@ constexpr std::array kKeys = {
                                                            "What it is"),
     key<Text, DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
                                                   "File with its bearer token"),
+    key<Text, DRIFTLESS_FIELD(agent.mirror)>(
+        "agent.mirror", kPath,
+        "Hand-over host_shm: the checkpoint that the run started from. Its weights are held in "
+        "memory, to decode compact for workers that cannot"),
     key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
         "Workers on host_shm that must have the last version at the end. Once so many have "

@@ -9,18 +9,26 @@ namespace driftless {
 namespace {
 
 constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact};
-// Another encoding must be so much faster; and once there was a switch, for some versions, more.
-constexpr double kGain = 0.85, kGainSoon = 0.5;
+// Another encoding must take less than this share of the time; less than the second one while the
+// present one is known from its first version alone, which touches memory for the first time, and
+// for some versions after a switch, unless that was to an encoding which had not been used.
+constexpr double kGain = 0.93, kGainSoon = 0.7;
 constexpr unsigned kSettled = 8;  // versions
+// What `compact` takes beside `deltas`, at most, of what that takes: where both are quick, on a
+// GPU, say, the estimate for cores is far off.
+constexpr double kMostMake = 6, kMostDecode = 3;
+// Of decoding: what is left to do once the last part is there, however slow the road is.
+constexpr double kLeastLeft = 0.15;
 // Of a new measurement against what was known.
 constexpr double kWeight = 0.5;
 // A flush of less says more of latency than of a rate.
 constexpr double kLeastFlushMs = 20;
 constexpr std::uint64_t kLeastBytes = std::uint64_t{1} << 20;
 
-void learn(double& known, bool& measured, double found) {
-  known = measured ? known + kWeight * (found - known) : found;
-  measured = true;
+// The first time is slower than the others, so that the second replaces it.
+void learn(double& known, unsigned& times, double found) {
+  known = times < 2 ? found : known + kWeight * (found - known);
+  ++times;
 }
 
 }  // namespace
@@ -46,56 +54,69 @@ void EncodingChooser::note(const Version& version) {
   const double make_ms = std::max(0.0, version.process_ms - version.flush_ms);
   learn(own.make_s_per_unit, own.made, make_ms / 1e3 / static_cast<double>(version.total_units));
   if (version.flush_ms >= kLeastFlushMs && version.wire_bytes >= kLeastBytes) {
-    bool had = flush_bytes_per_s_ > 0;
-    learn(flush_bytes_per_s_, had,
+    learn(flush_bytes_per_s_, flushes_,
           static_cast<double>(version.wire_bytes) / version.flush_ms * 1e3);
   }
 }
 
-double EncodingChooser::rate(const LinkSpeed& slowest) const {
-  const auto received = static_cast<double>(slowest.bytes_per_s);
-  if (received == 0 || flush_bytes_per_s_ == 0) return std::max(received, flush_bytes_per_s_);
-  return std::min(received, flush_bytes_per_s_);
+double EncodingChooser::rate() const {
+  if (link_bytes_per_s_ == 0 || flush_bytes_per_s_ == 0) {
+    return std::max(link_bytes_per_s_, flush_bytes_per_s_);
+  }
+  return std::min(link_bytes_per_s_, flush_bytes_per_s_);
 }
 
-std::optional<double> EncodingChooser::predict(Encoding encoding, const LinkSpeed& slowest) const {
-  const double bytes_per_s = rate(slowest);
+std::optional<double> EncodingChooser::predict(Encoding encoding) const {
+  const double bytes_per_s = rate();
   if (!last_ || bytes_per_s == 0) return std::nullopt;
   const Known& known = known_.at(encoding);
   const Known& deltas = known_.at(Encoding::kDeltas);
-  const bool other = encoding != Encoding::kDeltas;
-  const double make = known.make_s_per_unit + (other && !known.made ? deltas.make_s_per_unit : 0);
-  const double decode =
-      known.decode_s_per_unit + (other && !known.decoded ? deltas.decode_s_per_unit : 0);
   const auto units = static_cast<double>(last_->total_units);
   const auto changes = static_cast<double>(last_->changed_units);
-  return units * (make + decode) + changes * known.bytes_per_change / bytes_per_s;
+  const double transfer = changes * known.bytes_per_change / bytes_per_s;
+  double make = units * known.make_s_per_unit, decode = units * known.decode_s_per_unit;
+  if (encoding != Encoding::kDeltas && known.made == 0) {
+    const double beside = units * deltas.make_s_per_unit;
+    make = beside + std::min(make, kMostMake * beside);
+  }
+  if (encoding != Encoding::kDeltas && known.decoded == 0) {
+    const double beside = units * deltas.decode_s_per_unit;
+    decode = std::min(decode, kMostDecode * beside);
+    decode = beside + std::max(decode - transfer, kLeastLeft * decode);
+  }
+  return make + transfer + decode;
 }
 
 Encoding EncodingChooser::choose(const LinkSpeed& slowest,
                                  const std::function<bool(Encoding)>& allowed) {
   why_.clear();
+  if (slowest.bytes_per_s > 0) {
+    learn(link_bytes_per_s_, links_, static_cast<double>(slowest.bytes_per_s));
+  }
   if (slowest.units_per_s > 0 && last_) {
     Known& own = known_[last_->encoding];
     learn(own.decode_s_per_unit, own.decoded, 1 / static_cast<double>(slowest.units_per_s));
   }
-  const std::optional<double> stay = predict(now_, slowest);
+  const std::optional<double> stay = predict(now_);
   if (!stay) return now_;
   Encoding best = now_;
   double least = *stay;
   for (const Encoding candidate : kCandidates) {
-    const double time = *predict(candidate, slowest);
+    const double time = *predict(candidate);
     if (!allowed(candidate) || time >= least) continue;
     least = time;
     best = candidate;
   }
-  const bool soon = versions_since_switch_ < kSettled && known_[best].made;
-  if (best == now_ || least > *stay * (soon ? kGainSoon : kGain)) return now_;
+  if (best == now_) return now_;
+  const bool known = known_[best].made > 0;
+  const bool soon = known ? versions_since_switch_ < kSettled && !trial_ : known_[now_].made < 2;
+  if (least > *stay * (soon ? kGainSoon : kGain)) return now_;
   const auto ms = [](double seconds) { return std::llround(seconds * 1e3); };
-  why_ = concat("encoding '", info(best).name, "' from here on: at ",
-                std::llround(rate(slowest) / 1e6), " MB/s a version takes ", ms(least),
-                " ms in it, ", ms(*stay), " ms in '", info(now_).name, "'");
+  why_ = concat("encoding '", info(best).name, "' from here on: at ", std::llround(rate() / 1e6),
+                " MB/s a version takes ", ms(least), " ms in it, ", ms(*stay), " ms in '",
+                info(now_).name, "'");
   versions_since_switch_ = 0;
+  trial_ = !known;
   now_ = best;
   return now_;
 }

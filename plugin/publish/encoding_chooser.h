@@ -2,10 +2,11 @@
 // EncodingChooser: which encoding ends soonest, by what versions so far have shown of the link and
 // of the codecs. Arithmetic only: nothing here measures, waits or knows of roads. One thread.
 //
-// The time of a version is taken as making it + its bytes at the link's rate + decoding it. Until a
-// link is known the first encoding stays. Encodings that were not used yet are estimated from their
-// bits per change and their speed on one core of a Neoverse-N1, on `threads` of them; what a
-// version shows takes the place of the estimate.
+// The time of a version is taken as making it + its bytes at the link's rate + what a receiver
+// still has to do then. Until a link is known the first encoding stays. Encodings that were not
+// used yet are estimated from their bits per change and their speed on one core of a Neoverse-N1,
+// on `threads` of them, decoding beside the transfer; what a version shows takes the place of the
+// estimate. One that was tried and is slower is left at once; then the choice stays for a while.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ namespace driftless {
 // What a receiver tells of its side; 0: it does not know yet.
 struct LinkSpeed {
   std::uint64_t bytes_per_s = 0;  // that came over the road
-  std::uint64_t units_per_s = 0;  // of the weights, by the encoding that it last decoded
+  // Of the weights, by the encoding that it last decoded: what it had left to do once it had it.
+  std::uint64_t units_per_s = 0;
 
   friend bool operator==(const LinkSpeed&, const LinkSpeed&) = default;
 };
@@ -45,21 +47,23 @@ class EncodingChooser {
   // Why the last choice was another one than that before; else empty.
   [[nodiscard]] const std::string& why() const { return why_; }
   // Seconds that a version like the last one would take; nothing before there is one and a link.
-  [[nodiscard]] std::optional<double> predict(Encoding encoding, const LinkSpeed& slowest) const;
+  [[nodiscard]] std::optional<double> predict(Encoding encoding) const;
 
  private:
   struct Known {
     double bytes_per_change = 0;
     double make_s_per_unit = 0, decode_s_per_unit = 0;
-    bool made = false, decoded = false;  // measured, not estimated
+    unsigned made = 0, decoded = 0;  // how often each was measured; 0: it is an estimate
   };
-  [[nodiscard]] double rate(const LinkSpeed& slowest) const;
+  [[nodiscard]] double rate() const;
 
   Encoding now_;
   std::map<Encoding, Known> known_;
   std::optional<Version> last_;
-  double flush_bytes_per_s_ = 0;  // 0: not known
+  double link_bytes_per_s_ = 0, flush_bytes_per_s_ = 0;  // 0: not known
+  unsigned links_ = 0, flushes_ = 0;                     // how often each was measured
   unsigned versions_since_switch_ = 0;
+  bool trial_ = false;  // the last switch was to an encoding that had not been used
   std::string why_;
 };
 

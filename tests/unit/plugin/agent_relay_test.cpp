@@ -53,13 +53,14 @@ class AgentRelayTest : public ::testing::Test {
   // A worker of the host, with weights of its own.
   struct Worker {
     Worker(const HostShmOptions& shm, const std::string& id, Weights start,
-           const WeightLayout& layout, bool empty)
+           const WeightLayout& layout, bool empty, const std::vector<Encoding>& encodings)
         : weights(std::move(start)), road(std::move(*make_host_shm_receiver(shm))) {
       target = std::move(*make_memory_target(layout, pointers(weights),
                                              empty ? std::nullopt : std::optional(VersionId{}), 1));
       ReceiverOptions options;
       options.id = id;
       options.fetch_deadline = 300ms;
+      options.encodings = encodings;
       auto opened = Receiver::open(options, *road, *target, soon());
       EXPECT_TRUE(opened.ok()) << opened.status().to_string();
       receiver = std::move(*opened);
@@ -77,7 +78,7 @@ class AgentRelayTest : public ::testing::Test {
     std::unique_ptr<Receiver> receiver;
   };
   std::unique_ptr<Worker> worker(const std::string& id, bool empty = false) {
-    return std::make_unique<Worker>(shm_, id, run_.weights.front(), run_.layout, empty);
+    return std::make_unique<Worker>(shm_, id, run_.weights.front(), run_.layout, empty, encodings_);
   }
 
   TempDir dir_{TempDir::Where::kMemory};
@@ -88,6 +89,7 @@ class AgentRelayTest : public ::testing::Test {
   std::unique_ptr<ReceiveRoad> up_ = hub_.receiver();
   std::unique_ptr<SendRoad> down_;
   RelayOptions options_;
+  std::vector<Encoding> encodings_;  // that workers read; empty: all
   std::unique_ptr<Relay> relay_;
 };
 
@@ -143,6 +145,44 @@ TEST_F(AgentRelayTest, NothingCompressedReachesTheWorkers) {
       EXPECT_EQ(frame->context.encoding, Encoding::kDeltas);
     }
   }
+}
+
+// Workers that do not read `compact` get `deltas`, decoded once with the agent's mirror, which
+// follows versions of every kind.
+TEST_F(AgentRelayTest, AMirrorDecodesForWorkersThatCannot) {
+  const TempDir base;
+  write_checkpoint(base.path(), run_.weights[0]);
+  encodings_ = {Encoding::kDeltas, Encoding::kFull};
+  open();
+  ReceiverOptions options;
+  options.id = "mirror";
+  options.threads = 2;
+  auto mirror =
+      WeightMirror::open(base.path(), std::move(*make_host_shm_receiver(shm_)), options, soon());
+  ASSERT_TRUE(mirror.ok()) << mirror.status().to_string();
+  relay_->set_mirror(std::move(*mirror));
+  const auto first = worker("first");
+  ASSERT_TRUE(relay_->help().ok());
+  const auto announced = parse_needs(relay_->needs(), "the agent");
+  ASSERT_TRUE(announced.ok()) << announced.status().to_string();
+  EXPECT_TRUE(announced->old_values);
+  EXPECT_NE(std::ranges::find(announced->encodings, Encoding::kCompact),
+            announced->encodings.end());
+  std::uint64_t version = 0;
+  for (const Encoding encoding : {Encoding::kCompact, Encoding::kDeltasZstd, Encoding::kCompact}) {
+    send(*trainer_, run_.step(++version, DirectoryLayout::kFrames, encoding));
+    const auto report = relay_->follow(soon());
+    ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
+    EXPECT_EQ((*report)->mirror_bytes, run_.layout.total_bytes());
+    EXPECT_TRUE((*report)->update.notes.empty());
+    const PublicationId id{version, PublicationKind::kVersion};
+    const auto text = (*make_host_shm_receiver(shm_))->fetch_manifest(id, soon());
+    EXPECT_EQ(parse_manifest(*text, "manifest")->encoding, Encoding::kDeltas);
+    const Status followed = first->follow();
+    ASSERT_TRUE(followed.ok()) << followed.to_string();
+    EXPECT_TRUE(same(first->weights, run_.weights[version]));
+  }
+  EXPECT_EQ(relay_->receivers().size(), 1U) << "the mirror is no worker";
 }
 
 TEST_F(AgentRelayTest, ADamagedVersionIsNotHandedOn) {
