@@ -77,9 +77,10 @@ class CudaPublisherDevice final : public PublisherDevice {
   }
 
   Status fetch_captured(
+      unsigned threads,
       const std::function<void(const DeltaView&, const std::byte*)>& use) override {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
-    return captured_.fetch(work_, use);
+    return captured_.fetch(work_, threads, use);
   }
 
   void abort() override {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Capturing on a GPU: new values and weights are compared in slices, what differs is kept there.
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <map>
+#include <ranges>
 
+#include "core/parallel.h"
 #include "plugin/device/device_payload.h"
 #include "plugin/publish/change_store.h"
 
@@ -116,45 +120,96 @@ Status DeviceCapture::keep(DeviceWork& work, const SliceResults& results, unsign
   return {};
 }
 
+// Slices that fit a few megabytes of pinned memory at a time.
 Status DeviceCapture::fetch(
-    const DeviceWork& work,
+    const DeviceWork& work, unsigned threads,
     const std::function<void(const DeltaView&, const std::byte* old_values)>& use) {
-  if (kept_.empty()) return {};
-  if (!reader_) {
-    DRIFTLESS_ASSIGN_OR_RETURN(reader_, Uploader::make());
-  }
-  std::vector<std::byte> positions, values, old_values;
-  std::vector<std::uint32_t> offsets;
-  for (const Kept& kept : kept_) {
-    positions.resize(kept.position_bytes);
-    values.resize(kept.value_bytes);
-    old_values.resize(kept.value_bytes);
-    DRIFTLESS_RETURN_IF_ERROR(reader_->read(positions, kept.positions_dev, work.stream));
-    DRIFTLESS_RETURN_IF_ERROR(reader_->read(values, kept.values_dev, work.stream));
-    DRIFTLESS_RETURN_IF_ERROR(reader_->read(old_values, kept.old_values_dev, work.stream));
-    const std::uint64_t piece_units = ChangeStore::kPieceBytes / kept.unit_bytes;
-    for (const Kept::Entry& entry : kept.entries) {
-      const std::byte* const own = positions.data() + entry.stream.position_begin;
-      const auto at = [&](std::uint64_t k) {
-        return position_at(own, entry.stream.position_bytes, k);
-      };
-      for (std::uint64_t k = 0; k < entry.stream.count;) {
-        const std::uint64_t origin = at(k) / piece_units * piece_units;
-        const std::uint64_t begin = (entry.stream.value_begin + k) * kept.unit_bytes;
-        offsets.clear();
-        for (; k < entry.stream.count && at(k) < origin + piece_units; ++k) {
-          offsets.push_back(static_cast<std::uint32_t>(at(k) - origin));
-        }
-        use({entry.number, kept.unit_bytes, origin, offsets, values.data() + begin},
-            old_values.data() + begin);
-      }
+  constexpr std::uint64_t kTogether = std::uint64_t{32} << 20;
+  for (std::size_t begin = 0; begin < kept_.size();) {
+    std::size_t end = begin;
+    std::uint64_t bytes = 0;
+    while (end < kept_.size() && (end == begin || bytes + kept_[end].room() <= kTogether)) {
+      bytes += kept_[end++].room();
     }
+    DRIFTLESS_RETURN_IF_ERROR(fetched_.reserve(bytes, MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(
+        fetch_some(std::span(kept_).subspan(begin, end - begin), work, threads, use));
+    begin = end;
   }
   kept_.clear();
   kept_bytes_ = 0;
   found_.reset();
   host_.reset();
   return {};
+}
+
+Status DeviceCapture::fetch_some(
+    std::span<const Kept> some, const DeviceWork& work, unsigned threads,
+    const std::function<void(const DeltaView&, const std::byte* old_values)>& use) {
+  // Changes [begin, end) of an entry, which lie in one piece; in the order of the captures.
+  struct Part {
+    const Kept* kept;
+    const cuda::StreamEntry* entry;
+    const std::byte* positions;  // of the entry
+    const std::byte* values;     // of the slice
+    const std::byte* old_values;
+    std::uint64_t begin, end;
+  };
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<Part>> pieces;  // number, origin
+  std::byte* at = fetched_.data();
+  const auto bring = [&](const std::byte* from, std::uint64_t bytes) {
+    std::byte* const to = at;
+    at += device_aligned(bytes);
+    return std::pair(to, work.stream.copy(to, from, bytes));
+  };
+  std::vector<std::array<const std::byte*, 3>> places;
+  for (const Kept& kept : some) {
+    const auto [positions, first] = bring(kept.positions_dev, kept.position_bytes);
+    const auto [values, second] = bring(kept.values_dev, kept.value_bytes);
+    const auto [old_values, third] = bring(kept.old_values_dev, kept.value_bytes);
+    DRIFTLESS_RETURN_IF_ERROR(first);
+    DRIFTLESS_RETURN_IF_ERROR(second);
+    DRIFTLESS_RETURN_IF_ERROR(third);
+    places.push_back({positions, values, old_values});
+  }
+  DRIFTLESS_RETURN_IF_ERROR(work.stream.wait());
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    const std::uint64_t piece_units = ChangeStore::kPieceBytes / some[i].unit_bytes;
+    for (const Kept::Entry& entry : some[i].entries) {
+      const std::byte* const own = places[i][0] + entry.stream.position_begin;
+      const auto position = [&](std::uint64_t k) {
+        return position_at(own, entry.stream.position_bytes, k);
+      };
+      for (std::uint64_t begin = 0; begin < entry.stream.count;) {
+        const std::uint64_t origin = position(begin) / piece_units * piece_units;
+        const auto rest = std::views::iota(begin, entry.stream.count);
+        const std::uint64_t end = *std::ranges::partition_point(
+            rest, [&](std::uint64_t k) { return position(k) < origin + piece_units; });
+        pieces[{entry.number, origin}].push_back(
+            {&some[i], &entry.stream, own, places[i][1], places[i][2], begin, end});
+        begin = end;
+      }
+    }
+  }
+  std::vector<const std::pair<const std::pair<std::uint32_t, std::uint64_t>, std::vector<Part>>*>
+      tasks;
+  for (const auto& piece : pieces) tasks.push_back(&piece);
+  return parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) -> Status {
+    const auto& [where, parts] = *tasks[task];
+    std::vector<std::uint32_t> offsets;
+    for (const Part& part : parts) {
+      const unsigned width = part.kept->unit_bytes;
+      offsets.resize(part.end - part.begin);
+      for (std::uint64_t k = 0; k < offsets.size(); ++k) {
+        offsets[k] = static_cast<std::uint32_t>(
+            position_at(part.positions, part.entry->position_bytes, part.begin + k) - where.second);
+      }
+      const std::uint64_t first = (part.entry->value_begin + part.begin) * width;
+      use({where.first, width, where.second, offsets, part.values + first},
+          part.old_values + first);
+    }
+    return {};
+  });
 }
 
 }  // namespace driftless

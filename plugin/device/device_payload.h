@@ -49,7 +49,7 @@ class DeviceCapture {
                                                            std::span<const TensorPair> pairs,
                                                            std::uint64_t limit_bytes);
   [[nodiscard]] Status fetch(
-      const DeviceWork& work,
+      const DeviceWork& work, unsigned threads,
       const std::function<void(const DeltaView&, const std::byte* old_values)>& use);
   [[nodiscard]] std::uint64_t device_bytes() const { return found_.held_bytes(); }
 
@@ -66,6 +66,9 @@ class DeviceCapture {
     std::byte* positions_dev = nullptr;
     std::byte* values_dev = nullptr;
     std::byte* old_values_dev = nullptr;
+    [[nodiscard]] std::uint64_t room() const {
+      return device_aligned(position_bytes) + 2 * device_aligned(value_bytes);
+    }
   };
   // Queues one slice after the other; `slice` is empty then.
   [[nodiscard]] Status start(DeviceWork& work, std::vector<SlicePiece>& slice, unsigned unit_bytes,
@@ -74,13 +77,17 @@ class DeviceCapture {
   [[nodiscard]] Status absorb(DeviceWork& work);
   [[nodiscard]] Status keep(DeviceWork& work, const SliceResults& results, unsigned unit_bytes);
 
+  [[nodiscard]] Status fetch_some(
+      std::span<const Kept> some, const DeviceWork& work, unsigned threads,
+      const std::function<void(const DeltaView&, const std::byte* old_values)>& use);
+
   DeviceArena found_{MemoryKind::kDevice};
   DeviceArena host_{MemoryKind::kHost};
   std::vector<Kept> kept_;
   std::uint64_t kept_bytes_ = 0, limit_bytes_ = 0;
   std::vector<unsigned> widths_;     // of the slices under way
   std::vector<std::uint32_t> many_;  // numbers of which more changed
-  std::optional<Uploader> reader_;
+  DeviceBuffer fetched_;             // pinned
 };
 
 // Changes of a block, or of a slice of it, that were found on the device: absolute positions in the

@@ -128,8 +128,8 @@ Status LiveWeights::watch() {
 
 Status LiveWeights::fetch() {
   if (device_ == nullptr) return {};
-  const Status fetched =
-      device_->fetch_captured([this](const DeltaView& delta, const std::byte* old_values) {
+  const Status fetched = device_->fetch_captured(
+      threads_, [this](const DeltaView& delta, const std::byte* old_values) {
         fresh_.add(delta, old_values);
       });
   fresh_.settle();

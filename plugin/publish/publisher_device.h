@@ -65,7 +65,9 @@ class PublisherDevice {
   // quarter of what was compared together: of those changes are missing.
   [[nodiscard]] virtual Result<std::vector<std::uint32_t>> capture(
       std::span<const TensorPair> pairs, std::uint64_t limit_bytes) = 0;
+  // On so many threads, each piece on one.
   [[nodiscard]] virtual Status fetch_captured(
+      unsigned threads,
       const std::function<void(const DeltaView&, const std::byte* old_values)>& use) = 0;
 };
 
