@@ -93,7 +93,8 @@ Result<std::vector<PublicationId>> Receiver::read_list(const Deadline& deadline)
   return listed_;
 }
 
-Result<std::vector<PublicationId>> Receiver::list(const Deadline& deadline) {
+Result<std::vector<PublicationId>> Receiver::list(const Deadline& wait) {
+  const Deadline deadline = at_least(wait, kLookWait);
   // What wait_beyond() has just found follows what was there: no further request.
   const bool next = std::exchange(found_next_, false) && found_ && found_->first.version > 1;
   if (next && has_version_past(listed_, found_->first.version - 2)) {

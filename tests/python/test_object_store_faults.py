@@ -82,6 +82,15 @@ def test_a_run_over_a_failing_store_ends_with_the_trainers_bits(job, rng, fault)
     assert held(job, work / "late") == (4, history[4])
 
 
+def test_a_store_far_away_is_followed_from_its_anchor(job, rng):
+    """An answer takes longer than a rollout looks for something new."""
+    history = make_run(job.work / "run", rng, 2)
+    job.ok(*job.line("trainer", "--replay", job.work / "run"))
+    job.proxy.fault = lambda request: time.sleep(0.3)
+    job.ok(*job.line("rollout", "--timeout", "30s", "--save", job.work / "a"))
+    assert read_checkpoint(job.work / "a/rollout_00") == history[2]
+
+
 @pytest.mark.parametrize("where", ["manifest", "part"])
 def test_wrong_lengths_are_noticed_and_fetched_again(job, rng, where):
     work = job.work
