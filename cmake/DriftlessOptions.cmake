@@ -46,8 +46,7 @@ endif()
 # the source, so that what one compiled is there for the others.
 find_program(DRIFTLESS_CCACHE ccache)
 if(DRIFTLESS_CCACHE)
-  set(ccache_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
-      CCACHE_SLOPPINESS=pch_defines,time_macros ${DRIFTLESS_CCACHE})
+  set(ccache_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${DRIFTLESS_CCACHE})
   if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache_launcher})
   endif()
