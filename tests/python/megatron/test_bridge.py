@@ -92,9 +92,10 @@ def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
     made = []
 
     class Session:
-        def __init__(self, model, options, args, hf_config):
+        def __init__(self, model, options, args, hf_config, optimizer):
             made.append(self)
             self.model, self.steps, self.closed = model, [], False
+            self.optimizer = optimizer
 
         def after_step(self, successful):
             self.steps.append(successful)
@@ -110,12 +111,13 @@ def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
 
     flags = types.SimpleNamespace(update_weight_mode="delta", update_weight_transport="mpi_rma")
     callback = WeightUpdates(flags)
-    context = types.SimpleNamespace(model=["chunk"], optimizer=None, skipped_iter=None)
+    context = types.SimpleNamespace(model=["chunk"], optimizer="its own", skipped_iter=None)
     callback.on_train_start(context)
     for context.skipped_iter in (False, True, False):
         callback.on_train_step_end(context)
     callback.on_train_end(context)
     assert made[0].model == ["chunk"] and made[0].steps == [True, False, True] and made[0].closed
+    assert made[0].optimizer == "its own"
 
     off = WeightUpdates(types.SimpleNamespace())
     off.on_train_start(context)
