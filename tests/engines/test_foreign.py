@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vLLM follows a trainer of TRL's layout: each worker reads the steps itself, and proves them by a
-copy of the weights that follows the trainer."""
+"""Real engines follow trainers of others, TRL, slime and miles: each worker reads the versions itself, and
+proves them by a copy of the weights that follows the trainer."""
 
 import sys
 import tempfile
@@ -16,10 +16,13 @@ from support import read_checkpoint  # noqa: E402
 
 VERSIONS = 10
 SPECS = [Spec("vllm", "qwen3_tied", 1), Spec("vllm", "qwen3", 2)]
+# Its encodings change bits: the engine must hold the trainer's type, which vLLM does not run in on
+# every CPU.
+SLIME_SPECS = [Spec("sglang", "qwen3", 2, "bfloat16")]
 
 
-class TrlTrainer:
-    """Anchors with every fourth step, deltas otherwise, as TRL's rank 0 uploads them."""
+class Trainer:
+    """Writes versions of the model as others do."""
 
     def __init__(self, directory, model):
         self.directory, self.model, self.version = Path(directory), model, 0
@@ -29,15 +32,38 @@ class TrlTrainer:
     def publish(self):
         self.version += 1
         old, new = (read_checkpoint(self.model.checkpoint(self.version - n)) for n in (1, 0))
+        self.write(old, new)
+        return self.version
+
+
+class TrlTrainer(Trainer):
+    """Anchors with every fourth step, deltas otherwise, as TRL's rank 0 uploads them."""
+
+    def write(self, old, new):
         if self.version % 4 == 0:
             foreign.write_trl_anchor(self.directory, self.version, new)
         else:
             spelling = ("idx", "val")
             foreign.write_trl_delta(self.directory, self.version, old, new, spelling, "gap_delta")
-        return self.version
+
+
+class SlimeTrainer(Trainer):
+    """Deltas, and with every fourth version all of it, without an index."""
+
+    def write(self, old, new):
+        if self.version % 4 == 0:
+            foreign.write_full_without_index(self.directory, self.version, new)
+        else:
+            foreign.write_hf_delta(self.directory, self.version, old, new)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_workers_follow_a_trl_trainer(started, models, place, spec):
     directory = tempfile.mkdtemp(dir=place, prefix="trl-")
     follow_versions(started.get(spec), TrlTrainer(directory, models[spec.kind]), VERSIONS)
+
+
+@pytest.mark.parametrize("spec", SLIME_SPECS, ids=str)
+def test_workers_follow_a_slime_trainer(started, models, place, spec):
+    directory = tempfile.mkdtemp(dir=place, prefix="slime-")
+    follow_versions(started.get(spec), SlimeTrainer(directory, models[spec.kind]), VERSIONS)
